@@ -158,6 +158,10 @@ def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loo
     return found
 
 
+# C moves shorter runs in tiles, along the axes that are fastest at either end: these come last.
+_MAX_TILED_NBYTES = 8
+
+
 def lower(
     to: Cells, source: Cells, itemsize: int, *, by: Cells
 ) -> tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None:
@@ -169,6 +173,11 @@ def lower(
     if 0 in to.shape:
         return None
     run, *outer = loops((to, source), itemsize, by.by_stride())
+    if run.extent <= _MAX_TILED_NBYTES and all(each.is_plain for each in outer):
+        for end in range(2):
+            fastest = min(range(len(outer)), key=lambda at: outer[at].steps[end], default=0)
+            if fastest > 1:
+                outer.insert(1, outer.pop(fastest))
     axes = (
         (each.extent, *each.steps, *(at if at is None else at.tobytes() for at in each.places))
         for each in reversed(outer)

@@ -269,6 +269,27 @@ def test_targets_just_behind_the_source_modulo_a_page(module, behind, nbytes):
         assert (rows == right).all()
 
 
+@pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1), (2, 1, 0)])
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 8, 16])
+def test_transposed_elements_of_more_than_a_tile(module, nbytes, order):
+    """Either end may be the one in whose order they are moved."""
+    shape, words = (300, 7, 290), np.zeros(128, "u8")
+    array = np.random.default_rng(nbytes).bytes(2 * nbytes * 300 * 7 * 290)
+    array = np.frombuffer(array, f"V{nbytes}").reshape(2, -1).copy()
+    source, target = array[0].reshape(shape), array[1].reshape([shape[axis] for axis in order])
+    ends = (
+        Cells(target.nbytes, shape, target.transpose(np.argsort(order)).strides, {}),
+        Cells.of_array(source),
+    )
+    right = source.transpose(order).copy()
+    for by in ends:
+        target[...] = np.zeros((), array.dtype)
+        copy = lower(*ends, nbytes, by=by)
+        assert exchange_within(module, layout_of(array), words, [copy]).try_exchange((array,))
+        assert (target == right).all()
+        assert (source.transpose(order) == right).all()
+
+
 def test_cells_that_lie_together_are_one_run():
     layout = layout_of(np.zeros((4, 5, 6)))
     whole = Cells.of_key(layout, (slice(1, 3),))

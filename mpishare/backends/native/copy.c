@@ -149,10 +149,52 @@ const Adding *find_adding(const char *name)
     return NULL;
 }
 
+/* Whether cells lie in another order at either end: one of two axes is the faster of the two here,
+ * the other there. */
+static bool is_transposed(const Axis *row, const Axis *column)
+{
+    const bool is_plain = !(row->to_at || row->from_at || column->to_at || column->from_at);
+    return is_plain && (row->to < column->to) != (row->from < column->from);
+}
+
+/* Tiles of so many bytes along either axis: the lines of both ends are still in the caches when the
+ * next row of the tile needs them. Of elements of 16 bytes a line holds too few for that to pay. */
+enum { TILE_NBYTES = 256, MAX_TILED_RUN = 8 };
+
+static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+#define TILES(SIZE)                                                                                \
+    for (int64_t row = 0; row < rows->count; row += side)                                          \
+        for (int64_t column = 0; column < columns->count; column += side) {                        \
+            const int64_t width = least(side, columns->count - column);                            \
+            for (int64_t r = row; r < least(row + side, rows->count); r++) {                       \
+                char *target = to + r * rows->to + column * to_step;                               \
+                const char *source = from + r * rows->from + column * from_step;                   \
+                for (int64_t at = 0; at < width; at++, target += to_step, source += from_step)     \
+                    memcpy(target, source, SIZE);                                                  \
+            }                                                                                      \
+        }
+
+static void transpose(const Axis *rows, const Axis *columns, size_t run, char *to, const char *from)
+{
+    const int64_t side = TILE_NBYTES / (int64_t)run, to_step = columns->to;
+    const int64_t from_step = columns->from;
+    switch (run) {
+    case 4: TILES(4) return;
+    case 8: TILES(8) return;
+    default: TILES(run) return;
+    }
+}
+
 static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, const char *from)
 {
     if (naxes == 1) {
         copy->line(axes, copy->run, to, from);
+        return;
+    }
+    if (naxes == 2 && copy->line == copy_line && copy->run <= MAX_TILED_RUN &&
+        is_transposed(axes, axes + 1)) {
+        transpose(axes, axes + 1, copy->run, to, from);
         return;
     }
     for (int64_t at = 0; at < axes->count; at++)
