@@ -30,7 +30,7 @@ every size. Without a case these run, at the sizes that end soon:
 {defaults}.
 Sizes are in bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case it is the
 size of a face: n, the cells per rank along each axis, is chosen to come near it, and the row has
-the bytes that result.
+the bytes that result. For redistribute and permuted it is the size of a rank's part of the array.
 Clocks: 'latency' synchronizes after each exchange, 'back to back' after a batch of them
 ('throughput' in JSON).
 Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
@@ -93,8 +93,8 @@ class Options:
     cases: tuple[str, ...] = ()
     prog: str = PROG
     full: bool = False
-    min_nbytes: int | None = _option("--min", None, "smallest face", **_SIZE)
-    max_nbytes: int | None = _option("--max", None, "largest face", **_SIZE)
+    min_nbytes: int | None = _option("--min", None, "smallest size", **_SIZE)
+    max_nbytes: int | None = _option("--max", None, "largest size", **_SIZE)
     iters: int | None = _option("--iters", None, "iterations of a timed block", **_NUMBER)
     warmup: int = _option("--warmup", 3, _WARMUP, type=_integer(0), metavar="N")
     repeat: int = _option("--repeat", 5, "timed blocks of each variant (%(default)s)", **_NUMBER)

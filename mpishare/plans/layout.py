@@ -208,8 +208,8 @@ def refuse_jax(field: Any, name: str) -> None:
     if jax is not None and isinstance(field, jax.Array):
         raise TypeError(
             f"{name} is a JAX array, which cannot be written. For a halo make the plan for a "
-            "Layout, and call u = mpishare.jax.exchange(plan, u); for an Allreduce copy it, "
-            "node.xp.array(u)."
+            "Layout, and call u = mpishare.jax.exchange(plan, u); for an Allreduce or a "
+            "Redistribute copy it, node.xp.array(u)."
         )
 
 

@@ -70,6 +70,10 @@ class Arrays:
 
     def checked(self, given: Any, name: str, side: Side, *, is_written: bool = False) -> Any:
         """Return an array as its library has it; raise unless it is one of the side."""
+        if given is None:
+            raise TypeError(
+                f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape}"
+            )
         array = given.array if isinstance(given, Window) else given
         found = check_layout(self._layout_of(array, name), name)
         if is_written:

@@ -111,12 +111,15 @@ def require_disjoint(name: str, boxes: Sequence[Box], then: str) -> None:
 
 
 def require_covered(wanted: Sequence[Box], there: Sequence[Box], what: str) -> None:
-    """Raise `ValueError` if a wanted cell is in none of the disjoint boxes `there`."""
+    """Raise `ValueError` if a wanted cell is in none of the disjoint boxes `there`.
+
+    `what` is the message, with the places of ``{rank}`` and ``{box}``.
+    """
     for rank, box in enumerate(wanted):
         overlaps = [box & each for each in there]
         if sum(each.size for each in overlaps) < box.size:
             lacking = next(_outside(box, overlaps))
-            raise ValueError(f"{what.format(rank=rank)} {lacking}, which no rank has")
+            raise ValueError(what.format(rank=rank, box=lacking))
 
 
 def _outside(box: Box, others: Sequence[Box]) -> Any:

@@ -64,7 +64,7 @@ class Redistribute(RoutedPlan):
         cells, given by each rank. None is the whole on every rank, ``OnRank(r)`` the whole on one
         and nothing elsewhere. Sources are disjoint. Targets may overlap, and need not cover all.
     dtype : dtype
-        Of the elements, of 1 to 16 bytes.
+        Of the elements, of 1 to 16 bytes, as NumPy takes it.
     permute : tuple of int, optional
         The order of the axes in the target's part, as in
         ``numpy.transpose(whole, permute)``: the last one named is contiguous there.
@@ -163,7 +163,8 @@ class Redistribute(RoutedPlan):
         ----------
         a : array
             This rank's part of the source: of `source_shape` and the plan's dtype, with any
-            positive strides, from any allocator. One with gaps is copied first.
+            positive strides, from any allocator. One with gaps is copied first. A rank without
+            cells gives an empty array of that shape.
         out : array, optional
             Where the part of the target is stored: of `target_shape` and the plan's dtype. Default:
             a new array, of the library of `a`. It may not overlap `a`, unless it is `a`, and the
@@ -287,7 +288,7 @@ class Redistribute(RoutedPlan):
 
     def _require_in_place(self, given: Any, out: Any) -> None:
         if given is not out:
-            raise ValueError("out overlaps the array")
+            raise ValueError("out overlaps the array: give an out in other memory, or none")
         if not self._in_place:
             raise ValueError("out is the array: make the plan with in_place=True")
 
@@ -301,7 +302,10 @@ class Redistribute(RoutedPlan):
         """Make the engine of the way back. Collective, host-blocking."""
         self._check_free(name)
         if self._why_no_way_back:
-            raise UnsupportedError(f"{self.name}: {name} failed: {self._why_no_way_back}")
+            raise UnsupportedError(
+                f"{self.name}: {name} failed: {self._why_no_way_back}. Make another plan for the "
+                "way back, whose sources are disjoint."
+            )
         setup, there = self._setup, self._forward
         call = f"{self.name}: backward"
 
@@ -374,20 +378,30 @@ def _described(
     shape = Layout(shape, None).shape
     if not shape:
         raise ValueError("shape has no axes")
-    order, dtype = _order_of(permute, len(shape)), np.dtype(dtype)
+    order, dtype = _order_of(permute, len(shape)), _dtype_of(dtype)
     boxes, layouts = [], []
     for (side, each), axes in zip(given.items(), (range(len(shape)), order), strict=True):
         box = box_of(side, each, shape, comm.rank, comm.size)
         if prod(box.shape) * dtype.itemsize > sys.maxsize or max(shape) > sys.maxsize:
             raise ValueError(f"this rank's part of the {side}, {box.shape}, is too large")
         strides = compact_strides(box.shape, dtype.itemsize, axes)
-        layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), _CALL))
+        layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), "dtype"))
         boxes.append([box.lower, box.upper])
     same = {side: normal_form(each, len(shape)) for side, each in given.items()}
     return (
         GivenFields([], layouts, "auto", takes_any=False),
         Description({"shape": shape, "permute": order, **same}, boxes, order),
     )
+
+
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except TypeError:
+        raise TypeError(
+            f"dtype must be one of NumPy, such as 'f4' or numpy.float32, not {given!r}"
+        ) from None
+    return found
 
 
 def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
@@ -406,10 +420,12 @@ def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
 def _require_cells(sources: Sequence[Box], targets: Sequence[Box]) -> str:
     """Raise `ValueError` if a wanted cell has not one source; return why there is no way back."""
     require_disjoint("source", sources, "a cell has one source")
-    require_covered(targets, sources, "rank {rank} wants")
+    require_covered(targets, sources, "rank {rank} wants {box}, which no rank has")
     try:
         require_disjoint("target", targets, "on the way back a cell would have two sources")
-        require_covered(sources, targets, "the source of rank {rank} has")
+        require_covered(
+            sources, targets, "rank {rank} has {box} of the source, which is in no target"
+        )
     except ValueError as error:
         return str(error)
     return ""

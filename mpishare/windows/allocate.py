@@ -67,7 +67,10 @@ def allocate_each(
         layout = check_layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
         if isinstance(signals, bool) or not isinstance(signals, int | np.integer) or signals < 0:
-            raise ValueError(f"{call} failed: signals={signals!r} is not a number of signals")
+            raise ValueError(
+                f"{call} failed: signals={signals!r} is not a number of signals: give an int of 0 "
+                "or more"
+            )
         common = {"dtype": str(layout[1]), "name": check_name(call, name), "signals": int(signals)}
         return list(layout[0]), common
 

@@ -28,7 +28,7 @@ def test_a_window_without_signals_has_no_device(node):
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "8"])
 def test_signals_must_be_a_number(node, wrong):
-    with pytest.raises(ValueError, match="is not a number of signals"):
+    with pytest.raises(ValueError, match="is not a number of signals: give an int"):
         node.allocate_each(4, signals=wrong)
     node.barrier()
 

@@ -177,7 +177,7 @@ def what_is_refused(node):
     with pytest.raises(TypeError, match="field 0 is a JAX array"):
         mpishare.HaloExchange(WORLD, u, 1, axes=0, dims=(WORLD.size,), node=node)
     total = mpishare.Allreduce(WORLD, node.xp.zeros(u.shape), node=node)
-    with pytest.raises(TypeError, match=r"for an Allreduce copy it, node\.xp\.array"):
+    with pytest.raises(TypeError, match=r"or a Redistribute copy it, node\.xp\.array"):
         total.reduce(u)
     copy = node.xp.array(jax.block_until_ready(u))
     total.reduce(copy)

@@ -43,11 +43,11 @@ def test_the_first_cells_that_are_missing_are_named():
         there = np.zeros((3, 3), bool)
         there[first.slices] = there[second.slices] = True
         if there.all():
-            require_covered([wanted], [first, second], "rank {rank} wants")
+            require_covered([wanted], [first, second], "rank {rank} wants {box}!")
             continue
         with pytest.raises(ValueError, match="rank 0 wants Box") as caught:
-            require_covered([wanted], [first, second], "rank {rank} wants")
-        text = str(caught.value).removeprefix("rank 0 wants ").removesuffix(", which no rank has")
+            require_covered([wanted], [first, second], "rank {rank} wants {box}!")
+        text = str(caught.value).removeprefix("rank 0 wants ").removesuffix("!")
         missing = eval(text, {"Box": Box})  # its repr
         assert missing.size
         assert not there[missing.slices].any()

@@ -131,7 +131,7 @@ def test_out_may_be_the_array(node):
         with pytest.raises(ValueError, match="in_place=True"):
             plan.forward(a, out=a)
         twice = node.xp.zeros((4, n), int)
-        with pytest.raises(ValueError, match="out overlaps the array"):
+        with pytest.raises(ValueError, match="out overlaps the array: give an out in other"):
             plan.forward(twice[:2], out=twice[1:3])
 
 
@@ -207,8 +207,9 @@ def test_calls_out_of_turn(node):
         ({"permute": (0, 0)}, "permute must name each of 2 axes once"),
         ({"shape": ()}, "shape has no axes"),
         ({"shape": -1}, "shape must be"),
-        ({"dtype": object}, "Python objects"),
-        ({"dtype": "V17"}, "17 bytes"),
+        ({"dtype": object}, "^Redistribute failed: dtype holds Python objects"),
+        ({"dtype": "V17"}, "^Redistribute failed: dtype has elements of 17 bytes"),
+        ({"dtype": "float33"}, "dtype must be one of NumPy, such as .f4.*not .float33"),
         ({"dtype": "(2,)f4"}, "arrays themselves"),
         ({"shape": (2**70, 4)}, "too large"),
         ({"permute": (True, False)}, "permute must name each of 2 axes once"),
@@ -254,6 +255,8 @@ def test_arrays_that_are_not_this_ranks_part(node):
             plan.forward(rows, out=rows[:, :0])
         with pytest.raises(TypeError, match="forward failed"):
             plan.forward([1.0])
+        with pytest.raises(TypeError, match=r"the array is None: .*the source, of shape \("):
+            plan.forward(None)
         assert (on_host(plan.forward(rows)) == columns).all()
 
 
@@ -263,7 +266,9 @@ def test_no_way_back_from_overlapping_targets(node):
         b = plan.forward(rows)
         assert (on_host(b) == whole[:3]).all()
         for call in (plan.backward, lambda b: plan.start(b, backward=True)):
-            with pytest.raises(UnsupportedError, match=r"which no rank has|two sources"):
+            with pytest.raises(
+                UnsupportedError, match=r"(in no target|two sources)\. Make another"
+            ):
                 call(b)
 
 
