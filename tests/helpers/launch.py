@@ -25,6 +25,8 @@ OPEN_MPI = {
     "OMPI_MCA_btl": "^ofi",  # as scripts/lib/mpi.py, which says why
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+# A rank that waits lets others run, as with Open MPI: jobs have more ranks than there are cores.
+MPICH = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 # What a process under an mpirun knows of its job; a job that it starts must not inherit it.
 OF_A_JOB = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_ess", "PRTE_MCA_ess", "HYDRA_", "HYDI_")
 # Nor this: unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
@@ -113,7 +115,7 @@ def started_as(
     options = ["--bind-to", "none"] if kind == "openmpi" else []
     command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
     variables = {k: v for k, v in os.environ.items() if not k.startswith(NOT_INHERITED)}
-    variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
+    variables = {**(OPEN_MPI if kind == "openmpi" else MPICH), **variables}
     variables |= {"REPORT_DIR": str(work), "PYTHONFAULTHANDLER": "1"}
     paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
