@@ -138,19 +138,6 @@ def test_wrong_words_end_with_status_2_and_one_message() -> None:
         assert not result.stdout.strip(), result.describe()
 
 
-def test_defaults_are_checked_and_quick() -> None:
-    result = bench(2)  # `test_readme` runs it on four
-    assert result.returncode == 0, result.describe()
-    assert result.seconds < 30, result.describe()
-    assert result.stdout.startswith("mpishare bench"), result.describe()
-    assert "every result checked" in result.stdout, result.describe()
-    titles = {line.split(":")[0] for line in result.stdout.splitlines()}
-    assert set(CASES) & titles == set(default_cases()), result.describe()
-    absent = [line for line in result.stdout.splitlines() if "not run" in line]
-    assert all(SPINNING in line for line in absent), result.describe()
-    assert "Traceback" not in result.stderr, result.describe()
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_json_on_any_number_of_ranks(ranks: int) -> None:
     result = bench(ranks, "--format", "json", "--max", "4KiB", *QUICK)

@@ -24,6 +24,7 @@ RIVALS = {
     "datatypes",
 }
 SMALL = ("--min", "512", "--max", "512", "--format", "json", *QUICK)
+WITH_CORNERS = ("--corners", "--fields", "2", "--width", "2")
 
 MUTANT = """
 import sys
@@ -101,8 +102,9 @@ mpi.Persistent.step = step
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--corners", "--fields", "2", "--width", "2")])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "options"), [(2, ()), (1, WITH_CORNERS), (2, WITH_CORNERS), (4, WITH_CORNERS)]
+)
 def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
     result = run_ranks(ranks, [*BENCHMARKS, *CASES, *SMALL, *options], env=HOST)
     assert result.returncode == 0, result.describe()

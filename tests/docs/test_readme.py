@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from mpishare.bench.cases import CASES, default_cases
+from tests.bench.test_cli import SPINNING
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import NOT_RUN
 from tests.gpu.evidence import git
@@ -17,6 +19,8 @@ from tests.helpers.launch import OF_A_JOB, run_ranks
 
 FILE = ROOT / "README.md"
 README = FILE.read_text()
+BENCH = "scripts/bench"
+SETUP_S = 30  # of processor, to make its environment
 
 
 def test_it_is_short() -> None:
@@ -28,7 +32,7 @@ def test_it_is_short() -> None:
 
 def script() -> str:
     """Every command of the README that is run, and the programs under their names, in order."""
-    lines, program = ["set -euo pipefail"], ""
+    lines, program = ["set -euo pipefail", "TIMEFORMAT='processor %U %S'"], ""
     for block in blocks(FILE):
         if block.is_program:
             program = block.text
@@ -41,11 +45,11 @@ def script() -> str:
             saved = re.fullmatch(r"mpirun .* (\w+\.py)", command)
             if saved and "scripts/" not in command:
                 lines.append(f"cat > {saved[1]} <<'END'\n{program}END")
-            lines += [f"echo '== {command}'", command]
+            lines += [f"echo '== {command}'", f"time {command}" if command == BENCH else command]
     return "\n".join(lines)
 
 
-@pytest.mark.limit(240)
+@pytest.mark.limit(480)
 def test_the_commands_run_in_order_in_a_fresh_clone(tmp_path) -> None:
     """In a copy of the files that git knows, with nothing of the environment of this test."""
     clone = tmp_path / "clone"
@@ -69,6 +73,25 @@ def test_the_commands_run_in_order_in_a_fresh_clone(tmp_path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for shown in (block.text for block in blocks(FILE) if block.language == "text"):
         assert shown in done.stdout
+    _, _, report = done.stdout.partition(f"== {BENCH}\n")
+    check_default_benchmark(report.partition("\n== ")[0], done.stderr)
+
+
+def check_default_benchmark(report: str, stderr: str) -> None:
+    """All default cases ran and were checked, in the half a minute that the README promises.
+
+    That of each rank's processor: on a busy machine the clock on the wall tells nothing.
+    """
+    assert report.startswith("mpishare bench"), report
+    assert "every result checked" in report, report
+    titles = {line.split(":")[0] for line in report.splitlines()}
+    assert set(CASES) & titles == set(default_cases()), report
+    absent = [line for line in report.splitlines() if "not run" in line]
+    assert all(SPINNING in line for line in absent), report
+    assert "Traceback" not in stderr, stderr
+    ranks = min(max(len(os.sched_getaffinity(0)), 2), 4)
+    (seconds,) = re.findall(r"^processor (.+) (.+)$", stderr, re.MULTILINE)
+    assert sum(map(float, seconds)) < SETUP_S + 30 * ranks, stderr
 
 
 def test_the_figures_are_those_of_the_runs() -> None:

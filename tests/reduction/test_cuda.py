@@ -195,13 +195,18 @@ COMPILED = sorted(
     key=lambda each: (each.dtype.name, each.name),
 )
 
+# The longest to compile: one type of each size.
+LARGE = {each.dtype.itemsize: each for each in reversed(COMPILED) if each.name == "sum"}.values()
+
 
 @pytest.mark.parametrize("operation", COMPILED, ids=lambda each: f"{each.dtype}-{each.name}")
 def test_every_operation_compiles(operation):
     compiles("small", operation, 2, form="ROW")
     if operation.name == "sum":  # what an operation does is in a header that all include
-        for name in ("large", "streamed", "dot"):
+        for name in ("streamed", "dot"):
             compiles(name, operation, 2, form="NEAR")
+    if operation in LARGE:
+        compiles("large", operation, 2, form="NEAR")
 
 
 @pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
