@@ -1,5 +1,8 @@
 """Random distributions of global arrays, alike on all ranks, and what each rank must have then."""
 
+import mmap
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,7 @@ from mpishare import Box, OnRank
 HOST_DTYPES = ("?", "i1", "i2", "f2", "f4", "c8", "f8", "c16", "V3")
 DTYPES = HOST_DTYPES[:-1]  # CuPy has no others
 MOST = (300, 40, 14, 9)  # cells along an axis, of arrays of 1 to 4 axes
+LARGE_NBYTES = 1 << 20, 8 << 20  # of a rank's part: what is read in place, and streamed
 
 
 @dataclass
@@ -27,18 +31,23 @@ class Case:
     words: str
 
 
-def random_case(seed: int, rank: int, size: int, dtypes: tuple[str, ...]) -> Case:
+def random_case(
+    seed: int, rank: int, size: int, dtypes: tuple[str, ...], *, is_large: bool = False
+) -> Case:
     """The same array on every rank, and this rank's arguments."""
     rng = np.random.default_rng([seed, size, 26])
     ndim = int(rng.integers(1, 5))
     shape = tuple(map(int, rng.integers(1, MOST[ndim - 1], ndim)))
     dtype = np.dtype(str(rng.choice(dtypes)))
+    if is_large:  # long lines as well as many of them
+        cells = np.exp(rng.uniform(*np.log(LARGE_NBYTES))) * size / dtype.itemsize
+        shape = tuple(int(max(1, cells**part)) for part in rng.dirichlet(np.ones(ndim)))
     whole = np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
     permute = [*map(int, rng.permutation(ndim))] if rng.random() < 0.5 else None
     sources, source_slices = _spread(rng, shape, size, is_target=False)
     targets, target_slices = _spread(rng, shape, size, is_target=True)
     part = whole[target_slices[rank]]
-    counts = [np.zeros(shape, int), np.zeros(shape, int)]
+    counts = [np.zeros(shape, np.int8), np.zeros(shape, np.int8)]
     for count, slices in zip(counts, (source_slices, target_slices), strict=True):
         for each in slices:
             count[each] += 1
@@ -122,52 +131,128 @@ def make(comm, case: Case, **words) -> mpishare.Redistribute:
     )  # fmt: skip
 
 
+class Checked:
+    """A random plan, its case, and arrays of every kind that it may be given, new and old ones.
+
+    With `is_large` parts are those that other ranks read in place. `pause_s` is the longest time
+    for which a rank may be late.
+    """
+
+    def __init__(
+        self, node, comm, seed: int, *, is_large: bool = False, pause_s: float = 0
+    ) -> None:
+        self._node, self._is_on_host = node, node.backend == "host"
+        dtypes = HOST_DTYPES if self._is_on_host else DTYPES
+        self.case = case = random_case(seed, comm.rank, comm.size, dtypes, is_large=is_large)
+        self._shared_rng = np.random.default_rng([seed, 27])
+        self._rng = np.random.default_rng([seed, comm.rank])
+        self._pause_s, self._step, self._mapped = pause_s, 0, []
+        self._is_in_place = self._shared_rng.random() < 0.2
+        self.plan = plan = make(comm, case, node=node, in_place=self._is_in_place)
+        assert plan.source_shape == case.source_part.shape, case.words
+        assert plan.target_shape == case.target_part.shape, case.words
+        self._windows, self._kept = [], {}
+        if self._shared_rng.random() < 0.2:
+            shapes = {False: plan.source_shape, True: plan.target_shape}
+            for of_target, shape in shapes.items():
+                self._windows.append(node.allocate_each(shape, case.whole.dtype))
+                self._kept[of_target] = self._windows[-1].array
+
+    def _cells(self, step: int, *, of_target: bool) -> np.ndarray:
+        part = (self.case.target_part if of_target else self.case.source_part).copy(order="C")
+        part.reshape(-1).view(np.uint8)[...] ^= step & 0xFF
+        return part
+
+    def _new(self, *, of_target: bool) -> Any:
+        """An array of the user's, in a window, or in memory that will be unmapped."""
+        xp, dtype = self._node.xp, self.case.whole.dtype
+        shape = self.plan.target_shape if of_target else self.plan.source_shape
+        kind = self._rng.choice(["new", "gapped", "kept", "mapped"])
+        if kind == "kept":
+            if of_target not in self._kept:
+                self._kept[of_target] = xp.empty(shape, dtype)
+            return self._kept[of_target]
+        if kind == "gapped":
+            gapped = xp.zeros([2 * extent for extent in shape], dtype)
+            return gapped[tuple(slice(None, None, 2) for _ in shape)]
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        if kind == "mapped" and self._is_on_host and nbytes:
+            self._mapped.append(mmap.mmap(-1, nbytes))
+            return np.frombuffer(self._mapped[-1], dtype).reshape(shape)
+        return xp.empty(shape, dtype)
+
+    def _given(self, step: int, *, of_target: bool) -> Any:
+        array = self._new(of_target=of_target)
+        array[...] = self._node.xp.asarray(self._cells(step, of_target=of_target))
+        is_kept = array is self._kept.get(of_target)
+        if self._is_on_host and not is_kept and self._rng.random() < 0.1:
+            array.flags.writeable = False
+        return array
+
+    def _call(self, step: int, between: Callable[[], None] | None, *, backward: bool) -> None:
+        """One call, of which the arrays are overwritten and dropped as soon as it is over."""
+        plan, rng = self.plan, self._rng
+        a = self._given(step, of_target=backward)
+        out = self._new(of_target=not backward) if rng.random() < 0.5 else None
+        if self._is_in_place and plan.source_shape == plan.target_shape and rng.random() < 0.5:
+            out = a if not self._is_on_host or a.flags.writeable else None
+        self._pause()
+        if between is not None or rng.random() < 0.5:
+            plan.start(a, out, backward=backward)
+            if between is not None:
+                between()
+            self._pause()
+            found = plan.wait()
+        else:
+            found = (plan.backward if backward else plan.forward)(a, out)
+        assert out is None or found is out
+        if found is not a and (not self._is_on_host or a.flags.writeable):
+            a[...] = self._node.xp.zeros((), a.dtype)
+        a = out = None
+        _require_equal(found, self._cells(step, of_target=not backward), self.case.words)
+        found = None
+        while self._mapped:
+            self._mapped.pop().close()  # raises where the plan still holds the array
+
+    def step(self, between: Callable[[], None] | None = None) -> None:
+        """There and, if there is a way, back; `between` is called by all ranks after the start."""
+        self._step += 1
+        is_between = self._shared_rng.random() < 0.5
+        self._call(self._step, between if is_between else None, backward=False)
+        if self.case.is_reversible:
+            self._call(self._step + 100, None if is_between else between, backward=True)
+
+    def _pause(self) -> None:
+        if self._pause_s and self._rng.random() < 0.3:
+            time.sleep(self._rng.random() * self._pause_s)
+
+    def require_no_way_back(self) -> None:
+        if not self.case.is_reversible:
+            try:
+                self.plan.backward(self._given(0, of_target=True))
+            except mpishare.UnsupportedError:
+                pass
+            else:
+                raise AssertionError(f"there is no way back: {self.case.words}")
+
+    def close_windows(self) -> None:
+        self._kept = {}
+        while self._windows:
+            self._windows.pop().close()
+
+    def close(self) -> None:
+        self.plan.close()
+        self.close_windows()
+
+
 def check_case(node, comm, seed: int) -> mpishare.Redistribute:
     """Make a random plan, use it in every way, and compare with NumPy; return it, open."""
-    on_host = node.backend == "host"
-    case = random_case(seed, comm.rank, comm.size, HOST_DTYPES if on_host else DTYPES)
-    plan = make(comm, case, node=node)
-    rng = np.random.default_rng([seed, comm.rank])
-    assert plan.source_shape == case.source_part.shape, case.words
-    assert plan.target_shape == case.target_part.shape, case.words
-
-    def given(part, step):
-        """That part in step `step`, in memory with gaps or without."""
-        part = np.roll(case.whole.ravel(), step).reshape(case.whole.shape)[part]
-        if rng.random() < 0.3:
-            gapped = node.xp.zeros([2 * extent for extent in part.shape], part.dtype)
-            gapped = gapped[tuple(slice(None, None, 2) for _ in part.shape)]
-            gapped[...] = node.xp.asarray(part)
-            return gapped
-        return node.xp.asarray(part)
-
-    def cells(step, *, of_target):
-        box = plan.target_box if of_target else plan.source_box
-        part = np.roll(case.whole.ravel(), step).reshape(case.whole.shape)[box.slices]
-        return part.transpose(case.permute) if of_target and case.permute else part
-
-    def out(shape):
-        return node.xp.empty(shape, case.whole.dtype) if rng.random() < 0.5 else None
-
-    for step in range(4):
-        a = given(plan.source_box.slices, step)
-        if step % 2:
-            plan.start(a, out(plan.target_shape))
-            b = plan.wait()
-        else:
-            b = plan.forward(a, out(plan.target_shape))
-        _require_equal(b, cells(step, of_target=True), case.words)
-        if case.is_reversible:
-            back = plan.backward(b, out(plan.source_shape))
-            _require_equal(back, cells(step, of_target=False), case.words)
-    if not case.is_reversible:
-        try:
-            plan.backward(b)
-        except mpishare.UnsupportedError:
-            pass
-        else:
-            raise AssertionError(f"there is no way back: {case.words}")
-    return plan
+    checked = Checked(node, comm, seed)
+    for _ in range(4):
+        checked.step()
+    checked.require_no_way_back()
+    checked.close_windows()
+    return checked.plan
 
 
 def _require_equal(found, expected, words) -> None:
