@@ -13,7 +13,7 @@ from mpishare.halo.cuda.records import PACK, UNPACK
 from mpishare.halo.cuda.work_items import Slot
 from mpishare.halo.host import process_read
 from mpishare.plans import message
-from mpishare.plans.cells import Box
+from mpishare.plans.cells import Box, Cells
 from mpishare.plans.layout import FieldLayout, host_layout
 from mpishare.plans.message import Message, Part, pack_messages, unpack_messages
 from tests.halo.test_tiles import Memory, bytes_of, layout_of, run
@@ -131,7 +131,7 @@ def test_other_ranks_learn_the_step(monkeypatch):
 @pytest.mark.parametrize("is_source", [False, True])
 def test_a_read_between_rows_and_every_second_row(is_source):
     """The cells of one end lie together, those of the other do not."""
-    fields = [np.arange(48.0).reshape(6, 8), np.zeros((12, 8))]
+    fields = [np.arange(48.0).reshape(6, 8).copy(), np.zeros((12, 8))]
     boxes = [Box((1, 0), (4, 8)), stepped_along(0)((2, 0), (8, 8))]
     source, target = (1, 0) if is_source else (0, 1)
     layouts = [host_layout(each, "field") for each in fields]
@@ -142,8 +142,11 @@ def test_a_read_between_rows_and_every_second_row(is_source):
         layouts[source], layouts[target], boxes[source], boxes[target]
     ):
         offset, nbytes = block.extent
-        shape = fields[target][block.key].shape
-        strides = block.strides or layouts[target].strides
-        buffer = memory[offset : offset + nbytes].copy()
-        fields[target][block.key] = np.ndarray(shape, float, buffer, strides=strides)
+        read = memory[offset : offset + nbytes]
+        if block.strides is None:  # straight into the field
+            first = Cells.of_key(layouts[target], block.key).offset
+            bytes_of(fields[target])[first : first + nbytes] = read
+        else:
+            cells = fields[target][block.key]
+            cells[...] = np.ndarray(cells.shape, float, read.copy(), strides=block.strides)
     assert np.array_equal(fields[target], right)
