@@ -15,7 +15,7 @@ import os
 import platform
 import struct
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
+T = TypeVar("T")
+
 # Bytes that a rank can publish in one round of agreement.
 MAILBOX_NBYTES = 4096
 
@@ -36,8 +38,9 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 
 _STATE_WORDS = 512
 _MAX_TEXT, _MAX_MISSING = 500, 64
-_TEXT_WORDS = _STATE_WORDS - 6  # behind the state; then five words of their own:
-_ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 5, _STATE_WORDS)
+_TEXT_WORDS = _STATE_WORDS - 7  # behind the state; then six words of their own:
+_EXITS, _ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 6, _STATE_WORDS)
+_EXIT = 1 << 32  # one exit; below it the version of the text
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read a text that changes; a rank may have died while writing it
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
@@ -95,7 +98,7 @@ def _nothing() -> None:
 
 
 class Departure(NamedTuple):
-    """How a rank left a node by an exception."""
+    """How a rank left a node, or the block of one of its objects, by an exception."""
 
     text: str
     missing: tuple[int, ...]  # ranks whose absence is the reason
@@ -138,6 +141,7 @@ class ControlBlock:
         self.pool_start = size * _RANK_WORDS
         ranks = slice(0, self.pool_start, _RANK_WORDS)
         self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
+        self._exits = self.words[_EXITS:][ranks]
         self._pid = os.getpid()
         self.is_open = True
         # Whether this rank is in a collective by messages of a communicator of mpishare's.
@@ -213,9 +217,30 @@ class ControlBlock:
         return self.state(rank) == State.PRESENT and self.is_running(rank)
 
     def are_all_present(self) -> bool:
-        """Whether no rank has left the node. A microsecond, however many there are."""
+        """Whether no rank has left the node or is outside: some microseconds, of any size."""
         self.sync()
-        return not any(self._states.tolist())
+        exits = self._exits.tolist()
+        return not any(self._states.tolist()) and max(exits) // _EXIT <= exits[self.rank] // _EXIT
+
+    def is_outside(self, rank: int) -> bool:
+        """Whether that rank has left an object's block by an exception, and this one has not yet.
+
+        Exits are counted and compared, so that nobody is outside once all ranks have left the block
+        in this way.
+        """
+        self.sync()
+        return self._exits[rank] // _EXIT > self._exits[self.rank] // _EXIT
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether this rank is outside for another one."""
+        self.sync()
+        exits = self._exits.tolist()
+        return min(exits) // _EXIT < exits[self.rank] // _EXIT
+
+    def has_gone(self, rank: int) -> bool:
+        """Whether that rank has left the node, in any way, or is outside."""
+        return self.state(rank) != State.PRESENT or self.is_outside(rank)
 
     def say_death(self) -> bool:
         """Publish that this rank has seen another one dead; return whether it is the first to."""
@@ -240,14 +265,31 @@ class ControlBlock:
         `missing` are the ranks whose absence is the reason. `is_cause` is False where this rank
         leaves only because another one failed.
         """
-        at = self.rank * _RANK_WORDS
-        if self.is_open and self.is_mine and self.words[at] == State.PRESENT:
-            max_nbytes = 8 * (_TEXT_WORDS - 1)
-            why = Departure(text, tuple(missing), is_cause, self.is_in_messages)
-            self._write_text(at + 1, _TEXT_WORDS, why.pack(max_nbytes))
-            self.sync()
-            self.words[at] = state
+        if self._is_mine_and_present():
+            if state == State.LEFT:
+                self._write_departure(Departure(text, (*missing,), is_cause, self.is_in_messages))
+            self.words[self.rank * _RANK_WORDS] = state
             self.sync()  # before the program overwrites memory that others may be reading
+
+    def step_out(self, text: str, *, is_cause: bool) -> None:
+        """Publish that this rank has left the block of an object of the node by an exception."""
+        if self._is_mine_and_present():
+            self._write_departure(Departure(text, (), is_cause, leaves_messages=False))
+            self._exits[self.rank] += _EXIT
+            self.sync()
+
+    def _is_mine_and_present(self) -> bool:
+        return (
+            self.is_open and self.is_mine and self.words[self.rank * _RANK_WORDS] == State.PRESENT
+        )
+
+    def _write_departure(self, why: Departure) -> None:
+        at = self.rank * _RANK_WORDS
+        self._exits[self.rank] += 1  # odd: the text is being written
+        self.sync()
+        self._write_text(at + 1, _TEXT_WORDS, why.pack(8 * (_TEXT_WORDS - 1)))
+        self.sync()
+        self._exits[self.rank] += 1
 
     def mark_broken(self) -> None:
         """Publish, before any counter is released, that this rank releases counters."""
@@ -279,9 +321,19 @@ class ControlBlock:
         return any(self.words[r * _RANK_WORDS + _BROKEN] for r in range(self.size))
 
     def departures(self) -> dict[int, Departure]:
-        """Return how ranks left by an exception, of all that did."""
-        left = [rank for rank in range(self.size) if self.state(rank) == State.LEFT]
-        return {rank: Departure.unpack(self._read_text(rank * _RANK_WORDS + 1)) for rank in left}
+        """Return how ranks left by an exception, of all that did or are outside."""
+        found = {rank: self._departure(rank) for rank in range(self.size) if self.has_left(rank)}
+        return {rank: each for rank, each in found.items() if each is not None}
+
+    def has_left(self, rank: int) -> bool:
+        """Whether that rank has left by an exception: the node, or a block of an object."""
+        return self.state(rank) == State.LEFT or self.is_outside(rank)
+
+    def _departure(self, rank: int) -> Departure | None:
+        text = self._read_published(
+            rank * _RANK_WORDS + _EXITS, lambda: self._read_text(rank * _RANK_WORDS + 1)
+        )
+        return None if text is None else Departure.unpack(text[1])
 
     # --- the wait-for graph: the call in which each rank waits, and for which ranks
 
@@ -307,21 +359,26 @@ class ControlBlock:
     def status(self, rank: int) -> Status | None:
         """Return the published wait of that rank; None without one, or if it cannot be read."""
         at = rank * _RANK_WORDS + _STATE_WORDS
+        found = self._read_published(
+            at, lambda: (self._read_text(at + 1), self.words[at + _STATUS_WORDS - 1])
+        )
+        if found is None or not found[1][0]:
+            return None
+        version, (text, looks) = found
+        call, awaited = json.loads(text)
+        return Status(version, looks, call, tuple(awaited))
+
+    def _read_published(self, at: int, read: Callable[[], T]) -> tuple[int, T] | None:
+        """Return a version, counted at `at`, and what was read of it; None if it keeps changing."""
         for _ in range(_TRIES):
             version = self.words[at]
             self.sync()
-            text = self._read_text(at + 1)
-            looks = self.words[at + _STATUS_WORDS - 1]
+            found = read()
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
-                break
+                return version, found
             os.sched_yield()  # it is being written
-        else:
-            return None
-        if not text:
-            return None
-        call, awaited = json.loads(text)
-        return Status(version, looks, call, tuple(awaited))
+        return None
 
     # --- mailboxes: double-buffered, so that a fast rank never overwrites mail still being read
 
@@ -364,7 +421,7 @@ class ControlBlock:
         self.is_open = False
         self.pool = CounterPool()
         self.plan_memory = CounterPool()
-        for view in (self._states, self._saw_death, self.words):
+        for view in (self._states, self._saw_death, self._exits, self.words):
             view.release()
         self._bytes.release()
         self.memory.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
         return all(each is None or each.awaited for each in map(block.status, ranks))
 
     poll(has_reason, _REASON_S)
-    return [rank for rank in ranks if block.state(rank) == State.LEFT]
+    return [rank for rank in ranks if block.has_left(rank)]
 
 
 def _still_looks(block: ControlBlock, rank: int, status: Status) -> bool:

@@ -89,8 +89,9 @@ class Bystanders:
     """Watches a wait across nodes, for all nodes of this process that share ranks with `comm`.
 
     A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
-    error on both. Of a node that was broken before, only the ranks whose processes end are missed:
-    the others may have caught the error, and come.
+    error on both. Of a node that was broken before, or is about to be since this rank has left a
+    block, only the ranks whose processes end are missed: the others may have caught the error, and
+    come.
     """
 
     def __init__(self, comm: MPI.Comm, call: str) -> None:
@@ -99,7 +100,11 @@ class Bystanders:
             for node in of_this_thread()
             if (ranks := node.ranks_in(comm))
         ]
-        self._were_broken = {node for node, *_ in self._monitors if node.failure is not None}
+        self._were_broken = {
+            node
+            for node, *_ in self._monitors
+            if node.failure is not None or (node.block.is_open and node.block.is_ahead)
+        }
 
     def look(self) -> None:
         """Raise if ranks wait for each other, or if one that must call has left such a node."""

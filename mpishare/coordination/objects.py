@@ -91,12 +91,18 @@ class NodeObject(NotPicklable):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the object; after an exception leave that to the node, without waiting for ranks.
+        """Close the object; after an exception leave that to the node, and publish the exception.
 
-        Other ranks may be gone then, and the exception must not be masked.
+        Without waiting: other ranks may be gone then, and the exception must not be masked.
         """
         if error is None:
             self.close()
+        elif not self._is_closed:
+            self._leave(error)
+
+    def _leave(self, error: BaseException) -> None:
+        """Publish that this rank leaves the with block by an exception."""
+        self._context.agreement.step_out(f"the with block of {self.name}", error)
 
 
 class Registration(NamedTuple):

@@ -112,6 +112,17 @@ class Waits:
         )
         self.is_raised = True
 
+    def step_out(self, call: str, error: BaseException) -> None:
+        """Leave an object's block by an exception; the node stays usable if all its ranks do so.
+
+        Until they have, a wait for this rank ends with that exception as its reason. Amid messages,
+        which could meet those of a later call, the node is left.
+        """
+        if self.failure is not None or self.block.is_in_messages:
+            self.leave(call, error)
+        else:
+            self.block.step_out(describe(error), is_cause=type(error) is not PeerError)
+
     def tell(self, error: BaseException) -> None:
         """Publish that this rank leaves and why; the first reason stands."""
         # Ranks of another node have other numbers: only missing ranks of this one count.
@@ -224,7 +235,7 @@ class Waits:
         if self.failure is not None and (self.block.is_broken() or pending()):
             self._refuse()
         if not self.block.are_all_present():
-            gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
+            gone = [*filter(self.block.has_gone, self.others)]
             if missed := sorted({*gone}.intersection(pending())):
                 self.fail_departed(call, missed)
                 self._refuse()

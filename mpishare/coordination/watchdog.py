@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 PERIOD_S = 0.1
+# What a rank enqueued or sent before it left a block arrives by then, or never.
+OUTSIDE_S = 1.0
 # After a death, the time that the main thread may spend outside mpishare before the process ends.
 GRACE_S = 30.0
 
@@ -65,6 +67,7 @@ class Watchdog:
         self._next_life = self._block.life_address(self._next)
         self._broken_at = 0.0
         self._looks = 0
+        self._outside_since: dict[int, float] = {}
         self.grace_s = GRACE_S
         self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
 
@@ -115,6 +118,8 @@ class Watchdog:
                     with self._lock:  # no object is removed meanwhile
                         if self._seems_incomplete():
                             self._check_deaths()
+                        else:
+                            self._outside_since.clear()
                         if self._releases:
                             self._check_lost()
                             self._check_stragglers()
@@ -189,11 +194,24 @@ class Watchdog:
         return not self._block.is_running(rank) and self._block.state(rank) == State.PRESENT
 
     def _missed(self) -> list[int]:
-        """Return the ranks that left by an exception, or in any way while streams wait for them."""
-        states = {rank: self._block.state(rank) for rank in self._agreement.others}
+        """Return the ranks that left by an exception, or in any way while streams wait for them.
+
+        A rank that left only a block is missed once this rank has awaited it for a while: signals
+        and messages from before may be under way.
+        """
+        block, others, now = self._block, self._agreement.others, time.monotonic()
+        states = {rank: block.state(rank) for rank in others}
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
-        awaited = {rank for ranks in self.pending().values() for rank in ranks} if gone else gone
-        return [rank for rank in sorted(gone) if rank in awaited or states[rank] == State.LEFT]
+        since = self._outside_since
+        since = {rank: since.get(rank, now) for rank in others if block.is_outside(rank)}
+        self._outside_since = since
+        late = {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
+        pending = self.pending().values() if gone | late else ()
+        awaited = {rank for ranks in pending for rank in ranks}
+        found = {rank for rank in gone if rank in awaited or states[rank] == State.LEFT}
+        if late and (status := block.status(block.rank)) is not None:  # also a wait for messages
+            awaited.update(status.awaited)
+        return sorted(found | late & awaited)
 
     def _check_lost(self) -> None:
         for item in self.objects():

@@ -48,6 +48,7 @@ _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 # The time limit of `remove_abandoned`: other users can make any number of such names, while the
 # other ranks wait for this one.
 _CLEANING_S = 0.5
+_NAMES_PER_LOOK = 64  # at the clock
 
 
 def place() -> list[Any] | None:
@@ -240,11 +241,11 @@ def remove_abandoned() -> None:
     """
     deadline = time.monotonic() + _CLEANING_S
     with _leaving_alone(FOLDER), os.scandir(FOLDER) as entries:
-        for entry in entries:
+        for count, entry in enumerate(entries, 1):
             if _NAME.fullmatch(entry.name):
                 with _leaving_alone(entry.name):
                     _remove_if_abandoned(entry.name)
-            if time.monotonic() >= deadline:
+            if count % _NAMES_PER_LOOK == 0 and time.monotonic() >= deadline:
                 log.debug("%s has too many names: the others were not looked at", FOLDER)
                 return
 

@@ -98,15 +98,19 @@ class BasePlan(NodeObject):
     def _pending(self) -> list[int]:
         return sorted({rank for engine in self._engines for rank in engine.pending()})
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the plan; after an exception leave its node without waiting, and publish why."""
-        super().__exit__(kind, error, trace)
-        if error is None or self._is_closed:
-            return
-        if self._setup.given_node is None:
-            self._setup.node.__exit__(kind, error, trace)
-        else:
+    def _leave(self, error: BaseException) -> None:
+        """Leave also the node where no later plan can use it as before.
+
+        That is a node kept for plans; amid a call, whose neighbors may still read the fields; and
+        of a plan of only some ranks, whose exception the others do not share.
+        """
+        setup = self._setup
+        if setup.given_node is None:
+            setup.node.__exit__(type(error), error, error.__traceback__)
+        elif self._is_in_call() or len(setup.comm.ranks_here) < self._context.size:
             self._context.agreement.leave(f"the with block of {self.name}", error)
+        else:
+            super()._leave(error)
 
     def _check(self, call: str) -> None:
         self._context.agreement.check()

@@ -83,6 +83,15 @@ class Box:
     def slices(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.lower, self.upper))
 
+    def pack(self) -> Any:
+        """Return the box for JSON; `unpack` makes it again."""
+        return [self.lower, self.upper]
+
+    @classmethod
+    def unpack(cls, packed: Any) -> Box:
+        lower, upper = packed
+        return cls(tuple(lower), tuple(upper))
+
 
 class Cells(NamedTuple):
     """Cells of some memory: along each axis a step in bytes, or the offsets of its places."""

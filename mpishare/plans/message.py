@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.plans.cells import Box
+from mpishare.plans.cells import Box, Cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,6 +68,11 @@ class Part:
             return self.box.slices
         return (*[slice(None)] * self.axis, self.indices)
 
+    def cells(self, layout: FieldLayout) -> Cells:
+        """Return where the cells lie in a field: those at indices without their places."""
+        key = () if self.box is None else self.key
+        return Cells.of_key(layout, key)._replace(shape=self.shape)
+
 
 class Message(NamedTuple):
     """The cells that go from one rank to another in one direction of an exchange."""
@@ -126,7 +131,7 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
                 runs[-1][1].append(part.field)
             else:
                 runs.append((cells, [part.field]))
-        parts = [[n, box and [box.lower, box.upper], fields] for (n, box), fields in runs]
+        parts = [[n, box and box.pack(), fields] for (n, box), fields in runs]
         packed.append([message.peer, message.tag, parts])
     return packed
 
@@ -136,8 +141,8 @@ def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[
     found = []
     for peer, tag, runs in packed:
         parts: list[PartInfo] = []
-        for nbytes, ends, fields in runs:
-            box = ends and Box(tuple(ends[0]), tuple(ends[1]))
+        for nbytes, cells, fields in runs:
+            box = cells and Box.unpack(cells)
             parts += [PartInfo(field, nbytes, box) for field in fields]
         found.append(MessageInfo(peer, tag, tuple(parts), routes[peer]))
     return found

@@ -49,6 +49,139 @@ def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
     played.ended_well()
 
 
+OBJECTS = ["plan", "sum", "window", "event", "channel", "pool"]
+
+
+def leaves_object(stage: Stage, what: str, call: str) -> None:
+    def work() -> None:
+        node = stage.node()
+        with stage.make(what, node) as made:
+            node.barrier()
+            if stage.rank == 1:
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            made.close() if call == "close" else node.barrier()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", ["barrier", "close"])
+@pytest.mark.parametrize("what", OBJECTS)
+def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
+    played = play(3, leaves_object, what, call, backend=backend, shared=True)
+    assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.end - played.rank(1)["left"] < LIMIT_S
+        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
+    played.worked(range(3), "second node")
+
+
+def all_leave(stage: Stage, what: str) -> None:
+    """Rank 0 first; the others pass what it has signalled before, and then leave as well."""
+
+    def leave_first(made: object) -> None:
+        if stage.rank == 0:
+            if what == "event":
+                made.record()
+            elif what == "channel":
+                with made.put() as frame:
+                    frame[...] = 7.0
+            raise ValueError("not this one")
+        assert stage.world.bcast(None) == "out"
+        if what == "event":
+            made.wait()
+        elif what == "channel":
+            with made.get() as frame:
+                assert (frame == 7.0).all()
+        node.synchronize()
+        raise ValueError("not this one")
+
+    def scan() -> None:
+        for _ in range(3):
+            try:
+                with stage.make(what, node) as made:
+                    leave_first(made)
+            except ValueError:
+                caught.append("value")
+            if stage.rank == 0:
+                stage.world.bcast("out")
+            try:
+                with stage.make(what, node):
+                    node.share(lambda: {}["missing"], owner=1)  # fails on one rank, raises on all
+            except (KeyError, mpishare.PeerError):
+                caught.append("share")
+        with stage.make("window", node) as window:
+            window.fence()
+
+    caught = []
+    with stage.node(timeout_s=10.0) as node:
+        stage.attempt("scan", scan)
+    report({"caught": caught})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", OBJECTS)
+def test_a_node_goes_on_once_all_ranks_have_left_a_block(what, backend):
+    played = play(3, all_leave, what, backend=backend, shared=True)
+    played.worked(range(3), "scan")
+    assert all(played.rank(rank)["caught"] == ["value", "share"] * 3 for rank in range(3))
+    played.ended_well()
+
+
+def leaves_amid(stage: Stage, way: str) -> None:
+    """All ranks leave a plan amid a call, or two of three ranks one of their own."""
+    few = stage.world.Split(stage.rank < 2)
+    comm = few if way == "few" else stage.world
+
+    def work() -> None:
+        if way == "few" and stage.rank == 2:
+            stage.attempt("barrier", node.barrier)
+            return
+        cart = {"dims": (comm.size,), "periods": True, "node": node}
+        with mpishare.HaloExchange(comm, node.xp.zeros(4), 1, **cart) as halo:
+            if way == "call":
+                halo.start()
+            raise ValueError("amid")
+
+    node = stage.node(timeout_s=10.0)
+    stage.attempt("with", work)
+    stage.attempt("barrier", node.barrier)
+
+
+@pytest.mark.parametrize("way", ["call", "few"])
+def test_a_plan_that_is_left_where_others_may_need_the_rank_takes_its_node_along(way):
+    played = play(3, leaves_amid, way, shared=True)
+    for rank in range(2 if way == "few" else 3):
+        assert "left by an exception" in played.raised(rank, "barrier", "ClosedError").text
+    if way == "few":
+        assert "ValueError: amid" in played.raised(2, "barrier", "PeerError").text
+
+
+def waits_for_messages(stage: Stage) -> None:
+    def work() -> None:
+        node = stage.node()
+        with stage.make("plan", node) as halo:
+            halo.exchange()
+            node.barrier()
+            if stage.rank == 1:
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            halo.exchange()
+
+    stage.attempt("with", work)
+
+
+def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
+    played = play(3, waits_for_messages, env={"MPISHARE_ROUTE": "mpi"})
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.end - played.rank(1)["left"] < LIMIT_S
+        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
+
+
 def stream_waits(stage: Stage) -> None:
     def work() -> None:
         with stage.node() as node:

@@ -49,6 +49,19 @@ class Stage:
         report({name: told | {"end": time.monotonic()}})
         return value
 
+    def make(self, what: str, node: mpishare.Node) -> Any:
+        """An object of all ranks, of any kind."""
+        cart = {"dims": (self.size,), "periods": True, "node": node}
+        made = {
+            "plan": lambda: mpishare.HaloExchange(self.world, node.xp.zeros(4), 1, **cart),
+            "sum": lambda: mpishare.Allreduce(self.world, node.xp.zeros(4), node=node),
+            "window": lambda: node.allocate(8, fill=0.0),
+            "event": lambda: node.event(owner=0),
+            "channel": lambda: node.channel(8, producer=0),
+            "pool": lambda: node.pool(max_nbytes=4096),
+        }
+        return made[what]()
+
     def calls(self, node: mpishare.Node, missing: int) -> dict[str, Callable]:
         """Calls that wait for the rank `missing`, with its own side of them where it is called."""
         window = node.allocate(8, fill=0.0)

@@ -109,7 +109,7 @@ def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
 
 def test_many_names_take_no_longer_than_a_moment(folder, monkeypatch):
     """Another user can make as many as the folder has room for."""
-    names = {f"mpishare-1-{i:032x}" for i in range(20)}
+    names = {f"mpishare-1-{i:032x}" for i in range(shared._NAMES_PER_LOOK + 19)}
     for name in names:
         (folder / name).touch()
     monkeypatch.setattr(shared, "_CLEANING_S", 0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, Part
+    from mpishare.plans.message import Message
 
 MIN_IN_PLACE_NBYTES = 4 << 10
 """Packing smaller messages in pinned memory is faster than fetching them from a GPU by MPI."""
@@ -70,17 +70,12 @@ class InPlaceMessages:
             found = []
             for message in messages:
                 (part,) = message.parts
-                address = addresses[part.field] + _offset(part, self._layouts[part.field])
+                address = addresses[part.field] + part.cells(self._layouts[part.field]).offset
                 found.append(MPI.buffer.fromaddress(address, part.nbytes))
             return found
 
         outgoing, incoming = buffers(self._sends), buffers(self._recvs)
         return MpiMessages(self._comm, self._name, self._sends, self._recvs, outgoing, incoming)
-
-
-def _offset(part: Part, layout: FieldLayout) -> int:
-    start = part.box.lower if part.box is not None else ()
-    return sum(at * stride for at, stride in zip(start, layout.strides, strict=True))
 
 
 def _is_plain(address: int) -> bool:

@@ -56,8 +56,8 @@ def is_in_one_piece(
 
 
 def _is_row(part: Part, layout: FieldLayout) -> bool:
-    step = layout.dtype.itemsize
-    for extent, stride in zip(reversed(part.shape), reversed(layout.strides), strict=True):
+    cells, step = part.cells(layout), layout.dtype.itemsize
+    for extent, stride in zip(reversed(cells.shape), reversed(cells.strides), strict=True):
         if extent != 1:
             if stride != step:
                 return False

@@ -36,23 +36,21 @@ class StridedCells:
     @classmethod
     def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
         """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        start = part.box.lower if part.box is not None else (0,) * len(part.shape)
         along = -1 if part.box is not None else part.axis
-        itemsize = layout.dtype.itemsize
-        return _strided_cells(start, part.shape, along, layout.strides, itemsize, alignment)
+        offset, shape, strides, _ = part.cells(layout)
+        return _strided_cells(offset, shape, along, strides, layout.dtype.itemsize, alignment)
 
 
 # Many fields of one layout have the same cells.
 @lru_cache(maxsize=256)
 def _strided_cells(
-    start: tuple[int, ...],
+    first: int,
     shape: tuple[int, ...],
     along: int,
     strides: tuple[int, ...],
     itemsize: int,
     alignment: int,
 ) -> StridedCells:
-    first = sum(at * step for at, step in zip(start, strides, strict=True))
     indexed = {along: np.empty(0)} if along >= 0 else {}  # the kernel has the places
     cells = Cells(first, shape, strides, indexed)
     found = loops([cells], itemsize, reversed(range(len(shape))))[::-1]
@@ -65,7 +63,7 @@ def _strided_cells(
     where = [place for place, each in enumerate(found) if not each.is_plain]
     if len(extents) > AXES:
         raise UnsupportedError(
-            f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
+            f"cells of shape {shape} and strides {strides} need {len(extents)} axes: "
             f"{AXES} are allowed"
         )
     if prod(extents) >= 1 << 31:

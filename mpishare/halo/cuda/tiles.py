@@ -14,6 +14,7 @@ from math import prod
 from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
+from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import AXES
 from mpishare.halo.cuda.strided import StridedCells
 from mpishare.plans.cells import Box
@@ -38,11 +39,19 @@ class End(NamedTuple):
     layout: FieldLayout
 
     @classmethod
-    def of(cls, part: Part, layout: FieldLayout, order: Sequence[int]) -> End:
-        lower = part.box.lower if part.box is not None else ()
-        shape, strides = (tuple(each[at] for at in order) for each in (part.shape, layout.strides))
-        first = sum(at * step for at, step in zip(lower, layout.strides, strict=True))
-        return cls(first, shape, FieldLayout(shape, strides, layout.dtype, layout.device))
+    def of(
+        cls, part: Part, layout: FieldLayout, order: Sequence[int], along: int | None = None
+    ) -> End:
+        """Return an end; where tiles are read or stored along an axis, its cells lie together."""
+        cells = part.cells(layout)
+        shape, strides = (tuple(each[at] for at in order) for each in (cells.shape, cells.strides))
+        if along is not None and strides[along] != layout.dtype.itemsize:
+            raise UnsupportedError(
+                f"cells of shape {part.shape} lie in steps of {strides[along]} bytes along their "
+                "fastest axis, and in another order of axes at the other end: together this is not "
+                "supported on CUDA"
+            )
+        return cls(cells.offset, shape, FieldLayout(shape, strides, layout.dtype, layout.device))
 
 
 class Chunk(NamedTuple):

@@ -320,7 +320,8 @@ class WorkList:
         shares_gpu: bool = False,
     ) -> None:
         """Add chunks that are boxes, for a part whose receiver has another order of axes."""
-        near = End.of(part, self._layouts[part.field], order)
+        along = {PACK: None, UNPACK: -2, LOCAL: -1}[item.kind]
+        near = End.of(part, self._layouts[part.field], order, along)
         size = near.layout.dtype.itemsize
         if item.kind != PACK:
             self._tiled.add(size)
@@ -328,7 +329,7 @@ class WorkList:
         boxes = list(chunks_of(near.shape, size, step, -(-part.nbytes // step)))
         targets = [0] * len(boxes)
         if target is not None:
-            there = End.of(target, self._layouts[target.field], order)
+            there = End.of(target, self._layouts[target.field], order, -2)
             records = [self._record(target, box.cells(there)) for box in boxes]
             first = self._upload(np.frombuffer(b"".join(records), np.uint8))
             targets = [first + at * PART.size for at in range(len(boxes))]

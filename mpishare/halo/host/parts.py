@@ -195,20 +195,22 @@ def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -
     of one serve the next. None of the copies may read what another one writes.
     """
     found: list[Incoming] = []
-    groups: dict[tuple[int, int, int], list[Incoming]] = {}
-    nbytes_of: dict[tuple[int, int, int], int] = {}
+    groups: dict[tuple[int, range], list[Incoming]] = {}
+    nbytes_of: dict[tuple[int, range], int] = {}
     for part in parts:
-        nbytes = _plane_nbytes(part, layouts[part.field].dtype.itemsize)
+        layout = layouts[part.field]
+        nbytes = _plane_nbytes(part, layout)
         if nbytes:
-            planes = part.field, part.key[0].start, part.key[0].stop
+            planes = part.field, range(layout.shape[0])[part.key[0]]
             groups.setdefault(planes, []).append(part)
             nbytes_of[planes] = nbytes_of.get(planes, 0) + nbytes
         else:
             found.append(part)
-    for (field, start, stop), group in groups.items():
-        step = max(1, _CACHE_NBYTES // nbytes_of[field, start, stop])
-        for first in range(start, stop, step):
-            block = slice(first, min(first + step, stop))
+    for (field, planes_of), group in groups.items():
+        count = max(1, _CACHE_NBYTES // nbytes_of[field, planes_of])
+        for first in range(0, len(planes_of), count):
+            some = planes_of[first : first + count]
+            block = slice(some.start, some.stop, some.step)
             found += [
                 part._replace(key=(block, *part.key[1:]), source_key=(block, *part.source_key[1:]))
                 for part in group
@@ -216,12 +218,12 @@ def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -
     return found
 
 
-def _plane_nbytes(part: Incoming, itemsize: int) -> int:
+def _plane_nbytes(part: Incoming, layout: FieldLayout) -> int:
     """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
     keys = (*part.key, *part.source_key)
     if len(part.key) < 2 or not all(isinstance(key, slice) for key in keys):
         return 0
-    shape: list[int] = [key.stop - key.start for key in part.key]
+    shape, itemsize = Cells.of_key(layout, part.key).shape, layout.dtype.itemsize
     if part.key[0] != part.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:
         return 0
     return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, _LINE_NBYTES)

@@ -248,7 +248,7 @@ def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
     if has_few_gaps(layout, box):
         yield box
         return
-    steps = _steps(box.shape, layout.strides)
+    steps = _steps(layout, box)
     axis = steps.index(max(steps))
     for at in range(box.shape[axis]):
         yield from _pieces(layout, box.cut(axis, at, at + 1))
@@ -257,11 +257,11 @@ def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
 def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
     """Yield the reads of a box in the sender's field into one of the same shape in mine."""
     extent, key = extent_of(theirs, source), target.slices
-    steps, own = (_steps(target.shape, layout.strides) for layout in (theirs, mine))
+    steps, own = _steps(theirs, source), _steps(mine, target)
     if steps == own and extent.nbytes == target.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)
     elif (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
-        yield _Block(extent, key, theirs.strides)
+        yield _Block(extent, key, Cells.of_key(theirs, source.slices).strides)
     else:  # cut along the axis that is the slowest in the sender's memory
         axis = steps.index(max(steps))
         count = target.shape[axis]
@@ -271,6 +271,7 @@ def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) ->
             yield from _blocks(theirs, mine, *cut)
 
 
-def _steps(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Return the strides, 0 along axes of one cell, where they mean nothing."""
+def _steps(layout: FieldLayout, box: Box) -> list[int]:
+    """Return the strides of the cells of a box, 0 along axes of one cell."""
+    _, shape, strides, _ = Cells.of_key(layout, box.slices)
     return [step if extent > 1 else 0 for extent, step in zip(shape, strides, strict=True)]
