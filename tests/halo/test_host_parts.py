@@ -94,6 +94,16 @@ def test_the_least_run_with_wide_gaps_that_is_read_from_the_process(order):
     assert not parts.has_few_gaps(layout, box)
 
 
+def test_the_largest_number_of_runs_that_are_read_from_the_process():
+    """Each is made ready by itself when the plan is made."""
+    most = parts._MAX_READ_RUNS
+    layout = host_layout(np.empty((most + 1, 2, parts._MIN_READ_RUN_NBYTES // 8)), "field")
+    _, halves, cells = layout.shape
+    for count, is_read in ((most, True), (most + 1, False)):
+        part = Part.of_box(0, layout, Box((0, 0, 0), (count, halves - 1, cells)))
+        assert is_read_from_process(layout, part) == is_read
+
+
 def test_cells_by_index_are_packed():
     layout = host_layout(np.empty((1 << 20,)), "field")
     part = Part.of_indices(0, layout, 0, np.arange(1 << 19))

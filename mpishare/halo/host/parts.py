@@ -44,6 +44,8 @@ _MAX_SPREAD = 1.25
 """The largest ratio of span to bytes of cells that one call reads."""
 _MIN_READ_RUN_NBYTES = 64 << 10
 """The least run of cells that is read by a call of its own: the call costs as much as 8 KiB."""
+_MAX_READ_RUNS = 256
+"""So many of them at most, since each takes some 0.3 ms when the plan is made."""
 _CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
 _MIN_BLOCKED_NBYTES = 128 << 10
@@ -79,7 +81,9 @@ def is_read_from_process(layout: FieldLayout, part: PartInfo | Part) -> bool:
     """Whether a part is worth reading from the sender's process, in whose field it is so placed."""
     if part.box is None or part.nbytes < _MIN_READ_NBYTES:
         return False
-    return has_few_gaps(layout, part.box) or run_nbytes(layout, part.box) >= _MIN_READ_RUN_NBYTES
+    run = run_nbytes(layout, part.box)
+    is_in_runs = run >= _MIN_READ_RUN_NBYTES and part.nbytes <= run * _MAX_READ_RUNS
+    return is_in_runs or has_few_gaps(layout, part.box)
 
 
 def is_read_in_place(layout: FieldLayout, part: PartInfo | Part) -> bool:
