@@ -31,7 +31,11 @@ for name in ("warp", "block"):
 
 # How the threads of a group meet before a signal, and after a wait.
 MEET = {"thread": [], "warp": ["bar.warp.sync"], "block": ["bar.sync"]}
-JOIN = {"thread": [], "warp": ["vote.sync.all.pred", "bar.warp.sync"], "block": ["bar.red.and.pred"]}
+JOIN = {
+    "thread": [],
+    "warp": ["vote.sync.all.pred", "bar.warp.sync"],
+    "block": ["bar.red.and.pred"],
+}
 RELEASE, ACQUIRE = "st.release.sys.global.u64", "ld.acquire.sys.global.u64"
 PROMISED = {"words": ["st.relaxed.sys.global.u64", "ld.relaxed.sys.global.u64"]}
 for name in MEET:
