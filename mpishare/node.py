@@ -401,8 +401,8 @@ class Node(NotPicklable):
         follows the last one that was launched so with one of its windows, on any stream. It is
         refused where its waits would hang: without MPS where ranks share a GPU, and with more
         blocks than run at once. Where a wait in it fails, the kernel goes on with false; then
-        `synchronize`, every collective call and the next launch raise here, all other calls
-        within 0.1 s.
+        `synchronize`, every close and the next launch with the window raise here at once, all
+        other calls within 0.1 s.
 
         Parameters
         ----------

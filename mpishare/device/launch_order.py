@@ -1,4 +1,4 @@
-"""The order of the fused kernels of several plans on one GPU."""
+"""The order of the kernels on one GPU that wait for other ranks: of plans and of windows."""
 
 from __future__ import annotations
 

@@ -45,7 +45,11 @@ struct warp {
     static __device__ __forceinline__ int rank() { return block::rank() % 32; }
     static __device__ __forceinline__ int size() { return 32; }
     static __device__ __forceinline__ void sync() { __syncwarp(); }
-    static __device__ __forceinline__ bool all(bool ok) { return __all_sync(0xffffffffu, ok); }
+    static __device__ __forceinline__ bool all(bool ok) {
+        const bool of_all = __all_sync(0xffffffffu, ok);
+        sync(); // a vote orders no memory, unlike the vote of a block
+        return of_all;
+    }
 };
 
 namespace detail {
@@ -189,7 +193,7 @@ __device__ __forceinline__ bool wait(const Device& d, int peer, int slot, Word v
 }
 
 // Waits until the same group of every rank of the node is here, and orders what each did before
-// against what each does after. The slot is this barrier's alone: each block has its own.
+// against what each does after. The slot is this barrier's alone: each group has its own.
 template <class Group>
 __device__ __forceinline__ bool barrier(const Device& d, int slot) {
     volatile Word* count = d.local + slot;
@@ -213,7 +217,7 @@ __device__ __forceinline__ void put_word(const Device& d, int peer, int slot, T 
 }
 
 // Waits for the word of exactly this epoch. The peer must not send the next one to this slot until
-// it knows that this one was read: by an answer, or by two slots in turn.
+// it knows that this one was read: by an answer, or by two slots in turn. Else this waits in vain.
 template <class T>
 __device__ __forceinline__ bool get_word(const Device& d, int peer, int slot, Word epoch, T* word) {
     static_assert(sizeof(T) == 4, "a word has 4 bytes");

@@ -84,7 +84,8 @@ class WindowDevice(NodeObject):
         addresses = [each.segment(peer).data.ptr for each in of for peer in range(size)]
         rows = np.array(addresses, "u8"), self.record.reshape(1).view("u8")
         words.array[tables:].set(np.concatenate(rows))
-        context.synchronize(None, call)
+        # All streams: a kernel of another window that is under way would not be in the order below.
+        context.drain(call)
         self.chain = StreamChain(backend, self.name)
         self.order = LaunchOrder.join(backend)
         # One word, as of any engine whose calls a graph may repeat.

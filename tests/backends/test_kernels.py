@@ -32,7 +32,11 @@ def nvrtc() -> ctypes.CDLL:
 
 
 def compile_cuda(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
-    """The machine code, empty where it does not compile, and what the compiler said."""
+    """The machine code, empty where it does not compile, and what the compiler said.
+
+    For an architecture like ``compute_90``, PTX.
+    """
+    kind = "PTX" if architecture.startswith("compute_") else "CUBIN"
     library, program = nvrtc(), ctypes.c_void_p()
     made = library.nvrtcCreateProgram(
         ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None
@@ -48,9 +52,9 @@ def compile_cuda(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
     library.nvrtcGetProgramLog(program, log)
     code = b""
     if status == 0:
-        library.nvrtcGetCUBINSize(program, ctypes.byref(nbytes))
+        getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(nbytes))
         buffer = ctypes.create_string_buffer(nbytes.value)
-        library.nvrtcGetCUBIN(program, buffer)
+        getattr(library, f"nvrtcGet{kind}")(program, buffer)
         code = buffer.raw
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return code, log.value.decode()

@@ -1,15 +1,21 @@
 // Litmus tests of the memory model of mpishare.cuh, a block of each rank. Each counts outcomes that
-// must not be; with WEAK the store or the load of the tested order is a relaxed one, and they may.
+// must not be. With WEAK_STORE, WEAK_LOAD or WEAK_FENCE one thing is taken out, and they may.
 #include <mpishare.cuh>
 using namespace mpishare;
 
-#ifdef WEAK
+#ifdef WEAK_STORE
 #define STORE "st.relaxed.sys.global.u64"
-#define LOAD "ld.relaxed.sys.global.u64"
-#define FENCE() asm volatile("" ::: "memory")
 #else
 #define STORE "st.release.sys.global.u64"
+#endif
+#ifdef WEAK_LOAD
+#define LOAD "ld.relaxed.sys.global.u64"
+#else
 #define LOAD "ld.acquire.sys.global.u64"
+#endif
+#ifdef WEAK_FENCE
+#define FENCE() asm volatile("" ::: "memory")
+#else
 #define FENCE() __threadfence_system()
 #endif
 

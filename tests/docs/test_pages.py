@@ -124,11 +124,12 @@ def test_every_fragment_is_known() -> None:
         "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
         "# of scripts/applications/navier_stokes.py",
+        "@numba.cuda.jit",  # tests/device/test_numba.py
         "class ExchangeInPlace(torch.autograd.Function):",  # tests/halo/test_torch_ranks.py
         'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
         "def gradients_in_one_array(weights):",
         "halo.start(u)",
-        # tests/device/test_header.py compiles its kernel
+        # Its kernel: tests/device/test_header.py
         "window = node.allocate_each(1000, signals=8)  # 8 signals for each pair of ranks",
     ]
 

@@ -1,0 +1,102 @@
+"""The order of mpishare.cuh in its PTX: each store, fence and load that docs/device.md promises."""
+
+import re
+
+import pytest
+
+import mpishare.device
+from tests.backends.test_kernels import compile_cuda
+
+HEADER = mpishare.device.Path(mpishare.device.__file__).with_name("mpishare.cuh").read_text()
+KERNELS = """#include <mpishare.cuh>
+using namespace mpishare;
+extern "C" __global__ void put_signal_GROUP(Device d, const double* from) {
+    put_signal<mpishare::GROUP>(d, 1, 0, from, 3, 1, 5);
+}
+extern "C" __global__ void wait_GROUP(Device d, double* to) {
+    if (wait<mpishare::GROUP>(d, 1, 1, 5)) *to = *at<double>(d, d.rank);
+}
+extern "C" __global__ void barrier_GROUP(Device d, double* to) {
+    *at<double>(d, 1) = *to;
+    if (barrier<mpishare::GROUP>(d, 1)) *to = *at<double>(d, d.rank);
+}"""
+WORDS = """
+extern "C" __global__ void words(Device d, float* to) {
+    put_word(d, 1, 2, 1.0f, 3);
+    get_word(d, 1, 2, 3, to);
+}"""
+SOURCE = KERNELS.replace("GROUP", "thread") + WORDS
+for name in ("warp", "block"):
+    SOURCE += "".join(KERNELS.replace("GROUP", name).splitlines(keepends=True)[2:])
+
+# How the threads of a group meet before a signal, and after a wait.
+MEET = {"thread": [], "warp": ["bar.warp.sync"], "block": ["bar.sync"]}
+JOIN = {
+    "thread": [],
+    "warp": ["vote.sync.all.pred", "bar.warp.sync"],
+    "block": ["bar.red.and.pred"],
+}
+RELEASE, ACQUIRE = "st.release.sys.global.u64", "ld.acquire.sys.global.u64"
+PROMISED = {"words": ["st.relaxed.sys.global.u64", "ld.relaxed.sys.global.u64"]}
+for name in MEET:
+    PROMISED[f"put_signal_{name}"] = ["put", *MEET[name], RELEASE]
+    PROMISED[f"wait_{name}"] = [ACQUIRE, *JOIN[name], "got"]
+    PROMISED[f"barrier_{name}"] = ["put", *MEET[name], RELEASE, ACQUIRE, *JOIN[name], "got"]
+
+KINDS = {
+    r"st\.(?:v4\.[bu]32|[bf]64)": "put",  # into windows; the results of the kernels go by st.global
+    r"ld\.[bf]64": "got",
+    r"((?:st|ld)\.(?:release|acquire|relaxed)[\w.]*)": None,
+    r"((?:bar|vote|fence|membar)\.[\w.]+)": None,
+}
+
+
+def orders(folder, architecture="compute_90"):
+    """By kernel: its accesses of windows, and what orders them, without repetitions."""
+    ptx, log = compile_cuda(SOURCE, architecture, f"-I{folder}")
+    assert ptx, log
+    found = {}
+    for line in ptx.decode().splitlines():
+        if entry := re.search(r"\.entry (\w+)", line):
+            mine = found[entry[1]] = []
+        for pattern, name in KINDS.items():
+            if hit := re.match(rf"(?:\t| )*(?:@!?%\w+ )?{pattern}\s", line):
+                told = name or hit[1]
+                if mine[-1:] != [told]:
+                    mine.append(told)
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_90", "compute_100"])
+def test_the_compiled_order_is_the_promised_one(architecture):
+    folder = mpishare.device.include()[0].removeprefix("-I")
+    assert orders(folder, architecture) == PROMISED
+
+
+MUTATIONS = {
+    "no release": ("st.release.sys", "st.relaxed.sys", "put_signal_thread"),
+    "a release for this GPU alone": ("st.release.sys", "st.release.gpu", "barrier_thread"),
+    "no acquire": ("ld.acquire.sys", "ld.relaxed.sys", "wait_thread"),
+    "an acquire from this GPU alone": ("ld.acquire.sys", "ld.acquire.gpu", "barrier_block"),
+    "words of this GPU alone": ("st.relaxed.sys", "st.relaxed.gpu", "words"),
+    "a signal before the group's stores": (
+        "    Group::sync();\n    if (Group::rank() == 0) signal",
+        "    if (Group::rank() == 0) signal",
+        "put_signal_block",
+    ),
+    "a barrier before the group's stores": (
+        "    Group::sync();\n    if (Group::rank() == 0) *count",
+        "    if (Group::rank() == 0) *count",
+        "barrier_warp",
+    ),
+    "a vote alone": ("        sync(); // a vote", "        // a vote", "wait_warp"),
+    "no meeting of a block": ("return __syncthreads_and(ok)", "return ok", "wait_block"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_an_order_that_is_taken_out_is_missed(mutation, tmp_path):
+    before, after, kernel = MUTATIONS[mutation]
+    assert HEADER.count(before) == 1
+    (tmp_path / "mpishare.cuh").write_text(HEADER.replace(before, after))
+    assert orders(tmp_path)[kernel] != PROMISED[kernel]
