@@ -261,7 +261,9 @@ class Waits:
         """Return why ranks are gone, without those that left because of another one."""
         states = {rank: self.block.state(rank) for rank in self.others}
         causes = {rank: each.text for rank, each in left.items() if each.is_cause}
-        causes |= {rank: _ENDED[states[rank]] for rank in gone if rank not in left}
+        # Who closed the node in order may have caught the error that one of these made.
+        ended = {rank for rank in gone if not causes or states[rank] != State.CLOSED}
+        causes |= {rank: _ENDED[states[rank]] for rank in ended if rank not in left}
         exited = [rank for rank, state in states.items() if state == State.EXITED]
         return dict(sorted(causes.items())) or dict.fromkeys(exited, _ENDED[State.EXITED])
 

@@ -126,6 +126,8 @@ def left(stage: Stage, place: str, block: str, route: str) -> None:
         "close": halo.close,
     }
     stage.attempt("call", leave if stage.rank == 1 else calls[place])
+    if block == "plan":
+        stage.world.Barrier()  # rank 1, which is here again, could close the plan with the others
     stage.attempt("close node", node.close)
 
 

@@ -78,7 +78,7 @@ def test_small_faces_have_a_kernel_of_their_own(node, nbytes, kernel):
             pytest.skip(f"routes {halo.routes}")
         launcher = halo._forward._launcher
         has_room = 4 * max(nbytes // (4 * KIB), 1) <= launcher.max_blocks // 2
-        assert launcher._names == {kernel if has_room else "fused"}
+        assert launcher._names == {(kernel if has_room else "fused", 0)}
     cart.Free()
 
 

@@ -29,9 +29,12 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
         (
             mpishare.Node,
             "allocate allocate_each backend barrier channel close device event is_closed is_leader "
-            "leader pool rank report share share_each size synchronize xp",
+            "launch leader pool rank report share share_each size synchronize xp",
         ),
-        (mpishare.Window, "array close complete fence is_closed post segment snapshot start wait"),
+        (
+            mpishare.Window,
+            "array close complete device fence is_closed post segment snapshot start wait",
+        ),
         (mpishare.Event, "close is_closed is_done record wait"),
         (mpishare.Channel, "close end get is_closed put"),
         (mpishare.Pool, "allocate close handle is_closed open"),
