@@ -25,7 +25,7 @@ CORES = {
     for mpi, name in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
     for ranks in (8, 28, 32)
 }
-#: The title of each file: what it has beside the cases of every run, then the place.
+#: The title of each file: its cases beyond those of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
     for kind in ("", "newest-", "jax-", "fresh-", "messages-", "redistribute-")

@@ -32,7 +32,7 @@ def through_host(
 ) -> tuple[Call, Call]:
     """Bind a call on pinned memory between copies: the first array out, the last one in.
 
-    As what it is given, it returns the call and what frees what that needs.
+    `bind` and this return a call, and another one that frees its resources.
     """
     import cupyx
 

@@ -322,14 +322,17 @@ class ControlBlock:
 
     def departures(self) -> dict[int, Departure]:
         """Return how ranks left by an exception, of all that did or are outside."""
-        found = {rank: self._departure(rank) for rank in range(self.size) if self.has_left(rank)}
+        found = {rank: self.departure(rank) for rank in range(self.size)}
         return {rank: each for rank, each in found.items() if each is not None}
 
     def has_left(self, rank: int) -> bool:
         """Whether that rank has left by an exception: the node, or a block of an object."""
         return self.state(rank) == State.LEFT or self.is_outside(rank)
 
-    def _departure(self, rank: int) -> Departure | None:
+    def departure(self, rank: int) -> Departure | None:
+        """Return how that rank left by an exception; None if it did not."""
+        if not self.has_left(rank):
+            return None
         text = self._read_published(
             rank * _RANK_WORDS + _EXITS, lambda: self._read_text(rank * _RANK_WORDS + 1)
         )

@@ -36,7 +36,7 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         status = block.status(rank)
         if status is not None and status.awaited and _still_looks(block, rank, status):
             path.extend(status.awaited)
-        elif (left := block.departures().get(rank)) and left.missing:
+        elif (left := block.departure(rank)) and left.missing:
             path.extend(left.missing)
         else:
             found.add(rank)

@@ -258,7 +258,7 @@ class Waits:
             self.fail(partial(departure_error, call, reasons), fatal=False)
 
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
-        """Return why ranks are gone, without those that left because of another one."""
+        """Return the reasons of ranks that are gone, but for those that followed another one."""
         states = {rank: self.block.state(rank) for rank in self.others}
         causes = {rank: each.text for rank, each in left.items() if each.is_cause}
         # Who closed the node in order may have caught the error that one of these made.

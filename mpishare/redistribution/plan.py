@@ -127,9 +127,8 @@ class Redistribute(RoutedPlan):
         require_intracomm(_CALL, comm)
 
         def find() -> tuple[GivenFields, Description]:
-            found = _described(comm, shape, {"source": source, "target": target}, dtype, permute)
-            found[1].same["in_place"] = bool(in_place)
-            return found
+            given = {"source": source, "target": target}
+            return _described(comm, shape, given, dtype, permute, in_place=bool(in_place))
 
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_found(start, require, find)
@@ -372,7 +371,13 @@ class _Call:
 
 
 def _described(
-    comm: MPI.Intracomm, shape: Any, given: dict[str, Any], dtype: Any, permute: Any
+    comm: MPI.Intracomm,
+    shape: Any,
+    given: dict[str, Any],
+    dtype: Any,
+    permute: Any,
+    *,
+    in_place: bool,
 ) -> tuple[GivenFields, Description]:
     """Return this rank's parts of the `given` source and target, and what is agreed of them."""
     shape = Layout(shape, None).shape
@@ -390,7 +395,7 @@ def _described(
     same = {side: normal_form(each, len(shape)) for side, each in given.items()}
     return (
         GivenFields([], layouts, "auto", takes_any=False),
-        Description({"shape": shape, "permute": order, **same}, boxes, order),
+        Description({"shape": shape, "permute": order, "in_place": in_place, **same}, boxes, order),
     )
 
 

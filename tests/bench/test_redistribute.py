@@ -85,7 +85,7 @@ def test_sizes_come_near_the_part_and_come_once() -> None:
     result = bench(3, "redistribute", *words)
     assert result.returncode == 0, result.describe()
     found = {row["n"]: row["nbytes"] for row in json.loads(result.stdout)["rows"]}
-    # 8 B come to 2 cells along an axis, of which the last rank has none.
+    # 8 B make 2 cells along an axis; the last rank has none of them.
     assert found == {n: 16 * n**3 // 3 for n in (2, 5, 9, 23)}
 
 

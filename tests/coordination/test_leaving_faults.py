@@ -13,7 +13,7 @@ import mpishare
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
-from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes import BACKENDS, Played, play
 from tests.helpers.stage import CALLS, Stage
 
 LIMIT_S = 2.0
@@ -35,10 +35,7 @@ def leaves(stage: Stage, place: str) -> None:
     stage.second_node(stage.world)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("place", CALLS)
-def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
-    played = play(3, leaves, place, backend=backend, shared=True)
+def rank_1_told_the_others(played: Played) -> None:
     assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
     for rank in (0, 2):
         told = played.raised(rank, "with", "PeerError")
@@ -46,6 +43,13 @@ def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
         # Who left because of rank 1 may be named beside it.
         assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
     played.worked(range(3), "second node")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", CALLS)
+def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
+    played = play(3, leaves, place, backend=backend, shared=True)
+    rank_1_told_the_others(played)
     played.ended_well()
 
 
@@ -71,12 +75,7 @@ def leaves_object(stage: Stage, what: str, call: str) -> None:
 @pytest.mark.parametrize("what", OBJECTS)
 def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
     played = play(3, leaves_object, what, call, backend=backend, shared=True)
-    assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
-    for rank in (0, 2):
-        told = played.raised(rank, "with", "PeerError")
-        assert told.end - played.rank(1)["left"] < LIMIT_S
-        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
-    played.worked(range(3), "second node")
+    rank_1_told_the_others(played)
 
 
 def all_leave(stage: Stage, what: str) -> None:
