@@ -110,50 +110,37 @@ class RoutedSetup(PlanSetup):
 
 
 class PlanEngine(Protocol):
-    """The part of an engine that watching and closing a plan of any kind needs."""
+    """The part of an engine that watching and closing a plan of any kind needs.
+
+    As they stand here, the methods are those of calls that are over when they return, which report
+    their own stragglers, and of memory that each rank unmaps in `close`.
+    """
 
     staging_nbytes: int  # of this rank, and those that its node shares
 
+    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002
+        """Whether the stream of a call is being captured into a graph."""
+        return False
+
     def pending(self) -> list[int]:
         """Ranks of the node whose call this rank's stream waits for."""
-        ...
+        return []
 
-    def finish_at_exit(self, deadline: float) -> None:
+    def finish_at_exit(self, deadline: float) -> None:  # noqa: ARG002
         """At process exit: publish whether all exchanges that began are over by the deadline."""
-        ...
+        return
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the deadline of the node."""
-        ...
+        return
 
     def release(self) -> None:
         """Unmap memory of other ranks: the first half of closing, before any rank frees."""
-        ...
+        return
 
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""
         ...
-
-
-class HostPlanEngine:
-    """Calls that are over when they return, and memory that each rank unmaps in `close`."""
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
-        """Return False: there is no stream."""
-        return False
-
-    def pending(self) -> list[int]:
-        """Return no ranks: waits on the host report their own stragglers."""
-        return []
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Do nothing: all that was begun is over, since calls block."""
-
-    def drain(self) -> None:
-        """Do nothing: calls block."""
-
-    def release(self) -> None:
-        """Do nothing: each rank unmaps the shared memory in `close`."""
 
 
 class Engine(PlanEngine, Protocol):
@@ -193,8 +180,4 @@ class Engine(PlanEngine, Protocol):
 
     def ahead(self) -> list[int]:
         """Ranks of the node that have made more calls than this one."""
-        ...
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Whether the stream of a call is being captured into a graph."""
         ...

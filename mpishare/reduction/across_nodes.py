@@ -16,6 +16,7 @@ import numpy as np
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
+from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
@@ -100,7 +101,7 @@ class HostTransfer(Transfer):
         array[...] = packed.reshape(array.shape, order=self._order)
 
 
-class AcrossNodes:
+class AcrossNodes(PlanEngine):
     """Combines the results of all nodes of a plan.
 
     Collective to make, host-blocking. `count` is the number of elements, one at least.
@@ -163,16 +164,6 @@ class AcrossNodes:
             if not isinstance(error, MpiShareError):
                 self._agreement.leave(self._call, error)
             raise
-
-    def pending(self) -> list[int]:
-        """None: waits on the host report their own stragglers."""
-        return []
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Calls block, so none is under way."""
-
-    def drain(self) -> None:
-        """Calls block, so none is under way."""
 
     def release(self) -> None:
         """Unmap GPU memory of the leader; host memory is unmapped in `close`."""

@@ -15,7 +15,7 @@ from mpishare.reduction.across_nodes import HostTransfer
 from mpishare.reduction.order import packing_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
@@ -56,10 +56,6 @@ class ReduceEngine(PlanEngine, Protocol):
         may differ from the layout's and from rank to rank; empty ones add nothing. Without `out`
         the result is a new array of shape (), in the memory of x.
         """
-        ...
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Whether the stream of a call is being captured into a graph."""
         ...
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
-from mpishare.plans.engine import HostPlanEngine
+from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-class HostReduce(HostPlanEngine):
+class HostReduce(PlanEngine):
     """Reduces over the ranks of a node in host memory. Collective to make, host-blocking."""
 
     #: None: the wait for the other ranks takes longer than all checks.

@@ -14,7 +14,7 @@ from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.copies import HostCall, add, put
 from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.plans.disjoint import Disjoint
-from mpishare.plans.engine import HostPlanEngine
+from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
 from mpishare.plans.mpi_route import HostMpiRoute
 from mpishare.runtime.route import HOST, MESSAGES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpishare.runtime.route import Route
 
 
-class HostEngine(HostPlanEngine):
+class HostEngine(PlanEngine):
     """The routes ``host`` and ``mpi`` of one plan. Collective, host-blocking.
 
     `sends` and `recvs` are what this rank sends and receives. In the reverse, received cells are
