@@ -1,4 +1,4 @@
-"""The launches of a plan: how many blocks may wait at once, and the data that they read."""
+"""The launches of a plan: how many blocks may wait at once, and the tables that they read."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.plans.gpu.tables import Tables
-
 if TYPE_CHECKING:
+    from mpishare.backends.suballocator import Suballocation
     from mpishare.runtime.context import NodeContext
 
 _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
+_BLOCK_NBYTES = 32 << 10
+_ALIGN = 256
 
 
 class PlanLauncher:
-    """Data of a plan's launches in this rank's GPU memory; `where` names the plan in errors.
+    """The tables of a plan's launches in this rank's GPU memory; `where` names the plan in errors.
 
     Not of CuPy's pool: its free memory may still be read by earlier work on its stream, and
-    launches on other streams do not wait for that.
+    launches on other streams do not wait for that. Tables lie in blocks, each copied at once, since
+    a copy costs the driver more than its bytes do.
     """
 
     def __init__(self, context: NodeContext, where: str) -> None:
@@ -31,7 +33,9 @@ class PlanLauncher:
         self._has_mps = backend.device.mps
         # Ranks of other nodes on this machine count too.
         self.ranks_per_gpu = context.all_uuids.count(context.uuids[context.rank])
-        self._tables = Tables(context)
+        self._context = context
+        self._tables: list[tuple[Suballocation, np.ndarray[Any, Any]]] = []
+        self._used = 0  # bytes of the last block
 
     @cached_property
     def sm_count(self) -> int:
@@ -55,16 +59,29 @@ class PlanLauncher:
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
         """Return the address that an array has on the GPU after `load`; held until `close`."""
-        return self._tables.add(array)
+        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        if not self._tables or self._used + data.nbytes > self._tables[-1][0].nbytes:
+            block = self._context.suballocator.allocate_own(max(data.nbytes, _BLOCK_NBYTES))
+            self._tables.append((block, np.zeros(block.nbytes, np.uint8)))
+            self._used = 0
+        block, copied = self._tables[-1]
+        begin = self._used
+        copied[begin : begin + data.nbytes] = data
+        self._used = begin + -(-data.nbytes // _ALIGN) * _ALIGN
+        return block.address + begin
 
     def zeros(self, nbytes: int) -> int:
         """Return the address of zeroed GPU memory after `load`; held until `close`."""
         return self.upload(np.zeros(max(nbytes, 1), np.uint8))
 
     def load(self, stream: int) -> None:
-        """Enqueue the copies of the launches' data, before the first launch."""
-        self._tables.upload(stream)
+        """Enqueue the copies of the tables, before the first launch; host memory is held, too."""
+        backend: Any = self._context.backend
+        for number, (block, copied) in enumerate(self._tables, start=1):
+            is_last = number == len(self._tables)
+            backend.upload(block.address, copied[: self._used] if is_last else copied, stream)
 
     def close(self) -> None:
-        """Free the launches' data, once none is under way."""
-        self._tables.close()
+        """Free the tables, once no launch is under way."""
+        while self._tables:
+            self._tables.pop()[0].close()
