@@ -10,8 +10,7 @@ from mpishare.halo.cuda.mpi_stages import MpiStage
 from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.halo.cuda.staging import silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
-from mpishare.plans.gpu.flags import PinnedFlags
-from mpishare.plans.gpu.staging import DeviceStaging
+from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.plans.message import key_of_received, key_of_sent
 from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, PINNED
 
@@ -25,32 +24,19 @@ if TYPE_CHECKING:
     from mpishare.runtime.route import Route
 
 
-class Buffers:
-    """Flags, staging and MPI buffers.
-
-    Collective to make; `create` and `undo` are, the other methods are local.
-    """
+class Buffers(PlanBuffers):
+    """Flags, staging and MPI buffers."""
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
-        self._direction, self._comm, self._name = direction, comm, name
-        neighbors = direction.peers(FUSED, COPY)
+        self._direction = direction
         self._layouts = direction.staging
         self._pinned, pinned_nbytes = direction.pinned
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
-        self._staging = DeviceStaging(comm, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers(COPY, PINNED))
+        neighbors, streamed = direction.peers(FUSED, COPY), direction.peers(COPY, PINNED)
+        super().__init__(comm, name, nbytes, neighbors, pinned_nbytes, streamed)
         self.stages: list[MpiStage] = []
         self.unpacked: Any = None
         self.in_place: InPlaceMessages | None = None
-        self._handles: list[str] = []
-
-    def create(self) -> None:
-        """Allocate the staging buffers, and get the addresses of the others'. Collective."""
-        self._handles = self._comm.step(self._name, self._staging.create)
-
-    def attach(self, stream: int) -> None:
-        """Zero this rank's buffer, on a stream, and map those of the others."""
-        self._staging.attach(self._handles, stream)
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
@@ -78,8 +64,7 @@ class Buffers:
     @property
     def nbytes(self) -> int:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
-        mpi = sum(stage.nbytes for stage in self.stages)
-        return self._staging.nbytes + mpi + self.flags.nbytes
+        return super().nbytes + sum(stage.nbytes for stage in self.stages)
 
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to send; not for MPI."""
@@ -126,27 +111,11 @@ class Buffers:
         offsets = self._layouts[key.receiver].flags.get(key, ())
         return [self._staging.address_of(key.receiver) + offset for offset in offsets]
 
-    def release(self) -> None:
-        """Unmap memory of other ranks."""
-        self._staging.release()
-
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
-        self._staging.close()
-        self.flags.close()
+        super().close()
         self._close_mpi()
-
-    def undo(self) -> None:
-        """Free everything after a failure on all ranks. Collective."""
-
-        def release() -> None:
-            self._comm.context.drain(self._name)
-            self._close_mpi()
-            self.release()
-
-        self._comm.step(self._name, release)
-        self.close()
 
     def _close_mpi(self) -> None:
         if self.in_place is not None:

@@ -68,21 +68,15 @@ class CudaEngine(CudaPlanEngine):
         *,
         is_reverse: bool,
     ) -> None:
+        super().__init__(setup)
         comm, name = setup.comm, setup.name
-        self._context = comm.context
-        self.agreement = comm.context.agreement
-        self.name = name
-        backend: Any = comm.context.backend
-        self._backend = backend
         # Others may have made another GPU the current one: JAX does where it finds its GPUs.
-        backend.make_current()
-        self._device = backend.device.ordinal
+        self._backend.make_current()
         self._layouts = setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
         direction = Direction(setup, sends, recvs, is_reverse=is_reverse)
-        self._buffers = Buffers(direction, comm, name)
-        self._flags = self._buffers.flags
+        self._buffers: Buffers = Buffers(direction, comm, name)
         where = f"{name}, rank {comm.rank} of {comm.size}"
         self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
@@ -91,17 +85,11 @@ class CudaEngine(CudaPlanEngine):
         self._replays: list[StreamedRoutes] = []
         handles: Handles = {}, {}
         packing: Handles = {}, {}
-        try:
-            self._buffers.create()
-            comm.step(name, lambda: self._build(direction, handles, packing))
-        except BaseException:
-            self._buffers.undo()
-            self._close_launches()
-            raise
-        self.staging_nbytes = self._buffers.nbytes
+        self._make(lambda: self._build(direction, handles, packing))
         self._forked, self._joined = self._events
         self._chain = setup.chain
-        self._order = LaunchOrder.join(backend) if direction.has_fused else None
+        if direction.has_fused:
+            self._order = LaunchOrder.join(self._backend)
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
@@ -308,15 +296,12 @@ class CudaEngine(CudaPlanEngine):
     def _enter_call(self, name: str, call: Call, stream: Any) -> StreamInfo:
         """Return the stream of a call, ordered after the plan's last call."""
         entered = self._enter(name, call[0], stream)
-        handle, owner, stays_alive, is_captured = entered
-        if not is_captured:
-            self._chain.follow(handle, owner, stays_alive=stays_alive)
-            return entered
-        if self._host_routes:
+        *_, is_captured = entered
+        if is_captured and self._host_routes:
             raise UnsupportedError(
                 f"{self.name}: {name} failed: the stream is being captured into a graph, and the "
                 f"routes {self._host_routes} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        self._record()
+        self._follow(entered)
         return entered

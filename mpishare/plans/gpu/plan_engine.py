@@ -11,30 +11,44 @@ from mpishare.errors import CudaError
 from mpishare.plans.gpu.fields import current_stream, is_captured
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
-    from mpishare.coordination.agreement import Agreement
     from mpishare.device.launch_order import LaunchOrder
+    from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.gpu.graphs import GraphCache
-    from mpishare.runtime.context import NodeContext
+    from mpishare.plans.gpu.staging import PlanBuffers
     from mpishare.windows.stream_chain import StreamChain
 
 
 class CudaPlanEngine:
     """Calls that are enqueued on streams, and counted in the flags of the plan."""
 
-    name: str
-    _context: NodeContext
-    _backend: Any
-    _device: int
-    agreement: Agreement
-    _chain: StreamChain
-    _order: LaunchOrder | None  # of kernels that wait
-    _has_stream_waits: bool  # on any rank
+    staging_nbytes: int
+    _buffers: PlanBuffers
     _flags: PinnedFlags
-    _buffers: Any
+    _chain: StreamChain
+    _has_stream_waits: bool  # on any rank
+
+    def __init__(self, setup: PlanSetup) -> None:
+        self._comm, self._context, self.name = setup.comm, setup.context, setup.name
+        self.agreement = setup.context.agreement
+        backend: Any = setup.context.backend
+        self._backend, self._device = backend, int(backend.device.ordinal)
+        self._order: LaunchOrder | None = None  # of kernels that wait
+
+    def _make(self, build: Callable[[], None]) -> None:
+        """Share the buffers and `build` launches with them, or free them. Collective."""
+        self._flags = self._buffers.flags
+        try:
+            self._buffers.create()
+            self._comm.step(self.name, build)
+        except BaseException:
+            self._buffers.undo()
+            self._close_launches()
+            raise
+        self.staging_nbytes = self._buffers.nbytes
 
     @property
     def calls(self) -> memoryview:
@@ -75,6 +89,14 @@ class CudaPlanEngine:
                 "or GPUs cannot reach each other"
             )
         captured_by.add(self)
+
+    def _follow(self, entered: StreamInfo) -> None:
+        """Let a call come after the last one of the plan, or record it if it is captured."""
+        handle, owner, stays_alive, is_captured = entered
+        if is_captured:
+            self._record()
+        else:
+            self._chain.follow(handle, owner, stays_alive=stays_alive)
 
     def _launch_in_order(
         self, launch: GraphCache, entered: StreamInfo, addresses: tuple[int, ...]

@@ -1,11 +1,13 @@
-"""Staging buffers in GPU memory that the ranks of a plan map from each other."""
+"""The memory of a plan on GPUs: staging buffers that its ranks map from each other, and flags."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.gpu.flags import PinnedFlags
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
@@ -60,3 +62,56 @@ class DeviceStaging:
         """Free this rank's buffer, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
+
+
+class PlanBuffers:
+    """The staging buffers of a plan, and its flags with pinned memory behind them: `PinnedFlags`.
+
+    Collective to make; `create` and `undo` are, the other methods are local.
+    """
+
+    def __init__(
+        self,
+        comm: PlanComm,
+        name: str,
+        nbytes: dict[int, int],
+        neighbors: Sequence[int],
+        pinned_nbytes: int,
+        streamed: Collection[int],
+    ) -> None:
+        self._comm, self._name = comm, name
+        self._staging = DeviceStaging(comm, nbytes, neighbors)
+        self._handles: list[str] = []
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, streamed)
+
+    def create(self) -> None:
+        """Allocate the staging buffers, and get the addresses of the others'. Collective."""
+        self._handles = self._comm.step(self._name, self._staging.create)
+
+    def attach(self, stream: int) -> None:
+        """Zero this rank's buffer, on a stream, and map those of the others."""
+        self._staging.attach(self._handles, stream)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of this rank's own buffers, and of the node's pinned memory."""
+        return self._staging.nbytes + self.flags.nbytes
+
+    def release(self) -> None:
+        """Unmap memory of other ranks."""
+        self._staging.release()
+
+    def close(self) -> None:
+        """Free this rank's memory, once all ranks have released."""
+        self._staging.close()
+        self.flags.close()
+
+    def undo(self) -> None:
+        """Free everything after a failure on all ranks. Collective."""
+
+        def release() -> None:
+            self._comm.context.drain(self._name)
+            self.release()
+
+        self._comm.step(self._name, release)
+        self.close()

@@ -41,13 +41,10 @@ class CudaReduce(CudaPlanEngine):
     """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking."""
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
+        super().__init__(setup)
         comm, name = setup.comm, setup.name
-        self._context, self.name = comm.context, name
-        self.agreement = comm.context.agreement
-        self._backend: Any = comm.context.backend
         self._layout, self._dtype = layout, operation.dtype
         self._group = Group(setup, operation)
-        self._device = self._group.device
         replies = comm.step(name, lambda: _route_to_peers(setup))
         # The slowest route between any two ranks serves all of them.
         route = slowest(replies[rank] for rank in comm.ranks_here)
@@ -58,29 +55,20 @@ class CudaReduce(CudaPlanEngine):
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)
-        self._buffers = Buffers(
+        self._buffers: Buffers = Buffers(
             comm,
             name,
             self._route.nbytes,
             in_host_memory=not route.needs_peer_memory,
             are_streamed=not is_fused,
         )
-        self._flags = self._buffers.flags
         self._chain = StreamChain(self._backend, name)
-        self._order: LaunchOrder | None = None
         self.try_fast: Callable[[Any, Any], bool] | None = None
         self._made: list[PreparedCall] = []
         self._dots: dict[Any, PreparedCall] = {}
         self._last_dot: PreparedCall | None = None
         self._capturing = 0
-        try:
-            self._buffers.share()
-            comm.step(name, lambda: self._build(with_dot=operation.name == "sum"))
-        except BaseException:
-            self._close_launches()
-            self._buffers.undo()
-            raise
-        self.staging_nbytes = self._buffers.nbytes
+        self._make(lambda: self._build(with_dot=operation.name == "sum"))
         # A single rank waits for no other.
         if is_fused and self._group.size > 1:
             self._order = LaunchOrder.join(self._backend)
@@ -100,7 +88,7 @@ class CudaReduce(CudaPlanEngine):
 
     def _build(self, *, with_dot: bool) -> None:
         """Create the stream and the launches of `reduce`, and load all kernels."""
-        self._buffers.attach()
+        self._buffers.attach(0)
         route, pointers = self._route, Pointers(1)
         if route.are_graphs:
             self._capturing = int(self._backend.new_stream())
@@ -213,11 +201,7 @@ class CudaReduce(CudaPlanEngine):
     def _enqueue(
         self, prepared: PreparedCall, addresses: tuple[int, ...], entered: StreamInfo
     ) -> None:
-        handle, owner, stays_alive, is_captured = entered
-        if is_captured:
-            self._record()
-        else:
-            self._chain.follow(handle, owner, stays_alive=stays_alive)
+        self._follow(entered)
         self._launch_in_order(prepared, entered, addresses)
         self._flags.calls[0] += 1
         self._leave(entered)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import driver
+from mpishare.backends import driver, kernels
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.launch import PlanLauncher
-from mpishare.reduction.cuda.kernels import kernel
+from mpishare.plans.gpu.sources import source
+from mpishare.reduction.cuda.records import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +22,16 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
+
+_FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
+
+
+@functools.cache
+def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
+    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
+    del device
+    code = source(Path(__file__).with_name(_FILES.get(name, f"{name}.cu")))
+    return kernels.kernel(code, name, options(operation, nranks, form))
 
 
 class Group(PlanLauncher):

@@ -16,7 +16,7 @@ from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
 from mpishare.reduction.across_nodes import Transfer
-from mpishare.reduction.cuda.kernels import kernel
+from mpishare.reduction.cuda.group import kernel
 from mpishare.reduction.cuda.records import Shape, address_array
 
 if TYPE_CHECKING:
