@@ -16,9 +16,9 @@ from mpishare.backends.cuda_streams import on_stream
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import NoLoopError, Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
-from mpishare.graphs.arguments import check_result
 from mpishare.graphs.cuda_arguments import current_stream, key_of
 from mpishare.graphs.replay import Captured, bind_replay
+from mpishare.graphs.runs import Runs
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ _MAX_GRAPHS = 64
 _MAX_SEEN = 1024
 
 
-class CudaRuns:
+class CudaRuns(Runs):
     """Runs a function by one graph for each combination of arguments, or by loops of them."""
+
+    _scalars = ()
+    _memory_of_answers = " in GPU memory"
 
     def __init__(
         self,
@@ -44,13 +47,10 @@ class CudaRuns:
         until: Callable[..., Any] | None,
         at_most: int,
     ) -> None:
+        super().__init__(context, name, function, until, at_most)
         backend: Any = context.backend
-        self._context, self._backend = context, backend
-        self._name = name
-        self._function, self._until, self._at_most = function, until, at_most
+        self._backend, self._device = backend, backend.device.ordinal
         self._where = f"{name}, rank {context.rank} of {context.size}"
-        self._device = backend.device.ordinal
-        self.iterations: Any = None
         with cupy.cuda.Device(self._device):
             # A new one: a default stream cannot be captured.
             self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -94,7 +94,7 @@ class CudaRuns:
             return self._begin_loop(key, arguments, stream)
         if key not in self._seen:
             # The first time: CuPy compiles and CUDA loads kernels at their first use.
-            result = check_result(self._name, self._function(*arguments))
+            result = self._call(arguments)
             if len(self._seen) >= _MAX_SEEN:
                 self._seen.clear()
             self._seen.add(key)
@@ -130,7 +130,7 @@ class CudaRuns:
         """Run the function once, which loads its kernels, and continue by a graph."""
         handle, owner, stays_alive, _ = stream
         self._chain.follow(handle, owner, stays_alive=stays_alive)  # a loop may still count
-        result = check_result(self._name, self._function(*arguments))
+        result = self._call(arguments)
         done = self._ask(arguments)
         self._count_from(1, handle)
         self._context.synchronize(handle, self._name)
@@ -140,16 +140,8 @@ class CudaRuns:
             result = captured.result
         return result
 
-    def _ask(self, arguments: Sequence[Any]) -> Any:
-        """Return the array of one element by which `until` ends the loop."""
-        answer: Any = self._until(*arguments) if self._until is not None else None
-        done = cupy.asarray(answer) if hasattr(answer, "__cuda_array_interface__") else None
-        if done is None or done.size != 1 or done.dtype.kind not in "biu":
-            raise TypeError(
-                f"{self._name} failed: until returned {answer!r}, not an array of one boolean or "
-                "integer in GPU memory"
-            )
-        return done
+    def _as_array(self, answer: Any) -> Any:
+        return cupy.asarray(answer) if hasattr(answer, "__cuda_array_interface__") else None
 
     def _loop_on_host(self, why: str) -> None:
         self._has_loops = False
@@ -173,7 +165,7 @@ class CudaRuns:
         with self._working(), Recording(self._name, is_loop=is_loop) as recording:
             capture = cuda_graphs.Capture(self._stream.ptr, self._where, is_loop=is_loop)
             try:
-                result = check_result(self._name, self._function(*arguments))
+                result = self._call(arguments)
                 if self._until is not None:
                     done = self._ask(arguments)
                 if is_loop:

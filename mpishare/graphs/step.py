@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError
-from mpishare.graphs.host import HostRuns
+from mpishare.graphs.runs import Runs
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.node import Node
-
-
-class Runs(Protocol):
-    """An implementation of captured functions: see `host` and `cuda`."""
-
-    iterations: Any
-
-    def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """Return a function of a tuple of arguments with the effect of the captured one."""
-        ...
-
-    def close(self) -> None:
-        """Free graphs and memory."""
-        ...
 
 
 class Step(NodeObject):
@@ -75,7 +61,7 @@ class Step(NodeObject):
 
             self._runs = CudaRuns(context, name, function, until, count)
         else:
-            self._runs = HostRuns(context.agreement, name, function, until, count)
+            self._runs = Runs(context, name, function, until, count)
         self._run = self._runs.bind()
 
     @property

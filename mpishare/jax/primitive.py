@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from mpishare.errors import ClosedError
 from mpishare.halo.plan import Plan
-from mpishare.plans.layout import Layout
+from mpishare.plans.layout import Layout, require_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,18 +101,12 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     if not plan._has_seen(layouts):
         jax.effects_barrier()  # agreed on while JAX traces, as in `_transpose`
     expected = plan._layouts_for(layouts)
-    if len(fields) != len(expected):
-        raise ValueError(
-            f"{plan.name}: exchange failed: {len(fields)} fields given, the plan was made for "
-            f"{len(expected)}"
-        )
-    for number, (given, layout) in enumerate(zip(layouts, expected, strict=True)):
-        seen = replace(given.of_field(), device=layout.device)
-        if not layout.is_like(seen):
-            raise ValueError(
-                f"{plan.name}: exchange failed: field {number} has another layout than the plan "
-                f"was made for: {layout.difference(seen)}"
-            )
+    try:
+        require_number(fields, len(expected))
+        for number, (given, layout) in enumerate(zip(layouts, expected, strict=True)):
+            layout.require(replace(given.of_field(), device=layout.device), f"field {number}")
+    except ValueError as error:
+        raise plan._named("exchange", error) from None
     found = _primitive.bind(*fields, plan=plan, is_reverse=False)
     return found[0] if len(found) == 1 else tuple(found)
 

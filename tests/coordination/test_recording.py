@@ -8,7 +8,7 @@ import pytest
 from mpishare import UnsupportedError
 from mpishare.coordination import recording
 from mpishare.coordination.recording import Recording
-from mpishare.graphs.arguments import check_result
+from mpishare.graphs.runs import Runs
 
 
 class Engine:
@@ -57,9 +57,12 @@ def test_a_recording_is_of_its_thread_and_ends_by_an_exception():
 
 
 def test_results_that_a_replay_renews():
+    def make(result):
+        return Runs(None, "it", lambda: result, None, 1)
+
     array = SimpleNamespace(__dlpack__=None)
     for result in (None, array, [array, None], {"a": (array,)}):
-        assert check_result("it", result) is result
+        assert make(result)._call(()) is result
     for result in (3, "text", [array, 2.0], {"a": {1}}):
         with pytest.raises(TypeError, match="it failed: the function returned"):
-            check_result("it", result)
+            make(result)._call(())
