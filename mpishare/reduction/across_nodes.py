@@ -8,7 +8,6 @@ of the node gets the result through shared memory. All of it blocks the host, wi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.quiet import quiet_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
@@ -37,16 +36,16 @@ MIN_SHARED_NBYTES = 64 << 10
 _HEADER_NBYTES = 8 * SLOT_WORDS
 
 
-class Transfer(ABC):
+class Transfer:
     """Copies a field into packed memory and back, and folds packed memory. Host-blocking.
 
-    The packed memory is the host's, unless a subclass has another.
+    Both are in the host's memory; subclasses have others.
     """
 
     nbytes = 0
 
-    def __init__(self, operation: Operation) -> None:
-        self._operation = operation
+    def __init__(self, operation: Operation, order: Order) -> None:
+        self._operation, self._order = operation, order
         self._quietly = quiet_runner()
 
     def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:  # noqa: ARG002
@@ -64,13 +63,15 @@ class Transfer(ABC):
         """Return packed memory in a form for MPI."""
         return array.view(np.uint8)
 
-    @abstractmethod
-    def fetch(self, field: Any, stream: Any, packed: Any) -> None:
+    def fetch(self, field: Any, stream: Any, packed: Any) -> None:  # noqa: ARG002  no streams
         """Copy the elements of the field, once the stream has written them."""
+        array = as_numpy(field, "a field")
+        packed.reshape(array.shape, order=self._order)[...] = array
 
-    @abstractmethod
-    def store(self, packed: Any, field: Any, stream: Any) -> None:
+    def store(self, packed: Any, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
         """Copy the elements back; `packed` may be overwritten afterwards."""
+        array = as_numpy(field, "a field")
+        array[...] = packed.reshape(array.shape, order=self._order)
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine packed elements in the order of the operands, without warnings."""
@@ -78,27 +79,9 @@ class Transfer(ABC):
 
     def release(self) -> None:
         """Unmap the leader's memory."""
-        return
 
-    def close(self, *, is_over: bool) -> None:  # noqa: ARG002
+    def close(self, *, is_over: bool) -> None:
         """Free the memory, unless a message is under way, once all ranks have released."""
-        return
-
-
-class HostTransfer(Transfer):
-    """For fields in host memory."""
-
-    def __init__(self, operation: Operation, order: Order) -> None:
-        super().__init__(operation)
-        self._order = order
-
-    def fetch(self, field: Any, stream: Any, packed: Array) -> None:  # noqa: ARG002  no streams
-        array = as_numpy(field, "a field")
-        packed.reshape(array.shape, order=self._order)[...] = array
-
-    def store(self, packed: Array, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
-        array = as_numpy(field, "a field")
-        array[...] = packed.reshape(array.shape, order=self._order)
 
 
 class AcrossNodes(PlanEngine):
@@ -189,30 +172,25 @@ class _Leaders:
     ) -> None:
         self._transfer = transfer
         leaders = sorted(comm.nodes.index(node) for node in {*comm.nodes})
-        place, count = leaders.index(comm.rank), len(leaders)
-        others = [at for at in range(count) if at != place]
-        is_shared = result.nbytes >= max(MIN_SHARED_NBYTES, count * result.itemsize)
-        all_of_it = slice(0, result.size)
-        parts = [_share(result.size, at, count) if is_shared else all_of_it for at in range(count)]
-        self.mine = transfer.empty(result.size)
-        self._folded = result[parts[place]]
-        arrived = {at: transfer.empty(self._folded.size) for at in others}
-        self._operands: Sequence[Any] = [
-            arrived.get(at, self.mine[parts[place]]) for at in range(count)
-        ]
-        scattered = [self.mine[parts[at]] for at in others]
+        parts = _parts(result, leaders)
+        own = parts.pop(comm.rank)
+        self.mine, self._folded = transfer.empty(result.size), result[own]
+        arrived = {rank: transfer.empty(self._folded.size) for rank in parts}
+        operands = arrived | {comm.rank: self.mine[own]}
+        self._operands = [operands[rank] for rank in leaders]
+        self.nbytes = sum(each.nbytes for each in (self.mine, *arrived.values()))
 
-        def messages(outgoing: Sequence[Any], incoming: Sequence[Any], tag: int) -> MpiMessages:
-            ends = [Message(leaders[at], tag, ()) for at in others]
+        def messages(outgoing: Iterable[Any], incoming: Iterable[Any], tag: int) -> MpiMessages:
+            ends = [Message(rank, tag, ()) for rank in parts]
             given, got = ([*map(transfer.buffer, arrays)] for arrays in (outgoing, incoming))
             return MpiMessages(comm, name, ends, ends, given, got, call)
 
         tag = 2 * (call == "dot")
-        self._steps = [messages(scattered, [*arrived.values()], tag)]
-        if is_shared:
-            gathered = [result[parts[at]] for at in others]
-            self._steps.append(messages([self._folded] * len(others), gathered, tag + 1))
-        self.nbytes = self.mine.nbytes + sum(each.nbytes for each in arrived.values())
+        scattered = [self.mine[part] for part in parts.values()]
+        self._steps = [messages(scattered, arrived.values(), tag)]
+        if self._folded.size < result.size:
+            gathered = [result[part] for part in parts.values()]
+            self._steps.append(messages([self._folded] * len(parts), gathered, tag + 1))
 
     def reduce(self) -> None:
         """Combine `mine` of all leaders in the shared result. Host-blocking."""
@@ -233,5 +211,10 @@ class _Leaders:
         return all(are_over)
 
 
-def _share(count: int, at: int, nranks: int) -> slice:
-    return slice(count * at // nranks, count * (at + 1) // nranks)
+def _parts(result: Any, leaders: Sequence[int]) -> dict[int, slice]:
+    """Return the part of a result that each leader folds, by rank: all of a small one."""
+    size, count = result.size, len(leaders)
+    if result.nbytes < max(MIN_SHARED_NBYTES, count * result.itemsize):
+        return dict.fromkeys(leaders, slice(0, size))
+    ends = [size * at // count for at in range(count + 1)]
+    return dict(zip(leaders, map(slice, ends, ends[1:]), strict=True))

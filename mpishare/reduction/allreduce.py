@@ -15,7 +15,7 @@ from mpishare.plans.fields import require_device
 from mpishare.plans.node_cache import ranks_left_out
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refuse_left_out
 from mpishare.reduction.across_nodes import AcrossNodes
-from mpishare.reduction.engine import engine_class, make_engine, make_transfer
+from mpishare.reduction.engine import engine_class, make_transfer
 from mpishare.reduction.operation import Operation
 from mpishare.runtime import ranges
 
@@ -99,7 +99,7 @@ class Allreduce(BasePlan):
             refuse_left_out(_CALL, replies)
             self._layout = layout = setup.mine[0]
             self._operation = operation = Operation(op, layout.dtype)
-            self._engine = make_engine(setup, layout, operation)
+            self._engine = engine_class(setup)(setup, layout, operation)
             self._across: dict[str, AcrossNodes] = {}
             if len({*setup.comm.nodes}) > 1:
                 self._connect_nodes(setup)

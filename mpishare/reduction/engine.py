@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.plans import gpu_memory
 from mpishare.plans.engine import PlanEngine
-from mpishare.reduction.across_nodes import HostTransfer
+from mpishare.reduction.across_nodes import Transfer
 from mpishare.reduction.order import packing_order
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.reduction.across_nodes import Transfer
     from mpishare.reduction.operation import Operation
 
 
@@ -70,11 +69,6 @@ def engine_class(setup: PlanSetup) -> Callable[[PlanSetup, FieldLayout, Operatio
     return HostReduce
 
 
-def make_engine(setup: PlanSetup, layout: FieldLayout, operation: Operation) -> ReduceEngine:
-    """Make the engine that reduces over the ranks of this node. Collective, host-blocking."""
-    return engine_class(setup)(setup, layout, operation)
-
-
 def make_transfer(
     setup: PlanSetup, engine: ReduceEngine, operation: Operation, count: int
 ) -> Transfer:
@@ -85,7 +79,7 @@ def make_transfer(
     """
     order = packing_order(setup)
     if not setup.on_gpu:
-        return HostTransfer(operation, order)
+        return Transfer(operation, order)
     from mpishare.reduction.cuda import transfer
 
     is_large = count * operation.dtype.itemsize >= transfer.MIN_ON_GPU_NBYTES

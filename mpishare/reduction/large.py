@@ -47,9 +47,8 @@ def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
 class LargeReduce:
     """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
 
-    def __init__(self, context: NodeContext, name: str, slots: Slots, fold: Fold) -> None:
+    def __init__(self, context: NodeContext, slots: Slots, fold: Fold) -> None:
         self._context = context
-        self._name = name
         self._slots = slots
         self._fold = fold
         self._nranks = len(slots.pair[0])
@@ -103,7 +102,7 @@ class LargeReduce:
     def _address(self, place: Location) -> int:
         address = self._context.segment_address(place.window, place.rank)
         if address is None:
-            raise ClosedError(f"{self._name}: reduce failed: window {place.window} is closed")
+            raise ClosedError(f"{self._slots.name}: reduce failed: window {place.window} is closed")
         return address + place.offset
 
     def _reduce_in_place(self, fields: Sequence[Array]) -> None:

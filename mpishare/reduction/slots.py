@@ -41,7 +41,7 @@ class Slots:
         self, comm: PlanComm, name: str, dtype: np.dtype[Any], small: int, large: int
     ) -> None:
         self._comm = comm
-        self._name = name
+        self.name = name
         self._dtype = dtype
         self._memory_barrier = comm.context.memory_barrier
         self._spins_per_yield = comm.context.spins_per_yield
@@ -145,17 +145,17 @@ class Slots:
             mine = CALLS[value & 1]
             made = dict(zip(self._ranks, calls, strict=True))
             raise MismatchError(
-                f"{self._name}: {mine} failed: ranks made different calls: "
+                f"{self.name}: {mine} failed: ranks made different calls: "
                 + "; ".join(f"rank {rank}: {call}" for rank, call in made.items()),
                 failures={rank: f"called {call}" for rank, call in made.items() if call != mine},
             )
 
     def refuse(self, *_: Any) -> NoReturn:
         """Raise the error of a plan that a handler of a signal has closed in one of its calls."""
-        raise ClosedError(f"{self._name} was closed while it was in a call")
+        raise ClosedError(f"{self.name} was closed while it was in a call")
 
     def _call(self, value: int) -> str:
-        return f"{self._name}: {CALLS[value & 1]}"
+        return f"{self.name}: {CALLS[value & 1]}"
 
     def _behind(self, word: int, least: int) -> list[int]:
         if not self._control:

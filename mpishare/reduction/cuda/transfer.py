@@ -37,13 +37,10 @@ class CudaTransfer(Transfer):
     """Transfer of fields in GPU memory: the host waits for their stream, with a deadline."""
 
     def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
-        super().__init__(operation)
-        self._context = setup.context
+        super().__init__(operation, order)
+        self._context, self._name = setup.context, setup.name
         backend: Any = setup.context.backend
-        self._backend = backend
-        self._device = backend.device.ordinal
-        self._name = setup.name
-        self._order = order
+        self._backend, self._device = backend, backend.device.ordinal
 
     def empty(self, count: int) -> Any:
         """Return new pinned memory."""
