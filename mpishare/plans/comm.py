@@ -35,17 +35,14 @@ class PlanComm:
     def __init__(
         self, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
     ) -> None:
-        def monitored() -> MissingRanks:
-            return MissingRanks(context.agreement, (), call)
-
-        self._ranks = PlanRanks.of(group, context, call, here, monitored)
+        self._ranks = PlanRanks.of(group, context, call, here)
         self.context = context
         self.comm = group.comm
         self.rank, self.size = group.comm.rank, group.comm.size
         self.nodes, self.places = self._ranks.nodes, self._ranks.places
         self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
         self._node_ranks = frozenset(self.ranks_here.values())
-        self._ranks.begin_plan()
+        self._ranks.plans += 1
         self._place = group.take_place()
         self.first_tag = TAGS * self._place
 

@@ -29,24 +29,17 @@ class Holdings:
     def __init__(self, group: RankGroup) -> None:
         self.group = group
         self.node: Node | None = None
-        self._cache: NodeCache | None = None
-        self._backend = ""
-        self._comm: PlanComm | None = None
-
-    def take_node(self, node: Node, cache: NodeCache | None, backend: str) -> None:
-        """Hold the plan's node, which `cache` counts if it is kept for plans without ``node=``."""
-        self.node, self._cache, self._backend = node, cache, backend
-
-    def take_comm(self, comm: PlanComm) -> None:
-        self._comm = comm
+        self.cache: NodeCache | None = None  # counts the node if it is kept
+        self.backend = ""
+        self.comm: PlanComm | None = None
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""
-        if self._comm is not None:
-            self._comm.close()
+        if self.comm is not None:
+            self.comm.close()
         self.group.release()
-        if self._cache is not None and self.node is not None:
-            self._cache.release(self._backend, self.node)
+        if self.cache is not None and self.node is not None:
+            self.cache.release(self.backend, self.node)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
 from mpishare.coordination.waits import of_this_thread
-from mpishare.errors import UnsupportedError
 from mpishare.node import Node
 
 if TYPE_CHECKING:
@@ -118,14 +117,6 @@ def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) ->
     number = 1 + max(choice.number for choice in choices)
     context.raise_number(call, number)
     return f"{call} {number}"
-
-
-def require_backend(call: str, node: Node, backend: str) -> None:
-    """Raise if a node cannot serve fields of a backend; the same on all ranks."""
-    if backend == "cuda" and node.backend != "cuda":
-        raise UnsupportedError(
-            f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
-        )
 
 
 def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:

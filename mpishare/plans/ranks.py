@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
+from mpishare.coordination.missing_ranks import MissingRanks
 from mpishare.coordination.objects import Dropped
 from mpishare.memory.shared import place
 
@@ -52,29 +53,23 @@ class PlanRanks:
             len(replies) == context.size
         )
         self.dropped = context.dropped if self.is_node else Dropped()
-        self._plans = 0
+        self.plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
         self._chunks: list[SharedMemory] = []
 
     @classmethod
     def of(
-        cls,
-        group: RankGroup,
-        context: NodeContext,
-        call: str,
-        here: Sequence[Any],
-        monitored: Callable[[], Any],
+        cls, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
     ) -> PlanRanks:
         """Return the ranks of a group on a node. Collective the first time, host-blocking.
 
-        `here` has each rank's `_here`, or None in it; `monitored` makes a context manager that
-        watches the wait, see `MissingRanks`.
+        `here` has each rank's `here_for_first_plan`.
         """
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
             if None in here:
-                with monitored() as monitor:
+                with MissingRanks(context.agreement, (), call) as monitor:
                     timeout_s = context.agreement.timeout_s
                     _, here = group.step_keeping(
                         call, lambda: (None, _here(context)), timeout_s, monitor
@@ -85,15 +80,12 @@ class PlanRanks:
                 group.blocks.append(context.agreement.block)
         return found
 
-    def begin_plan(self) -> None:
-        self._plans += 1
-
     def end_plan(self) -> None:
         """Count one plan less. Collective with the last plan of ranks on several nodes."""
-        self._plans -= 1
+        self.plans -= 1
         # Ranks of one node keep memory for their next plan until the node closes; ranks of several
         # nodes close theirs at different times.
-        if not self._plans and len(self.here) < len(self.nodes):
+        if not self.plans and len(self.here) < len(self.nodes):
             self.close()
 
     def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:

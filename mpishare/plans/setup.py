@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.errors import PeerTimeout, name_ranks
+from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -31,7 +31,6 @@ from mpishare.plans.node_cache import (
     name_plan,
     ranks_left_out,
     report_of,
-    require_backend,
     setup_deadline,
 )
 from mpishare.plans.ranks import here_for_first_plan
@@ -196,13 +195,17 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
     choices = [NodeChoice(*reply["choice"]) for reply in replies]
-    node, cache = find_node(held.group, start.given_comm, call, start.given_node, backend, choices)
-    held.take_node(node, cache, backend)
-    require_backend(call, node, backend)
+    node, held.cache = find_node(
+        held.group, start.given_comm, call, start.given_node, backend, choices
+    )
+    held.node, held.backend = node, backend
+    if backend == "cuda" and node.backend != "cuda":
+        raise UnsupportedError(
+            f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
+        )
     context = context_of(node)
     name = start.name or name_plan(call, context, choices)
-    comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
-    held.take_comm(comm)
+    comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
     on_gpu = (node.backend if backend == "auto" else backend) == "cuda"
     return PlanSetup(
         call=call,
@@ -277,15 +280,13 @@ def agree_on_routes(
         sends=sends_by_rank,
         recvs=recvs_by_rank,
         routes=chosen,
-        locations=[_unpack_locations(reply["locations"]) for reply in replies],
+        locations=[
+            [place and Location(*place) for place in reply["locations"]] for reply in replies
+        ],
         is_compiled=all(reply["is compiled"] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
         busy=outer.busy if outer else bytearray(1),
     )
-
-
-def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
-    return [place and Location(*place) for place in packed]
 
 
 def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:
