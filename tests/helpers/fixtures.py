@@ -46,6 +46,14 @@ def on_cuda(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
+def cupy() -> Any:
+    """The package, which is not there on machines that collect these tests and have no GPU."""
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
 def stream() -> Generator[Any]:
     """A stream of the test's own, which is the current one."""
     import cupy

@@ -119,11 +119,9 @@ def test_slabs_are_sent_in_place(half, monkeypatch, kind):
 
 
 @TWO
-def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch):
+def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
     """Of a pool without handles: beside slabs of plain memory, on one rank alone."""
     small_in_place(monkeypatch)
-    import cupy
-
     kind = Kind("i8", "C", (3,))
     case, fields = with_slabs(kind, half)
     with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
@@ -152,10 +150,8 @@ def test_slabs_meet_columns(half, monkeypatch):
 
 
 @TWO
-def test_the_host_waits_for_the_stream_before_it_sends_in_place(half):
+def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
     """Cells arrive as they are written last, and ghosts are read before that."""
-    import cupy
-
     idle = cupy.RawKernel(
         'extern "C" __global__ void idle(long long ns) {'
         "unsigned long long a, b;"
@@ -233,13 +229,11 @@ def test_reductions_over_both_nodes(half, monkeypatch, op):
 
 
 @pytest.mark.ranks(min=2, max=4)
-def test_messages_do_not_hold_up_fused_neighbors(half):
+def test_messages_do_not_hold_up_fused_neighbors(half, cupy):
     """Ghosts of my node are there while the other node has not even called.
 
     With a rank per node they are of its own cells.
     """
-    import cupy
-
     if WORLD.size == 3:
         pytest.skip("the nodes must be alike")
     case = even_case((2, HALF), True, 6)

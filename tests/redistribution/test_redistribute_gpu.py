@@ -27,10 +27,8 @@ def test_random_distributions_by_forced_routes(node, seed, route, monkeypatch):
     check_case(node, node.comm, seed).close()
 
 
-def test_it_is_ordered_on_the_stream_of_the_call(node):
+def test_it_is_ordered_on_the_stream_of_the_call(node, cupy):
     """Held work before it holds it, too; the host goes on."""
-    import cupy
-
     stream = cupy.cuda.Stream(non_blocking=True)
     a = node.xp.zeros((len(parts(node, 0)[0]), N))
     a.fill(-1)  # loads the kernel, which would wait for the stream that is held

@@ -18,10 +18,7 @@ from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import every_operation, folded
 
 TWO = pytest.mark.ranks(min=2)
-SMALL, LARGE = (
-    300,
-    40_003,
-)  # elements; the one goes to everybody, of the other each rank has a slice
+SMALL, LARGE = 300, 40_003  # elements: sent to everybody, and by slices
 SOURCE = r"""
 extern "C" {
 __global__ void put(double* x, long long n, int rank, const long long* step) {
@@ -96,10 +93,6 @@ def numbers(rng, dtype, shape):
     return found
 
 
-def fold(operation, fields):
-    return folded(operation.name, fields)
-
-
 def is_right(operation, found, right):
     """The same bits, or any NaN where there is one; the last bit of complex products is free."""
     if operation.dtype.kind == "c" and operation.name == "prod":
@@ -110,10 +103,8 @@ def is_right(operation, found, right):
 # --- what is reduced
 
 
-def test_every_operation_on_slices(node):
+def test_every_operation_on_slices(node, cupy):
     """Of every size of an element one dtype, and complex ones: each is a kernel to compile."""
-    import cupy
-
     for operation in every_operation("BefD"):
         rng = np.random.default_rng(LARGE)
         fields = [numbers(rng, operation.dtype, LARGE) for _ in range(node.size)]
@@ -122,13 +113,11 @@ def test_every_operation_on_slices(node):
             for _ in range(3):  # launched, as a graph, and by the fast path
                 x[...] = cupy.asarray(fields[node.rank])
                 total.reduce(x)
-                assert is_right(operation, x.get(), fold(operation, fields)), operation
+                assert is_right(operation, x.get(), folded(operation.name, fields)), operation
 
 
 @pytest.mark.parametrize("count", [1, 7, 1024, 4096, 4097, 65_537, 300_001])
-def test_sizes_by_every_route(node, stream_route, count):
-    import cupy
-
+def test_sizes_by_every_route(node, stream_route, count, cupy):
     fields = [np.random.default_rng(rank).standard_normal(count) for rank in range(node.size)]
     right = functools.reduce(np.add, fields)
     whole = cupy.zeros(count + 1)
@@ -141,10 +130,8 @@ def test_sizes_by_every_route(node, stream_route, count):
                 assert np.array_equal(x.get(), right)
 
 
-def test_messages_are_not_for_ranks_of_one_node(node, monkeypatch):
+def test_messages_are_not_for_ranks_of_one_node(node, monkeypatch, cupy):
     """Where halos are made to go by MPI, reductions go through memory of the host."""
-    import cupy
-
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
     x = cupy.full(1000, node.rank + 1.0)
     with Allreduce(node.comm, x, node=node) as total:
@@ -153,10 +140,8 @@ def test_messages_are_not_for_ranks_of_one_node(node, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [50_000, 1 << 20])
-def test_larger_fields_to_everybody(node, monkeypatch, count):
+def test_larger_fields_to_everybody(node, monkeypatch, count, cupy):
     """As far as `SMALL_NBYTES` goes: a thread has several elements."""
-    import cupy
-
     from mpishare.reduction.cuda import spinning
 
     monkeypatch.setattr(spinning, "SMALL_NBYTES", 16 << 20)
@@ -169,9 +154,7 @@ def test_larger_fields_to_everybody(node, monkeypatch, count):
             assert bool((x == node.size * (cupy.arange(count) % 5) + ranks).all())
 
 
-def test_a_field_of_several_segments(node, monkeypatch):
-    import cupy
-
+def test_a_field_of_several_segments(node, monkeypatch, cupy):
     from mpishare.reduction.cuda import spinning, streamed
 
     for module in (spinning, streamed):
@@ -187,9 +170,7 @@ def test_a_field_of_several_segments(node, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_strides_may_differ_from_rank_to_rank(node, stream_route, count):
-    import cupy
-
+def test_strides_may_differ_from_rank_to_rank(node, stream_route, count, cupy):
     shape = 3, count // 3
     fields = [np.random.default_rng(rank).standard_normal(shape) for rank in range(node.size)]
     forms = [
@@ -211,9 +192,7 @@ def test_strides_may_differ_from_rank_to_rank(node, stream_route, count):
 
 
 @pytest.mark.parametrize("code", "eilfdFD")
-def test_dots_are_those_of_numpy(node, stream_route, code):
-    import cupy
-
+def test_dots_are_those_of_numpy(node, stream_route, code, cupy):
     dtype = np.dtype(code)
     rng = np.random.default_rng(7)
     for count in (0, 1, 31, 5000, *([] if code == "e" else [200_003])):
@@ -231,9 +210,7 @@ def test_dots_are_those_of_numpy(node, stream_route, code):
                 assert complex(found.get()) == pytest.approx(right, rel=3e-3 if code == "e" else 0)
 
 
-def test_dots_of_views_and_of_other_shapes_on_each_rank(node, stream_route):
-    import cupy
-
+def test_dots_of_views_and_of_other_shapes_on_each_rank(node, stream_route, cupy):
     shape = 4 + node.rank, 5, 70
     u, v = cupy.zeros([n + 2 for n in shape]), cupy.zeros(shape, order="F")
     x = u[1:-1, 1:-1, 1:-1]
@@ -249,10 +226,8 @@ def test_dots_of_views_and_of_other_shapes_on_each_rank(node, stream_route):
                 assert float(out[0, 0]) == expected
 
 
-def test_the_same_bits_in_every_run(node, stream):
+def test_the_same_bits_in_every_run(node, stream, cupy):
     """And on every rank: all compare with the first result, ten thousand times, with delays."""
-    import cupy
-
     rng = np.random.default_rng(node.rank)
     x, y = (cupy.asarray(rng.standard_normal(20_001)) for _ in range(2))
     counted, out = CountedField(node, SMALL), cupy.zeros(())
@@ -305,10 +280,8 @@ def test_control_of_the_counting(node, stream):
     assert int(field.errors[0]) == SMALL
 
 
-def test_streams_in_turn(node, stream_route):
+def test_streams_in_turn(node, stream_route, cupy):
     """The calls of a plan come one after the other, whatever stream they are on."""
-    import cupy
-
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     field, fence = CountedField(node, SMALL), cupy.cuda.Event()
     with Allreduce(node.comm, field.array, node=node) as total:
@@ -327,10 +300,8 @@ def test_streams_in_turn(node, stream_route):
         assert field.is_right_after(60)
 
 
-def test_plans_on_streams_of_their_own(node):
+def test_plans_on_streams_of_their_own(node, cupy):
     """Two reductions and a halo, each on a stream, with nothing between them."""
-    import cupy
-
     fields = [CountedField(node, count) for count in (SMALL, LARGE, 3 * LARGE)]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in fields]
     plans = [Allreduce(node.comm, field.array, node=node) for field in fields]
@@ -354,9 +325,7 @@ def test_plans_on_streams_of_their_own(node):
 
 @TWO
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_a_held_rank_is_waited_for(node, stream_route, count):
-    import cupy
-
+def test_a_held_rank_is_waited_for(node, stream_route, count, cupy):
     field = cupy.zeros(count)
 
     def reduce():
@@ -391,10 +360,10 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, stream_route, stream, count):
+def test_a_new_plan_leaves_the_memory_of_pending_work_alone(
+    node, stream_route, stream, count, cupy
+):
     """What CuPy's pool has back may still be read by work that the stream was given before."""
-    import cupy
-
     field = cupy.zeros(count)
     Allreduce(node.comm, field, node=node).close()  # its kernels are loaded
     # Of the smallest blocks of a pool that has no others: a plan that took any would take these.
@@ -419,9 +388,7 @@ def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, stream_route, 
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_replays_and_calls_mixed(node, stream_route, stream, count):
-    import cupy
-
+def test_replays_and_calls_mixed(node, stream_route, stream, count, cupy):
     field, out = CountedField(node, count), cupy.zeros(())
     x = cupy.arange(1000.0)
     right = node.size * float(cupy.dot(x, x))
@@ -445,9 +412,7 @@ def test_replays_and_calls_mixed(node, stream_route, stream, count):
         assert field.is_right_after(200)
 
 
-def test_a_captured_dot_needs_its_result(node, stream):
-    import cupy
-
+def test_a_captured_dot_needs_its_result(node, stream, cupy):
     x = cupy.zeros(3)
     with (
         Allreduce(node.comm, x, node=node) as total,
@@ -460,9 +425,7 @@ def test_a_captured_dot_needs_its_result(node, stream):
 # --- what does not fit
 
 
-def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node):
-    import cupy
-
+def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node, cupy):
     x = cupy.ones(6)
     with Allreduce(node.comm, x, node=node) as total:
         with pytest.raises(TypeError, match="GPU memory"):
@@ -483,10 +446,8 @@ def test_tensors(node):
         assert float(total.dot(x, x)) == node.size * float(x @ x)
 
 
-def test_a_thousand_arrays(node):
+def test_a_thousand_arrays(node, cupy):
     """New at every call: no graph is kept for each."""
-    import cupy
-
     with Allreduce(node.comm, cupy.zeros(8), node=node) as total:
         kept = [cupy.full(8, float(node.rank)) for _ in range(1000)]
         for x in kept:
