@@ -1,14 +1,12 @@
 """What a capture notes of the calls made in it, and what it takes back."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from mpishare import UnsupportedError
 from mpishare.coordination import recording
 from mpishare.coordination.recording import Recording
-from mpishare.graphs.runs import Runs
 
 
 class Engine:
@@ -54,15 +52,3 @@ def test_a_recording_is_of_its_thread_and_ends_by_an_exception():
     assert seen == [now, None]
     assert recording.current() is None
     recording.require_none("fence", "no")
-
-
-def test_results_that_a_replay_renews():
-    def make(result):
-        return Runs(None, "it", lambda: result, None, 1)
-
-    array = SimpleNamespace(__dlpack__=None)
-    for result in (None, array, [array, None], {"a": (array,)}):
-        assert make(result)._call(()) is result
-    for result in (3, "text", [array, 2.0], {"a": {1}}):
-        with pytest.raises(TypeError, match="it failed: the function returned"):
-            make(result)._call(())

@@ -61,27 +61,25 @@ def test_what_users_write():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind"),
+    ("shape", "kind"),
     [
-        (((2, -1),), ValueError),
-        ((-1,), ValueError),
-        ((2.5,), TypeError),
-        (((2, 2.0),), TypeError),
-        (("12",), TypeError),
-        ((None,), TypeError),
-        (((2,), "float65"), TypeError),
-        (((2,), float, "A"), ValueError),
-        (((2,), float, None), ValueError),
+        ((2, -1), ValueError),
+        (-1, ValueError),
+        (2.5, TypeError),
+        ((2, 2.0), TypeError),
+        ("12", TypeError),
+        (None, TypeError),
     ],
 )
-def test_layouts_that_are_none(arguments, kind):
-    with pytest.raises(kind):
-        Layout(*arguments)
-
-
-@pytest.mark.parametrize("shape", [2.5, (2, 2.0), "f8", None, -1])
-def test_a_shape_that_is_none_is_named(shape):
-    with pytest.raises(
-        (TypeError, ValueError), match=f"shape must be .*, not {re.escape(repr(shape))}"
-    ):
+def test_a_shape_that_is_none_is_named(shape, kind):
+    with pytest.raises(kind, match=f"shape must be .*, not {re.escape(repr(shape))}"):
         Layout(shape)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order", "kind"),
+    [("float65", "C", TypeError), (float, "A", ValueError), (float, None, ValueError)],
+)
+def test_dtypes_and_orders_that_are_none(dtype, order, kind):
+    with pytest.raises(kind):
+        Layout(2, dtype, order)

@@ -101,18 +101,6 @@ def test_a_gather_a_broadcast_and_an_all_gather(node):
         assert (on_host(gather.backward(there)) == on_host(rows)).all()
 
 
-def test_a_halo_with_corners(node):
-    """Boxes with a margin."""
-    n, size = 12, node.size
-    whole = np.arange(float(n * n)).reshape(n, n)
-    of = np.array_split(np.arange(n), size)[node.rank]
-    lower, upper = max(int(of[0]) - 2, 0), min(int(of[-1]) + 3, n)
-    with Redistribute(node.comm, whole.shape, 0, Box((lower, 0), (upper, n)), node=node) as plan:
-        found = plan.forward(node.xp.asarray(whole[of]))
-        assert (on_host(found) == whole[lower:upper]).all()
-        assert plan.target_box == Box((lower, 0), (upper, n))
-
-
 def test_out_may_be_the_array(node):
     n = 2 * node.size
     whole = np.arange(n * n).reshape(n, n)

@@ -209,15 +209,10 @@ def test_every_operation_compiles(operation):
         compiles("large", operation, 2, form="NEAR")
 
 
+@pytest.mark.parametrize(("nranks", "form"), [(1, "ROW"), (3, "ROW"), (40, "ROW"), (2, "FAR")])
 @pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
-def test_fields_of_any_size_compile(name):
-    compiles(name, Operation("sum", np.dtype("d")), 2, form="FAR")
-
-
-@pytest.mark.parametrize("nranks", [1, 3, 40])
-@pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
-def test_any_number_of_ranks_compiles(name, nranks):
-    compiles(name, Operation("sum", np.dtype("d")), nranks, form="ROW")
+def test_any_number_of_ranks_and_fields_of_any_size_compile(name, nranks, form):
+    compiles(name, Operation("sum", np.dtype("d")), nranks, form=form)
 
 
 def compiles(name, operation, nranks, *, form):
