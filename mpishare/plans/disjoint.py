@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpishare.plans.layout import array_at
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,7 @@ def require_distinct_cells(layout: FieldLayout, name: str) -> None:
     )
     if 0 in layout.shape or all(step >= end for (step, _), end in zip(axes, ends, strict=False)):
         return
-    cells = _View(1 << 32, layout).array()  # anywhere: nothing is read
+    cells = array_at(1 << 32, layout)  # anywhere: nothing is read
     for axis in range(cells.ndim):
         # Two cells whose indices differ first along this axis.
         plane = cells[(0,) * axis]
@@ -69,7 +71,7 @@ class Disjoint:
             return
         named = range(len(addresses)) if numbers is None else numbers
         views = [
-            (n, _View(address, layout).array())
+            (n, array_at(address, layout))  # nothing is read, as in GPU memory it could not be
             for n, address, layout in zip(named, addresses, self._layouts, strict=True)
         ]
         for (first, a), (second, b) in combinations(views, 2):
@@ -83,19 +85,3 @@ class Disjoint:
 
 def _distances(addresses: Sequence[int]) -> list[int]:
     return [each - addresses[0] for each in addresses]
-
-
-class _View:
-    """A view of a field by its addresses alone: GPU memory cannot be read here."""
-
-    def __init__(self, address: int, layout: FieldLayout) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": layout.shape,
-            "strides": layout.strides,
-            "typestr": f"|V{layout.dtype.itemsize}",
-        }
-
-    def array(self) -> np.ndarray:
-        return np.asarray(self)

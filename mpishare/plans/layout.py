@@ -192,14 +192,9 @@ def is_tensor(field: Any) -> bool:
 
 def is_on_gpu(field: Any) -> bool:
     """Whether an array of any library is in GPU memory."""
-    if isinstance(field, np.ndarray):
-        return False
-    return bool(getattr(field, "is_cuda", None) or _has_interface(field))
-
-
-def _has_interface(field: Any) -> bool:
-    # Raises AttributeError for a tensor in host memory, as for anything but an array on a GPU.
-    return not hasattr(field, "is_cuda") and hasattr(field, "__cuda_array_interface__")
+    # Tensors in host memory have the interface, too, and raise where it is read.
+    is_cuda = getattr(field, "is_cuda", None)
+    return hasattr(field, "__cuda_array_interface__") if is_cuda is None else bool(is_cuda)
 
 
 def refuse_jax(field: Any, name: str) -> None:
