@@ -18,7 +18,7 @@ from mpishare.reduction.cuda.records import (
     shapes_of,
     staging_of,
 )
-from mpishare.reduction.cuda.schedule import RECV, REDUCE, SEND, schedule, unpacked
+from mpishare.reduction.cuda.schedule import RECV, REDUCE, SEND, schedule
 from mpishare.reduction.operation import Operation
 from tests.backends.test_kernels import compile_cuda
 from tests.helpers.launch import ROOT
@@ -137,7 +137,10 @@ def test_buffers_hold_every_chunk(count, nranks):
 def run(nranks, chunks, lead, lag, resident):
     """Let so many blocks of each rank take the items; return whether all came to their end."""
     queues = [
-        [unpacked(item) for item in schedule(rank, nranks, chunks, lead, lag).tolist()]
+        [
+            (item >> 30, item >> 20 & 0x3FF, item & 0xFFFFF)  # as large.cu takes them
+            for item in schedule(rank, nranks, chunks, lead, lag).tolist()
+        ]
         for rank in range(nranks)
     ]
     done = set()

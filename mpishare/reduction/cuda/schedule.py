@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEND, REDUCE, RECV = range(3)
-MAX_CHUNKS, MAX_RANKS = 1 << 20, 1 << 10
 _KIND_SHIFT, _PEER_SHIFT = 30, 20
 
 
@@ -26,11 +25,6 @@ def schedule(rank: int, nranks: int, chunks: int, lead: int, lag: int) -> np.nda
         kind << _KIND_SHIFT | peer << _PEER_SHIFT | chunk for _, kind, _, peer, chunk in items
     ]
     return np.array(packed, np.uint32)
-
-
-def unpacked(item: int) -> tuple[int, int, int]:
-    """Return the kind, the peer and the chunk of an item."""
-    return item >> _KIND_SHIFT, item >> _PEER_SHIFT & (MAX_RANKS - 1), item & (MAX_CHUNKS - 1)
 
 
 def _items(
