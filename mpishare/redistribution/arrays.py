@@ -75,7 +75,7 @@ class Arrays:
                 f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape}"
             )
         array = given.array if isinstance(given, Window) else given
-        found = check_layout(self._layout_of(array, name), name)
+        found = check_layout(self._place_of(array, name)[1], name)
         if is_written:
             require_distinct_cells(found, name)
             if not self._on_gpu and not as_numpy(array, name).flags.writeable:
@@ -89,20 +89,21 @@ class Arrays:
             return array
         return as_numpy(array, name)
 
-    def _layout_of(self, array: Any, name: str) -> FieldLayout:
+    def _place_of(self, array: Any, name: str) -> tuple[int, FieldLayout]:
+        """Return the address and the layout of an array."""
         if self._on_gpu:
-            from mpishare.plans.gpu.fields import cuda_layout
+            from mpishare.plans.gpu.fields import place_of
 
-            return cuda_layout(array, name)
+            return place_of(array, name)
         found = as_numpy(array, name)
-        return FieldLayout(found.shape, found.strides, found.dtype, None)
+        return address_of(found), FieldLayout(found.shape, found.strides, found.dtype, None)
 
     def fits(self, array: Any, side: Side) -> bool:
         """Whether the engines, which take only arrays that can be written, can use it as it is."""
         cells = side.as_cells(array)
         if not self._on_gpu and not as_numpy(cells, side.name).flags.writeable:
             return False
-        return side.layout.is_like(self._layout_of(cells, side.name))
+        return side.layout.is_like(self._place_of(cells, side.name)[1])
 
     def compact(self, array: Any, stream: Any) -> Any:
         """Return a copy without gaps."""
@@ -119,17 +120,9 @@ class Arrays:
 
     def share_memory(self, one: Any, other: Any) -> bool:
         """Whether the spans of two arrays overlap: those of interleaved cells count too."""
-        (a, a_nbytes), (b, b_nbytes) = map(self._span, (one, other))
+        (a, of_a), (b, of_b) = (self._place_of(each, "an array") for each in (one, other))
+        a_nbytes, b_nbytes = of_a.span_nbytes, of_b.span_nbytes
         return bool(a_nbytes and b_nbytes and a < b + b_nbytes and b < a + a_nbytes)
-
-    def _span(self, array: Any) -> tuple[int, int]:
-        if self._on_gpu:
-            from mpishare.plans.gpu.fields import addresses_of, cuda_layout
-
-            layout = cuda_layout(array, "an array")
-            return addresses_of([array], [layout])[0], layout.span_nbytes
-        layout = self._layout_of(array, "an array")
-        return address_of(as_numpy(array, "an array")), layout.span_nbytes
 
     def on(self, array: Any, stream: Any) -> Any:
         """Make a stream the current one of the library of an array."""

@@ -21,11 +21,15 @@ _Array = cupy.ndarray
 
 def cuda_layout(field: Any, name: str) -> FieldLayout:
     """Return the layout of an array in GPU memory, or raise if its ghosts cannot be written."""
+    return check_layout(place_of(field, name)[1], name)
+
+
+def place_of(field: Any, name: str) -> tuple[int, FieldLayout]:
+    """Return the address and the layout of an array in GPU memory."""
     if isinstance(field, _Array):
-        found = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
-    else:
-        found = _inspect(field, name)[1]
-    return check_layout(found, name)
+        layout = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
+        return field.data.ptr, layout
+    return _inspect(field, name)
 
 
 def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple[int, ...]:
