@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.helpers.launch import run_ranks
@@ -92,8 +93,6 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
 
 
 def unclosed(stage: Stage) -> None:
-    import numpy as np
-
     node = stage.node()
     cart = stage.world.Create_cart((stage.size,), (True,))
     halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)  # noqa: F821  of the scene

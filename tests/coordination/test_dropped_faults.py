@@ -2,8 +2,8 @@
 
 import logging
 import os
-import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -72,12 +72,11 @@ def killed(stage: Stage, place: str) -> None:
         type(halo).close = lambda _: stage.die()
     del halo
     if place == "before" and stage.rank == 1:
-        time.sleep(0.3)
-        stage.die()
+        stage.die(0.3)
     stage.attempt("first", node.barrier)
     stage.attempt("then", node.barrier)
     stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.end()
 
 
 @pytest.mark.kills
@@ -115,15 +114,13 @@ def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
 
 
 def across_nodes(stage: Stage, is_given: bool) -> None:
-    import numpy as np
-
     from mpishare.coordination.rank_group import RankGroup
 
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node() if is_given else None
     left = (stage.rank - 1) % stage.size
     groups, wrong = set(), 0
-    for _ in range(30):
+    for _ in range(8):
         cart = stage.world.Create_cart((stage.size,), (True,))
         u = np.full(6, float(stage.rank))
         halo = mpishare.HaloExchange(cart, u, 1, node=node)

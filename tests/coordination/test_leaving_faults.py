@@ -161,6 +161,7 @@ def test_a_plan_that_is_left_where_others_may_need_the_rank_takes_its_node_along
 
 def waits_for_messages(stage: Stage) -> None:
     def work() -> None:
+        os.environ["MPISHARE_ROUTE"] = "mpi"
         node = stage.node()
         with stage.make("plan", node) as halo:
             halo.exchange()
@@ -174,7 +175,7 @@ def waits_for_messages(stage: Stage) -> None:
 
 
 def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
-    played = play(3, waits_for_messages, env={"MPISHARE_ROUTE": "mpi"})
+    played = play(3, waits_for_messages, shared=True)
     for rank in (0, 2):
         told = played.raised(rank, "with", "PeerError")
         assert told.end - played.rank(1)["left"] < LIMIT_S
@@ -343,7 +344,7 @@ def closed(stage: Stage, calls: list[str]) -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
     calls = ["exchange", "accumulate", "wait"]
-    played = play(2, closed, calls, env={"MPISHARE_HOST_CODE": code})
+    played = play(2, closed, calls, env={"MPISHARE_HOST_CODE": code}, shared=True)
     for call in calls:
         played.worked([0, 1], f"after {call}")  # all ranks have closed the plan: the node goes on
         for what in ("plan", "node"):
@@ -427,7 +428,7 @@ def nested(stage: Stage) -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_cannot_call_a_plan_within_a_call(code):
     """Not in the other direction either; the call itself goes on, with right numbers."""
-    played = play(2, nested, env={"MPISHARE_HOST_CODE": code})
+    played = play(2, nested, env={"MPISHARE_HOST_CODE": code}, shared=True)
     for outer in ("exchange", "accumulate", "wait"):
         for inner in ("exchange", "accumulate", "start", "wait"):
             told = played.raised(0, f"{inner} in {outer}", "EpochError").text

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -55,8 +56,6 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
 
 
 def one_stays_away(stage: Stage, what: str, timeout_s: float) -> None:
-    import numpy as np
-
     node, field = stage.node(timeout_s=timeout_s), np.zeros(6)
 
     def make() -> mpishare.NeighborExchange:
@@ -75,7 +74,7 @@ def one_stays_away(stage: Stage, what: str, timeout_s: float) -> None:
 @pytest.mark.parametrize("what", ["make", "close"])
 def test_a_rank_that_never_makes_or_closes_a_plan_is_named_alone(what):
     """The ranks wait by messages: one that gives up must not miss another that does so as well."""
-    played = play(4, one_stays_away, what, TIMEOUT_S)
+    played = play(4, one_stays_away, what, TIMEOUT_S, shared=True)
     for rank in range(3):
         assert played.raised(rank, "call", "PeerTimeout").ranks == [3], played.describe()
 
@@ -195,8 +194,6 @@ def test_a_rank_that_was_stopped_is_named_and_not_whom_it_waited_for():
 
 
 def no_plan(stage: Stage) -> None:
-    import numpy as np
-
     node = stage.node(timeout_s=2.0)
     node.barrier()
     if stage.rank == 1:
@@ -209,13 +206,12 @@ def no_plan(stage: Stage) -> None:
 
 
 def test_a_rank_that_has_only_just_come_is_not_missing():
-    played = play(3, no_plan)
+    played = play(3, no_plan, shared=True)
     assert played.raised(0, "plan", "PeerTimeout").ranks == [1], played.describe()
 
 
 def one_way(stage: Stage) -> None:
-    import numpy as np
-
+    os.environ["MPISHARE_ROUTE"] = "mpi"
     node = stage.node(timeout_s=2.0)
     here = {1 - stage.rank: [0]}
     sends, recvs = (here, {}) if stage.rank == 0 else ({}, here)
@@ -231,5 +227,5 @@ def one_way(stage: Stage) -> None:
 
 
 def test_a_receiver_that_never_comes_is_named_by_who_only_sends():
-    played = play(2, one_way, env={"MPISHARE_ROUTE": "mpi"})
+    played = play(2, one_way, shared=True)
     assert played.raised(0, "exchange", "PeerTimeout").ranks == [1], played.describe()

@@ -19,9 +19,7 @@ LIMIT_S = 5.0
 def split(stage: Stage, way: str) -> None:
     """Rank 1 gives what is new, the others what was seen before."""
     node = stage.node(timeout_s=20)
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
     seen = node.xp.zeros(6)
     new = {
         "dtype": node.xp.zeros(6, "f4"),
@@ -61,7 +59,7 @@ def split(stage: Stage, way: str) -> None:
 )
 def test_what_one_rank_has_seen_is_new_to_another(way, backend):
     """The rank that waits sees at once that the others go on without it."""
-    played = play(3, split, way, backend=backend)
+    played = play(3, split, way, backend=backend, shared=True)
     told = played.raised(1, "call", "MismatchError")
     assert "is new to the plan on this rank" in told.text
     assert set(told.failures) <= {0, 2}
@@ -86,7 +84,7 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
 )
 def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
     """The rank that gave it gets its own error, and the others read that."""
-    played = play(3, split, way, backend=backend)
+    played = play(3, split, way, backend=backend, shared=True)
     own = played.raised(1, "call", error)
     assert words in own.text
     assert "new to the plan" not in own.text
@@ -103,9 +101,7 @@ def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
 def other(stage: Stage) -> None:
     """Each rank gives what all have seen, but not the same."""
     node = stage.node(timeout_s=20)
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
     fields = [node.xp.zeros(6), node.xp.zeros((6, 4), "f4")]
     for u in fields:
         halo.exchange(u)
@@ -122,7 +118,7 @@ def other(stage: Stage) -> None:
 
 def test_ranks_that_give_other_fields_each_seen_before():
     """They wait for each other: the error names what each of them has given."""
-    played = play(3, other)
+    played = play(3, other, shared=True)
     told = [played.told(rank, "call") for rank in range(3)]
     assert any(each.error == "MismatchError" for each in told), played.describe()
     for each in told:
@@ -134,9 +130,7 @@ def test_ranks_that_give_other_fields_each_seen_before():
 def late(stage: Stage) -> None:
     """Rank 1 is late at each call: that others wait for it at a first sight is no mismatch."""
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
 
     def go() -> None:
         for number in range(4):
@@ -177,9 +171,7 @@ def handled(stage: Stage, module: str, name: str) -> None:
     function = getattr(place, name)
     signal.signal(signal.SIGUSR2, handler)
     node = stage.node(timeout_s=20)
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
     node.barrier()
     if stage.rank == 1:
         setattr(place, name, interrupt)
@@ -208,16 +200,13 @@ def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
 def killed(stage: Stage) -> None:
     """Rank 1 dies where the others see something new."""
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
     halo.exchange(node.xp.zeros(6))
     node.synchronize()
     if stage.rank == 1:
-        time.sleep(0.3)
-        stage.die()
+        stage.die(0.3)
     stage.attempt("call", halo.exchange, node.xp.zeros(6, "f4"))
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.end()
 
 
 def test_a_rank_that_dies_at_a_first_sight():
@@ -230,9 +219,7 @@ def test_a_rank_that_dies_at_a_first_sight():
 def on_nodes(stage: Stage) -> None:
     """On several nodes; then the last rank, on a node of its own, gives what is new to it alone."""
     node = stage.node(timeout_s=2.0)
-    halo = mpishare.HaloExchange(
-        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan of any fields", node)
     left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
     wrong = []
     for dtype, others in (("f8", ()), ("i4", (2,)), ("f8", ()), ("f4", ())):
@@ -243,12 +230,13 @@ def on_nodes(stage: Stage) -> None:
     report({"wrong": wrong, "routes": sorted(set(halo.routes.values()))})
     mine = np.zeros(6, "f2" if stage.rank == stage.size - 1 else "f8")
     stage.attempt("call", lambda: [halo.exchange(mine) for _ in range(3)])
-    time.sleep(0.5)  # each aborts the job at its exit
+    stage.world.Barrier()  # else another rank could hear that this one has left
+    stage.attempt("close", node.close)
 
 
 def test_across_nodes():
     """There nobody sees how often others have called: all raise at the deadline."""
-    played = play_on("2 + 1", 3, on_nodes)
+    played = play_on("2 + 1", 3, on_nodes, shared=True)
     for rank in range(3):
         assert played.rank(rank)["wrong"] == []
         assert "mpi" in played.rank(rank)["routes"]

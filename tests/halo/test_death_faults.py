@@ -4,6 +4,7 @@ import logging
 import os
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -12,57 +13,40 @@ from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.stage import Stage
 
 PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
+PLACES += ("exchange by mpi", "wait by mpi")
 
 
-def killed(stage: Stage, place: str, route: str) -> None:
-    import numpy as np
-
-    if route:
-        os.environ["MPISHARE_ROUTE"] = route
+def killed(stage: Stage, places: tuple[str, ...]) -> None:
     logging.getLogger("mpishare").setLevel(logging.ERROR)
-    node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    field = node.allocate_each(6, fill=0.0).array
-    halo = mpishare.HaloExchange(cart, field, 1, node=node)
-    right, left = (stage.rank + 1) % stage.size, (stage.rank - 1) % stage.size
-    ex = mpishare.NeighborExchange(stage.world, {right: [1]}, {left: [0]}, field, node=node)
-    for _ in range(3):
-        halo.exchange()
-        halo.accumulate()
-        ex.exchange()
-    node.barrier()
-    if stage.rank == 1:
-        if place == "wait":
+
+    def prepare(node, comm, place):
+        place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
+        cart = comm.Create_cart((2,), (True,))
+        field, other = node.allocate_each(6, fill=0.0).array, 1 - comm.rank
+        halo = mpishare.HaloExchange(cart, field, 1, node=node)
+        ex = mpishare.NeighborExchange(comm, {other: [1]}, {other: [0]}, field, node=node)
+        for _ in range(3):
+            halo.exchange()
+            halo.accumulate()
+            ex.exchange()
+        node.barrier()
+        if stage.rank == 0 and place == "wait":
             halo.start()
-        time.sleep(0.4)
-        stage.die()
+        calls = {
+            "exchange": lambda: [halo.exchange() for _ in range(10)],
+            "wait": lambda: (halo.start(), halo.wait(), [halo.exchange() for _ in range(10)]),
+            "accumulate": lambda: [halo.accumulate() for _ in range(10)],
+            "close": halo.close,
+            "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+            "neighbors": lambda: [ex.exchange() for _ in range(10)],
+        }
+        return calls[place], halo.exchange
 
-    def until_it_fails(call):
-        for _ in range(10):
-            call()
-
-    calls = {
-        "exchange": lambda: until_it_fails(halo.exchange),
-        "wait": lambda: (halo.start(), halo.wait(), until_it_fails(halo.exchange)),
-        "accumulate": lambda: until_it_fails(halo.accumulate),
-        "close": halo.close,
-        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
-        "neighbors": lambda: until_it_fails(ex.exchange),
-    }
-    stage.attempt("first", calls[place])
-    stage.attempt("then", halo.exchange)
-    stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.lose_rank_0(places, prepare)
 
 
-@pytest.mark.parametrize(
-    ("place", "route"),
-    [*((place, "") for place in PLACES), ("exchange", "mpi"), ("wait", "mpi")],
-)
-def test_all_survivors_name_the_killed_rank(place, route):
-    played = play(3, killed, place, route, survivable=True)
-    played.survivors_name(1, of=(0, 2))
-    assert played.result.returncode != 0, played.describe()
+def test_survivors_name_the_killed_rank():
+    play(1 + len(PLACES), killed, PLACES, survivable=True).survivors_name_rank_0(len(PLACES))
 
 
 def kernel_waits(stage: Stage, nbytes: int) -> None:
@@ -80,8 +64,7 @@ def kernel_waits(stage: Stage, nbytes: int) -> None:
         node.synchronize(stream)
         node.barrier()
         if stage.rank == 1:
-            time.sleep(0.4)
-            stage.die()
+            stage.die(0.4)
         halo.exchange()
         stage.attempt("synchronize", node.synchronize, stream)
         # The node breaks before the kernels are told, so that they may still be under way.
@@ -102,8 +85,6 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
 
 
 def left(stage: Stage, place: str, block: str, route: str) -> None:
-    import numpy as np
-
     if route:
         os.environ["MPISHARE_ROUTE"] = route
     logging.getLogger("mpishare").setLevel(logging.ERROR)
@@ -145,8 +126,7 @@ def left(stage: Stage, place: str, block: str, route: str) -> None:
 )
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, block, route):
     """The block of a plan on a given node, too."""
-    shared = place in ("exchange", "accumulate") and not route
-    played = play(3, left, place, block, route, shared=shared)
+    played = play(3, left, place, block, route, shared=True)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -156,8 +136,6 @@ def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, block, route
 
 
 def late(stage: Stage, place: str, route: str) -> None:
-    import numpy as np
-
     if route:
         os.environ["MPISHARE_ROUTE"] = route
     logging.getLogger("mpishare").setLevel(logging.ERROR)
@@ -183,7 +161,7 @@ def late(stage: Stage, place: str, route: str) -> None:
 def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     """All others give up at about the same time, and rank 3 waits for them, not for the late one.
     Each names that one all the same."""
-    played = play(4, late, place, route, shared=place == "exchange" and not route)
+    played = play(4, late, place, route, shared=True)
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.seconds < 4
@@ -193,8 +171,6 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
 
 
 def unpublished(stage: Stage) -> None:
-    import numpy as np
-
     node = stage.node(timeout_s=1.0)
     cart = stage.world.Create_cart((stage.size,), (False,))
     halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
@@ -216,8 +192,6 @@ def test_control_a_signal_that_is_left_out():
 
 
 def missed(stage: Stage) -> None:
-    import numpy as np
-
     node = stage.node(timeout_s=2.0)
     cart = stage.world.Create_cart((stage.size,), (True,))
     halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
@@ -289,9 +263,6 @@ def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
 
 def missing_among_ids(stage: Stage, way: str) -> None:
     """Rank 1 tells the homes its ids, then dies, fails, or does not go on."""
-    import numpy as np
-
-    import mpishare
     from mpishare.halo import rendezvous
 
     node = stage.node(timeout_s=2.0)
@@ -311,8 +282,9 @@ def missing_among_ids(stage: Stage, way: str) -> None:
     ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
     make = mpishare.NeighborExchange.from_global_ids
     stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)
+    rendezvous.Search.owners = answer
     stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.end()
 
 
 @pytest.mark.parametrize("way", ["killed", "late"])
@@ -328,7 +300,7 @@ def test_a_rank_is_missing_while_owners_are_looked_for(way):
 
 def test_a_rank_that_fails_while_owners_are_looked_for():
     """An error of its own is an error on all, and the node works on."""
-    played = play(3, missing_among_ids, "failed")
+    played = play(3, missing_among_ids, "failed", shared=True)
     played.ended_well()
     assert "no memory" in played.raised(1, "make", "MemoryError").text
     for rank in (0, 2):

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -41,8 +42,6 @@ def test_random_plans(nodes):
 
 
 def random_accumulations(stage: Stage) -> None:
-    import numpy as np
-
     from tests.helpers.halos import (
         Kind,
         accumulated,
@@ -71,9 +70,6 @@ def random_accumulations(stage: Stage) -> None:
 
 
 def random_graphs(stage: Stage) -> None:
-    import numpy as np
-
-    import mpishare
     from tests.helpers.halos import Kind, graph_field, put_graph, random_graph
 
     wrong = []
@@ -94,10 +90,6 @@ def random_graphs(stage: Stage) -> None:
 
 def global_ids_and_no_cart(stage: Stage) -> None:
     """A ring by global ids, and one by dims=, over all nodes; Layouts stand for the fields."""
-    import numpy as np
-
-    import mpishare
-
     wrong, routes = [], set()
     n, rank = stage.size, stage.rank
     layout = mpishare.Layout(4)
@@ -134,8 +126,6 @@ def test_the_reverse_and_graphs(nodes, scene):
 
 
 def many_steps(stage: Stage, steps: int) -> None:
-    import numpy as np
-
     from tests.helpers.halos import Kind, arrays, check, even_case, make_fields, pause, plan, put
 
     case = even_case((stage.size,), True, 3, ((1, 0),))
@@ -163,8 +153,6 @@ def test_steps_with_random_delays(nodes):
 
 def sent_before(stage: Stage) -> None:
     """Who waits in a barrier of the node has sent what the other rank there waits for."""
-    import numpy as np
-
     with stage.node(timeout_s=10.0) as node:
         large = np.zeros(40_000_000, "u1")
         if stage.rank == 0:
@@ -188,8 +176,6 @@ def test_messages_go_on_while_a_rank_waits(nodes):
 
 
 def refused(stage: Stage) -> None:
-    import numpy as np
-
     cart = stage.world.Create_cart((stage.size,), (True,))
     with stage.node() as node:
         make = mpishare.HaloExchange
@@ -220,8 +206,6 @@ def test_errors_cross_nodes():
 
 
 def too_wide(stage: Stage) -> None:
-    import numpy as np
-
     cart = stage.world.Create_cart((stage.size,), (True,))
     with stage.node() as node:
         width = (3, 0) if stage.rank == 0 else (0, 0)
@@ -239,9 +223,7 @@ def test_a_halo_wider_than_a_block_of_another_node():
     assert "rank 3" in told.pop()
 
 
-def late(stage: Stage, way: str) -> None:
-    import numpy as np
-
+def late(stage: Stage) -> None:
     cart = stage.world.Create_cart((stage.size,), (True,))
     node = stage.node(timeout_s=1.0)
     halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
@@ -251,13 +233,12 @@ def late(stage: Stage, way: str) -> None:
     else:
         stage.attempt("exchange", halo.exchange)
         stage.attempt("then", halo.exchange)
-        stage.attempt("close", node.close)
-    time.sleep(0.5)
+    stage.attempt("close", node.close)
 
 
 def test_a_rank_of_another_node_that_does_not_come():
     """Named within the deadline; the plan and the node are broken then."""
-    played = play_on("1 + 1", 2, late, "exchange")
+    played = play_on("1 + 1", 2, late, shared=True)
     told = played.raised(0, "exchange", "PeerTimeout")
     assert "[1]" in told.text
     assert 1 <= told.seconds < 2.5
@@ -266,8 +247,6 @@ def test_a_rank_of_another_node_that_does_not_come():
 
 
 def raises(stage: Stage) -> None:
-    import numpy as np
-
     cart = stage.world.Create_cart((stage.size,), (True,))
     halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=stage.node(timeout_s=40.0))
     halo.exchange()
@@ -289,8 +268,6 @@ def test_an_exception_ends_the_ranks_of_other_nodes(nodes):
 
 
 def left_open(stage: Stage, is_given: bool) -> None:
-    import numpy as np
-
     cart = stage.world.Create_cart((stage.size,), (True,))
     node = stage.node() if is_given else None
     array = np.arange(6.0) + 10 * stage.rank

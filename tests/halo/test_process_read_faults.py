@@ -1,9 +1,11 @@
 """Reads from a peer process that refuses them, dies, or leaves meanwhile."""
 
+import ctypes
 import functools
 import logging
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -20,10 +22,7 @@ play = functools.partial(scenes.play, env={"MPISHARE_HOST_CODE": "compiled"})
 
 def begun(stage: Stage, how: str) -> None:
     """The others read the faces of rank 1, which does something else instead of waiting."""
-    import ctypes
     import mmap
-
-    import numpy as np
 
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node(timeout_s=10.0)
@@ -70,7 +69,7 @@ def begun(stage: Stage, how: str) -> None:
         report({"ghost": field[0, 0]})
         stage.attempt("then", halo.exchange)
     stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)
+    stage.end()
 
 
 def test_the_sender_dies():
@@ -92,7 +91,7 @@ def test_the_sender_leaves_by_an_exception(how):
 
 
 def test_the_memory_of_the_sender_is_gone():
-    played = play(3, begun, "takes it away")
+    played = play(3, begun, "takes it away", shared=True)
     why = "cells in a field of rank 1 cannot be read: Bad address"
     assert why in played.raised(2, "call", "MpiShareError").text
     for rank, call in ((1, "call"), (0, "then")):
@@ -103,10 +102,6 @@ def test_the_memory_of_the_sender_is_gone():
 
 def refused(stage: Stage) -> None:
     """Nobody may read the memory of rank 1."""
-    import ctypes
-
-    import numpy as np
-
     libc = ctypes.CDLL(None, use_errno=True)
     # What root may do in spite of all (capset(2), version 3 of it).
     header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -159,8 +154,6 @@ def test_a_process_that_may_not_be_read():
 
 def interrupted(stage: Stage, is_in_window: bool) -> None:
     """Rank 1 gives up its exchange when a timer says so, and writes its cells, which are read."""
-    import numpy as np
-
     node = stage.node(timeout_s=10.0)
     cart = stage.world.Create_cart((stage.size,), (True,))
     field = np.zeros((4, 1048576 // 8))
@@ -206,10 +199,8 @@ def test_an_exchange_that_is_interrupted(is_in_window):
 
 def with_guards(stage: Stage) -> None:
     """The process itself reads all cells of its field, but others cannot read all of its pages."""
-    import ctypes
     import mmap
 
-    import numpy as np
     from numpy.lib.stride_tricks import as_strided
 
     page, rows = mmap.PAGESIZE, 160
@@ -249,8 +240,6 @@ def without_memory(stage: Stage) -> None:
     """Rank 1 has no memory for the buffer: C order at the sender, Fortran order there."""
     import resource
 
-    import numpy as np
-
     import mpishare.halo.host.engine  # needs memory of its own
 
     node = stage.node(timeout_s=10.0)
@@ -271,7 +260,7 @@ def without_memory(stage: Stage) -> None:
 
 
 def test_a_rank_without_memory():
-    played = play(3, without_memory)
+    played = play(3, without_memory, shared=True)
     for rank in (0, 2):
         assert list(played.raised(rank, "make", "PeerError").failures) == [1]
     assert played.told(1, "make").error in {"UnsupportedError", "MemoryError"}

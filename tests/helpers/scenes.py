@@ -102,6 +102,20 @@ class Played:
             assert self.raised(rank, "then", "PeerTimeout").ranks == [dead]
             self.worked([rank], "close")
 
+    def others_give_up(self) -> None:
+        """Ranks 0 and 2 named rank 1 at the deadline of 3 s; the first broke the node for both."""
+        for rank in (0, 2):
+            first = self.told(rank, "first")
+            assert first.error in ("PeerTimeout", "PeerError"), first
+            assert "1" in first.text
+            assert first.seconds < 3 + LIMIT_S
+        assert [1] in [self.told(rank, "first").ranks for rank in (0, 2)]
+
+    def survivors_name_rank_0(self, survivors: int) -> None:
+        """How a scene of `Stage.lose_rank_0` ended."""
+        self.survivors_name(0, of=range(1, 1 + survivors))
+        assert self.result.returncode != 0, self.describe()
+
     def ended_well(self) -> None:
         """The job ended with status 0 and said nothing."""
         assert self.result.returncode == 0, self.describe()

@@ -1,9 +1,9 @@
 """A job whose ranks stay and play one scene after another, so that MPI and imports are paid once.
 
-For scenes in which no rank dies, none is missing in a call by messages of MPI (which would meet
-those of the next scene) and nothing of the process is changed for good. Each scene has
-reports and a stderr of its own. Where a rank raised, hung or ended, or a thread of mpishare's goes
-on, the job is ended behind the scene, and the next one starts another job.
+For scenes in which no rank dies, none is missing in a call of MPI itself, and nothing of the
+process is changed for good. Each scene has reports, a stderr and a communicator of its own, so that
+messages that are left open meet none of the next scene. Where a rank raised, hung or ended, or a
+thread of mpishare's goes on, the job is ended behind the scene, and the next one starts another.
 """
 
 import atexit
@@ -170,6 +170,7 @@ def _serve() -> None:
                 "may_stay": poll(lambda: not stage.has_threads(), THREADS_S),
             }
             connection.sendall(json.dumps(answer).encode() + b"\n")
+    os._exit(0)  # MPI could wait for messages of scenes whose ranks did not come
 
 
 @contextlib.contextmanager

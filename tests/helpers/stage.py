@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Stage:
         from mpi4py import MPI
 
         self.MPI = MPI
-        self.world = MPI.COMM_WORLD
+        self.world = _world or MPI.COMM_WORLD
         self.rank, self.size = self.world.rank, self.world.size
 
     def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
@@ -54,6 +54,9 @@ class Stage:
         cart = {"dims": (self.size,), "periods": True, "node": node}
         made = {
             "plan": lambda: mpishare.HaloExchange(self.world, node.xp.zeros(4), 1, **cart),
+            "plan of any fields": lambda: mpishare.HaloExchange(
+                self.world, mpishare.Layout(6, None), 1, **cart
+            ),
             "sum": lambda: mpishare.Allreduce(self.world, node.xp.zeros(4), node=node),
             "window": lambda: node.allocate(8, fill=0.0),
             "event": lambda: node.event(owner=0),
@@ -90,8 +93,7 @@ class Stage:
         node.barrier()
         if self.rank == 1:
             if dies:
-                time.sleep(0.5)
-                self.die()
+                self.die(0.5)
             self.world.Barrier()
             return
         enqueue()
@@ -119,7 +121,38 @@ class Stage:
     def gather(self, value: object) -> list:
         return self.world.allgather(value)
 
-    def die(self) -> None:
+    def lose_rank_0(self, places: Sequence[str], prepare: Callable) -> None:
+        """Let rank 0 die while each other rank, on a node of the two, is in the call of its place.
+
+        `prepare(node, comm, place)` returns that call and another one. Ends the scene.
+        """
+        for rank in [self.rank] if self.rank else range(1, self.size):
+            comm = self.world.Create_group(self.world.group.Incl([0, rank]), rank)
+            node = self.node(comm)
+            first, then = prepare(node, comm, places[rank - 1])
+        rest = self.world.Split(self.rank == 0, self.rank)
+        if self.rank == 0:
+            self.die(0.4)
+        self.attempt("first", first)
+        self.attempt("then", then)
+        self.attempt("close", node.close)
+        rest.Barrier()
+        self.end()
+
+    def is_missing(self, *, dies: bool) -> bool:
+        """Whether this is rank 1, which dies, or stays away until the others abort the job."""
+        if self.rank == 1 and dies:
+            self.die(0.4)
+        if self.rank == 1:
+            time.sleep(20)
+        return self.rank == 1
+
+    def end(self) -> None:
+        """End a scene in which a rank is missing: each of the others aborts the job at its exit."""
+        time.sleep(0.3 if self.rank == 0 else 0.8)
+
+    def die(self, after_s: float = 0.0) -> None:
+        time.sleep(after_s)
         report({"died": time.monotonic()})
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -141,8 +174,14 @@ def leftovers() -> list[str]:
 
 
 def begin() -> None:
-    """Leave out what an earlier scene of this process still holds: a node that failed may."""
-    global _before
+    """Leave out what an earlier scene of this process still holds, and messages that it awaits."""
+    from mpi4py import MPI
+
+    from mpishare.coordination.rank_group import RankGroup
+
+    global _before, _world
+    _world = MPI.COMM_WORLD.Dup()
+    RankGroup._all.clear()  # one of several nodes may wait for messages
     gc.collect()
     _before = _held(), shared_bytes()
 
@@ -159,3 +198,4 @@ def _held() -> list[str]:
 
 
 _before: tuple[list[str], int] = [], 0
+_world: Any = None  # of a scene that is one of several

@@ -1,10 +1,14 @@
 """Redistributions whose ranks are killed, late, raise, or are on several nodes."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mpishare
 from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 from tests.helpers.scenes import LIMIT_S, play
@@ -27,7 +31,7 @@ def random_cases(stage: Stage) -> None:
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_random_distributions_over_nodes(nodes):
-    played = play_on(nodes, NODES[nodes], random_cases)
+    played = play_on(nodes, NODES[nodes], random_cases, shared=True)
     played.ended_well()
     for rank in range(NODES[nodes]):
         assert "mpi" in played.rank(rank)["seen"]
@@ -41,10 +45,6 @@ def test_more_of_them_by_a_script():
 
 
 def ends(stage: Stage, how: str) -> None:
-    import numpy as np
-
-    import mpishare
-
     node = stage.node(timeout_s=2.0 if how == "late" else 60.0)
     plan = mpishare.Redistribute(stage.world, (6, 6), 0, 1, node=node)
     rows = np.ones(plan.source_shape)
@@ -62,8 +62,7 @@ def ends(stage: Stage, how: str) -> None:
 
     if stage.rank == 1:
         if how == "killed":
-            time.sleep(0.4)
-            stage.die()
+            stage.die(0.4)
         elif how == "raising":
             stage.attempt("first", raises)
         else:
@@ -77,7 +76,8 @@ def ends(stage: Stage, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "raising", "late"])
 def test_the_rank_is_named(how):
-    played = play(3, ends, how, **({"survivable": True} if how == "killed" else {}))
+    is_killed = how == "killed"
+    played = play(3, ends, how, survivable=is_killed, shared=not is_killed)
     for rank in (0, 2):
         first = played.raised(rank, "first", "PeerTimeout" if how != "raising" else "PeerError")
         assert first.ranks == [1]
@@ -93,14 +93,8 @@ def ends_midway(stage: Stage, how: str, after_s: float) -> None:
     """
     import itertools
     import mmap
-    import os
-    import signal
     import subprocess
     import threading
-
-    import numpy as np
-
-    import mpishare
 
     def raise_here(*_: object) -> None:
         raise ZeroDivisionError("the words of the leaver")
@@ -153,8 +147,8 @@ def ends_midway(stage: Stage, how: str, after_s: float) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "raising", "stopped"])
 def test_no_wrong_cell_is_returned(how):
-    options = {"survivable": True} if how == "killed" else {}
-    played = play(3, ends_midway, how, 0.1, **options)
+    is_killed = how == "killed"
+    played = play(3, ends_midway, how, 0.1, survivable=is_killed, shared=not is_killed)
     for rank in (0, 2):
         told = played.rank(rank)
         assert told["calls"] > 0

@@ -3,6 +3,7 @@
 import logging
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -14,53 +15,38 @@ from tests.helpers.stage import Stage
 PLACES = ("reduce", "large", "window", "dot", "close", "make")
 
 
-def killed(stage: Stage, place: str) -> None:
-    import numpy as np
-
+def killed(stage: Stage, places: tuple[str, ...]) -> None:
     logging.getLogger("mpishare").setLevel(logging.ERROR)
-    node = stage.node()
     x, large = np.ones(8), np.ones(200_000)
-    win = node.allocate_each(200_000, fill=1.0)
-    total = mpishare.Allreduce(stage.world, x, node=node)
-    many = mpishare.Allreduce(stage.world, large, node=node)
-    for _ in range(3):
-        total.reduce(x)
-        total.dot(x, x)
-        many.reduce(large)
-        many.reduce(win.array)
-    node.barrier()
-    if stage.rank == 1:
-        time.sleep(0.4)
-        stage.die()
 
-    def until_it_fails(call):
-        for _ in range(10):
-            call()
+    def prepare(node, comm, place):
+        win = node.allocate_each(200_000, fill=1.0)
+        total = mpishare.Allreduce(comm, x, node=node)
+        many = mpishare.Allreduce(comm, large, node=node)
+        for _ in range(3):
+            total.reduce(x)
+            total.dot(x, x)
+            many.reduce(large)
+            many.reduce(win.array)
+        node.barrier()
+        calls = {
+            "reduce": lambda: [total.reduce(x) for _ in range(10)],
+            "large": lambda: [many.reduce(large) for _ in range(10)],
+            "window": lambda: [many.reduce(win.array) for _ in range(10)],
+            "dot": lambda: [total.dot(x, x) for _ in range(10)],
+            "close": total.close,
+            "make": lambda: mpishare.Allreduce(comm, x, node=node),
+        }
+        return calls[place], lambda: total.reduce(x)
 
-    calls = {
-        "reduce": lambda: until_it_fails(lambda: total.reduce(x)),
-        "large": lambda: until_it_fails(lambda: many.reduce(large)),
-        "window": lambda: until_it_fails(lambda: many.reduce(win.array)),
-        "dot": lambda: until_it_fails(lambda: total.dot(x, x)),
-        "close": total.close,
-        "make": lambda: mpishare.Allreduce(stage.world, x, node=node),
-    }
-    stage.attempt("first", calls[place])
-    stage.attempt("then", total.reduce, x)
-    stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.lose_rank_0(places, prepare)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_all_survivors_name_the_killed_rank(place):
-    played = play(3, killed, place, survivable=True)
-    played.survivors_name(1, of=(0, 2))
-    assert played.result.returncode != 0, played.describe()
+def test_survivors_name_the_killed_rank():
+    play(1 + len(PLACES), killed, PLACES, survivable=True).survivors_name_rank_0(len(PLACES))
 
 
 def left(stage: Stage, place: str) -> None:
-    import numpy as np
-
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
     win = node.allocate_each(200_000, fill=1.0)
@@ -88,7 +74,7 @@ def left(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("place", ["reduce", "argument", "dot", "close"])
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place):
     """Its own reason, or an argument that was refused."""
-    played = play(3, left, place, shared=place != "close")
+    played = play(3, left, place, shared=True)
     error, text = ("ValueError", "shape") if place == "argument" else ("KeyError", "my own reason")
     assert text in played.raised(1, "call", error).text
     for rank in (0, 2):
@@ -126,8 +112,6 @@ def test_a_rank_that_is_interrupted_leaves_the_node():
 
 def interrupted_at_the_end(stage: Stage) -> None:
     """Rank 1 has done its share when it is interrupted; the others come to that point later."""
-    import numpy as np
-
     node = stage.node()
     win = node.allocate_each(200_000, fill=1.0)
     total = mpishare.Allreduce(stage.world, win, node=node)
@@ -160,8 +144,6 @@ def test_a_rank_that_has_left_when_the_others_read_its_array():
 
 
 def late(stage: Stage, place: str) -> None:
-    import numpy as np
-
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node(timeout_s=1.0)
     x = np.ones(8)
@@ -182,7 +164,7 @@ def late(stage: Stage, place: str) -> None:
 
 @pytest.mark.parametrize("place", ["reduce", "dot", "make", "close"])
 def test_a_rank_that_does_not_come_within_the_deadline(place):
-    played = play(3, late, place, shared=place in ("reduce", "dot"))
+    played = play(3, late, place, shared=True)
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.ranks == [1], played.describe()
@@ -190,8 +172,6 @@ def test_a_rank_that_does_not_come_within_the_deadline(place):
 
 
 def crossed(stage: Stage, way: str) -> None:
-    import numpy as np
-
     node = stage.node(timeout_s=3.0)
     x, u = np.ones(3), np.zeros(6)
     plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
@@ -221,8 +201,6 @@ def test_calls_in_another_order_on_one_rank(way):
 
 def repeated(stage: Stage, repeats: int) -> None:
     """New values at each call, at random delays; what is left is overwritten at once."""
-    import numpy as np
-
     node = stage.node()
     size, mine = stage.size, np.random.default_rng([stage.rank, 3])
     total = mpishare.Allreduce(stage.world, mpishare.Layout(5), node=node)
@@ -254,8 +232,6 @@ def test_many_repeats_with_random_delays(size, repeats):
 
 def unmet(stage: Stage) -> None:
     """The rank publishes nothing: the check of the repeats must be able to fail."""
-    import numpy as np
-
     node = stage.node(timeout_s=1.0)
     node._context.compiled = None  # which has the addresses of the words
     total = mpishare.Allreduce(stage.world, mpishare.Layout(1), node=node)
@@ -280,8 +256,6 @@ NAMES |= {"2 + 1 machines": 3}
 
 
 def over_nodes(stage: Stage) -> None:
-    import numpy as np
-
     from tests.helpers.reductions import folded, laid_out, on_host, values
 
     wrong = []
@@ -369,8 +343,6 @@ def test_a_capture_over_nodes_is_refused():
 
 
 def late_over_nodes(stage: Stage, is_leader: bool) -> None:
-    import numpy as np
-
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node(timeout_s=1.0)
     x = np.ones(4)
@@ -381,14 +353,13 @@ def late_over_nodes(stage: Stage, is_leader: bool) -> None:
     else:
         stage.attempt("call", total.reduce, x)
         stage.attempt("then", total.reduce, x)
-        stage.attempt("close", node.close)
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 @pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "other"])
 def test_a_rank_of_another_node_that_does_not_come(is_leader):
     """The leader here names that of the other node; the others here are told."""
-    played = play_on("2 + 2", 4, late_over_nodes, is_leader)
+    played = play_on("2 + 2", 4, late_over_nodes, is_leader, shared=True)
     first = played.raised(0, "call", "PeerTimeout")
     assert "[2]" in first.text, first.text
     assert 0.9 <= first.seconds < 2.5
@@ -399,8 +370,6 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
 
 
 def mismatched_over_nodes(stage: Stage) -> None:
-    import numpy as np
-
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node(timeout_s=2.0)
     x = np.ones(4)
@@ -408,12 +377,12 @@ def mismatched_over_nodes(stage: Stage) -> None:
     first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
     stage.attempt("call", first)
     stage.attempt("then", total.reduce, x)
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
     """Its next call would meet the one that the other node is still in: sums of two steps."""
-    played = play_on("2 + 2", 4, mismatched_over_nodes)
+    played = play_on("2 + 2", 4, mismatched_over_nodes, shared=True)
     for rank in (0, 1):
         played.raised(rank, "call", "MismatchError")
         assert "different calls" in played.raised(rank, "then", "ClosedError").text
@@ -441,8 +410,6 @@ def test_errors_cross_nodes():
 
 
 def left_open(stage: Stage) -> None:
-    import numpy as np
-
     x = np.ones(3)
     total = mpishare.Allreduce(stage.world, x)
     total.reduce(x)

@@ -4,8 +4,8 @@ A row is a section `### what you did` with a program, what one rank sees of it, 
 line `Do:`. The words after `python` say how it runs: `ranks=2`, `rank=1` (which one sees the
 message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, `alone`
 (no mpirun), `root` (skipped for other users), `not-built` (a package without its compiled part),
-and NAME=VALUE for the environment. In a message `...` stands for anything. To add a row is to write
-it.
+`apart` (it changes or ends its process), and NAME=VALUE for the environment. Rows with none of them
+are played by one job. In a message `...` stands for anything. To add a row is to write it.
 """
 
 import os
@@ -23,6 +23,7 @@ from tests.conftest import why_no_gpu
 from tests.helpers import launch
 from tests.helpers.launch import ROOT, run_ranks
 from tests.helpers.mounts import SMALL, mount_before_jobs
+from tests.helpers.shared_job import play_shared
 
 PAGE = Path(ROOT, "docs/errors.md").read_text()
 ROW = re.compile(
@@ -32,7 +33,7 @@ ROW = re.compile(
 MOST_LINES = 6
 
 HARNESS = """
-import os, pickle, subprocess, sys, threading, time
+import gc, os, pickle, subprocess, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 import mpishare
@@ -48,7 +49,12 @@ try:
 except BaseException as error:
     os.seteuid(os.getuid())  # a program may have become somebody else
     report({{"seen": f"{{type(error).__name__}}: {{error}}"}})
-    raise
+    if not {is_shared}:
+        raise
+if {is_shared}:
+    for each in gc.get_objects():
+        if type(each) is mpishare.Node and not each.is_closed:
+            each.__exit__(RuntimeError, RuntimeError("the end of the row"), None)
 """
 
 
@@ -134,14 +140,18 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
         mount_before_jobs(monkeypatch, tmp_path, SMALL)
     has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)
     env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | dict(row.environment)
+    is_shared = not (row.flags or row.environment or row.shm)
     if "alone" in row.flags:
         start_without_mpirun(monkeypatch, tmp_path)
     if "not-built" in row.flags:
         left_out = shutil.ignore_patterns("*.so", "*.[ch]", "__pycache__")
         shutil.copytree(ROOT / "mpishare", tmp_path / "mpishare", ignore=left_out)
         env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
-    program = HARNESS.format(program=row.program, is_read_only=row.shm == "read-only")
-    result = run_ranks(row.ranks, program, env=env)
+    program = HARNESS.format(
+        program=row.program, is_read_only=row.shm == "read-only", is_shared=is_shared
+    )
+    run = play_shared if is_shared else run_ranks
+    result = run(row.ranks, program, env=env)
     assert not result.timed_out, result.describe()
     seen = {str(rank): " ".join(facts["seen"].split()) for rank, facts in result.reports.items()}
     asked = [*seen] if row.rank == "any" else [row.rank]

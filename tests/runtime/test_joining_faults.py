@@ -7,6 +7,8 @@ import pytest
 
 from tests.helpers.launch import launcher, run_ranks
 
+pytestmark = pytest.mark.both_mpis
+
 USE = """
 import mpishare
 from tests.helpers.reporting import report

@@ -4,6 +4,8 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 import mpishare
 from tests.helpers.launch import run_ranks
 
@@ -69,6 +71,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.both_mpis
 def test_a_child_is_a_job_of_its_own_and_opens_a_window(tmp_path):
     program = tmp_path / "program.py"  # what a spawned child imports again
     program.write_text(PROGRAM)

@@ -1,29 +1,24 @@
 """The guards of the fault tests, each seen to fail once."""
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.helpers import scenes
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage, leftovers, shared_bytes
 
-NAME = Path("/dev/shm/mpishare-left-by-a-test")
+
+def leave_a_name(stage: Stage, folder: str) -> None:
+    open(f"{folder}/mpishare-left-{stage.rank}", "w").close()  # noqa: PTH123
 
 
-def leave_a_name(stage: Stage) -> None:
-    if stage.rank == 0:
-        with open("/dev/shm/mpishare-left-by-a-test", "w") as file:  # noqa: PTH123
-            file.write("x")
-
-
-def test_a_name_left_in_shm_is_seen():
-    try:
-        with pytest.raises(AssertionError, match="left in /dev/shm"):
-            play(2, leave_a_name)
-    finally:
-        NAME.unlink(missing_ok=True)
+def test_a_name_left_in_shm_is_seen(tmp_path, monkeypatch):
+    """In a folder that stands for it: other tests look there, too."""
+    monkeypatch.setattr(scenes, "SHM", tmp_path)
+    with pytest.raises(AssertionError, match="left in /dev/shm"):
+        play(2, leave_a_name, str(tmp_path))
 
 
 def keep_it_open(stage: Stage) -> None:
@@ -65,25 +60,25 @@ def test_what_a_call_did_is_told():
         played.told(2, "works")
 
 
-def go_wrong(stage: Stage, way: str) -> None:
+def go_wrong(stage: Stage, way: str, folder: str) -> None:
     if stage.rank == 1 and way == "raises":
         raise ValueError("on purpose")
     if stage.rank == 1 and way == "leaves a name":
-        import pathlib
+        from pathlib import Path
 
-        pathlib.Path(f"/dev/shm/mpishare-{os.getpid()}-left").touch()
+        from tests.helpers import launch
+
+        launch.SHM = Path(folder)
+        Path(folder, f"mpishare-{os.getpid()}-left").touch()
     report({"pid": os.getpid()})
 
 
 @pytest.mark.parametrize(
     ("way", "words"), [("raises", "ValueError: on purpose"), ("leaves a name", "left in /dev/shm")]
 )
-def test_a_scene_of_a_shared_job_that_goes_wrong_is_seen_and_the_next_has_another_job(way, words):
-    right = [play(2, go_wrong, "", shared=True) for _ in range(2)]
-    wrong = play(2, go_wrong, way, shared=True)
-    after = play(2, go_wrong, "", shared=True)
-    for name in Path("/dev/shm").glob("mpishare-*-left"):
-        name.unlink()
+def test_a_shared_scene_that_goes_wrong_is_seen_and_the_next_has_another_job(way, words, tmp_path):
+    ways = ("", "", way, "")
+    *right, wrong, after = (play(2, go_wrong, each, str(tmp_path), shared=True) for each in ways)
     assert words in wrong.result.stderr, wrong.describe()
     with pytest.raises(AssertionError):
         wrong.ended_well()

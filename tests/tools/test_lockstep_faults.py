@@ -11,7 +11,7 @@ from tests.helpers.outcomes import read
 PLUGINS = ("guard", "outcomes", "lockstep")
 
 
-def run_pytest(folder: Path, source: str, *, n: int = 3, timeout_s: float = 40) -> Result:
+def run_pytest(folder: Path, source: str, *, n: int = 3) -> Result:
     (folder / "test_sample.py").write_text(
         f"import os, time, pytest\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n{source}"
     )
@@ -19,7 +19,7 @@ def run_pytest(folder: Path, source: str, *, n: int = 3, timeout_s: float = 40) 
     command += [str(ROOT / "pyproject.toml"), "--outcomes", str(folder / "outcomes.jsonl")]
     for plugin in PLUGINS:
         command += ["-p", f"tests.helpers.{plugin}"]
-    return run_ranks(n, [*command, str(folder)], timeout_s=timeout_s)
+    return run_ranks(n, [*command, str(folder)], timeout_s=40)
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -27,7 +27,8 @@ def outcomes(folder: Path) -> dict[str, str]:
     return {name.split("::")[1]: test["outcome"] for name, test in tests.items()}
 
 
-def test_what_passes_passes_and_is_printed_once(tmp_path):
+def test_how_each_test_ends(tmp_path):
+    """As its ranks say where they agree; else it has failed, and each rank says why."""
     source = """
 def test_sum():
     assert MPI.COMM_WORLD.allreduce(rank) == 3
@@ -38,20 +39,6 @@ def test_two(): pass
 @pytest.mark.xfail
 def test_known(): assert rank < 0
 def test_skip(): pytest.skip("everywhere")
-"""
-    result = run_pytest(tmp_path, source)
-    assert result.returncode == 0, result.describe()
-    assert result.stdout.count("2 passed, 1 skipped, 1 deselected, 1 xfailed") == 1
-    assert outcomes(tmp_path) == {
-        "test_sum": "passed",
-        "test_three": "passed",
-        "test_known": "skipped",
-        "test_skip": "skipped",
-    }
-
-
-def test_one_rank_that_fails_fails_the_test_with_its_own_words(tmp_path):
-    source = """
 def test_fails():
     assert rank != 2, "the words of the last rank"
 @pytest.fixture
@@ -59,30 +46,30 @@ def broken():
     if rank == 1: raise ValueError("the words of a fixture")
 def test_setup(broken): MPI.COMM_WORLD.Barrier()
 def test_after(): MPI.COMM_WORLD.Barrier()
+def test_skip_of_one():
+    if rank == 1: pytest.skip("only here")
+@pytest.mark.xfail(strict=False)
+def test_known_to_some(): assert rank == 1
 """
     result = run_pytest(tmp_path, source)
     assert result.returncode == 1, result.describe()
+    counts = "3 failed, 3 passed, 1 skipped, 1 deselected, 1 xfailed, 1 error"
+    assert result.stdout.count(counts) == 1, result.describe()
     assert "the words of the last rank" in result.stdout
     assert "failed on ranks [2] of 3" in result.stdout
     assert "the words of a fixture" in result.stdout
+    assert "skipped on ranks [1] of 3 only" in result.stdout
     assert outcomes(tmp_path) == {
+        "test_sum": "passed",
+        "test_three": "passed",
+        "test_known": "skipped",
+        "test_skip": "skipped",
         "test_fails": "failed",
         "test_setup": "failed",
         "test_after": "passed",
+        "test_skip_of_one": "failed",
+        "test_known_to_some": "failed",
     }
-
-
-def test_a_skip_or_an_expected_failure_of_one_rank_only_is_a_failure(tmp_path):
-    source = """
-def test_skip():
-    if rank == 1: pytest.skip("only here")
-@pytest.mark.xfail(strict=False)
-def test_known(): assert rank == 1
-"""
-    result = run_pytest(tmp_path, source)
-    assert result.returncode == 1, result.describe()
-    assert "skipped on ranks [1] of 3 only" in result.stdout
-    assert outcomes(tmp_path) == {"test_skip": "failed", "test_known": "failed"}
 
 
 @pytest.mark.parametrize("kind", ["hang", "barrier"])
@@ -96,7 +83,7 @@ def test_waits():
     if rank == 0: raise ValueError("the words of the one that left")
     wait_for_nobody()
 """
-    result = run_pytest(tmp_path, source)
+    result = run_pytest(tmp_path, source, n=2)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert result.seconds < 25
@@ -111,7 +98,7 @@ def test_crash():
     if rank == 1: os.abort()
     MPI.COMM_WORLD.Barrier()
 """
-    result = run_pytest(tmp_path, source)
+    result = run_pytest(tmp_path, source, n=2)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert outcomes(tmp_path) == {"test_crash": "unfinished"}
@@ -119,7 +106,7 @@ def test_crash():
 
 @pytest.mark.parametrize("line", ["1 / 0", "def test_mine(): pass"])
 def test_ranks_that_collect_different_tests_are_told(tmp_path, line):
-    result = run_pytest(tmp_path, f"def test_all(): pass\nif rank == 1:\n    {line}\n")
+    result = run_pytest(tmp_path, f"def test_all(): pass\nif rank == 1:\n    {line}\n", n=2)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert "the ranks collected different tests" in result.stdout + result.stderr

@@ -4,6 +4,8 @@ import pytest
 
 from tests.helpers.launch import remove_unused, run_ranks
 
+pytestmark = pytest.mark.both_mpis
+
 IMPORTS = "import os, subprocess, sys, time\nfrom tests.helpers.reporting import my_rank, report\n"
 
 

@@ -42,15 +42,14 @@ def killed(stage: Stage, victim: int, stops: bool) -> None:
         stage.attempt("close", node.close)
         return
     if stage.rank == victim:
-        time.sleep(0.4)
-        stage.die()
+        stage.die(0.4)
     stage.attempt("first", put_many if stage.rank == 0 else get_many)
     stage.attempt("then", channel.put if stage.rank == 0 else channel.get)
     stage.attempt("close channel", channel.close)
     stage.attempt("close", node.close)
     if stops:
         stage.world.Barrier()
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.end()
 
 
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)

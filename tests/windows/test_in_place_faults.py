@@ -1,7 +1,5 @@
 """A rank is killed whose array the others have mapped in place: they are told, and can end."""
 
-import time
-
 import pytest
 
 from tests.helpers.reporting import report
@@ -34,13 +32,12 @@ def killed(stage: Stage, kind: str) -> None:
     node.synchronize()
     node.barrier()
     if stage.rank == 1:
-        time.sleep(0.2)
-        stage.die()
+        stage.die(0.2)
     stage.attempt("fence", lambda: (window.fence(), node.synchronize()))
     report({"read": float(window.segment(1)[3])})
     stage.attempt("share", lambda: node.share_each(source, copy=False))
     stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    stage.end()
 
 
 @pytest.mark.parametrize(("backend", "kind"), KINDS)

@@ -42,7 +42,7 @@ def importer_dies(stage: Stage, nbytes: int) -> None:
     stage.attempt("close the pool", pool.close)
     stage.attempt("close", node.close)
     stage.attempt("then", pool.allocate, 1)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)
+    stage.end()
     del opened
 
 

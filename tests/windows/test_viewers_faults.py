@@ -1,6 +1,8 @@
 """Viewers outside the job that are killed, stopped, many or foreign: the job goes on."""
 
+import gc
 import os
+import signal
 import sys
 import time
 import warnings
@@ -48,7 +50,6 @@ def victims(name, count):
 
 
 def killed(stage: Stage, source: str, kills: int) -> None:
-    import gc
     import select
     import threading
 
@@ -112,7 +113,6 @@ def test_a_hundred_viewers_that_are_killed(backend):
 
 
 def stopped(stage: Stage, killed_after_s: float) -> None:
-    import signal
     import threading
 
     from tests.helpers.viewer import Viewer
