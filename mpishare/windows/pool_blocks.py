@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, MpiShareError
@@ -28,19 +29,6 @@ if TYPE_CHECKING:
 _LOOKS = 4
 
 
-class _Watch(weakref.ref[Any]):
-    """Reports the blocks whose arrays are gone."""
-
-    __slots__ = ("of",)
-    of: Any
-
-
-def _watch(anchor: Any, of: Any, callback: Callable[[_Watch], None]) -> _Watch:
-    watch = _Watch(anchor, callback)
-    watch.of = of
-    return watch
-
-
 @dataclass(eq=False)
 class Block:
     """A block of the owner."""
@@ -52,7 +40,7 @@ class Block:
     token: bytes | None = None  # for `PoolMemory.open`, once there is a handle of it
     stream: int = 0
     keeper: Any = None  # keeps the stream alive
-    watch: _Watch | None = None
+    watch: Any = None  # reports that the arrays are gone
 
 
 class OwnBlocks:
@@ -100,7 +88,7 @@ class OwnBlocks:
         block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
         self._blocks[address] = block
         array, anchor = self._memory.array(address, nbytes, layout)
-        block.watch = _watch(anchor, block, self._drop)
+        block.watch = weakref.ref(anchor, partial(self._drop, block))
         return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
@@ -144,10 +132,9 @@ class OwnBlocks:
             return False
         return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
 
-    def _drop(self, watch: _Watch) -> None:
+    def _drop(self, block: Block, _: object) -> None:
         if not self._table.is_writable:
             return
-        block: Block = watch.of
         self._table.end(block.slot, block.generation)
         self._dropped.append(block)
 
@@ -158,7 +145,7 @@ class _Opening:
     slot: int
     stream: int
     keeper: Any
-    watch: _Watch | None = None
+    watch: Any = None  # reports that the arrays are gone
 
 
 @dataclass
@@ -249,13 +236,13 @@ class OpenBlocks:
         self._held[slot] = held
         held.openings.add(opening)
         array, anchor = self._memory.array(opening.address, block.nbytes, layout)
-        opening.watch = _watch(anchor, opening, self._drop)
+        opening.watch = weakref.ref(anchor, partial(self._drop, opening))
         return array
 
-    def _drop(self, watch: _Watch) -> None:
+    def _drop(self, opening: _Opening, _: object) -> None:
         if not self._table.is_writable:
             return
-        self._dropped.append(watch.of)
+        self._dropped.append(opening)
         if not self._backend.has_streams:
             self.settle()
 
