@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
+from mpishare import ClosedError, HandleError, PeerError, UnsupportedError
 from mpishare.halo.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
 from tests.helpers.held import held
-from tests.windows.test_window_ranks import nothing_leaked, on_every_rank, put, some, values_of
+from tests.helpers.windows import address_of, nothing_leaked, on_every_rank, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)
-
-
-def address_of(array):
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 # --- copies
@@ -288,29 +284,6 @@ def test_no_array_on_the_owner(node, copy):
         assert "owner=" in str(error)
     error, names = on_every_rank(node, lambda: node.share_each(None, copy=copy))
     assert names == ["TypeError"] * node.size
-
-
-@pytest.mark.parametrize("copy", [0, 1, "yes", np.True_], ids=repr)
-def test_copy_is_true_false_or_none(node, copy):
-    for call in (node.share, node.share_each):
-        with pytest.raises(TypeError, match="copy must be"):
-            call([1.0], copy=copy)
-
-
-@TWO
-def test_copy_that_differs(node):
-    base = node.allocate_each(4)
-    copy = None if node.is_leader else False
-    for call in (node.share, node.share_each):
-        with pytest.raises(MismatchError, match="copy=None"):
-            call(base.array, copy=copy)
-    assert node.share_each(base.array, copy=False).shape == (4,)
-
-
-@TWO
-def test_dtypes_that_differ(node):
-    with pytest.raises(MismatchError, match="int64"):
-        node.share_each(np.zeros(2, "f4" if node.is_leader else "i8"))
 
 
 def test_a_callable_that_raises_on_one_rank(node):

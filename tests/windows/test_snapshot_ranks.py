@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
+from mpishare import ClosedError, PeerError, UnsupportedError
 from tests.helpers.held import held
 from tests.helpers.viewer import Viewer
 
@@ -235,16 +235,6 @@ def test_pickling_gives_an_attached_window_that_can_be_written(node, view):
         assert "read-only" in view("attach('pickled').array[0] = 1")["text"]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 41, "ä", b"x", 3], ids=repr)
-def test_names_that_are_none(node, name):
-    with pytest.raises(TypeError if not isinstance(name, str) else ValueError, match="name"):
-        node.allocate(2, name=name)
-    with pytest.raises(TypeError if not isinstance(name, str) else ValueError, match="name"):
-        node.allocate_each(2, name=name)
-    with pytest.raises((TypeError if not isinstance(name, str) else ValueError), match="name"):
-        node.share([1], name=name)
-
-
 def test_a_name_is_taken_once_on_all_ranks(node):
     before = held()
     first = node.allocate(2, name="taken")
@@ -255,15 +245,6 @@ def test_a_name_is_taken_once_on_all_ranks(node):
     gc.collect()
     assert held() == before
     node.allocate(2, name="taken").close()
-
-
-@pytest.mark.ranks(min=2)
-def test_names_that_differ(node):
-    for call in (node.allocate, node.allocate_each, node.share):
-        with pytest.raises(MismatchError, match="name="):
-            call([1], name=f"n{node.rank}")
-    with pytest.raises((ValueError, PeerError)):
-        node.allocate(2, name="a b" if node.rank == 0 else "ab")
 
 
 def test_a_window_without_a_name_has_no_snapshots(node):
