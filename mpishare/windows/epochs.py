@@ -75,31 +75,23 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
-        # Functions, not methods: a dropped object would live until a collection of cycles.
-        # On streams a wait costs the host as much as a write.
-        has_streams = self._has_streams
-        self._write: Callable[[Epochs, CounterOp, Any], None] = (
-            Epochs._enqueue if has_streams else Epochs._store
-        )
-        """Raises the counters of an operation to the counts of its next call."""
-        self._await: Callable[[Epochs, CounterOp, Any], None] = (
-            Epochs._enqueue if has_streams else Epochs._poll
-        )
-        """Waits until the counters of an operation have the counts of its next call."""
+        # Functions, not methods: a dropped object would live until a collection of cycles. They
+        # raise the counters of an operation to the counts of its next call, or wait for these.
+        self._write: Callable[[Epochs, CounterOp, Any], None]
+        self._await: Callable[[Epochs, CounterOp, Any], None]
+        if self._has_streams:  # there a wait costs the host as much as a write
+            self._write = self._await = Epochs._enqueue
+            radix = radix or (2 if self._size > FLAT_RANKS else self._size)
+        else:
+            self._write, self._await = Epochs._store, Epochs._poll
         self._epoch = 0
-        on_streams = 2 if self._size > FLAT_RANKS else self._size
-        radix = radix or (on_streams if self._has_streams else RADIX)
-        # For each round of a fence, the slot to write, then the slots to wait for, with their
-        # ranks.
+        # For each round of a fence, the slot to write, and the slots to wait for with their ranks.
         self._rounds = [
-            (
-                SLOT_WORDS * self._rank + number,
-                [(SLOT_WORDS * each + number, each) for each in awaited],
-            )
-            for number, awaited in enumerate(rounds(self._rank, self._size, radix))
+            (SLOT_WORDS * self._rank + number, {SLOT_WORDS * r + number: r for r in awaited})
+            for number, awaited in enumerate(rounds(self._rank, self._size, radix or RADIX))
         ]
-        self._operations = sum(1 + len(waits) for _, waits in self._rounds)
-        slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
+        self._waits = [wait for _, waits in self._rounds for wait in waits.items()]
+        slots = [(write, [*waits]) for write, waits in self._rounds]
         self._meet: Callable[[int], Any] = context.fence(self._view, slots)
         # Both sides of a pair count, without communication.
         self._exposed = [0] * self._size  # posts to each origin
@@ -149,9 +141,10 @@ class Epochs:
             operations = []
             for write, waits in self._rounds:
                 operations.append(("write", write))
-                operations += [("wait", slot) for slot, _ in waits]
+                operations += [("wait", slot) for slot in waits]
             self._fence_signals = self._prepare(operations)
-        self._fence_signals.enqueue(number, [epoch] * self._operations)
+        count = len(self._rounds) + len(self._waits)
+        self._fence_signals.enqueue(number, [epoch] * count)
         self._chain.leave()
 
     # --- pairs: post, start, complete, wait
@@ -338,8 +331,7 @@ class Epochs:
         absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
         if absent:
             return absent
-        waits = [item for _, items in self._rounds for item in items]
-        return [rank for at, rank in waits if view[at] < epoch and slot in (None, at)]
+        return [rank for at, rank in self._waits if view[at] < epoch and slot in (None, at)]
 
     def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()

@@ -283,8 +283,7 @@ class Pool(NodeObject):
         self._context.unregister(self)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
-        return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{state}>"
+        return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{self._state()}>"
 
     def _check(self, call: str) -> None:
         agreement = self._context.agreement

@@ -60,19 +60,7 @@ class Publication:
     ) -> None:
         self.name = name
         self._context = context
-        is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
-        tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
-        # Memory of GPUs is mapped by its token, that of the host by its file.
-        on_gpu = context.backend.has_streams
-        self._files = [] if on_gpu else list(filter(None, tokens))
-        self._window = Description(
-            context.backend.name,
-            dtype,
-            context.size,
-            _described(segments, tokens if on_gpu else [""] * len(tokens), context.uuids, dtype),
-            "it was shared in place" if is_in_place else "",
-            os.getpid(),
-        )
+        self._window, self._files = _describe(context, segments, handles, dtype)
         self._check(call)
         self._number = 0  # of snapshots
         self._fds: list[int] = []
@@ -109,7 +97,11 @@ class Publication:
         # Counts all calls, even those that raise: else the numbers of the ranks would drift apart
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
-        handle = chain.enter("snapshot", stream)
+        backend = self._context.backend
+        if backend.has_streams:
+            handle = chain.enter("snapshot", stream)
+        else:
+            handle, _ = backend.stream(stream)
         if self._snapshots is not None:
             self._snapshots.take(self._number, array, handle)
         chain.leave()
@@ -266,15 +258,28 @@ class Publication:
         self._held.close()
 
 
-def _described(
+def _describe(
+    context: NodeContext,
     segments: Sequence[Segment | None],
-    tokens: Sequence[str],
-    uuids: Sequence[str],
+    handles: Sequence[Handle | None],
     dtype: np.dtype[Any],
-) -> tuple[description.Segment, ...]:
-    """Return the segments as viewers read them; those of ranks that have one."""
-    return tuple(
+) -> tuple[Description, list[str]]:
+    """Return a window as viewers read it, and the tokens of its files.
+
+    Memory of GPUs is mapped by its token, that of the host by its file.
+    """
+    is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
+    tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+    files: list[str] = []
+    if not context.backend.has_streams:
+        files, tokens = list(filter(None, tokens)), [""] * len(tokens)
+    parts = tuple(
         description.Segment(rank, *segment, math.prod(segment.shape) * dtype.itemsize, uuid, token)
-        for rank, (segment, uuid, token) in enumerate(zip(segments, uuids, tokens, strict=True))
+        for rank, (segment, uuid, token) in enumerate(
+            zip(segments, context.uuids, tokens, strict=True)
+        )
         if segment is not None
     )
+    why = "it was shared in place" if is_in_place else ""
+    window = Description(context.backend.name, dtype, context.size, parts, why, os.getpid())
+    return window, files

@@ -215,6 +215,23 @@ def test_memory_that_is_not_shared_in_place(node, kind):
             del error
 
 
+@pytest.mark.parametrize("copy", [True, False, None])
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (0xDEADBEEF, f"{0xDEADBEEF} is an int, not an array. Wrap a number in"),
+        (None, "owner="),
+        (lambda: None, "owner="),
+    ],
+    ids=["int", "None", "callable"],
+)
+def test_what_is_no_array(node, source, told, copy):
+    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
+        error, names = on_every_rank(node, lambda call=call: call(source, copy=copy))
+        assert names == ["TypeError"] + [others] * (node.size - 1)
+        assert told in str(error)
+
+
 @TWO
 def test_what_one_rank_cannot_share_is_an_error_on_all(node):
     base = node.allocate_each(4)
@@ -265,25 +282,6 @@ def test_an_array_of_a_host_pool_is_not_called_private(host_node):
     del source
     pool.close()
     node.share(np.zeros(4)).close()
-
-
-@pytest.mark.parametrize("copy", [True, False, None])
-def test_an_int_is_no_array(node, copy):
-    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
-        error, names = on_every_rank(node, lambda call=call: call(0xDEADBEEF, copy=copy))
-        assert names == ["TypeError"] + [others] * (node.size - 1)
-        assert f"{0xDEADBEEF} is an int, not an array. Wrap a number in" in str(error)
-
-
-@pytest.mark.parametrize("copy", [True, False, None])
-def test_no_array_on_the_owner(node, copy):
-    last = node.size - 1
-    for call in (lambda: node.share(None, copy=copy), lambda: node.share(lambda: None, copy=copy)):
-        error, names = on_every_rank(node, call)
-        assert names == ["TypeError"] + ["PeerError"] * last
-        assert "owner=" in str(error)
-    error, names = on_every_rank(node, lambda: node.share_each(None, copy=copy))
-    assert names == ["TypeError"] * node.size
 
 
 def test_a_callable_that_raises_on_one_rank(node):

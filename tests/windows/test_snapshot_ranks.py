@@ -8,7 +8,7 @@ import pytest
 
 from mpishare import ClosedError, PeerError, UnsupportedError
 from tests.helpers.held import held
-from tests.helpers.viewer import Viewer
+from tests.helpers.viewer import viewing
 
 
 def shape_of(rank):
@@ -137,30 +137,21 @@ def test_dtypes_of_numpy_alone(host_node):
     dtype = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
     window = node.share(np.zeros(4, dtype), name="records")
     window.snapshot()
-    node.barrier()
-    if node.rank == 0:
-        with Viewer() as viewer:
-            assert viewer("there = attach('records')") is None
-            assert viewer("repr(there.dtype) == repr(there.latest().array.dtype)") is True
-            assert viewer("there.dtype.descr") == [
-                ["place", "<f8", [3]],
-                ["id", "<i4"],
-                ["name", "|S5"],
-            ]
-    node.barrier()
+    with viewing(node) as view:
+        assert view("there = attach('records')") is None
+        assert view("repr(there.dtype) == repr(there.latest().array.dtype)") is True
+        fields = [["place", "<f8", [3]], ["id", "<i4"], ["name", "|S5"]]
+        assert view("there.dtype.descr") == fields
 
 
 def test_bfloat16_reaches_a_viewer_as_bfloat16(host_node):
     node, dtype = host_node, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     window = node.allocate(4, dtype, fill=1.5, name="halves")
     window.snapshot()
-    node.barrier()
-    if node.rank == 0:
-        with Viewer() as viewer:
-            assert viewer("there = attach('halves')\nf = there.latest().array") is None
-            assert viewer("str(there.dtype), str(f.dtype)") == ["bfloat16"] * 2
-            assert viewer("(there.array + f).astype('f4').tolist()") == [3.0] * 4
-    node.barrier()
+    with viewing(node) as view:
+        assert view("there = attach('halves')\nf = there.latest().array") is None
+        assert view("str(there.dtype), str(f.dtype)") == ["bfloat16"] * 2
+        assert view("(there.array + f).astype('f4').tolist()") == [3.0] * 4
     shared = node.share_each(np.full(3, 2.5, dtype))
     assert shared.dtype == dtype
     assert (shared.segment(node.size - 1) == 2.5).all()
