@@ -91,6 +91,7 @@ class Epochs:
             for number, awaited in enumerate(rounds(self._rank, self._size, radix or RADIX))
         ]
         self._waits = [wait for _, waits in self._rounds for wait in waits.items()]
+        self._operations = len(self._rounds) + len(self._waits)
         slots = [(write, [*waits]) for write, waits in self._rounds]
         self._meet: Callable[[int], Any] = context.fence(self._view, slots)
         # Both sides of a pair count, without communication.
@@ -143,8 +144,7 @@ class Epochs:
                 operations.append(("write", write))
                 operations += [("wait", slot) for slot in waits]
             self._fence_signals = self._prepare(operations)
-        count = len(self._rounds) + len(self._waits)
-        self._fence_signals.enqueue(number, [epoch] * count)
+        self._fence_signals.enqueue(number, [epoch] * self._operations)
         self._chain.leave()
 
     # --- pairs: post, start, complete, wait
