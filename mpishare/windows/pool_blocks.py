@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, MpiShareError
@@ -29,6 +28,13 @@ if TYPE_CHECKING:
 _LOOKS = 4
 
 
+class _Watch(weakref.ref[Any]):
+    """Reports the block whose arrays are gone."""
+
+    __slots__ = ("of",)
+    of: Any
+
+
 @dataclass(eq=False)
 class Block:
     """A block of the owner."""
@@ -40,7 +46,7 @@ class Block:
     token: bytes | None = None  # for `PoolMemory.open`, once there is a handle of it
     stream: int = 0
     keeper: Any = None  # keeps the stream alive
-    watch: Any = None  # reports that the arrays are gone
+    watch: _Watch | None = None
 
 
 class OwnBlocks:
@@ -88,7 +94,8 @@ class OwnBlocks:
         block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
         self._blocks[address] = block
         array, anchor = self._memory.array(address, nbytes, layout)
-        block.watch = weakref.ref(anchor, partial(self._drop, block))
+        block.watch = _Watch(anchor, self._drop)
+        block.watch.of = block
         return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
@@ -132,9 +139,10 @@ class OwnBlocks:
             return False
         return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
 
-    def _drop(self, block: Block, _: object) -> None:
+    def _drop(self, watch: _Watch) -> None:
         if not self._table.is_writable:
             return
+        block: Block = watch.of
         self._table.end(block.slot, block.generation)
         self._dropped.append(block)
 
@@ -145,7 +153,7 @@ class _Opening:
     slot: int
     stream: int
     keeper: Any
-    watch: Any = None  # reports that the arrays are gone
+    watch: _Watch | None = None
 
 
 @dataclass
@@ -236,13 +244,14 @@ class OpenBlocks:
         self._held[slot] = held
         held.openings.add(opening)
         array, anchor = self._memory.array(opening.address, block.nbytes, layout)
-        opening.watch = weakref.ref(anchor, partial(self._drop, opening))
+        opening.watch = _Watch(anchor, self._drop)
+        opening.watch.of = opening
         return array
 
-    def _drop(self, opening: _Opening, _: object) -> None:
+    def _drop(self, watch: _Watch) -> None:
         if not self._table.is_writable:
             return
-        self._dropped.append(opening)
+        self._dropped.append(watch.of)
         if not self._backend.has_streams:
             self.settle()
 
