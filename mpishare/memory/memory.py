@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
 
 
-def compact_strides(shape: Shape, itemsize: int, order: Sequence[int]) -> Shape:
+def compact_strides(shape: Shape, itemsize: int, order: Sequence[int] | None = None) -> Shape:
     """Return the strides of an array without gaps; `order` has its axes, the fastest last."""
     strides, step = [0] * len(shape), itemsize
-    for axis in reversed(order):
+    for axis in reversed(range(len(shape)) if order is None else order):
         strides[axis] = step
         step *= max(shape[axis], 1)
     return tuple(strides)

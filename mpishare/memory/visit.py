@@ -75,10 +75,6 @@ class Visit:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for messages without a request."""
-        return self._connection.fileno()
-
     def ask(
         self, request: dict[str, Any], *, most_fds: int = 0
     ) -> tuple[dict[str, Any], list[int]]:

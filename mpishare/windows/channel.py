@@ -283,11 +283,10 @@ class Channel(NodeObject):
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
         return (
             f"<mpishare.{self.name.capitalize()}: producer={self.producer}, "
             f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
-            f"slots={self.slots}{state}>"
+            f"slots={self.slots}{self._state()}>"
         )
 
 

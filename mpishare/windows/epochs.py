@@ -7,13 +7,15 @@ calls themselves store and poll the same counters, and block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from os import sched_yield
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends.streams import handle_of
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
+from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds
-from mpishare.errors import EpochError
-from mpishare.windows.counter_ops import CounterOp, CounterOrdered
+from mpishare.errors import ClosedError, EpochError
+from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +29,24 @@ if TYPE_CHECKING:
 FLAT_RANKS = 16
 
 
+class CounterOp:
+    """The counters that one call writes or waits for (`kind`), one for each of some other ranks.
+
+    `counts` has the number of calls towards each rank of the node, shared by the operations of one
+    call for all combinations of ranks.
+    """
+
+    __slots__ = ("call", "counts", "kind", "ranks", "signals", "slots")
+
+    def __init__(self, call: str, kind: str, counts: list[int], slots: dict[int, int]) -> None:
+        self.call = call
+        self.kind = kind
+        self.counts = counts
+        self.ranks = tuple(slots)
+        self.slots = tuple(slots.values())
+        self.signals: Signals | None = None
+
+
 class Group(NamedTuple):
     """Ranks that were named together, with the counter operations of each call."""
 
@@ -37,27 +57,42 @@ class Group(NamedTuple):
     wait: CounterOp
 
 
-class Epochs(CounterOrdered):
+class Epochs:
     """The epochs of one window; `counters` are `epoch_counters` many, zeroed."""
 
     def __init__(
         self, context: NodeContext, counters: Counters, name: str, *, radix: int | None = None
     ) -> None:
-        super().__init__(context, counters, name)
+        self.name = name
+        self._counters = counters
+        self._check: Callable[..., None] = context.agreement.check
+        self._wait_on_host = context.agreement.wait
+        self._rank_of = context.rank_of
+        self._backend = context.backend
+        self._rank, self._size = context.rank, context.size
+        self._view = counters.view
+        self._memory_barrier = context.memory_barrier
+        self._has_streams = context.backend.has_streams
+        self._spins_per_yield = context.spins_per_yield
+        self._chain = StreamChain(context.backend, name)
+        # Functions, not methods: a dropped object would live until a collection of cycles. They
+        # raise the counters of an operation to the counts of its next call, or wait for these.
+        self._write: Callable[[Epochs, CounterOp, Any], None]
+        self._await: Callable[[Epochs, CounterOp, Any], None]
+        if self._has_streams:  # there a wait costs the host as much as a write
+            self._write = self._await = Epochs._enqueue
+            radix = radix or (2 if self._size > FLAT_RANKS else self._size)
+        else:
+            self._write, self._await = Epochs._store, Epochs._poll
         self._epoch = 0
-        on_streams = 2 if self._size > FLAT_RANKS else self._size
-        radix = radix or (on_streams if self._has_streams else RADIX)
-        # For each round of a fence, the slot to write, then the slots to wait for, with their
-        # ranks.
+        # For each round of a fence, the slot to write, and the slots to wait for with their ranks.
         self._rounds = [
-            (
-                SLOT_WORDS * self._rank + number,
-                [(SLOT_WORDS * each + number, each) for each in awaited],
-            )
-            for number, awaited in enumerate(rounds(self._rank, self._size, radix))
+            (SLOT_WORDS * self._rank + number, {SLOT_WORDS * r + number: r for r in awaited})
+            for number, awaited in enumerate(rounds(self._rank, self._size, radix or RADIX))
         ]
-        self._operations = sum(1 + len(waits) for _, waits in self._rounds)
-        slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
+        self._waits = [wait for _, waits in self._rounds for wait in waits.items()]
+        self._operations = len(self._rounds) + len(self._waits)
+        slots = [(write, [*waits]) for write, waits in self._rounds]
         self._meet: Callable[[int], Any] = context.fence(self._view, slots)
         # Both sides of a pair count, without communication.
         self._exposed = [0] * self._size  # posts to each origin
@@ -107,7 +142,7 @@ class Epochs(CounterOrdered):
             operations = []
             for write, waits in self._rounds:
                 operations.append(("write", write))
-                operations += [("wait", slot) for slot, _ in waits]
+                operations += [("wait", slot) for slot in waits]
             self._fence_signals = self._prepare(operations)
         self._fence_signals.enqueue(number, [epoch] * self._operations)
         self._chain.leave()
@@ -205,11 +240,75 @@ class Epochs(CounterOrdered):
         self._await(self, group.wait, stream)
         self._exposure = None
 
+    # --- counters, on streams or by the host itself
+
+    def _enqueue(self, op: CounterOp, stream: Any) -> None:
+        chain, counts, ranks = self._chain, op.counts, op.ranks
+        number = chain.enter(op.call, stream)
+        if ranks:
+            if op.signals is None:
+                op.signals = self._prepare([(op.kind, slot) for slot in op.slots])
+            op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
+        if not chain.stays_alive:
+            chain.leave()
+        # Last: an interrupted call may be repeated, with the same effect.
+        for rank in ranks:
+            counts[rank] += 1
+
+    def _store(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
+        view, counts = self._view, op.counts
+        self._memory_barrier()
+        for slot, rank in zip(op.slots, op.ranks, strict=True):
+            view[slot] = counts[rank] + 1
+        for rank in op.ranks:
+            counts[rank] += 1
+
+    def _poll(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
+        view, counts = self._view, op.counts
+        waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
+        spins = 0
+        for _, slot, value in waits:
+            # `spin_until` inlined, as in a fence.
+            while view[slot] < value:
+                spins += 1
+                if spins > SPINS:
+                    self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
+                elif not spins % self._spins_per_yield:
+                    sched_yield()
+        self._memory_barrier()
+        for rank in op.ranks:
+            counts[rank] += 1
+
+    def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
+        def still_pending() -> list[int]:
+            if not self._view:  # a handler of a signal has closed the object, or left the node
+                self._check()
+            return pending()
+
+        self._wait_on_host(f"{self.name}: {call}", still_pending)
+
+    def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
+        address = self._counters.address
+        return self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
+
     # --- pending ranks and groups
 
     def _end(self) -> None:
-        super()._end()
-        self._meet = self._check
+        """Drop the counters: every later call raises `ClosedError`."""
+        name = self.name
+
+        def refuse(*_: Any) -> NoReturn:
+            raise ClosedError(f"{name} is closed")
+
+        self._check = self._meet = refuse
+        # Else a closed object that is still held would keep the control block mapped.
+        self._counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
+        self._chain.end()
 
     def _pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's calls wait."""
@@ -232,8 +331,7 @@ class Epochs(CounterOrdered):
         absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
         if absent:
             return absent
-        waits = [item for _, items in self._rounds for item in items]
-        return [rank for at, rank in waits if view[at] < epoch and slot in (None, at)]
+        return [rank for at, rank in self._waits if view[at] < epoch and slot in (None, at)]
 
     def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()

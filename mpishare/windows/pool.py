@@ -15,27 +15,31 @@ import operator
 import os
 import threading
 import warnings
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.backends import BlockLayout
 from mpishare.coordination.agreement import require_same
-from mpishare.errors import (
-    ClosedError,
-    HandleError,
-    UnsupportedError,
-)
+from mpishare.errors import ClosedError, CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
+from mpishare.memory.memory import compact_strides
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import check_layout
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
-from mpishare.windows.pool_handle import c_strides, is_inside, pack, unpack
-from mpishare.windows.pool_memory import share_pool_memory
+from mpishare.windows.pool_handle import is_inside, pack, unpack
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.backends import OwnMemory, PeerMemory
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.undo import Undo
+
+T = TypeVar("T")
 
 log = logging.getLogger("mpishare.pool")
 
@@ -110,7 +114,7 @@ class Pool(NodeObject):
         sizes, found = check_layout(self._context, call, shape, dtype)
         number, keeper = self._enter(call, stream)
         nbytes = math.prod(sizes) * found.itemsize
-        layout = BlockLayout(0, sizes, c_strides(sizes, found.itemsize), found)
+        layout = BlockLayout(0, sizes, compact_strides(sizes, found.itemsize), found)
         try:
             return own.allocate(layout, nbytes, number, keeper)
         except UnsupportedError as error:
@@ -279,8 +283,7 @@ class Pool(NodeObject):
         self._context.unregister(self)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
-        return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{state}>"
+        return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{self._state()}>"
 
     def _check(self, call: str) -> None:
         agreement = self._context.agreement
@@ -319,18 +322,15 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     require_same(call, [{"owner": own, "max_nbytes": size} for own, size in replies], context.rank)
     own, nbytes = replies[0]
     is_owner = context.rank == own
-    with ranges.span(call):
+    with ranges.span(call), undoing(context, call) as undo:
         table_nbytes = BlockTable.nbytes_for(context.size)
         words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
+        undo.local.callback(words.close)
         if not is_owner:
             words.close_file()  # its owner reserves the pages
-        try:
-            # The proof that a handle is of a rank of this pool: no other process has the key.
-            key = step(lambda: os.urandom(32).hex() if is_owner else "")[own]
-            mine, imported = share_pool_memory(context, call, own, nbytes)
-        except BaseException:
-            words.close()
-            raise
+        # The proof that a handle is of a rank of this pool: no other process has the key.
+        key = step(lambda: os.urandom(32).hex() if is_owner else "")[own]
+        mine, imported = _share_memory(context, call, own, nbytes, undo)
     table = BlockTable(words, context.rank, context.size, context.memory_barrier)
     blocks: OwnBlocks | OpenBlocks
     if mine is not None:
@@ -338,6 +338,68 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     elif imported is not None:
         blocks = OpenBlocks(context.backend, imported, table)
     return Pool(context, context.next_number("pool"), own, bytes.fromhex(key), blocks)
+
+
+def _share_memory(
+    context: NodeContext, call: str, owner: int, nbytes: int, undo: Undo
+) -> tuple[OwnMemory | None, PeerMemory | None]:
+    """Return the memory on its owner, and on another rank that rank's mapping. Collective."""
+    backend, descriptors, is_owner = context.backend, context.descriptors, context.rank == owner
+    stream = backend.enter(None)[0]
+    with ExitStack() as lent:
+
+        def create() -> tuple[OwnMemory | None, str]:
+            if not is_owner:
+                return None, ""
+            memory = backend.create_pool(nbytes)
+            undo.made.callback(memory.close)
+            fd = memory.export()
+            lent.callback(os.close, fd)
+            token = descriptors.lend(fd)
+            lent.callback(descriptors.take_back, token)
+            return memory, token
+
+        def import_it() -> tuple[tuple[PeerMemory | None, int], str]:
+            if own is not None:
+                address = own.allocate(1, stream)
+                return (None, address), own.publish(address).hex()
+            fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
+            lent.callback(os.close, fd)
+            memory = backend.import_pool(fd)
+            undo.opened.callback(memory.close)
+            return (memory, 0), ""
+
+        def try_it() -> tuple[None, None]:
+            if imported is not None:
+                imported.let_go(imported.open(bytes.fromhex(trials[owner]), 1))
+            return None, None
+
+        def free() -> tuple[None, None]:
+            if own is not None:
+                own.free([(tried, 1, stream)])
+            return None, None
+
+        def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+            return context.agreement.step_keeping(call, partial(_supported, call, work))
+
+        own, tokens = step(create)
+        (imported, tried), trials = step(import_it)
+        step(try_it)
+        step(free)
+    return own, imported
+
+
+def _supported(call: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except CudaError as error:
+        if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
+            raise
+        # WSL2 reports that it can, and cannot.
+        raise UnsupportedError(
+            f"{call} failed: memory pools cannot be shared here: {error} Use node.allocate_each, "
+            "which shares memory in another way."
+        ) from error
 
 
 def _is_dead(context: NodeContext, rank: int) -> bool:

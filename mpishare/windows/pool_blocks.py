@@ -29,16 +29,10 @@ _LOOKS = 4
 
 
 class _Watch(weakref.ref[Any]):
-    """Reports the blocks whose arrays are gone."""
+    """Reports the block whose arrays are gone."""
 
     __slots__ = ("of",)
     of: Any
-
-
-def _watch(anchor: Any, of: Any, callback: Callable[[_Watch], None]) -> _Watch:
-    watch = _Watch(anchor, callback)
-    watch.of = of
-    return watch
 
 
 @dataclass(eq=False)
@@ -100,7 +94,8 @@ class OwnBlocks:
         block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
         self._blocks[address] = block
         array, anchor = self._memory.array(address, nbytes, layout)
-        block.watch = _watch(anchor, block, self._drop)
+        block.watch = _Watch(anchor, self._drop)
+        block.watch.of = block
         return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
@@ -249,7 +244,8 @@ class OpenBlocks:
         self._held[slot] = held
         held.openings.add(opening)
         array, anchor = self._memory.array(opening.address, block.nbytes, layout)
-        opening.watch = _watch(anchor, opening, self._drop)
+        opening.watch = _Watch(anchor, self._drop)
+        opening.watch.of = opening
         return array
 
     def _drop(self, watch: _Watch) -> None:

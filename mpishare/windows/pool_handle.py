@@ -21,14 +21,6 @@ _DIGEST_NBYTES = 16
 _HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
 
 
-def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
 def is_inside(layout: BlockLayout, nbytes: int) -> bool:
     """Whether all bytes of an array lie in its block."""
     if 0 in layout.shape:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.streams import handle_of
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, MpiShareError, UnsupportedError
 from mpishare.memory import dtypes
@@ -61,19 +60,7 @@ class Publication:
     ) -> None:
         self.name = name
         self._context = context
-        is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
-        tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
-        # Memory of GPUs is mapped by its token, that of the host by its file.
-        on_gpu = context.backend.has_streams
-        self._files = [] if on_gpu else list(filter(None, tokens))
-        self._window = Description(
-            context.backend.name,
-            dtype,
-            context.size,
-            _described(segments, tokens if on_gpu else [""] * len(tokens), context.uuids, dtype),
-            "it was shared in place" if is_in_place else "",
-            os.getpid(),
-        )
+        self._window, self._files = _describe(context, segments, handles, dtype)
         self._check(call)
         self._number = 0  # of snapshots
         self._fds: list[int] = []
@@ -90,12 +77,16 @@ class Publication:
         )
         self._held.callback(self._memory.close)
         try:
-            replies = step(call, self._open)
-            self.job = str(replies[0][0])
-            self._check_free(call, is_taken=replies[0][1])
+            self.job, is_taken = step(call, self._open)[0]
         except BaseException:
             self.discard()
             raise
+        if is_taken:
+            self.discard()
+            raise ValueError(
+                f"{call} failed: the name {name!r} is taken by another window of job {self.job}. "
+                "Choose another one, or close that window first."
+            )
 
     @property
     def _is_leader(self) -> bool:
@@ -106,15 +97,14 @@ class Publication:
         # Counts all calls, even those that raise: else the numbers of the ranks would drift apart
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
-        if isinstance(self._snapshots, CudaSnapshots):
+        backend = self._context.backend
+        if backend.has_streams:
             handle = chain.enter("snapshot", stream)
-            self._snapshots.take(self._number, array.data.ptr, handle)
-            if not chain.stays_alive:
-                chain.leave()
-        elif self._snapshots is not None:
-            if stream is not None:
-                handle_of(stream)
-            self._snapshots.take(self._number, array)
+        else:
+            handle, _ = backend.stream(stream)
+        if self._snapshots is not None:
+            self._snapshots.take(self._number, array, handle)
+        chain.leave()
 
     def let_go(self, call: str) -> list[int]:
         """End the publication and wait some seconds for viewers that map memory on a GPU.
@@ -155,13 +145,6 @@ class Publication:
                     "the window no name, or share a contiguous array."
                 )
 
-    def _check_free(self, call: str, *, is_taken: bool) -> None:
-        if is_taken:
-            raise ValueError(
-                f"{call} failed: the name {self.name!r} is taken by another window of job "
-                f"{self.job}. Choose another one, or close that window first."
-            )
-
     def _open(self) -> list[Any]:
         """Open the files and the door; return the job, and whether the name is taken."""
         context, memory = self._context, self._memory
@@ -169,22 +152,12 @@ class Publication:
             return []
         parts = {part.rank: part for part in self._window.segments}
         sizes = [parts[r].nbytes if r in parts else None for r in range(context.size)]
-        offsets, nbytes = layout.block_offsets(sizes)
         if self._is_leader:
-            os.ftruncate(memory.fd, nbytes)
+            os.ftruncate(memory.fd, layout.block_offsets(sizes)[1])
         address = context.backend.register(memory)
         self._held.callback(context.backend.unregister, memory)
-        mine = sizes[context.rank]
-        if mine is not None:
-            page = Page(
-                memory,
-                address,
-                context.rank,
-                offsets[context.rank],
-                mine,
-                sum(filter(None, sizes)),
-                is_first=context.rank == self._window.segments[0].rank,
-            )
+        if sizes[context.rank] is not None:
+            page = Page(memory, address, context.rank, sizes)
             self._held.callback(page.words.release)
             self._snapshots = (
                 CudaSnapshots(page, context.backend)
@@ -277,10 +250,7 @@ class Publication:
 
     def _free(self, *, is_viewed: bool) -> None:
         """Free the buffers, the page and the files, after the last write there."""
-        if isinstance(self._snapshots, HostSnapshots):
-            self._snapshots.close()
-            self._snapshots = None
-        elif self._snapshots is not None and self._snapshots.close(is_viewed=is_viewed):
+        if self._snapshots is not None and self._snapshots.close(is_viewed=is_viewed):
             self._snapshots = None
         while self._fds:
             os.close(self._fds.pop())
@@ -288,15 +258,28 @@ class Publication:
         self._held.close()
 
 
-def _described(
+def _describe(
+    context: NodeContext,
     segments: Sequence[Segment | None],
-    tokens: Sequence[str],
-    uuids: Sequence[str],
+    handles: Sequence[Handle | None],
     dtype: np.dtype[Any],
-) -> tuple[description.Segment, ...]:
-    """Return the segments as viewers read them; those of ranks that have one."""
-    return tuple(
+) -> tuple[Description, list[str]]:
+    """Return a window as viewers read it, and the tokens of its files.
+
+    Memory of GPUs is mapped by its token, that of the host by its file.
+    """
+    is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
+    tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+    files: list[str] = []
+    if not context.backend.has_streams:
+        files, tokens = list(filter(None, tokens)), [""] * len(tokens)
+    parts = tuple(
         description.Segment(rank, *segment, math.prod(segment.shape) * dtype.itemsize, uuid, token)
-        for rank, (segment, uuid, token) in enumerate(zip(segments, uuids, tokens, strict=True))
+        for rank, (segment, uuid, token) in enumerate(
+            zip(segments, context.uuids, tokens, strict=True)
+        )
         if segment is not None
     )
+    why = "it was shared in place" if is_in_place else ""
+    window = Description(context.backend.name, dtype, context.size, parts, why, os.getpid())
+    return window, files

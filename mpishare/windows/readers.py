@@ -100,10 +100,6 @@ class HostReader(Reader):
     def _copy(self, place: int) -> dict[int, Any]:
         return {rank: part.copy(order="K") for rank, part in self._buffers[place]}
 
-    def close(self) -> None:
-        super().close()
-        self._buffers = [[] for _ in range(BUFFERS)]
-
 
 class CudaReader(Reader):
     """Reads the buffers on the GPUs of the ranks."""

@@ -213,13 +213,19 @@ def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal
         )
     address = _address(array)
     span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
-    location = context.locate(address, span)
+    if (part := _window_part(context, address, span)) is not None:
+        return part
+    return context.in_place.export(array, address, span, is_host=isinstance(array, np.ndarray))
+
+
+def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | None:
+    """Return memory as a part of an open window; None if it is in none."""
+    location = context.locate(address, nbytes)
     whole = location and context.segment_memory(location.window, location.rank)
     if location is None or whole is None or whole.is_given:  # which outlives that window
-        is_host = isinstance(array, np.ndarray)
-        return context.in_place.export(array, address, span, is_host=is_host)
+        return None
     token = f"{location.window}:{location.rank}"
-    part = WindowPart(whole, location.offset, span)
+    part = WindowPart(whole, location.offset, nbytes)
     return Exported(part, Kind.WINDOW, token, location.offset, whole.nbytes)
 
 

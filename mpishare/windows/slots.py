@@ -98,7 +98,7 @@ class Block:
         self._arrays = []
         self._view = NO_COUNTERS.view
         if self._signals is not None:
-            self._signals.close()
+            self._signals.chain.end()
 
     def _refuse(self) -> NoReturn:
         """Raise the reason why the block cannot be entered."""
@@ -161,7 +161,7 @@ class Put(Block):
         number, signals = self._count + 1, self._signals
         if kind is not None:
             if signals is not None:
-                signals.leave()
+                signals.chain.leave()  # without a signal
             return
         if not was_open:
             raise ClosedError(f"{self._call} failed: the channel was closed in its block")
@@ -265,12 +265,12 @@ class _StreamSignals:
         self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
         self._write = backend.signals([("write", address + 8 * mine)])
         self._is_capturing = backend.is_capturing
-        self._chain = StreamChain(backend, name)
+        self.chain = StreamChain(backend, name)
         self._stream = 0
 
     def enter(self, stream: Any) -> None:
         """Begin a block on a stream, which waits for that of the last block."""
-        self._stream = self._chain.enter(self._call, stream)
+        self._stream = self.chain.enter(self._call, stream)
 
     def wait(self, count: int) -> None:
         """Let the stream wait until the counters of the other end are at least `count`."""
@@ -286,14 +286,7 @@ class _StreamSignals:
                 "captured into a graph. End the capture inside of the block."
             )
         self._write.enqueue(self._stream, [count])
-        self._chain.leave()
-
-    def leave(self) -> None:
-        """Leave the block without a signal."""
-        self._chain.leave()
-
-    def close(self) -> None:
-        self._chain.end()
+        self.chain.leave()
 
 
 def channel_counters(consumers: int) -> int:

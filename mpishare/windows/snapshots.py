@@ -17,7 +17,7 @@ from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpishare.backends import Backend, Signals
     from mpishare.memory.memory import Memory
@@ -33,31 +33,22 @@ log = logging.getLogger("mpishare.window")
 class Page:
     """The page of a window, and this rank's part of the file behind it.
 
-    `address` is that of the page on this rank's GPU, 0 on the host backend; `offset` that of this
-    rank's host buffers in the file, for a segment of `nbytes` out of the `total_nbytes` of all.
-    `is_first`: this rank is the first with a segment.
+    `address` is that of the page on this rank's GPU, 0 on the host backend; `sizes` has the bytes
+    of every rank's segment, None without one.
     """
 
     def __init__(
-        self,
-        memory: SharedMemory,
-        address: int,
-        rank: int,
-        offset: int,
-        nbytes: int,
-        total_nbytes: int,
-        *,
-        is_first: bool,
+        self, memory: SharedMemory, address: int, rank: int, sizes: Sequence[int | None]
     ) -> None:
         self.words = memoryview(memory.buffer).cast("Q")
-        self.nbytes = nbytes
-        self.step = layout.buffer_nbytes(nbytes)
+        self.nbytes = sizes[rank] or 0
+        self.step = layout.buffer_nbytes(self.nbytes)
         self.slot = layout.slot(rank)
         self.rank = rank
-        self.total_nbytes = total_nbytes
-        self.is_first = is_first
+        self.total_nbytes = sum(filter(None, sizes))
+        self.is_first = all(nbytes is None for nbytes in sizes[:rank])
         self._fd = memory.fd
-        self._offset = offset
+        self._offset = layout.block_offsets(sizes)[0][rank]
         self._address = address
 
     def address(self, word: int) -> int:
@@ -80,8 +71,9 @@ class HostSnapshots:
         self._buffers: list[Any] = []
         self._memory: SharedMemory | None = None
 
-    def take(self, number: int, array: Any) -> None:
+    def take(self, number: int, array: Any, stream: int) -> None:
         """Copy the segment into the buffer of this number. Host-blocking."""
+        del stream
         if not self._buffers:
             self._make_buffers(array)
         words, place = self._page.words, self._page.slot + HOST + number % BUFFERS
@@ -91,11 +83,13 @@ class HostSnapshots:
         self._memory_barrier()
         words[place + END] = number
 
-    def close(self) -> None:
+    def close(self, *, is_viewed: bool) -> bool:
+        del is_viewed  # what viewers map stays theirs
         self._buffers = []
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+        return True
 
     def _make_buffers(self, array: Any) -> None:
         self._memory = self._page.reserve()
@@ -122,7 +116,7 @@ class CudaSnapshots:
         self._end: list[Signals] = []
         self._host_copies: HostCopies | None = None
 
-    def take(self, number: int, address: int, stream: int) -> None:
+    def take(self, number: int, array: Any, stream: int) -> None:
         """Enqueue the copy of the segment into the buffer of this number."""
         page, backend = self._page, self._backend
         memory = self._memory or self._make_buffers()
@@ -131,7 +125,7 @@ class CudaSnapshots:
         # before the next operation on the stream begins.
         self._begin[place].enqueue(stream, [number, number])
         if page.nbytes:
-            backend.copy(memory.address + place * page.step, address, page.nbytes, stream)
+            backend.copy(memory.address + place * page.step, array.data.ptr, page.nbytes, stream)
         self._end[place].enqueue(stream, [number])
         if page.words[layout.WANTED]:
             if self._host_copies is None:

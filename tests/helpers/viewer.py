@@ -3,11 +3,12 @@
 Also a pytest plugin of tests in lockstep: the fixtures `viewer` and `view`.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.helpers.launch import ROOT
@@ -95,6 +96,13 @@ class Viewer:
         if self.process.poll() is None and exception[0] is not None:
             self.process.kill()
         self.close()
+
+
+@contextlib.contextmanager
+def viewing(node: Any, env: Mapping[str, str] | None = None) -> Iterator["SharedViewer"]:
+    """A viewer of rank 0 in this environment, until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        yield SharedViewer(node, stack.enter_context(Viewer(env)) if node.rank == 0 else None)
 
 
 class SharedViewer:

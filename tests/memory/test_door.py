@@ -16,6 +16,8 @@ import pytest
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
 from mpishare.memory.door import Door
 from mpishare.memory.visit import Visit
+from tests.helpers.held import held
+from tests.helpers.latch import within
 from tests.helpers.launch import ROOT
 
 NAME = "test"
@@ -30,20 +32,6 @@ def door():
     door = Door()
     yield door
     door.close()
-
-
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def wait_for(is_true, timeout_s=5.0):
-    """Poll what another thread brings about."""
-    event = threading.Event()
-    for _ in range(int(timeout_s / 0.005)):
-        if is_true():
-            return True
-        event.wait(0.005)
-    return is_true()
 
 
 def test_a_descriptor_travels(door, tmp_path):
@@ -73,7 +61,7 @@ def test_a_lease_ends_with_its_process(door):
         assert door.leases(address) == [process.pid]
         process.kill()
         process.wait()
-        assert wait_for(lambda: not door.leases(address))
+        assert within(5, lambda: not door.leases(address))
 
 
 def test_each_opening_has_an_address_of_its_own(door):
@@ -198,12 +186,12 @@ def test_what_is_no_door_is_told_in_words(said):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0test-{os.getpid()}")
         listener.listen()
-        before = descriptors()
+        before = held().fds
         with visit_of(f"test-{os.getpid()}") as visit, listener.accept()[0] as connection:
             socket.send_fds(connection, [said], [0, 1])
             with pytest.raises(HandleError, match="test is answered by a process that is no"):
                 visit.ask({})
-        assert descriptors() == before
+        assert held().fds == before
 
 
 def test_words_of_a_door_cannot_move_the_cursor(door):
@@ -248,12 +236,12 @@ def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
     address = door.open(NAME, lambda request: ({}, []), most=3)
     command = [sys.executable, "-c", STRANGERS, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
-        assert wait_for(lambda: door._strangers)
+        assert within(5, lambda: door._strangers)
         for _ in range(3):
             with visit_of(address, 20) as visit:
                 assert visit.ask({}) == ({}, [])
         assert float(strangers.stdout.readline()) > 0.4  # at full speed it takes 0.15
-    assert wait_for(lambda: not door.leases(address))
+    assert within(5, lambda: not door.leases(address))
 
 
 def test_a_shut_name_ends_its_leases(door):
@@ -275,10 +263,10 @@ def test_no_descriptor_is_left():
         door.close()
 
     once()
-    before = descriptors()
+    before = held().fds
     for _ in range(100):
         once()
-    assert descriptors() == before
+    assert held().fds == before
     assert threading.active_count() == 1
 
 
@@ -295,9 +283,9 @@ def test_a_withdrawn_address_keeps_its_leases(door):
         with pytest.raises(UnsupportedError, match="KeyError"):
             visit.ask({})
         door.notify(address, {"is_over": True})
-        assert wait_for(visit.is_over)
+        assert within(5, visit.is_over)
         door.shut(address)
-        assert wait_for(lambda: not door.leases(address))
+        assert within(5, lambda: not door.leases(address))
 
 
 def test_who_left_is_told(door):
@@ -307,7 +295,7 @@ def test_who_left_is_told(door):
         visit.ask({})
         other.ask({})
         visit.close()
-        assert wait_for(lambda: left == [[os.getpid()]])
+        assert within(5, lambda: left == [[os.getpid()]])
 
 
 def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door):
@@ -328,7 +316,7 @@ def test_too_many_viewers_are_refused_and_cost_nothing(door):
     for number in range(40):
         visits.append(visit_of(addresses[number % 2]))
         visits[-1].ask({})
-    before = descriptors()
+    before = held().fds
     refused = pytest.raises(UnsupportedError, match="40 visitors already")
     with visit_of(addresses[0]) as visit, refused:
         visit.ask({})
@@ -336,8 +324,8 @@ def test_too_many_viewers_are_refused_and_cost_nothing(door):
         assert rank.ask({}) == ({}, [])
         before += 1  # that opening
     visits.pop().close()
-    assert wait_for(lambda: len(door._leases) == 39)
-    assert descriptors() == before - 2
+    assert within(5, lambda: len(door._leases) == 39)
+    assert held().fds == before - 2
     with visit_of(addresses[0]) as visit:
         assert visit.ask({}) == ({}, [])
     for visit in visits:
@@ -421,7 +409,7 @@ def test_a_forked_child_keeps_no_door_open(door, fork):
         visit.ask({})
         fork(lambda: None)
         door.shut(address)
-        assert wait_for(visit.is_over)
+        assert within(5, visit.is_over)
     with pytest.raises(HandleError, match="nobody answers"):
         visit_of(address, 0.5)
 

@@ -12,7 +12,6 @@ from mpishare import (
     ClosedError,
     CudaError,
     EpochError,
-    MismatchError,
     PeerError,
     UnsupportedError,
 )
@@ -58,44 +57,23 @@ def ignore_wait(end, monkeypatch):
 @pytest.mark.parametrize("control", [False, True], ids=["kept", "wait taken out"])
 @pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
 def test_get_waits_for_the_producers_work(node, monkeypatch, last, control):
+    """For its stream, and on the host for the call of `put`."""
     producer = node.size - 1 if last else 0
     channel, win = node.channel(1, producer=producer), node.allocate(1000, "i4", fill=0)
     if control:
         ignore_wait(channel._receiving, monkeypatch)
 
     def check(value, **keywords):
-        check_order(
-            node,
-            win.array,
-            producer,
-            signal=lambda: send(channel, 0),
-            wait=lambda: take(channel),
-            value=value,
-            **keywords,
-        )
+        order = {"signal": lambda: send(channel, 0), "wait": lambda: take(channel)}
+        check_order(node, win.array, producer, value=value, **order, **keywords)
 
     if control:
         with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
             check(1, patience_s=5)
-    else:
-        for value in range(1, 4):
-            check(value)
-            node.barrier()
-
-
-@TWO
-def test_get_waits_on_the_host_for_the_call_of_put(node):
-    channel, win = node.channel(1), node.allocate(1000, "i4", fill=0)
-    for value in range(1, 4):
-        check_order(
-            node,
-            win.array,
-            0,
-            signal=lambda: send(channel, 0),
-            wait=lambda: receive(channel),
-            value=value,
-            on_host=True,
-        )
+        return
+    for value in range(1, 7):
+        check(value, on_host=value % 2 == 0 or None)
+        node.barrier()
 
 
 @TWO
@@ -416,17 +394,6 @@ def test_a_block_is_no_slot(node):
     channel.close()
 
 
-def test_close_is_idempotent_and_use_after_it_an_error(node):
-    channel = node.channel(4)
-    channel.close()
-    channel.close()
-    assert channel.is_closed
-    assert "closed" in repr(channel)
-    for call in (channel.put, channel.get, channel.end, lambda: next(iter(channel))):
-        with pytest.raises(ClosedError, match=channel.name):
-            call()
-
-
 def test_a_channel_closes_at_the_end_of_its_block(node):
     """The producer's block ends the stream, too."""
     with node.channel(4, "i8") as channel:
@@ -478,7 +445,6 @@ def test_closed_inside_a_block(node):
     assert channel.is_closed
 
 
-@TWO
 @TWO
 @pytest.mark.parametrize("end", ["put", "get"])
 def test_a_forked_child_that_leaves_a_block_leaves_it_to_its_parent(host_node, end):
@@ -558,32 +524,24 @@ def test_a_slot_that_is_held_stays_mapped(node):
     assert node._context.retained == []
 
 
-def test_counters_that_are_used_again_start_from_zero(node):
-    for value in range(3):
-        channel = node.channel(4, "i8", slots=1)
-        if node.rank == channel.producer:
-            send(channel, value)
-        else:
-            assert receive(channel) == value
-        channel.close()
-
-
 @pytest.mark.limit(120)
 def test_a_thousand_channels_leave_nothing(node):
     context = node._context
 
-    def cycle():
-        channel = node.channel(100, "i8")
+    def cycle(value):
+        channel = node.channel(100, "i8", slots=1)
         if node.rank == channel.producer:
-            send(channel, 1)
+            send(channel, value)
+        elif value % 2:  # by counters that were not zeroed it would come too early
+            assert receive(channel) == value
         channel.close()
 
-    for _ in range(3):
-        cycle()
+    for value in range(3):
+        cycle(value)
     gc.collect()
     before = held(), len(context._chunks), context.counter_pool._fresh, len(context.children)
-    for _ in range(1000 if node.size == 1 else 100):
-        cycle()
+    for value in range(1000 if node.size == 1 else 100):
+        cycle(value)
     gc.collect()
     assert before == (
         held(),
@@ -600,58 +558,3 @@ def test_a_channel_without_memory_leaves_nothing(node):
             node.channel(1 << 50, "u1")
         states.append((held(), pool._fresh, len(node._context.children)))
     assert states[0] == states[1]
-
-
-# --- arguments
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"shape": "4"}, TypeError),
-        ({"shape": (2, 1.5)}, TypeError),
-        ({"shape": -1}, ValueError),
-        ({"shape": 1 << 60}, ValueError),
-        ({"shape": 1 << 40, "slots": 1 << 40}, ValueError),
-        ({"dtype": "O"}, TypeError),
-        ({"dtype": "no such dtype"}, TypeError),
-        ({"slots": 0}, ValueError),
-        ({"slots": -3}, ValueError),
-        ({"slots": 2.0}, TypeError),
-        ({"slots": True}, TypeError),
-        ({"producer": -1}, ValueError),
-        ({"producer": 99}, ValueError),
-        ({"producer": "0"}, TypeError),
-        ({"consumers": [0]}, ValueError),
-        ({"consumers": [99]}, ValueError),
-        ({"consumers": ["1"]}, TypeError),
-        ({"consumers": 1}, TypeError),
-        ({"consumers": [1, 1]}, ValueError),
-    ],
-    ids=repr,
-)
-def test_wrong_arguments_on_all_ranks(node, arguments, error):
-    with pytest.raises(error) as caught:
-        node.channel(**{"shape": 4, **arguments})
-    assert not isinstance(caught.value, MismatchError)
-    node.channel(4).close()
-
-
-@TWO
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [
-        ({"shape": 4}, {"shape": 5}),
-        ({"dtype": "f4"}, {"dtype": "f8"}),
-        ({"slots": 2}, {"slots": 3}),
-        ({"producer": 0}, {"producer": 1}),
-        ({"consumers": []}, {"consumers": [1]}),
-    ],
-    ids=["shape", "dtype", "slots", "producer", "consumers"],
-)
-def test_arguments_that_differ(node, mine, theirs):
-    with pytest.raises(MismatchError) as caught:
-        node.channel(**{"shape": 4, **(mine if node.is_leader else theirs)})
-    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
-    assert next(iter(mine)) in str(caught.value)
-    node.channel(4).close()

@@ -73,31 +73,10 @@ def expect_order(waits, node, *arguments, **keywords):
 @pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
 def test_fence_waits_for_a_held_rank(waits, fence_kind, node, last):
     win = node.allocate(1000, "i4", fill=0)
-    producer = node.size - 1 if last else 0
-    expect_order(
-        waits,
-        node,
-        win.array,
-        producer,
-        signal=win.fence,
-        wait=win.fence,
-        finish=win.fence,
-    )
-
-
-@TWO
-def test_fence_waits_for_a_held_rank_every_time(fence_kind, node):
-    win = node.allocate(100, "i4", fill=0)
-    for step in range(1, 4):
-        check_order(
-            node,
-            win.array,
-            step % node.size,
-            signal=win.fence,
-            wait=win.fence,
-            finish=win.fence,
-            value=step,
-        )
+    order = {"signal": win.fence, "wait": win.fence, "finish": win.fence}
+    for step in range(1, 4 if waits == "kept" else 2):
+        producer = (node.size - 1 if last else 0) if step == 1 else step % node.size
+        expect_order(waits, node, win.array, producer, **order, value=step)
 
 
 @TWO
@@ -193,30 +172,6 @@ def test_fence_again_and_again(fence_kind, node):
         win.fence()
 
 
-def test_fence_makes_large_writes_whole(fence_kind, node):
-    win = node.allocate(200_000, "i8", fill=0)
-    for step in range(1, 6):
-        writer = step % node.size
-        if node.rank == writer:
-            win.array[...] = node.xp.arange(win.shape[0]) * step
-        win.fence()
-        assert bool((win.array == node.xp.arange(win.shape[0]) * step).all())
-        win.fence()
-
-
-def test_ten_thousand_fences(host_node):
-    node = host_node
-    win = node.allocate_each(1, "i8", fill=0)
-    right = win.segment((node.rank + 1) % node.size)
-    mine, count = win.array, 10_000 if node.size <= 2 else 5_000
-    for step in range(1, count + 1):
-        mine[0] = step
-        win.fence()
-        assert right[0] == step
-        win.fence()
-    assert win._epoch == 2 * count
-
-
 @pytest.mark.parametrize("radix", [None, 2])
 @pytest.mark.parametrize("code", ["compiled", "Python", "some of both"])
 def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, radix):
@@ -229,8 +184,8 @@ def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, rad
         monkeypatch.setattr(node._context, "compiled", None)
     shake = random.Random(node.rank)
     win = node.allocate_each(1, "i8", fill=0)
-    for step in range(1, 81):
-        if shake.random() < 0.05:
+    for step in range(1, 401):
+        if shake.random() < 0.01:
             time.sleep(shake.random() * 4e-3)  # longer than compiled code looks by itself
         win.array[0] = step
         win.fence()
@@ -275,19 +230,10 @@ def test_ring_with_both_neighbors(node, drift):
         win.wait()
         found = win.array[:, 63].tolist()
         assert found == [1000 * step + left, 1000 * step + right]
-
-
-def test_all_with_all(node):
-    everyone = range(node.size)
-    win = node.allocate_each(node.size, "i8", fill=-1)
-    for step in range(10):
-        win.post(everyone)
-        win.start(everyone)
-        for rank in everyone:
-            win.segment(rank)[node.rank] = 100 * step + node.rank
-        win.complete()
-        win.wait()
-        assert win.array.tolist() == [100 * step + rank for rank in everyone]
+        if step % 5 == 0:  # which has counters of its own
+            win.fence()
+            assert {int(win.segment(rank)[0, 5]) // 1000 for rank in range(node.size)} == {step}
+            win.fence()
 
 
 def test_empty_groups_pass_at_once(node):
@@ -344,21 +290,6 @@ def test_target_may_run_ahead_of_its_origin(node):
     win.fence()
     assert win.segment(0).tolist() == [5, 5]
     win.fence()
-
-
-def test_pairs_between_fences(node):
-    _, right, both = ring(node)
-    win = node.allocate_each(2, "i4", fill=0)
-    for step in range(1, 6):
-        win.fence()
-        win.post(both)
-        win.start(both)
-        win.segment(right)[0] = step
-        win.complete()
-        win.wait()
-        win.fence()
-        assert {int(win.segment(rank)[0]) for rank in range(node.size)} == {step}
-        win.fence()
 
 
 # --- wrong order, wrong ranks

@@ -9,7 +9,7 @@ import pytest
 import mpishare
 from mpishare import PeerError, UnsupportedError
 from tests.helpers.held import gpu_free
-from tests.windows.test_window_ranks import on_every_rank
+from tests.helpers.windows import on_every_rank
 
 TWO = pytest.mark.ranks(min=2)
 MIB = 1 << 20

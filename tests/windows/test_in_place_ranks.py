@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
+from mpishare import ClosedError, HandleError, PeerError, UnsupportedError
 from mpishare.halo.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
 from tests.helpers.held import held
-from tests.windows.test_window_ranks import nothing_leaked, on_every_rank, put, some, values_of
+from tests.helpers.windows import address_of, nothing_leaked, on_every_rank, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)
-
-
-def address_of(array):
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 # --- copies
@@ -219,6 +215,23 @@ def test_memory_that_is_not_shared_in_place(node, kind):
             del error
 
 
+@pytest.mark.parametrize("copy", [True, False, None])
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (0xDEADBEEF, f"{0xDEADBEEF} is an int, not an array. Wrap a number in"),
+        (None, "owner="),
+        (lambda: None, "owner="),
+    ],
+    ids=["int", "None", "callable"],
+)
+def test_what_is_no_array(node, source, told, copy):
+    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
+        error, names = on_every_rank(node, lambda call=call: call(source, copy=copy))
+        assert names == ["TypeError"] + [others] * (node.size - 1)
+        assert told in str(error)
+
+
 @TWO
 def test_what_one_rank_cannot_share_is_an_error_on_all(node):
     base = node.allocate_each(4)
@@ -269,48 +282,6 @@ def test_an_array_of_a_host_pool_is_not_called_private(host_node):
     del source
     pool.close()
     node.share(np.zeros(4)).close()
-
-
-@pytest.mark.parametrize("copy", [True, False, None])
-def test_an_int_is_no_array(node, copy):
-    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
-        error, names = on_every_rank(node, lambda call=call: call(0xDEADBEEF, copy=copy))
-        assert names == ["TypeError"] + [others] * (node.size - 1)
-        assert f"{0xDEADBEEF} is an int, not an array. Wrap a number in" in str(error)
-
-
-@pytest.mark.parametrize("copy", [True, False, None])
-def test_no_array_on_the_owner(node, copy):
-    last = node.size - 1
-    for call in (lambda: node.share(None, copy=copy), lambda: node.share(lambda: None, copy=copy)):
-        error, names = on_every_rank(node, call)
-        assert names == ["TypeError"] + ["PeerError"] * last
-        assert "owner=" in str(error)
-    error, names = on_every_rank(node, lambda: node.share_each(None, copy=copy))
-    assert names == ["TypeError"] * node.size
-
-
-@pytest.mark.parametrize("copy", [0, 1, "yes", np.True_], ids=repr)
-def test_copy_is_true_false_or_none(node, copy):
-    for call in (node.share, node.share_each):
-        with pytest.raises(TypeError, match="copy must be"):
-            call([1.0], copy=copy)
-
-
-@TWO
-def test_copy_that_differs(node):
-    base = node.allocate_each(4)
-    copy = None if node.is_leader else False
-    for call in (node.share, node.share_each):
-        with pytest.raises(MismatchError, match="copy=None"):
-            call(base.array, copy=copy)
-    assert node.share_each(base.array, copy=False).shape == (4,)
-
-
-@TWO
-def test_dtypes_that_differ(node):
-    with pytest.raises(MismatchError, match="int64"):
-        node.share_each(np.zeros(2, "f4" if node.is_leader else "i8"))
 
 
 def test_a_callable_that_raises_on_one_rank(node):

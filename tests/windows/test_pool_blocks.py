@@ -21,8 +21,9 @@ from mpishare.backends.host_pool import HostPool
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
+from mpishare.memory.memory import compact_strides
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
-from mpishare.windows.pool_handle import c_strides, is_inside, pack, unpack
+from mpishare.windows.pool_handle import is_inside, pack, unpack
 
 KEY = b"pool"
 SIZE = 3
@@ -45,7 +46,7 @@ class Ranks:
         os.close(fd)
 
     def allocate(self, count):
-        layout = BlockLayout(0, (count,), c_strides((count,), 8), np.dtype("i8"))
+        layout = BlockLayout(0, (count,), compact_strides((count,), 8), np.dtype("i8"))
         return self.own.allocate(layout, 8 * count, 0, None)
 
     def handle(self, array):
@@ -362,5 +363,5 @@ def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3)])
 def test_strides_in_c_order(shape):
     if 0 not in shape:
-        assert c_strides(shape, 8) == np.empty(shape).strides
-    assert np.ndarray(shape, "f8", bytearray(512), strides=c_strides(shape, 8)).shape == shape
+        assert compact_strides(shape, 8) == np.empty(shape).strides
+    assert np.ndarray(shape, "f8", bytearray(512), strides=compact_strides(shape, 8)).shape == shape

@@ -10,27 +10,19 @@ import pytest
 
 import mpishare
 from mpishare import (
-    ClosedError,
     CudaError,
     HandleError,
-    MismatchError,
     Node,
     PeerError,
     UnsupportedError,
 )
-from tests.helpers.held import gpu_free, held
-from tests.helpers.latch import within
+from tests.helpers.held import held
+from tests.helpers.windows import MIB, nothing_leaked, values_of
 
-MIB = 1 << 20
 TOO_MUCH = 1 << 45  # bytes: 32 TiB
 TWO = pytest.mark.ranks(min=2)
 STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4")])
 LAYOUTS = [((), "f8"), ((0,), "f8"), (5, "u1"), ((3, 0), "i4"), ((2, 3, 4), "c16"), ((7,), "f4")]
-
-
-def values_of(array):
-    """The array's values in host memory, when the GPU has come so far."""
-    return np.asarray(array.get() if hasattr(array, "get") else array).copy()
 
 
 def written(node, pool, shape, dtype="f8", value=1):
@@ -427,30 +419,6 @@ def test_bad_shapes(node, pool, bad):
             pool.allocate(bad)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind"),
-    [
-        ({"owner": 99}, ValueError),
-        ({"owner": "0"}, TypeError),
-        ({"max_nbytes": 0}, ValueError),
-        ({"max_nbytes": "1"}, TypeError),
-    ],
-    ids=str,
-)
-def test_bad_arguments(node, arguments, kind):
-    with pytest.raises(kind, match=r"Node\.pool failed"):
-        node.pool(**arguments)
-    assert node.pool().name.startswith("pool ")
-
-
-@TWO
-def test_arguments_that_differ(node):
-    with pytest.raises(MismatchError, match="owner=0"):
-        node.pool(owner=min(node.rank, 1))
-    with pytest.raises(MismatchError, match="max_nbytes"):
-        node.pool(max_nbytes=1000 + node.rank)
-
-
 @TWO
 def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
     """As where the driver promises pools that can be shared, and has none."""
@@ -460,10 +428,8 @@ def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
         raise CudaError("no", call="cuMemPool", code=801, name="CUDA_ERROR_NOT_SUPPORTED")
 
     node.pool().close()  # the door of the owner stays open
-    gc.collect()
-    before = held()
     for name, odd in (("create_pool", 0), ("import_pool", node.size - 1)):
-        with monkeypatch.context() as patch:
+        with nothing_leaked(node), monkeypatch.context() as patch:
             if node.rank == odd:
                 patch.setattr(backend, name, refuse)
             with pytest.raises(UnsupportedError if node.rank == odd else PeerError) as caught:
@@ -471,26 +437,10 @@ def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
             assert "cannot be shared here" in str(caught.value)
             assert "Use node.allocate_each" in str(caught.value)
             del caught
-    gc.collect()
-    assert (held().fds, held().mapped) == (before.fds, before.mapped)
     assert node.pool().owner == 0
 
 
 # --- the end
-
-
-def test_names_and_ends(node):
-    with node.pool() as pool:
-        assert repr(pool) == f"<mpishare.Pool {pool.name.split()[1]}: owner=0>"
-        assert not pool.is_closed
-    assert pool.is_closed
-    pool.close()
-    assert "closed" in repr(pool)
-    for call in (lambda: pool.allocate(3), lambda: pool.handle(3), lambda: pool.open(b"")):
-        with pytest.raises(ClosedError, match=rf"{pool.name}: .* the pool is closed"):
-            call()
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(pool)
 
 
 def test_arrays_outlive_their_pool(node, pool):
@@ -545,20 +495,14 @@ def test_a_pool_whose_arrays_outlive_the_node_leaves_nothing_with_the_last_of_th
 def test_a_pool_leaves_nothing():
     with Node() as node:
         node.pool().close()  # opens the owner's door
-        gc.collect()
-        node.barrier()
-        before, free = held(), gpu_free() if node.backend == "cuda" else 0
-        for _ in range(3):
-            pool = node.pool()
-            array, _ = own_and_opened(node, pool, 4 * MIB, "u1")
-            view = array[:5]
-            del array
-            with pytest.warns(ResourceWarning, match=pool.name):
-                pool.close()
-            del view
-            gc.collect()
-            node._context.release_retained()  # as when the node is closed
-        assert within(5, lambda: (held().fds, held().mapped) == (before.fds, before.mapped))
-        if node.backend == "cuda":
-            assert gpu_free() >= free - 64 * MIB
-        node.barrier()
+        with nothing_leaked(node):
+            for _ in range(3):
+                pool = node.pool()
+                array, _ = own_and_opened(node, pool, 4 * MIB, "u1")
+                view = array[:5]
+                del array
+                with pytest.warns(ResourceWarning, match=pool.name):
+                    pool.close()
+                del view
+                gc.collect()
+                node._context.release_retained()  # as when the node is closed

@@ -13,19 +13,16 @@ from mpishare.windows import snapshots
 from tests.helpers.captures import captured
 from tests.helpers.held import gpu_free
 from tests.helpers.latch import Latch, within
-from tests.helpers.viewer import SharedViewer, Viewer
+from tests.helpers.viewer import viewing
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture
 def view_without_gpu(node):
-    viewer = Viewer(NO_GPU) if node.rank == 0 else None
-    shared = SharedViewer(node, viewer)
-    yield shared
-    shared.reset()
-    if viewer:
-        viewer.close()
+    with viewing(node, NO_GPU) as view:
+        yield view
+        view.reset()
 
 
 def snapshot_until(node, window, view, source, count=200):
@@ -64,14 +61,9 @@ def test_a_viewer_without_a_gpu_gets_frames_through_host_memory(node, view_witho
 
 
 def test_a_viewer_without_cupy_gets_frames_through_host_memory(node):
-    viewer = Viewer() if node.rank == 0 else None
-    try:
-        view = SharedViewer(node, viewer)
+    with viewing(node) as view:
         view("sys.modules['cupy'] = None")
         check_host_frames(node, view, "CuPy")
-    finally:
-        if viewer:
-            viewer.close()
 
 
 LOOK = """
@@ -206,9 +198,7 @@ def test_a_viewer_that_sees_one_of_two_gpus(node, way):
     uuids, last = node._context.uuids, node.size - 1
     if uuids[0] == uuids[last]:
         pytest.skip("the first and the last rank share one GPU")
-    viewer = Viewer({"CUDA_VISIBLE_DEVICES": uuids[0]}) if node.rank == 0 else None
-    try:
-        view = SharedViewer(node, viewer)
+    with viewing(node, {"CUDA_VISIBLE_DEVICES": uuids[0]}) as view:
         if way == "of the other":
             window = node.allocate(100, "i4", fill=7, owner=last, name="half-seen")
             right = [[7]]
@@ -224,9 +214,6 @@ def test_a_viewer_that_sees_one_of_two_gpus(node, way):
             assert view(f"[np.unique(host({array})).tolist() for r in there.ranks]") == right
         assert view("hasattr(f.array, 'get')")  # of CuPy, not through the host
         window.close()
-    finally:
-        if viewer:
-            viewer.close()
 
 
 @pytest.mark.ranks(min=2)

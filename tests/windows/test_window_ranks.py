@@ -1,6 +1,5 @@
 """Windows: one allocation, every rank's array, and nothing left of what could not be made."""
 
-import contextlib
 import gc
 import warnings
 
@@ -17,41 +16,14 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
-from tests.helpers.held import gpu_free, held
-from tests.helpers.latch import within
+from tests.helpers.held import held
+from tests.helpers.windows import MIB, nothing_leaked, on_every_rank, put, some, values_of
 
-MIB = 1 << 20
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
 HOST_DTYPES = [STRUCTURED, "S7", "U3", "M8[us]", "m8[s]", ">f8", "V3", np.longdouble]
 SHAPES = [(), (1,), (0,), (5,), (3, 0), (2, 3), (2, 3, 4), (2, 1, 3, 2)]
 TOO_MUCH = 1 << 45  # bytes: 32 TiB
-
-
-def values_of(array):
-    """The array's values in host memory, when the GPU has come so far."""
-    return np.asarray(array.get() if hasattr(array, "get") else array).copy()
-
-
-def some(shape, dtype, seed=0):
-    """Values that differ from element to element, where the dtype can hold that."""
-    count = int(np.prod(shape, dtype=int))
-    return ((np.arange(count) * 7 + seed) % 101).astype(dtype).reshape(shape)
-
-
-def put(node, array, values):
-    """Write from host memory, and wait."""
-    array[...] = node.xp.asarray(values)
-    node.synchronize()
-
-
-def on_every_rank(node, work):
-    """Call `work`; return the exception of every rank, by its name."""
-    try:
-        work()
-    except Exception as error:
-        return error, node.comm.allgather(type(error).__name__)
-    return None, node.comm.allgather("")
 
 
 # --- shapes and dtypes
@@ -98,12 +70,9 @@ def test_dtypes(node, dtype):
         win.fence()
 
 
-@pytest.mark.parametrize("dtype", [float, int, bool, complex, np.float32, np.dtype("u2")], ids=repr)
-def test_dtype_in_every_form(node, dtype):
-    assert node.allocate(2, dtype).dtype == np.dtype(dtype)
-
-
-def test_dtype_is_float_by_default(node):
+def test_dtype_in_every_form(node):
+    for dtype in (float, int, bool, complex, np.float32, np.dtype("u2")):
+        assert node.allocate(2, dtype).dtype == np.dtype(dtype)
     assert node.allocate(2).dtype == node.allocate_each(2).dtype == np.dtype(float)
 
 
@@ -145,50 +114,25 @@ def test_dtype_with_python_objects_is_refused_on_all_ranks(node):
     assert "Python objects" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("x",), TypeError),
-        ((1.5,), TypeError),
-        (((2, None),), TypeError),
-        ((-1,), ValueError),
-        (((2, -3),), ValueError),
-        (((1 << 40, 1 << 40),), ValueError),
-        ((3, "no dtype"), TypeError),
-    ],
-    ids=repr,
-)
-def test_wrong_shape_or_dtype_on_all_ranks(node, arguments, error):
-    for call in (node.allocate, node.allocate_each):
-        with pytest.raises(error):
-            call(*arguments)
-    assert node.allocate(1).shape == (1,)
-
-
 # --- fill and owner
 
 
-@pytest.mark.parametrize(("fill", "dtype"), [(0, "f8"), (-3, "i2"), (1.5, "f4"), (True, "?")])
-def test_fill(node, fill, dtype):
-    for win in (node.allocate((2, 3), dtype, fill=fill), node.allocate_each(5, dtype, fill=fill)):
-        sources = range(node.size) if win.owner is None else [win.owner]
-        for rank in sources:
-            assert (values_of(win.segment(rank)) == np.array(fill, dtype)).all()
-
-
-def test_fill_with_not_a_number(node):
-    assert np.isnan(values_of(node.allocate(4, fill=float("nan")).array)).all()
+@pytest.mark.parametrize(
+    ("fill", "dtype"), [(0, "f8"), (-3, "i2"), (1.5, "f4"), (True, "?"), (float("nan"), "f8")]
+)
+@pytest.mark.parametrize("shape", [(2, 3), 0, ()], ids=str)
+def test_fill(node, shape, fill, dtype):
+    for call in (node.allocate, node.allocate_each):
+        win = call(shape, dtype, fill=fill)
+        for rank in range(node.size) if win.owner is None else [win.owner]:
+            expected = np.full(shape, fill, dtype)
+            assert np.array_equal(values_of(win.segment(rank)), expected, equal_nan=True)
 
 
 def test_fill_may_differ_in_segments_of_each(node):
     win = node.allocate_each(3, "i4", fill=10 + node.rank)
     found = [values_of(win.segment(rank)).tolist() for rank in range(node.size)]
     assert found == [[10 + rank] * 3 for rank in range(node.size)]
-
-
-def test_fill_of_nothing(node):
-    assert node.allocate(0, fill=3).array.size == 0
-    assert node.allocate((), "i4", fill=3).array.item() == 3
 
 
 @pytest.mark.parametrize(
@@ -255,14 +199,6 @@ def test_owner(node):
         shared = node.share(lambda owner=owner: [owner] * 3, owner=owner)
         assert shared.owner == owner
         assert values_of(shared.array).tolist() == [owner] * 3
-
-
-@pytest.mark.parametrize("owner", [-1, 99, "0", 1.0], ids=repr)
-def test_owner_must_be_a_rank(node, owner):
-    for call in (lambda: node.allocate(4, owner=owner), lambda: node.share([1], owner=owner)):
-        with pytest.raises((TypeError, ValueError)):
-            call()
-    assert node.allocate(1).shape == (1,)
 
 
 # --- segments
@@ -393,112 +329,13 @@ def test_share_of_a_dtype_with_very_many_fields(host_node):
 
 
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [
-        ({"shape": (2, 3)}, {"shape": (3, 2)}),
-        ({"shape": 2, "dtype": "f4"}, {"shape": 2, "dtype": "f8"}),
-        ({"shape": 2, "owner": 0}, {"shape": 2, "owner": 1}),
-        ({"shape": 2, "fill": 0.0}, {"shape": 2, "fill": None}),
-        ({"shape": 2, "fill": 0.5}, {"shape": 2, "fill": -1}),
-    ],
-    ids=["shape", "dtype", "owner", "no fill", "fill"],
-)
-def test_allocate_with_arguments_that_differ(node, mine, theirs):
-    odd = node.size - 1
-    with pytest.raises(MismatchError) as caught:
-        node.allocate(**(mine if node.rank == odd else theirs))
-    assert caught.value.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
-    name = next(name for name in mine if mine[name] != theirs[name])
-    values = [np.dtype(v).name if name == "dtype" else v for v in (mine[name], theirs[name])]
-    if name == "shape":
-        values = [list(value) for value in values]
-    if name == "fill":
-        values = ["fill='0.5'", "fill='-1.0'"] if theirs[name] else ["fill=None", "fill='0.0'"]
-    for value in values:
-        assert str(value) in str(caught.value)
-    assert node.allocate(1).shape == (1,)
-
-
-@pytest.mark.ranks(min=2)
 def test_fills_that_are_no_numbers_in_two_ways(node):
     bits = 0x7FF8000000000001 + node.is_leader
     with pytest.raises(MismatchError, match=r"nan, 0[12]0+f87f"):
         node.allocate(2, fill=np.array(bits, "<u8").view("<f8")[()])
 
 
-@pytest.mark.ranks(min=2)
-def test_allocate_each_with_dtypes_that_differ(node):
-    with pytest.raises(MismatchError) as caught:
-        node.allocate_each(3, "f4" if node.is_leader else "i8")
-    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
-    assert "float32" in str(caught.value)
-    assert "int64" in str(caught.value)
-
-
-@pytest.mark.ranks(min=2)
-def test_share_with_owners_that_differ(node):
-    with pytest.raises(MismatchError) as caught:
-        node.share([1], owner=0 if node.is_leader else 1)
-    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
-    assert "owner=0" in str(caught.value)
-    assert "owner=1" in str(caught.value)
-    assert node.allocate(1).shape == (1,)
-
-
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("allocate", "event"), ("allocate", "allocate_each"), ("barrier", "share")],
-)
-def test_different_calls_that_meet(node, one, other):
-    calls = {
-        "allocate": lambda: node.allocate(3),
-        "allocate_each": lambda: node.allocate_each(3),
-        "share": lambda: node.share([1]),
-        "event": node.event,
-        "barrier": node.barrier,
-    }
-    odd = node.size - 1
-    with pytest.raises(MismatchError) as caught:
-        calls[one if node.rank == odd else other]()
-    assert caught.value.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
-    assert f"Node.{one}" in str(caught.value)
-    assert f"Node.{other}" in str(caught.value)
-    assert node.allocate(1).shape == (1,)
-
-
-@pytest.mark.ranks(min=2)
-def test_argument_that_is_wrong_on_one_rank(node):
-    odd = node.size - 1
-    error, names = on_every_rank(node, lambda: node.allocate(-1 if node.rank == odd else 1))
-    assert names == ["PeerError"] * odd + ["ValueError"]
-    if node.rank != odd:
-        assert error.ranks == (odd,)
-    assert node.allocate(1).shape == (1,)
-
-
 # --- more than there is
-
-
-@contextlib.contextmanager
-def nothing_leaked(node):
-    """What runs inside leaves neither files, mappings, names nor GPU memory on any rank."""
-    gc.collect()
-    node.barrier()
-    before = held()
-    free = gpu_free() if node.backend == "cuda" else 0
-    node.barrier()
-    yield
-    gc.collect()
-    node.barrier()
-    assert (held().fds, held().mapped) == (before.fds, before.mapped)
-    # A name of another job stands only for a moment.
-    assert within(5, lambda: not held().names - before.names)
-    if node.backend == "cuda":
-        # Other ranks and the driver take a little at any time.
-        assert gpu_free() >= free - 32 * MIB
-    node.barrier()
 
 
 def is_no_memory(error):
@@ -509,54 +346,36 @@ def is_no_memory(error):
     )
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
-def test_window_larger_than_memory(node, last):
-    owner = node.size - 1 if last else 0
-    with nothing_leaked(node):
-        error, _ = on_every_rank(node, lambda: node.allocate(TOO_MUCH, "u1", owner=owner))
-        if node.rank == owner:
-            assert is_no_memory(error), repr(error)
-        else:
-            assert type(error) is PeerError
-            assert error.ranks == (owner,)
-            assert "32 TiB" in error.failures[owner]
-        del error
-    assert values_of(node.allocate(3, "i4", fill=2, owner=owner).array).tolist() == [2, 2, 2]
+def too_large(node):
+    """Calls of which some ranks lack the memory, and these ranks."""
+    last = node.size - 1
+    nbytes = TOO_MUCH if node.rank == last else 8 * MIB
+    return {
+        "leader": (lambda: node.allocate(TOO_MUCH, "u1"), [0]),
+        "last": (lambda: node.allocate(TOO_MUCH, "u1", owner=last), [last]),
+        # The array itself takes no room: one element, repeated.
+        "shared": (lambda: node.share(np.broadcast_to(np.uint8(1), (TOO_MUCH,))), [0]),
+        # What the other ranks have allocated by then is freed.
+        "one segment": (lambda: node.allocate_each(nbytes, "u1", fill=1), [last]),
+        "all segments": (lambda: node.allocate_each(TOO_MUCH, "u1"), [*range(node.size)]),
+    }
 
 
-def test_share_of_something_larger_than_memory(node):
-    """The array itself takes no room: one element, repeated."""
-    with nothing_leaked(node):
-        source = np.broadcast_to(np.uint8(1), (TOO_MUCH,))
-        error, _ = on_every_rank(node, lambda: node.share(source))
-        assert is_no_memory(error) if node.is_leader else type(error) is PeerError
-        del error
-    assert values_of(node.share([3]).array).tolist() == [3]
-
-
-@pytest.mark.ranks(min=2)
-def test_segment_larger_than_memory_on_one_rank(node):
-    """What the other ranks have allocated by then is freed."""
-    odd = node.size - 1
-    nbytes = TOO_MUCH if node.rank == odd else 8 * MIB
+@pytest.mark.parametrize("kind", ["leader", "last", "shared", "one segment", "all segments"])
+def test_more_than_there_is(node, kind):
+    work, ranks = too_large(node)[kind]
     with nothing_leaked(node):
         for _ in range(3):
-            error, _ = on_every_rank(node, lambda: node.allocate_each(nbytes, "u1", fill=1))
-            if node.rank == odd:
+            error, _ = on_every_rank(node, work)
+            if node.rank in ranks:
                 assert is_no_memory(error), repr(error)
             else:
                 assert type(error) is PeerError
-                assert error.ranks == (odd,)
+                assert error.ranks == tuple(ranks)
+                assert "32 TiB" in error.failures[ranks[0]]
             del error
     win = node.allocate_each(8 * MIB, "u1", fill=node.rank)
-    assert int(win.segment(odd)[-1]) == odd
-
-
-def test_segment_larger_than_memory_on_all_ranks(node):
-    with nothing_leaked(node):
-        error, _ = on_every_rank(node, lambda: node.allocate_each(TOO_MUCH, "u1"))
-        assert is_no_memory(error), repr(error)
-        del error
+    assert int(win.segment(node.size - 1)[-1]) == node.size - 1
 
 
 # --- handles that do not fit
@@ -612,17 +431,6 @@ def test_handle_of_another_window_with_less_memory(host_node, monkeypatch):
 
 
 # --- the end
-
-
-def test_use_after_close(node):
-    win = node.allocate_each(3)
-    win.close()
-    calls = [win.fence, win.complete, win.wait, lambda: win.array, lambda: win.segment(0)]
-    calls += [lambda: win.post([0]), lambda: win.start([0]), lambda: win.post([])]
-    for call in calls:
-        with pytest.raises(ClosedError, match=win.name):
-            call()
-    assert (win.shape, win.dtype, win.nbytes) == ((3,), np.dtype(float), 24)
 
 
 def test_view_outlives_its_window(node):
@@ -737,24 +545,7 @@ def test_many_windows_at_once_take_more_counters():
     assert all(win.is_closed for win in windows)
 
 
-# --- as a context, and in augmented assignment
-
-
-def test_a_window_closes_at_the_end_of_its_block(node):
-    with node.allocate(3, fill=1) as win:
-        assert not win.is_closed
-    assert win.is_closed
-    with pytest.raises(ClosedError, match=win.name), win:
-        pass
-    win.close()  # once more
-
-
-def test_an_exception_leaves_a_window_to_its_node(node):
-    """No barrier with ranks that may be gone, and the exception is not masked."""
-    with pytest.raises(KeyError), node.allocate(3) as win:
-        raise KeyError
-    assert not win.is_closed
-    win.close()
+# --- augmented assignment and indices
 
 
 def test_augmented_assignment_writes_into_the_window(node):
@@ -848,5 +639,6 @@ def test_a_window_as_a_field_of_a_halo(node):
 def test_a_closed_window_gives_no_memory_away(node):
     win = node.allocate(2)
     win.close()
+    assert (win.shape, win.dtype, win.nbytes) == ((2,), np.dtype(float), 16)
     with pytest.raises(ClosedError):
         node.xp.from_dlpack(win)

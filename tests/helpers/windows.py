@@ -1,0 +1,61 @@
+"""What tests of windows, channels and pools share: values, outcomes on all ranks, and leaks."""
+
+import contextlib
+import gc
+
+import numpy as np
+
+from tests.helpers.held import gpu_free, held
+from tests.helpers.latch import within
+
+MIB = 1 << 20
+
+
+def values_of(array):
+    """The array's values in host memory, when the GPU has come so far."""
+    return np.asarray(array.get() if hasattr(array, "get") else array).copy()
+
+
+def address_of(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def some(shape, dtype, seed=0):
+    """Values that differ from element to element, where the dtype can hold that."""
+    count = int(np.prod(shape, dtype=int))
+    return ((np.arange(count) * 7 + seed) % 101).astype(dtype).reshape(shape)
+
+
+def put(node, array, values):
+    """Write from host memory, and wait."""
+    array[...] = node.xp.asarray(values)
+    node.synchronize()
+
+
+def on_every_rank(node, work):
+    """Call `work`; return the exception of every rank, by its name."""
+    try:
+        work()
+    except Exception as error:
+        return error, node.comm.allgather(type(error).__name__)
+    return None, node.comm.allgather("")
+
+
+@contextlib.contextmanager
+def nothing_leaked(node):
+    """What runs inside leaves neither files, mappings, names nor GPU memory on any rank."""
+    gc.collect()
+    node.barrier()
+    before = held()
+    free = gpu_free() if node.backend == "cuda" else 0
+    node.barrier()
+    yield
+    gc.collect()
+    node.barrier()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+    # A name of another job stands only for a moment.
+    assert within(5, lambda: not held().names - before.names)
+    if node.backend == "cuda":
+        # Other ranks and the driver take a little at any time.
+        assert gpu_free() >= free - 32 * MIB
+    node.barrier()
