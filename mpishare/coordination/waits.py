@@ -177,18 +177,10 @@ class Waits:
     def is_here(self, rank: int) -> bool:
         return self.block.is_here(rank)
 
-    def status(self, rank: int) -> Status | None:
-        return self.block.status(rank)
-
     @property
     def is_forked(self) -> bool:
         """Whether this process is a fork of that which made the node; `_after_fork` marks it."""
         return self.failure is not None and not self.block.is_mine
-
-    @property
-    def is_own_process(self) -> bool:
-        """Whether this process made the node, and is not a fork of it."""
-        return self.block.is_mine
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
         """Return the other ranks of this node that a communicator has."""
