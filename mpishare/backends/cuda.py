@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,12 +202,8 @@ class CudaBackend(Backend):
         return stream > LAST_DEFAULT or _current_device() == ordinal
 
     def new_stream(self) -> Any:
-        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, self._highest_priority)
-
-    @cached_property
-    def _highest_priority(self) -> int:
         _, highest = self.call("cuCtxGetStreamPriorityRange")
-        return int(highest)
+        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, int(highest))
 
     def close_stream(self, stream: int) -> None:
         self.call("cuStreamDestroy", stream)

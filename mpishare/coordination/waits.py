@@ -65,6 +65,7 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        self.here = f"rank {self.rank} of {self.size}"  # for errors
         # The ranks of the node as an MPI group.
         self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
@@ -165,11 +166,6 @@ class Waits:
         return failure
 
     # --- the ranks
-
-    @property
-    def here(self) -> str:
-        """This rank, for errors."""
-        return f"rank {self.rank} of {self.size}"
 
     def state(self, rank: int) -> State:
         return self.block.state(rank)
