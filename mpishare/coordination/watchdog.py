@@ -202,8 +202,6 @@ class Watchdog:
         states = {rank: block.state(rank) for rank in self._agreement.others}
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
         late = self._late_outside()
-        if not gone and not late:
-            return []
         left = {rank for rank in gone if states[rank] == State.LEFT}
         awaited = {rank for ranks in self.pending().values() for rank in ranks}
         status = block.status(block.rank)

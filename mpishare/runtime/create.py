@@ -262,7 +262,7 @@ def _make_context(
     uuids = [member.device.uuid if member.device else "" for member in members]
     nonces = [each["nonce"] for each in replies]
     # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
-    cpus = {cpu for each in replies for cpu in each["cpus"]}
+    cpus = set[int]().union(*(each["cpus"] for each in replies))
     context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
     if not made[0].has_streams:
         step_keeping = partial(agreement.step_keeping, CALL)
