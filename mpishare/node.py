@@ -481,7 +481,7 @@ class Node(NotPicklable):
         context, agreement = self._context, self._context.agreement
         if agreement.failure is not None:
             self._abandon()
-            if not agreement.is_raised and agreement.is_own_process:
+            if not agreement.is_raised and agreement.block.is_mine:
                 agreement.check()
             return
         agreement.check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,6 @@ class CudaBackend(Backend):
                 message, call="cudaSetDevice", code=failure.status, name=name
             ) from failure
         self.device = driver.device_of(ordinal)
-        self._exports_pools: bool | None = None
         self._ordinal = ordinal
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._mappings = Mappings()
@@ -141,9 +140,7 @@ class CudaBackend(Backend):
         """A handle holds no resources."""
 
     def exports_pools(self) -> bool:
-        if self._exports_pools is None:
-            self._exports_pools = cuda_pools.can_export(self._ordinal)
-        return self._exports_pools
+        return cuda_pools.can_export(self._ordinal)
 
     def create_pool(self, max_nbytes: int) -> OwnCudaPool:
         return OwnCudaPool(self.device, self._where, max_nbytes)
@@ -205,12 +202,8 @@ class CudaBackend(Backend):
         return stream > LAST_DEFAULT or _current_device() == ordinal
 
     def new_stream(self) -> Any:
-        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, self._highest_priority)
-
-    @cached_property
-    def _highest_priority(self) -> int:
         _, highest = self.call("cuCtxGetStreamPriorityRange")
-        return int(highest)
+        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, int(highest))
 
     def close_stream(self, stream: int) -> None:
         self.call("cuStreamDestroy", stream)
@@ -242,7 +235,7 @@ class CudaBackend(Backend):
         remedy = "Interprocess events need one /dev/shm: start containers with --ipc=host"
         with self._all_or_none() as events:
             for token in tokens:
-                handle = driver.event_handle(bytes.fromhex(token))
+                handle = driver.handle_of("CUipcEventHandle", bytes.fromhex(token))
                 events.append(int(self.call("cuIpcOpenEventHandle", handle, remedy=remedy)))
         return events
 

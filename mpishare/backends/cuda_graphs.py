@@ -14,6 +14,7 @@ import cupy
 from cuda.bindings import driver as bindings
 
 from mpishare.backends import driver, kernels
+from mpishare.backends.driver import CudaGraph
 from mpishare.coordination.recording import NoLoopError
 from mpishare.errors import CudaError
 
@@ -111,7 +112,7 @@ class Capture:
             raise
         graph = captured if self._outer is None else self._outer
         try:
-            return CudaGraph(self._call("cuGraphInstantiate", graph, _KEEP_PRIORITIES), self._where)
+            return CudaGraph(graph, _KEEP_PRIORITIES, self._where)
         except CudaError as error:
             if self._outer is not None and error.code in _REFUSED:
                 # E.g. memory that the driver allocates in the graph, as cuSPARSE's workspace.
@@ -126,19 +127,6 @@ class Capture:
         graph = self._outer if self._outer is not None else graph
         if graph is not None and int(graph):
             self._call("cuGraphDestroy", graph)
-
-
-class CudaGraph:
-    """A graph for launches; `handle` is for `driver.launch_graph`."""
-
-    def __init__(self, graph: Any, where: str) -> None:
-        self._graph = graph
-        self._where = where
-        self.handle = int(graph)
-
-    def close(self) -> None:
-        """Destroy it; launches that were enqueued still run."""
-        driver.call("cuGraphExecDestroy", self._graph, where=self._where)
 
 
 def set_word(address: int, value: int, stream: int, where: str) -> None:

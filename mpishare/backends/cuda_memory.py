@@ -26,7 +26,7 @@ def legacy_handle(address: int, where: str) -> str:
 
 def open_legacy_handle(token: str, uuid: str, where: str) -> int:
     """Map a block of another rank; return its address."""
-    name, handle = "cuIpcOpenMemHandle", driver.memory_handle(bytes.fromhex(token))
+    name, handle = "cuIpcOpenMemHandle", driver.handle_of("CUipcMemHandle", bytes.fromhex(token))
     try:
         address = driver.call(name, handle, _IPC_LAZY_PEER_ACCESS, where=where)
     except CudaError as error:

@@ -105,7 +105,7 @@ class ImportedPool:
 
     def open(self, data: bytes) -> int:
         """Return the address here of an allocation, given its 64 bytes of `export_pointer`."""
-        exported = driver.exported_pointer(data)
+        exported = driver.handle_of("CUmemPoolPtrExportData", data)
         address = int(
             driver.call("cuMemPoolImportPointer", self._pool, exported, where=self._where)
         )

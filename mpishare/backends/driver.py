@@ -83,20 +83,9 @@ def handle_bytes(handle: Any) -> bytes:
     return ctypes.string_at(int(handle.getPtr()), 64)
 
 
-def memory_handle(data: bytes) -> Any:
-    return _filled(driver.CUipcMemHandle(), data)
-
-
-def event_handle(data: bytes) -> Any:
-    return _filled(driver.CUipcEventHandle(), data)
-
-
-def exported_pointer(data: bytes) -> Any:
-    """Return the exported pointer of a memory pool from its 64 bytes."""
-    return _filled(driver.CUmemPoolPtrExportData(), data)
-
-
-def _filled(handle: Any, data: bytes) -> Any:
+def handle_of(kind: str, data: bytes) -> Any:
+    """Return a handle of some kind, a record of the driver's, from its 64 bytes."""
+    handle = getattr(driver, kind)()
     ctypes.memmove(int(handle.getPtr()), data, 64)
     return handle
 
@@ -158,17 +147,18 @@ def wait_flags(ordinal: int) -> int:
 
 
 def is_done(stream: int, where: str) -> bool:
-    (code,) = driver.cuStreamQuery(stream)
-    if int(code) not in (0, _NOT_READY):
-        raise error("cuStreamQuery", int(code), where)
-    return not int(code)
+    return _is_over("cuStreamQuery", stream, where)
 
 
 def is_event_done(event: Any, where: str) -> bool:
     """Whether the latest record of an event is done; True if it was never recorded."""
-    (code,) = driver.cuEventQuery(event)
+    return _is_over("cuEventQuery", event, where)
+
+
+def _is_over(query: str, what: Any, where: str) -> bool:
+    (code,) = getattr(driver, query)(what)
     if int(code) not in (0, _NOT_READY):
-        raise error("cuEventQuery", int(code), where)
+        raise error(query, int(code), where)
     return not int(code)
 
 
@@ -318,26 +308,33 @@ class Launch:
             raise error("cuLaunchKernel", failure.status, self._where) from None
 
 
-class Replay:
+class CudaGraph:
+    """A graph for launches; `handle` is for `launch_graph`."""
+
+    def __init__(self, graph: Any, flags: int, where: str) -> None:
+        self._graph = call("cuGraphInstantiate", graph, flags, where=where)
+        self._where = where
+        self.handle = int(self._graph)
+
+    def close(self) -> None:
+        """Destroy it; launches that were enqueued still run."""
+        call("cuGraphExecDestroy", self._graph, where=self._where)
+
+
+class Replay(CudaGraph):
     """A launch with its present arguments as a graph of one node, in a third of the time."""
 
     def __init__(self, launch: Enqueued, stream: int, where: str) -> None:
-        self._where = where
         call("cuStreamBeginCapture", stream, _CAPTURE_THIS_THREAD, where=where)
         try:
             launch.enqueue(stream)
         finally:
             graph = call("cuStreamEndCapture", stream, where=where)
-        self._graph = call("cuGraphInstantiate", graph, 0, where=where)
+        super().__init__(graph, 0, where)
         call("cuGraphDestroy", graph, where=where)
-        self.handle = int(self._graph)
 
     def enqueue(self, stream: int) -> None:
         launch_graph(self.handle, stream, self._where)
-
-    def close(self) -> None:
-        """Destroy the graph; replays that were enqueued still run."""
-        call("cuGraphExecDestroy", self._graph, where=self._where)
 
 
 def launch_graph(graph: int, stream: int, where: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,40 +81,40 @@ class NvLink(NamedTuple):
 def look() -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
     """Return NVML's GPUs and the link of each pair, or raise `UnsupportedError`."""
     with _asked() as nvml:
-        handles = [
-            nvml.device_get_handle_by_index_v2(index) for index in range(nvml.device_get_count_v2())
-        ]
-        ends = [_nvlinks(nvml, handle) for handle in handles]
-        gpus = [
-            _describe(nvml, handle, len(links)) for handle, links in zip(handles, ends, strict=True)
-        ]
-        order = sorted(range(len(gpus)), key=lambda index: gpus[index].pci_id)
-        pairs = []
-        for at, first in enumerate(order):
-            for second in order[at + 1 :]:
-                status = [
-                    _ask(nvml.device_get_p2p_status, handles[first], handles[second], kind)
-                    for kind in (_READ, _WRITE, _NVLINK)
-                ]
-                count = 0
-                if status[2] == 0:
-                    count = count_nvlinks(ends[first], ends[second], gpus[second].pci_id)
-                pairs.append(
-                    Link(
-                        first=gpus[first].pci_id,
-                        second=gpus[second].pci_id,
-                        level=_ask(
-                            nvml.device_get_topology_common_ancestor,
-                            handles[first],
-                            handles[second],
-                        ),
-                        nvlinks=count,
-                        nvlink_version=_nvlink_version(nvml, handles[first]) if count else None,
-                        read=status[0],
-                        write=status[1],
-                    )
-                )
-        return tuple(gpus[index] for index in order), tuple(pairs)
+        found = []
+        for index in range(nvml.device_get_count_v2()):
+            handle = nvml.device_get_handle_by_index_v2(index)
+            ends = _nvlinks(nvml, handle)
+            found.append((_describe(nvml, handle, len(ends)), handle, ends))
+        found.sort(key=lambda each: each[0].pci_id)
+        links = [_link(nvml, *first, *second) for first, second in combinations(found, 2)]
+        return tuple(gpu for gpu, *_ in found), tuple(links)
+
+
+def _link(
+    nvml: Any,
+    first: Gpu,
+    handle: int,
+    ends: Sequence[NvLink],
+    second: Gpu,
+    other: int,
+    other_ends: Sequence[NvLink],
+) -> Link:
+    """Return the link of two GPUs, each with its handle and the ends of its NVLinks."""
+    read, write, by_nvlink = (
+        _ask(nvml.device_get_p2p_status, handle, other, kind) for kind in (_READ, _WRITE, _NVLINK)
+    )
+    count = count_nvlinks(ends, other_ends, second.pci_id) if by_nvlink == 0 else 0
+    return Link(
+        first=first.pci_id,
+        second=second.pci_id,
+        level=_ask(nvml.device_get_topology_common_ancestor, handle, other),
+        nvlinks=count,
+        # Of the first one: all of a GPU are alike.
+        nvlink_version=_ask(nvml.device_get_nvlink_version, handle, 0) if count else None,
+        read=read,
+        write=write,
+    )
 
 
 def count_nvlinks(mine: Sequence[NvLink], theirs: Sequence[NvLink], their_pci: str) -> int:
@@ -276,12 +277,6 @@ def _describe(nvml: Any, handle: int, nvlinks: int) -> Gpu:
         pcie_width=_ask(nvml.device_get_curr_pcie_link_width, handle),
         nvlinks=nvlinks,
     )
-
-
-def _nvlink_version(nvml: Any, handle: int) -> int | None:
-    """Return the version of the first NVLink: all of a GPU are alike."""
-    version: int | None = _ask(nvml.device_get_nvlink_version, handle, 0)
-    return version
 
 
 def _nvlinks(nvml: Any, handle: int) -> list[NvLink]:

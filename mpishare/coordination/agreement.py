@@ -75,7 +75,11 @@ class Agreement(Waits):
         kept: Any = None
         self._inside = call
         try:
-            kept, told = self._result(call, work)
+            try:
+                kept, told = work()
+            except HandleError:
+                self.require_all_here(call)  # since a rank's result may offer memory
+                raise
             reply = [call, self._steps, None, told]
         except BaseException as error:
             mine = error
@@ -97,13 +101,6 @@ class Agreement(Waits):
             return kept, settle(call, [*map(json.loads, messages)], mine, self.rank, "node")
         finally:
             mine = None  # avoids a cycle with its traceback, which may hold large arrays
-
-    def _result(self, call: str, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except HandleError:
-            self.require_all_here(call)  # since a rank's result may offer memory
-            raise
 
     def meet(self, call: str, *, has_news: bool) -> bool:
         """Wait until all ranks are in this call; return whether any has dropped objects to report.

@@ -51,7 +51,7 @@ class MissingRanks:
 
     def absent(self) -> list[int]:
         """Return the ranks that do not wait in this call now."""
-        found = {rank: self._agreement.status(rank) for rank in self._awaited}
+        found = {rank: self._agreement.block.status(rank) for rank in self._awaited}
         return [rank for rank, each in found.items() if each is None or each.call != self._call]
 
     def missing(self) -> list[int]:

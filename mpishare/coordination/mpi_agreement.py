@@ -7,7 +7,7 @@ import json
 import logging
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    class Monitor(Protocol):
-        """A watched wait, as `WaitMonitor`."""
+    from mpishare.coordination.missing_ranks import MissingRanks
+    from mpishare.coordination.waits import WaitMonitor
 
-        def look(self) -> None:
-            """Raise where waiting on is pointless."""
-
-        def warn(self, waited_s: float) -> None:
-            """Warn of stragglers."""
-
+    Monitor = MissingRanks | WaitMonitor
 
 T = TypeVar("T")
 

@@ -26,34 +26,17 @@ class Replayable(Protocol):
     """An engine whose calls may be captured, and are repeated by every replay."""
 
     @property
-    def name(self) -> str:
-        """The plan's, for errors."""
-        ...
-
+    def name(self) -> str: ...  # of the plan, for errors
     @property
-    def is_closed(self) -> bool:
-        """Whether the memory that its launches use is gone."""
-        ...
-
+    def is_closed(self) -> bool: ...  # then the memory that its launches use is gone
     @property
-    def agreement(self) -> Waits:
-        """That of its node."""
-        ...
-
+    def agreement(self) -> Waits: ...  # of its node
     @property
-    def chains(self) -> Sequence[Any]:
-        """The stream chains that a call follows: a replay does, too."""
-        ...
-
+    def chains(self) -> Sequence[Any]: ...  # that a call follows: a replay does, too
     @property
-    def calls(self) -> Any:
-        """One word: the number of exchanges that this rank has called."""
-        ...
-
+    def calls(self) -> Any: ...  # one word: the number of exchanges that this rank has called
     @property
-    def abort(self) -> int:
-        """Device address of a word that is not 0 once the node is broken."""
-        ...
+    def abort(self) -> int: ...  # device address of a word that is not 0 once the node is broken
 
 
 class Recording:

@@ -80,14 +80,10 @@ class Shutdown:
         if self._keyval == self._mpi.KEYVAL_INVALID:
             return
         self._keyval = self._mpi.KEYVAL_INVALID
-        block = self._agreement.block
-        self._abort_if_fatal()
-        self._depart()
+        self._end()
         self._agreement.fail(
             lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
         )
-        self._watcher.stop()
-        block.barrier.close()
 
     def _at_exit(self) -> None:
         agreement = self._agreement
@@ -98,11 +94,15 @@ class Shutdown:
             # No call raised it: the data of this rank may be wrong, and nothing else would report
             # that.
             say(f"mpishare: rank {agreement.rank}: {failure()}\n")
+        self._end()
+
+    def _end(self) -> None:
+        """Publish the end of this rank, and stop what uses the memory of the node."""
         self._abort_if_fatal()
         self._forget_finalize()
         self._depart()
         self._watcher.stop()
-        agreement.block.barrier.close()
+        self._agreement.block.barrier.close()
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""

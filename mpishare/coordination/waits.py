@@ -65,6 +65,7 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        self.here = f"rank {self.rank} of {self.size}"  # for errors
         # The ranks of the node as an MPI group.
         self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
@@ -166,29 +167,16 @@ class Waits:
 
     # --- the ranks
 
-    @property
-    def here(self) -> str:
-        """This rank, for errors."""
-        return f"rank {self.rank} of {self.size}"
-
     def state(self, rank: int) -> State:
         return self.block.state(rank)
 
     def is_here(self, rank: int) -> bool:
         return self.block.is_here(rank)
 
-    def status(self, rank: int) -> Status | None:
-        return self.block.status(rank)
-
     @property
     def is_forked(self) -> bool:
         """Whether this process is a fork of that which made the node; `_after_fork` marks it."""
         return self.failure is not None and not self.block.is_mine
-
-    @property
-    def is_own_process(self) -> bool:
-        """Whether this process made the node, and is not a fork of it."""
-        return self.block.is_mine
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
         """Return the other ranks of this node that a communicator has."""

@@ -196,22 +196,24 @@ class Watchdog:
     def _missed(self) -> list[int]:
         """Return the ranks that left by an exception, or in any way while streams wait for them.
 
-        A rank that left only a block is missed once this rank has awaited it for a while: signals
-        and messages from before may be under way.
+        One that left only a block is missed where this rank awaits it, also in messages.
         """
-        block, others, now = self._block, self._agreement.others, time.monotonic()
-        states = {rank: block.state(rank) for rank in others}
+        block = self._block
+        states = {rank: block.state(rank) for rank in self._agreement.others}
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
-        since = self._outside_since
-        since = {rank: since.get(rank, now) for rank in others if block.is_outside(rank)}
-        self._outside_since = since
-        late = {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
-        pending = self.pending().values() if gone | late else ()
-        awaited = {rank for ranks in pending for rank in ranks}
-        found = {rank for rank in gone if rank in awaited or states[rank] == State.LEFT}
-        if late and (status := block.status(block.rank)) is not None:  # also a wait for messages
-            awaited.update(status.awaited)
-        return sorted(found | late & awaited)
+        late = self._late_outside()
+        left = {rank for rank in gone if states[rank] == State.LEFT}
+        awaited = {rank for ranks in self.pending().values() for rank in ranks}
+        status = block.status(block.rank)
+        here = () if status is None else status.awaited
+        return sorted(left | (gone & awaited) | (late & awaited.union(here)))
+
+    def _late_outside(self) -> set[int]:
+        """Return the ranks outside of a block for so long that nothing from before is under way."""
+        now, since = time.monotonic(), self._outside_since
+        outside = filter(self._block.is_outside, self._agreement.others)
+        since = self._outside_since = {rank: since.get(rank, now) for rank in outside}
+        return {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
 
     def _check_lost(self) -> None:
         for item in self.objects():

@@ -13,7 +13,7 @@ from mpishare.plans.gpu.replay import bind_last_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from mpishare.backends.cuda_graphs import CudaGraph
+    from mpishare.backends.driver import CudaGraph
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.recording import Replayable
     from mpishare.windows.stream_chain import StreamChain

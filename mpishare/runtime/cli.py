@@ -16,6 +16,7 @@ from mpishare.coordination.abort import abort_after, is_output_read, say, wait_b
 from mpishare.coordination.arguments import MAX_DURATION_S, is_duration
 from mpishare.errors import format_nbytes
 from mpishare.runtime.mpi_start import limited_start
+from mpishare.runtime.surroundings import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,20 +192,14 @@ def columns_of(stream: TextIO) -> int:
 
 def _columns_of_launcher(fd: int) -> int:
     """Return the columns of the terminal that is `fd` of the launcher, 0 where there is none."""
-    pid = os.getppid()
+    launcher = next((pid for pid, name in ancestors() if name.startswith(_LAUNCHERS)), 0)
+    path = Path(f"/proc/{launcher}/fd/{fd}")  # there is none of process 0
     try:
-        while pid:
-            rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2]
-            name, _, numbers = rest.rpartition(")")
-            if name.startswith(_LAUNCHERS):
-                break
-            pid = int(numbers.split()[1])
-        path = Path(f"/proc/{pid}/fd/{fd}")
         if not path.is_char_device():
             return 0
         terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError:
-        return 0  # no launcher, or one of another user
+        return 0  # of another user
     try:
         return os.get_terminal_size(terminal).columns if os.isatty(terminal) else 0
     finally:

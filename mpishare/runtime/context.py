@@ -64,6 +64,7 @@ class NodeContext:
         ncpus: int,
     ) -> None:
         self.agreement = agreement
+        self.rank, self.size = agreement.rank, agreement.size
         self.backend = backend
         self.nonces = nonces
         self.uuids = uuids
@@ -100,14 +101,6 @@ class NodeContext:
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         self._numbers: dict[str, int] = {}
-
-    @property
-    def rank(self) -> int:
-        return self.agreement.rank
-
-    @property
-    def size(self) -> int:
-        return self.agreement.size
 
     def fence(
         self,

@@ -83,9 +83,7 @@ def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: An
         all_comm = duplicate(comm, CALL, deadline_s, None)
         undo.callback(all_comm.Free)
         chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
-        color, notes = _find_node(all_comm, deadline_s)
-        with _making_communicator(deadline_s):
-            node_comm = all_comm.Split(color, all_comm.rank)
+        node_comm, color, notes = _find_node(all_comm, deadline_s)
         undo.callback(node_comm.Free)
 
         def build() -> tuple[NodeParts, list[Any]]:
@@ -154,21 +152,28 @@ def _making_communicator(deadline_s: float) -> Iterator[None]:
         yield
 
 
-def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
-    """Return the lowest rank that shares memory with this one, and notes on oddities."""
+def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[MPI.Comm, int, list[str]]:
+    """Return the ranks that share memory, the lowest of them, and notes on oddities."""
     from mpi4py import MPI
 
     with _making_communicator(deadline_s):
-        shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
-    first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
-    shared_comm.Free()
+        comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
+    group, all_ranks = comm.Get_group(), all_comm.Get_group()
+    first = int(group.Translate_ranks([0], all_ranks)[0])
+    group.Free()
+    all_ranks.Free()
     replies = allgather(all_comm, CALL, places.here(first, all_comm.rank), deadline_s)
     known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
     notes = places.oddities(all_comm.rank, known)
     is_split = any(each.group == 0 and each != known[0] for each in known)
     if notes and is_split and all_comm.rank == 0:
         log.warning("%s", notes[0])
-    return places.mates_of(all_comm.rank, known)[0], notes
+    color = places.mates_of(all_comm.rank, known)[0]
+    if len({*known}) > len({each.group for each in known}):  # MPI's ranks are of several nodes
+        comm.Free()
+        with _making_communicator(deadline_s):
+            comm = all_comm.Split(color, all_comm.rank)
+    return comm, color, notes
 
 
 def _build(
@@ -257,7 +262,7 @@ def _make_context(
     uuids = [member.device.uuid if member.device else "" for member in members]
     nonces = [each["nonce"] for each in replies]
     # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
-    cpus = {cpu for each in replies for cpu in each["cpus"]}
+    cpus = set[int]().union(*(each["cpus"] for each in replies))
     context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
     if not made[0].has_streams:
         step_keeping = partial(agreement.step_keeping, CALL)

@@ -6,6 +6,7 @@ drivers lie. A failure here is data for the report, not an error.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +44,7 @@ def probe_host(size: int) -> tuple[Pair, ...]:
             route=HOST,
             reason=None,
         )
-        for origin in range(size)
-        for target in range(size)
+        for origin, target in product(range(size), repeat=2)
     )
 
 
@@ -70,29 +70,15 @@ def probe_cuda(
         ],
     )
     pairs = []
-    for origin in range(context.size):
-        for target in range(context.size):
-            as_origin = seen[origin]["origin"][target]
-            as_target = seen[target]["target"][origin]
-            is_self = origin == target
-            pairs.append(
-                Pair(
-                    origin=origin,
-                    target=target,
-                    memory=as_origin["memory"],
-                    copy=as_target["copy"],
-                    kernel=as_target["kernel"],
-                    counters=as_target["counters"],
-                    events=as_origin["events"],
-                    link="self" if is_self else links[origin][target],
-                    route=between(
-                        as_origin["memory"] and as_target["copy"],
-                        is_self=is_self,
-                        is_time_sliced=is_time_sliced,
-                    ),
-                    reason=as_origin["reason"] or as_target["reason"],
-                )
-            )
+    for origin, target in product(range(context.size), repeat=2):
+        as_origin, as_target = seen[origin]["origin"][target], seen[target]["target"][origin]
+        has_memory = as_origin["memory"] and as_target["copy"]
+        is_self = origin == target
+        observed = as_target | as_origin
+        observed["reason"] = as_origin["reason"] or as_target["reason"]
+        link = "self" if is_self else links[origin][target]
+        route = between(has_memory, is_self=is_self, is_time_sliced=is_time_sliced)
+        pairs.append(Pair(origin=origin, target=target, link=link, route=route, **observed))
     return tuple(pairs), tuple(each["keeps_values"] for each in seen)
 
 

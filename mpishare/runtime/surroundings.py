@@ -20,7 +20,7 @@ from mpishare.memory import limits, shared
 from mpishare.memory.process_memory import Token, try_read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 log = logging.getLogger("mpishare")
 
@@ -247,17 +247,20 @@ def _uses_sm(environment: Mapping[str, str]) -> bool:
 
 def _launcher_is_inside() -> bool:
     """Whether the launcher is in the PID namespace of this process."""
+    return any(_LAUNCHERS.match(name) for _, name in ancestors())
+
+
+def ancestors() -> Iterator[tuple[int, str]]:
+    """Yield the ids and names of the processes above this one, as far as /proc shows them."""
     pid = os.getppid()
     while pid > 0:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
-            return False
+            return
         name, _, rest = stat.partition("(")[2].rpartition(")")
-        if _LAUNCHERS.match(name):
-            return True
+        yield pid, name
         pid = int(rest.split()[1])
-    return False
 
 
 def _ptrace_scope() -> int:

@@ -59,7 +59,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 def waits_on_host(node: Node, rank: int) -> bool:
     """Whether that rank sits in a wait of the host, as the control block shows it."""
-    return node._context.agreement.status(rank) is not None
+    return node._context.agreement.block.status(rank) is not None
 
 
 class Hasty:

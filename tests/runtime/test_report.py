@@ -212,8 +212,10 @@ def test_every_pair_of_the_host_backend_shares(size):
     assert [(p.origin, p.target) for p in pairs] == [
         (origin, target) for origin in range(size) for target in range(size)
     ]
-    assert all(p.memory and p.counters and p.events and p.route == "host" for p in pairs)
-    assert {p.link for p in pairs if p.origin == p.target} == {"self"}
+    for p in pairs:
+        link = "self" if p.origin == p.target else "host memory"
+        assert (p.link, p.route, p.reason) == (link, "host", None)
+        assert (p.memory, p.copy, p.counters, p.events) == (True,) * 4
 
 
 def test_a_route_is_its_name_with_properties():

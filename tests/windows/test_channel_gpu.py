@@ -97,7 +97,7 @@ def test_the_producers_host_runs_ahead_and_no_further(node):
     else:
         if node.rank == slow:
             assert within(20, lambda: waits_on_host(node, channel.producer))
-            awaited = node._context.agreement.status(channel.producer).awaited
+            awaited = node._context.agreement.block.status(channel.producer).awaited
             assert slow in awaited
             assert not node.comm.Iprobe(source=channel.producer, tag=2)
             took = time.monotonic()

@@ -97,7 +97,7 @@ def test_record_blocks_while_a_waiter_lags(node):
         node.comm.send(time.monotonic(), slow, tag=2)
     elif node.rank == slow:
         assert within(20, lambda: waits_on_host(node, 0))
-        waited_for = node._context.agreement.status(0).awaited
+        waited_for = node._context.agreement.block.status(0).awaited
         assert waited_for == (slow,) or node.size > 2
         assert not node.comm.Iprobe(source=0, tag=2)
         took = time.monotonic()

@@ -66,6 +66,7 @@ def _warn_once(message: str, why: str) -> None:
     log.warning(message, why)
 
 
+@functools.cache  # a process keeps the module that it has, and looking takes 0.1 ms
 def load() -> tuple[Any, str]:
     """Return the extension module and an empty string, or None and the reason."""
     if "t" in sys.abiflags:  # free-threaded

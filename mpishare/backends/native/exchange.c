@@ -74,32 +74,6 @@ static int tell(Exchange *self, const char *name, int64_t rank, int64_t value)
 
 /* --- waits */
 
-typedef bool (*Done)(Exchange *);
-
-/* Waits a little; false if it is not done after that. */
-static bool wait_a_little(Exchange *self, Done is_done)
-{
-    const int looks = self->looks_per_yield;
-    for (int look = 0; look < BRIEF_LOOKS; look++) {
-        if (is_done(self))
-            return true;
-        if (look % looks == looks - 1)
-            break;
-        relax();
-    }
-    release_gil(self);
-    const int64_t begin = now_ns();
-    do {
-        for (int look = 0; look < looks; look++) {
-            if (is_done(self))
-                return true;
-            relax();
-        }
-        sched_yield();
-    } while (now_ns() - begin < PATIENCE_NS);
-    return is_done(self);
-}
-
 static bool all_consumed(Exchange *self, uint64_t epoch, bool readers_only)
 {
     for (int at = 0; at < self->nreceivers; at++)
@@ -109,18 +83,21 @@ static bool all_consumed(Exchange *self, uint64_t epoch, bool readers_only)
     return true;
 }
 
-static bool is_two_behind(Exchange *self)
+static bool is_two_behind(void *exchange)
 {
+    Exchange *self = exchange;
     return self->epoch < 3 || all_consumed(self, self->epoch - 2, false);
 }
 
-static bool is_read(Exchange *self)
+static bool is_read(void *exchange)
 {
+    Exchange *self = exchange;
     return all_consumed(self, self->epoch, true);
 }
 
-static bool any_ready(Exchange *self)
+static bool any_ready(void *exchange)
 {
+    Exchange *self = exchange;
     bool is_done = true;
     for (int at = 0; at < self->nsenders; at++) {
         Sender *sender = self->senders + at;
@@ -140,7 +117,7 @@ static int wait_until(Exchange *self, Done is_done, const char *method)
 {
     if (is_done(self))
         return 0;
-    while (!wait_a_little(self, is_done))
+    while (!wait_a_little(is_done, self, self->looks_per_yield, &self->released))
         if (tell(self, method, 0, (int64_t)self->epoch))
             return -1;
     return 0;

@@ -137,36 +137,33 @@ static bool take_fields(Exchange *self, PyObject *fields)
     return are_apart(self);
 }
 
-static PyObject *exchange_try_exchange(Exchange *self, PyObject *fields)
+/* Makes a call, or returns False with nothing done where C may not. */
+static PyObject *try_call(Exchange *self, PyObject *fields, bool sends, bool receives)
 {
-    int status = try_enter(self);
-    if (status <= 0)
-        return status ? NULL : Py_NewRef(Py_False);
-    if (!take_fields(self, fields))
+    const int is_ours = try_enter(self);
+    if (is_ours <= 0)
+        return is_ours ? NULL : Py_NewRef(Py_False);
+    if (sends && !take_fields(self, fields))
         return leave(self, 0, Py_False);
-    status = send(self);
-    if (!status)
+    int status = sends ? send(self) : 0;
+    if (receives && !status)
         status = receive(self);
     return leave(self, status, Py_True);
 }
 
+static PyObject *exchange_try_exchange(Exchange *self, PyObject *fields)
+{
+    return try_call(self, fields, true, true);
+}
+
 static PyObject *exchange_try_start(Exchange *self, PyObject *fields)
 {
-    const int status = try_enter(self);
-    if (status <= 0)
-        return status ? NULL : Py_NewRef(Py_False);
-    if (!take_fields(self, fields))
-        return leave(self, 0, Py_False);
-    return leave(self, send(self), Py_True);
+    return try_call(self, fields, true, false);
 }
 
 static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
 {
-    (void)ignored;
-    const int status = try_enter(self);
-    if (status <= 0)
-        return status ? NULL : Py_NewRef(Py_False);
-    return leave(self, receive(self), Py_True);
+    return try_call(self, ignored, false, true);
 }
 
 static PyObject *exchange_addresses_of(Exchange *self, PyObject *fields)

@@ -1,7 +1,6 @@
 /* The tables of an `Exchange`: read once from what `CompiledRoute.lay_out` gives. */
 
 #include "exchange.h"
-#include "wait_word.h"
 
 #include <string.h>
 

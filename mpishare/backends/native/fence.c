@@ -1,7 +1,7 @@
 /* The rounds of a fence or of a barrier: in each a rank raises a word of its own, and waits for
  * words of others. Those of a barrier have a bit that spreads: whether any rank has set it. */
 
-#include "wait_word.h"
+#include "wait.h"
 
 typedef struct {
     Word *mine;

@@ -2,7 +2,7 @@
  * the slots of all, in the order of the ranks. The words are those of mpishare.reduction.slots. */
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#include "wait_word.h"
+#include "wait.h"
 #include "numbers.h"
 #include <numpy/arrayobject.h>
 #include <string.h>

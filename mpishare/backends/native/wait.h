@@ -4,6 +4,8 @@
 #ifndef MPISHARE_WAIT_H
 #define MPISHARE_WAIT_H
 
+#include "module.h"
+
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -41,6 +43,65 @@ static inline int64_t now_ns(void)
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Whether a number of looks can be waited with: -1 with an error if not. */
+static inline int require_looks(int looks_per_yield)
+{
+    if (looks_per_yield > 0)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "at least one look comes before a yield");
+    return -1;
+}
+
+typedef bool (*Done)(void *what);
+
+/* Waits a little; false if it is not done after that. A wait that is not brief lets go of the GIL,
+ * which the caller takes again: else the watchdog would stop this thread, for its own turn. */
+static inline bool wait_a_little(Done is_done, void *what, int looks_per_yield,
+                                 PyThreadState **released)
+{
+    for (int look = 0; look < BRIEF_LOOKS; look++) {
+        if (is_done(what))
+            return true;
+        if (looks_per_yield == 1)
+            break;
+        relax();
+    }
+    if (*released == NULL)
+        *released = PyEval_SaveThread();
+    const int64_t begin = now_ns();
+    do {
+        for (int look = 0; look < looks_per_yield; look++) {
+            if (is_done(what))
+                return true;
+            relax();
+        }
+        sched_yield();
+    } while (now_ns() - begin < PATIENCE_NS);
+    return is_done(what);
+}
+
+/* A word of shared memory that another rank raises to a value. */
+typedef struct {
+    const Word *word;
+    uint64_t value;
+} Awaited;
+
+static inline bool is_raised(void *what)
+{
+    const Awaited *awaited = what;
+    return load_acquire(awaited->word) >= awaited->value;
+}
+
+static inline bool wait_word(const Word *word, uint64_t value, int looks_per_yield)
+{
+    Awaited awaited = {word, value};
+    PyThreadState *released = NULL;
+    const bool has_come = wait_a_little(is_raised, &awaited, looks_per_yield, &released);
+    if (released != NULL)
+        PyEval_RestoreThread(released);
+    return has_come;
 }
 
 #endif
