@@ -133,7 +133,7 @@ def test_what_is_packed_in_boxes_is_unpacked_where_it_belongs(case, back, shares
     lists = []
     for kind, part, layout in ((PACK, sent, far), (UNPACK, received, near)):
         work = memory.work(arrays, alignment)
-        work.add_copy(kind, part, Slot(0, 0, flags, None, layout), shares_gpu=shares_gpu)
+        work.add_copy(kind, part, Slot(0, 0, flags, None, layout, shares_gpu=shares_gpu))
         lists.append(work.records())
     assert len(lists[0]) == len(lists[1]) <= len([*chunks(nbytes, shares_gpu=shares_gpu)])
     assert [*lists[0]["flag"]] == [*lists[1]["flag"]] == flags[: len(lists[0])]

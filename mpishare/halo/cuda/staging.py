@@ -52,14 +52,9 @@ def staging_layout(
     fused = {key: part.nbytes for key, part, route in incoming if route == FUSED}
     copied = {key: part.nbytes for key, part, route in incoming if route == COPY}
     layout = StagingLayout()
-    counts = {
-        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
-        for key, nbytes in fused.items()
-        if not uses_ll(nbytes)
-    }
     neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == FUSED]
     at = 0
-    for key, count in (counts | _silent_counts(fused, neighbors, rank)).items():
+    for key, count in _flag_counts(fused, neighbors, rank, sharing).items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
     for key, _, _ in parts_sent(messages, [rank]):
@@ -75,12 +70,17 @@ def staging_layout(
     return layout
 
 
-def _silent_counts(
-    fused: Iterable[PartKey], neighbors: Iterable[int], rank: int
+def _flag_counts(
+    fused: Mapping[PartKey, int], neighbors: Iterable[int], rank: int, sharing: Container[int]
 ) -> dict[PartKey, int]:
-    """Return one flag for each fused neighbor that sends no part."""
+    """Return a flag for each chunk of a part, and one for each neighbor that sends no part."""
+    counts = {
+        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
+        for key, nbytes in fused.items()
+        if not uses_ll(nbytes)
+    }
     senders = {key.sender for key in fused}
-    return {silent_key(sender, rank): 1 for sender in neighbors if sender not in senders}
+    return counts | {silent_key(each, rank): 1 for each in neighbors if each not in senders}
 
 
 def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:
