@@ -35,16 +35,16 @@ from tests.helpers.latch import check_order
 TWO = pytest.mark.ranks(min=2)
 
 
-@pytest.fixture(params=["private", "window", "mpi"])
+@pytest.fixture(params=["private", "window", "process", "mpi"])
 def in_window(request, monkeypatch):
-    """Whether the fields live where the neighbors can read and write. Also by messages."""
+    """Whether the fields live where the neighbors can read and write.
+
+    Others are packed, read from the sender's process, or sent by messages.
+    """
     if request.param == "mpi":
         monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    if request.param == "window":
-        with read_in_place():
-            yield True
-    else:
-        yield False
+    with read_in_place(small=request.param in ("window", "process")):
+        yield request.param == "window"
 
 
 def case_of(node, periods=True, width=1):
@@ -163,40 +163,6 @@ def test_interior_is_written_between_start_and_wait(node, in_window):
             halo.wait()
             field.array[halo.interior] = kept
             check(fields, step)
-
-
-def test_shell_then_interior(node, route):
-    """A stencil by halves gives what a stencil over all gives."""
-    case = even_case((node.size, 1), True, 6, 1)
-    fields = make_fields(node, case, node.rank, [Kind("i8")] * 2)
-    old, new = (field.array for field in fields)
-    field = fields[0]
-    everything = np.arange(case.count).reshape(6 * node.size, 6) % 97
-    mine = slice(6 * node.rank, 6 * node.rank + 6)
-    old[field.owned] = node.xp.asarray(everything[mine])
-
-    def apply(box):
-        shifted = [
-            tuple(slice(s.start + step * (at == axis), s.stop + step * (at == axis))
-                  for at, s in enumerate(box))
-            for axis in (0, 1)
-            for step in (-1, 1)
-        ]  # fmt: skip
-        new[box] = sum(old[each] for each in shifted) % 1009
-
-    with plan(node.comm, case, old, node=node) as halo:
-        for _ in range(10):
-            halo.start(old)
-            apply(halo.interior)
-            halo.wait()
-            for box in halo.shell:
-                apply(box)
-            old, new = new, old
-            around = [np.roll(everything, step, axis) for axis in (0, 1) for step in (1, -1)]
-            everything = sum(around) % 1009
-    found = old[field.owned]
-    found = found.get() if hasattr(found, "get") else found
-    assert np.array_equal(found, everything[mine])
 
 
 # --- several plans
@@ -420,6 +386,26 @@ def test_another_count_of_fields(node, route):
             with pytest.raises((ValueError, TypeError)):
                 halo.exchange(*wrong)
         exchange_step(halo, fields, 3, one, two)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda array: array[:-1],
+        lambda array: array.astype("f4"),
+        np.asfortranarray,
+        lambda array: np.broadcast_to(array[:1], array.shape),
+    ],
+    ids=["shape", "dtype", "strides", "read-only"],
+)
+def test_an_unfit_array_of_several_is_named_by_its_number(host_node, spoil):
+    case = even_case((host_node.size, 1), True, 3, ((1, 2), (2, 1)))
+    given = arrays(make_fields(host_node, case, host_node.rank, [Kind("f8")] * 3))
+    with plan(host_node.comm, case, given, node=host_node) as halo:
+        with pytest.raises(ValueError, match=r": field 1 (has another layout|is read-only)"):
+            halo.exchange(given[0], spoil(given[1]), given[2])
+        with pytest.raises(TypeError, match=r": field 2 is not an array"):
+            halo.exchange(*given[:2], [1.0])
 
 
 def test_another_layout_leaves_an_open_exchange_alone(node, route):
