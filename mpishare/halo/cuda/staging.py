@@ -48,9 +48,7 @@ def staging_layout(
     direct: Container[PartKey] = (),
 ) -> StagingLayout:
     """Return the layout of the staging buffer of `rank`, the receiver. Pure integers."""
-    incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
-    fused = {key: part.nbytes for key, part, route in incoming if route == FUSED}
-    copied = {key: part.nbytes for key, part, route in incoming if route == COPY}
+    fused, copied = (_sizes(messages, ranks_here, route, {rank}) for route in (FUSED, COPY))
     layout = StagingLayout()
     neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == FUSED]
     at = 0
@@ -83,10 +81,17 @@ def _flag_counts(
     return counts | {silent_key(each, rank): 1 for each in neighbors if each not in senders}
 
 
-def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:
+def pinned_layout(messages: Messages, ranks_here: Sequence[int]) -> tuple[dict[PartKey, int], int]:
     """Return the offsets of parts in the node's pinned host memory, and its size."""
-    parts = parts_sent(messages, ranks_here, PINNED)
-    return _consecutive({key: part.nbytes for key, part, _ in parts}, 0)
+    return _consecutive(_sizes(messages, ranks_here, PINNED, ranks_here), 0)
+
+
+def _sizes(
+    messages: Messages, ranks_here: Iterable[int], route: Route, receivers: Container[int]
+) -> dict[PartKey, int]:
+    """Return the bytes of each part that these receivers get by a route."""
+    parts = parts_sent(messages, ranks_here, route)
+    return {key: part.nbytes for key, part, _ in parts if key.receiver in receivers}
 
 
 def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, int], int]:
