@@ -71,16 +71,6 @@ def go(node, kinds, in_window, case=None):
 # --- dtypes and layouts
 
 
-def test_dtypes(node, in_window):
-    for dtype in DTYPES:
-        go(node, [Kind(dtype), Kind(dtype, "F")], in_window)
-
-
-def test_dtypes_of_numpy_alone(host_node, in_window):
-    for dtype in HOST_DTYPES:
-        go(host_node, [Kind(dtype), Kind(dtype, "strided")], in_window)
-
-
 def test_every_itemsize(host_node, in_window):
     for itemsize in range(1, 17):
         forms = ("C", HOST_FORMS[itemsize % len(HOST_FORMS)])
@@ -163,17 +153,6 @@ def changing(node, places):
         for step in range(1, 25):
             fields = [pool[mine.integers(2)], pool[2 + mine.integers(2)]]
             exchange_step(halo, fields, 10 * step, *arrays(fields))
-
-
-def test_fresh_arrays_at_every_call(node, route):
-    case = case_of(node)
-    kinds = [Kind("f4"), Kind("c8", "strided")]
-    first = make_fields(node, case, node.rank, kinds)
-    with plan(node.comm, case, arrays(first), node=node) as halo:
-        for step in range(20):
-            fields = make_fields(node, case, node.rank, kinds)
-            exchange_step(halo, fields, 10 * step, *arrays(fields))
-            del fields
 
 
 def test_arrays_are_not_held(host_node):

@@ -58,19 +58,6 @@ def test_the_backend_is_that_of_the_node(host_node):
         exchange_step(halo, [field], 1, field.array)
 
 
-def test_without_a_node(comm):
-    """The backend is the one that a node picks; the next such plan has the same node."""
-    case = even_case((comm.size,))
-    plans = [plan_of(comm, case, Layout(6)) for _ in range(2)]
-    node = plans[0]._setup.node
-    assert plans[1]._setup.node is node
-    for plan in plans:
-        field = Field.of(node.xp, case, comm.rank, Kind())
-        exchange_step(plan, [field], 1, field.array)
-        plan.close()
-    assert node.is_closed
-
-
 @pytest.mark.parametrize("are_mixed", [False, True])
 def test_a_call_without_arrays(node, are_mixed):
     """It says what is missing, and the plan works on."""

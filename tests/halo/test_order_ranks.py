@@ -22,7 +22,6 @@ from tests.helpers.halos import (
     check,
     even_case,
     exchange_step,
-    make_cart,
     make_fields,
     pause,
     plan,
@@ -408,20 +407,6 @@ def test_an_unfit_array_of_several_is_named_by_its_number(host_node, spoil):
             halo.exchange(*given[:2], [1.0])
 
 
-def test_another_layout_leaves_an_open_exchange_alone(node, route):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
-        put(fields, 1)
-        with pytest.raises(ValueError, match="shape"):
-            halo.start(node.xp.zeros((2, 2)))
-        with pytest.raises(EpochError):
-            halo.wait()
-        halo.start()
-        halo.wait()
-        check(fields, 1)
-
-
 def test_strides_of_an_axis_of_one_do_not_matter(node, route):
     """NumPy gives them any value."""
     case = even_case((node.size, 1), True, 3, ((1, 1), (0, 0)))
@@ -430,21 +415,6 @@ def test_strides_of_an_axis_of_one_do_not_matter(node, route):
     other = Field.of(node.xp, case, node.rank, Kind("f8", "F"))
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         exchange_step(halo, [other], 5, other.array)
-
-
-def test_a_read_only_array(host_node):
-    node = host_node
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    locked = fields[0].array.copy()
-    locked.flags.writeable = False
-    with plan(node.comm, case, arrays(fields), node=node) as halo:  # noqa: SIM117
-        with pytest.raises(ValueError, match="read-only"):
-            halo.exchange(locked)
-    cart = make_cart(node.comm, case)
-    with pytest.raises(ValueError, match="read-only"):
-        mpishare.HaloExchange(cart, locked, 1, node=node)
-    cart.Free()
 
 
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):

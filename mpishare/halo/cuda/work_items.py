@@ -225,9 +225,7 @@ class WorkList:
 
     def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
         """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
-        part = np.zeros(1, PART_RECORD)
-        part["unit"] = 1
-        self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
+        self._append(0, Item(_no_cells(), flag=flag, stalled_on=stalled_on, kind=kind))
 
     @property
     def is_ll(self) -> bool:
@@ -262,9 +260,7 @@ class WorkList:
 
     def _add_ready(self, field: int, ghosts: int) -> None:
         """Signal that ghosts may be written, before any other item: the sender waits for it."""
-        part = np.zeros(1, PART_RECORD)
-        part["unit"], part["field"] = 1, field
-        self._append(-1, Item(part.tobytes(), target=ghosts, kind=READY))
+        self._append(-1, Item(_no_cells(field), target=ghosts, kind=READY))
 
     def _upload_ghosts(self, ghosts: Ghosts, cells: StridedCells) -> int:
         record = np.zeros(1, GHOSTS_RECORD)
@@ -346,6 +342,13 @@ class WorkList:
                 log_columns=columns,
             )
             self._append(index, chunk)
+
+
+def _no_cells(field: int = 0) -> bytes:
+    """Return the record of a part without cells."""
+    part = np.zeros(1, PART_RECORD)
+    part["unit"], part["field"] = 1, field
+    return part.tobytes()
 
 
 def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:
