@@ -13,6 +13,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_by,
     make_fields,
     plan,
     put,
@@ -102,11 +103,7 @@ def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
             new = make_fields(node, case, node.rank, kinds)
             fields = (*kept, new)[(step // 2 + node.rank) % 5]
             put(fields, step)
-            if way == "exchange":
-                halo.exchange(*arrays(fields))
-            else:
-                halo.start(*arrays(fields))
-                halo.wait()
+            exchange_by(halo, *arrays(fields), halves=way != "exchange")
             check(fields, step)
             put(fields, 90)  # which nobody may see
 

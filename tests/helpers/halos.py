@@ -348,6 +348,15 @@ def put(fields: list[Field], salt: int) -> None:
         field.put(salt + at)
 
 
+def exchange_by(halo, *given, halves: bool) -> None:
+    """Exchange by one call, or by a start and a wait."""
+    if halves:
+        halo.start(*given)
+        halo.wait()
+    else:
+        halo.exchange(*given)
+
+
 def exchange_step(halo, fields: list[Field], salt: int, *given) -> None:
     """Give the owned cells the values of that step, exchange, and check every cell there is."""
     put(fields, salt)
