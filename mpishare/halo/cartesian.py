@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.rank_group import require_intracomm
@@ -23,12 +22,22 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.cells import Box
     from mpishare.plans.fields import GivenFields
-    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.setup import AgreedFields, PlanStart
 
     Index = tuple[Any, ...]
 
 _CALL = "HaloExchange"
+
+
+class _Cells(NamedTuple):
+    """The geometry of agreed fields, and this rank's messages."""
+
+    grid: Grid
+    block: Block
+    axes: list[tuple[int, ...]]  # of each field, those that the grid cuts
+    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
+    sends: list[Message]
+    recvs: list[Message]
 
 
 class _Given(NamedTuple):
@@ -38,6 +47,49 @@ class _Given(NamedTuple):
     axes: Any
     corners: bool
     require: Any
+
+    def agree(
+        self,
+        start: PlanStart,
+        fields: Any,
+        find_grid: Callable[[], Grid],
+        block: Block | None = None,
+    ) -> tuple[AgreedFields, _Cells]:
+        """Agree on the fields, of `block` if that is known, and find their cells. Collective."""
+
+        def describe(found: GivenFields) -> Description:
+            return self._describe(find_grid(), found, block)
+
+        agreed = agree_on_fields(start, fields, self.require, describe)
+        return agreed, _find(agreed)
+
+    def _describe(self, grid: Grid, found: GivenFields, expected: Block | None) -> Description:
+        """Return the arguments that are the same on all ranks, and this rank's block, packed."""
+        naxes, axes = len(grid.dims), self.axes
+        shapes = [field.shape for field in found.layouts]
+        if not 1 <= naxes <= 4:
+            raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
+        if found.takes_any:
+            axes = normalize_block_axes(axes, naxes)
+            if len(shapes[0]) != naxes:
+                raise ValueError(
+                    f"a Layout without dtype has the axes that the cart cuts, {naxes} here, and "
+                    f"no others: not shape {shapes[0]}"
+                )
+        elif expected is not None and axes is None:
+            axes = tuple(range(naxes))
+        widths = geometry.normalize_widths(self.width, naxes)
+        cuts = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
+        _require_block([cuts[shape] for shape in shapes], shapes[0], expected)
+        first = cuts[shapes[0]].block
+        same = {
+            "dims": grid.dims,
+            "periods": grid.periods,
+            "corners": self.corners,
+            "axes": [cuts[shape].axes for shape in shapes],
+            "other axes": [cuts[shape].other_extents for shape in shapes],
+        }
+        return Description(same, [first.extents, first.widths])
 
 
 class HaloExchange(Plan):
@@ -121,13 +173,18 @@ class HaloExchange(Plan):
         require_intracomm(_CALL, cart, "cart must be a Cartcomm")
         given = _Given(width, axes, bool(corners), require)
         with plan_setup(_CALL, cart, node) as start:
-            agreed, cells = _agree(start, fields, given, lambda: grid_of(cart, dims, periods))
-            self.grid, self.block, self._transfers = cells.grid, cells.block, cells.transfers
+            agreed, cells = given.agree(start, fields, lambda: grid_of(cart, dims, periods))
+            grid, block = cells.grid, cells.block
+            self.grid, self.block, self._transfers = grid, block, cells.transfers
             self._axes, self._shapes = cells.axes, [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
                 self._axes, self._shapes = fields_of_block(self.block.shape, axes)
-            more = partial(_agree_on_more, given, self.grid, self.block)
-            super().__init__(agreed, cells.sends, cells.recvs, more)
+
+            def agree_on_more(start: PlanStart, fields: Sequence[Any]) -> NewFields:
+                agreed, cells = given.agree(start, fields, lambda: grid, block)
+                return agreed, cells.sends, cells.recvs
+
+            super().__init__(agreed, cells.sends, cells.recvs, agree_on_more)
 
     @property
     def owned(self) -> Index:
@@ -202,53 +259,9 @@ class HaloExchange(Plan):
         )
 
 
-class _Cells(NamedTuple):
-    """The geometry of agreed fields, and this rank's messages."""
-
-    grid: Grid
-    block: Block
-    axes: list[tuple[int, ...]]  # of each field, those that the grid cuts
-    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
-    sends: list[Message]
-    recvs: list[Message]
-
-
-def _agree(
-    start: PlanStart,
-    fields: Any,
-    given: _Given,
-    find_grid: Callable[[], Grid],
-    block: Block | None = None,
-) -> tuple[AgreedFields, _Cells]:
-    """Agree on the fields and find their cells. Collective."""
-
-    def describe(found: GivenFields) -> Description:
-        grid, axes, layouts = find_grid(), given.axes, found.layouts
-        if found.takes_any:
-            axes = normalize_block_axes(axes, len(grid.dims))
-            if len(layouts[0].shape) != len(axes):
-                raise ValueError(
-                    f"a Layout without dtype has the axes that the cart cuts, {len(axes)} here, "
-                    f"and no others: not shape {layouts[0].shape}"
-                )
-        elif block is not None and axes is None:
-            axes = tuple(range(len(grid.dims)))
-        return _describe(grid, given.width, axes, layouts, block, corners=given.corners)
-
-    agreed = agree_on_fields(start, fields, given.require, describe)
-    return agreed, _find(agreed, corners=given.corners)
-
-
-def _agree_on_more(
-    given: _Given, grid: Grid, block: Block, start: PlanStart, fields: Sequence[Any]
-) -> NewFields:
-    """Agree on further fields of an agreed block. Collective."""
-    agreed, cells = _agree(start, fields, given, lambda: grid, block)
-    return agreed, cells.sends, cells.recvs
-
-
-def _find(agreed: AgreedFields, *, corners: bool) -> _Cells:
-    setup, blocks = agreed.setup, [_unpack(each) for each in agreed.geometry]
+def _find(agreed: AgreedFields) -> _Cells:
+    setup, corners = agreed.setup, agreed.setup.same["corners"]
+    blocks = [_unpack(each) for each in agreed.geometry]
     grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
     geometry.check(grid, blocks, corners=corners)
     axes = [tuple(each) for each in setup.same["axes"]]
@@ -275,43 +288,21 @@ def _find(agreed: AgreedFields, *, corners: bool) -> _Cells:
     )
 
 
-def _describe(
-    grid: Grid,
-    width: Any,
-    axes: Any,
-    layouts: Sequence[FieldLayout],
-    expected: Block | None,
-    *,
-    corners: bool,
-) -> Description:
-    """Return the arguments that must be the same on all ranks, and this rank's block, packed."""
-    naxes = len(grid.dims)
-    if not 1 <= naxes <= 4:
-        raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
-    widths = geometry.normalize_widths(width, naxes)
-    shapes = [field.shape for field in layouts]
-    cuts = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
-    first = cuts[shapes[0]]
-    for number, shape in enumerate(shapes):
-        if cuts[shape].block != first.block:
+def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block | None) -> None:
+    """Raise `ValueError` unless fields are of one block; `shape` is that of the first."""
+    first = cuts[0]
+    for number, cut in enumerate(cuts):
+        if cut.block != first.block:
             raise ValueError(
-                f"field {number} owns {cuts[shape].block.extents} cells along the axes of the "
-                f"grid, field 0 {first.block.extents}: a plan is for fields on the same cells"
+                f"field {number} owns {cut.block.extents} cells along the axes of the grid, "
+                f"field 0 {first.block.extents}: a plan is for fields on the same cells"
             )
     if expected is not None and first.block != expected:
         raise ValueError(
-            f"field 0 of shape {shapes[0]} has {first.block.shape} cells along its axes "
+            f"field 0 of shape {shape} has {first.block.shape} cells along its axes "
             f"{first.axes}, which the grid cuts (axes=); the plan was made for a block of "
             f"{expected.shape}"
         )
-    same = {
-        "dims": grid.dims,
-        "periods": grid.periods,
-        "corners": corners,
-        "axes": [cuts[shape].axes for shape in shapes],
-        "other axes": [cuts[shape].other_extents for shape in shapes],
-    }
-    return Description(same, [first.block.extents, first.block.widths])
 
 
 class _Cut(NamedTuple):

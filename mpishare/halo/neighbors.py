@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
-    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.setup import PlanStart
 
     Places = dict[int, np.ndarray[Any, Any]]
@@ -82,7 +80,7 @@ class NeighborExchange(Plan):
         require_intracomm(_CALL, comm)
 
         def describe(found: GivenFields) -> Description:
-            same, extent = _described(found, axis)
+            same, extent = _axes_of(found, axis)
             places = (
                 _checked("sends", sends, comm.size, extent),
                 _checked("recvs", recvs, comm.size, extent),
@@ -151,7 +149,7 @@ class NeighborExchange(Plan):
         require_intracomm(_CALL, comm)
 
         def describe(found: GivenFields) -> Description:
-            same, extent = _described(found, axis)
+            same, extent = _axes_of(found, axis)
             kept = Ids(ids, n_owned, extent)
             return Description({"made of": "global ids", **same}, kept=kept)
 
@@ -163,56 +161,42 @@ class NeighborExchange(Plan):
         return made
 
 
-def _described(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
-    """Return what `_axes_of` does for the fields that a plan is made for."""
-    same, extent = _axes_of(given.layouts, 0 if given.takes_any else axis)
-    if given.takes_any and len(given.layouts[0].shape) != 1:
-        raise ValueError(
-            "a Layout without dtype has one axis here, that of the places: not shape "
-            f"{given.layouts[0].shape}"
-        )
-    return same, extent
-
-
 def _messages_for(
     setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any
 ) -> tuple[Any, ...]:
     """Return the arguments of `Plan` beside the agreed fields."""
-    extent = setup.mine[0].shape[setup.same["axis"][0]]
-    sends, recvs = (_messages(setup, each) for each in places)
-    return sends, recvs, partial(_agree_on_more, places, extent, axis, require)
+    expected = setup.mine[0].shape[setup.same["axis"][0]]
 
-
-def _agree_on_more(
-    places: Sequence[Places],
-    expected: int,
-    axis: Any,
-    require: Any,
-    start: PlanStart,
-    fields: Sequence[Any],
-) -> NewFields:
-    """Agree on further fields with the agreed places. Collective."""
-
-    def describe(given: GivenFields) -> Description:
-        same, extent = _axes_of(given.layouts, axis)
+    def describe(found: GivenFields) -> Description:
+        same, extent = _axes_of(found, axis)
         if extent != expected:
             raise ValueError(
                 f"field 0 has {extent} places along axis {axis}, the plan was made for {expected}"
             )
         return Description(same)
 
-    agreed = agree_on_fields(start, fields, require, describe)
-    sends, recvs = (_messages(agreed.setup, each) for each in places)
-    return agreed, sends, recvs
+    def agree_on_more(start: PlanStart, fields: Sequence[Any]) -> NewFields:
+        agreed = agree_on_fields(start, fields, require, describe)
+        sends, recvs = (_messages(agreed.setup, each) for each in places)
+        return agreed, sends, recvs
+
+    return *(_messages(setup, each) for each in places), agree_on_more
 
 
-def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[dict[str, Any], int]:
+def _axes_of(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
     """Return each field's axis and the extents of its others, and the extent along the axis."""
+    if given.takes_any:
+        axis = 0
+        if len(given.layouts[0].shape) != 1:
+            raise ValueError(
+                "a Layout without dtype has one axis here, that of the places: not shape "
+                f"{given.layouts[0].shape}"
+            )
     if not is_int(axis):
         raise TypeError(f"axis must be an int, not {axis!r}")
     axis = index(axis)
     axes, other_axes, extents = [], [], set()
-    for number, field in enumerate(layouts):
+    for number, field in enumerate(given.layouts):
         ndim = len(field.shape)
         if not -ndim <= axis < ndim:
             raise ValueError(f"axis {axis} is not one of the {ndim} axes of field {number}")

@@ -20,6 +20,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_by,
     exchange_step,
     make_cart,
     make_fields,
@@ -94,11 +95,7 @@ def test_many_combinations_in_any_order(node, are_last):
                 kinds = combinations[number]
                 fields = make_fields(node, case, node.rank, kinds, [step % 5 == 4] * len(kinds))
                 put(fields, 10 * step)
-                if rng.random() < 0.5:
-                    halo.exchange(*arrays(fields))
-                else:
-                    halo.start(*arrays(fields))
-                    halo.wait()
+                exchange_by(halo, *arrays(fields), halves=rng.random() < 0.5)
                 check(fields, 10 * step)
             assert seen(halo) <= len(combinations)
 

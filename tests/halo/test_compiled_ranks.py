@@ -188,22 +188,6 @@ def test_a_plan_of_which_a_rank_has_no_c_stages_everything(mixed_node):
     cart.Free()
 
 
-def test_a_rank_that_is_later_than_a_spin(host_node):
-    """The wait goes on in Python, and comes back."""
-    node = host_node
-    field = np.zeros((4, 64))
-    cart = node.comm.Create_cart((node.size,), (True,))
-    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
-        for step in range(6):
-            field[1:3] = 10 * step + node.rank
-            if step % node.size == node.rank:
-                threading.Event().wait(0.02)
-            halo.exchange(field)
-            assert (field[0] == 10 * step + (node.rank - 1) % node.size).all()
-            assert (field[3] == 10 * step + (node.rank + 1) % node.size).all()
-    cart.Free()
-
-
 @TWO
 def test_other_threads_run_while_it_waits(host_node):
     """Rank 0 comes once a thread of each neighbor has counted while its main thread waited."""

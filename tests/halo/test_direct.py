@@ -118,7 +118,7 @@ def work_of(kinds, address):
     ghosts = Ghosts(Part.of_box(0, LAYOUT, GHOST), LAYOUT, address, 4242)
     work.add_copy(PUT_LL, Part.of_box(0, LAYOUT, Box((1, 0), (2, 2))), Slot(8))
     for kind in kinds:
-        work.add_copy(kind, part, Slot(64, 128, flags, ghosts), shares_gpu=True)
+        work.add_copy(kind, part, Slot(64, 128, flags, ghosts, shares_gpu=True))
     return work.records(), loaded
 
 

@@ -11,6 +11,7 @@ import pytest
 import mpishare
 from mpishare.halo.cuda import direct
 from tests.helpers.captures import skip_without_graphs
+from tests.helpers.halos import exchange_by
 from tests.helpers.latch import Latch, within
 from tests.helpers.rows import fill, ring, values, wrong
 
@@ -85,11 +86,7 @@ def check_calls(node, nbytes, dtype, *, is_direct):
             for step in range(1, 13):
                 field = window.array if (step + node.rank * (step // 4)) % 3 else private
                 fill(node.xp, field, node.rank, step)
-                if step % 4 == 3:
-                    halo.start(field)
-                    halo.wait()
-                else:
-                    halo.exchange(field)
+                exchange_by(halo, field, halves=step % 4 == 3)
                 assert wrong(field, node.rank, node.size, step) == 0, step
                 del field
     cart.Free()

@@ -59,8 +59,8 @@ def test_a_forward_direction_copies_a_ranks_own_cells_in_its_fused_kernel():
     assert found.mine == {0: "local", 1: "fused", 2: "fused"}
     assert (found.has_fused, found.is_streamed) == (True, False)
     assert found.peers("fused") == [1, 2]
-    assert [message.peer for message, _ in found.outgoing("fused")] == [1, 2]
-    assert [message.peer for message, _ in found.incoming("fused")] == [1]
+    assert [key.receiver for key, _ in found.sent("fused")] == [1, 2]
+    assert [key.sender for key, _ in found.received("fused")] == [1]
     assert [(a.indices.tolist(), b.indices.tolist()) for a, b in found.local()] == [([0], [0])]
     assert [[each.route for each in sent] for sent in found.messages] == [
         ["local", "fused", "fused"],
@@ -75,7 +75,7 @@ def test_the_reverse_never_uses_a_kernel_that_waits():
     assert (found.has_fused, found.is_streamed) == (False, True)
     assert list(found.local()) == []
     assert found.peers("copy", "pinned") == [1, 2]
-    assert [message.peer for message, _ in found.outgoing("copy")] == [0, 1]
+    assert [key.receiver for key, _ in found.sent("copy")] == [0, 1]
     assert [len(sent) for sent in found.messages] == [2, 2, 2]
 
 

@@ -20,6 +20,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_by,
     exchange_step,
     make_cart,
     make_fields,
@@ -137,11 +138,7 @@ def test_messages_in_pieces(node, monkeypatch, name, stream):
         assert len(halo._forward._buffers.stages) > 2
         for step in range(1, 9):
             put(fields, step)
-            if step % 2:
-                halo.exchange()
-            else:
-                halo.start()
-                halo.wait()
+            exchange_by(halo, halves=step % 2 == 0)
             check(fields, step)
 
 
@@ -190,11 +187,7 @@ def test_steps_without_the_host(node, every_route, stream, way):
             field.put()
             if rng.random() < 0.1:
                 field.idle(100)
-            if way == "exchange":
-                halo.exchange()
-            else:
-                halo.start()
-                halo.wait()
+            exchange_by(halo, halves=way != "exchange")
             field.count()
             if rng.random() < 0.1:
                 field.idle(100)
@@ -369,11 +362,7 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
 
     def step(halo):
         field.put()
-        if way == "exchange":
-            halo.exchange()
-        else:
-            halo.start()
-            halo.wait()
+        exchange_by(halo, halves=way != "exchange")
         field.count()
         field.spoil()
         field.go_on()

@@ -80,10 +80,10 @@ def test_every_grid(node, route, naxes):
             step_by_step(node, node.comm, case, steps=2)
 
 
-def test_one_sided_widths(node, route):
-    for width in [((1, 0),), ((0, 2),), ((0, 0),), ((3, 1),)]:
-        for wraps in (False, True):
-            step_by_step(node, node.comm, even_case((node.size,), wraps, 4, width), steps=4)
+@pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.parametrize("width", [((1, 0),), ((0, 2),), ((0, 0),), ((3, 1),)])
+def test_one_sided_widths(node, route, width, wraps):
+    step_by_step(node, node.comm, even_case((node.size,), wraps, 4, width), steps=4)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
@@ -101,24 +101,18 @@ def test_a_rank_that_owns_nothing(node, route, last):
     step_by_step(node, node.comm, case)
 
 
-def test_as_wide_as_the_block(node, route):
-    """Every cell of a neighbor, and of its own, more than once."""
+def test_every_cell_of_a_neighbor_more_than_once(node, route):
     step_by_step(node, node.comm, even_case((node.size, 1), True, 2, 2, corners=True))
 
 
 def test_faces_of_many_cells(node, route):
-    """More than fits into any small buffer."""
+    """More than fits into any small buffer, and a MiB and more of one neighbor."""
     for dims in ((node.size, 1), (1, node.size)):
         case = even_case(dims, True, 120, ((3, 1), (1, 3)), corners=True)
         step_by_step(node, node.comm, case, KINDS_OF_FOUR)
-
-
-def test_a_large_face(node, route):
-    """A MiB and more of one neighbor."""
     case = even_case((node.size, 1), True, 4, ((1, 1), (0, 0)))
     case = Case(case.dims, case.periods, (case.splits[0], (20_000,)), case.widths)
-    kind = Kind("f8", others=(5,), axes=(0, 1))
-    step_by_step(node, node.comm, case, [kind], steps=2)
+    step_by_step(node, node.comm, case, [Kind("f8", others=(5,), axes=(0, 1))], steps=2)
 
 
 AXES = [((-2, -1), (3,)), ((1, 0), (2,)), ((0, 2), (2,)), ((3, 1), (2, 3)), ((-1, -3), (1, 2))]
@@ -169,35 +163,23 @@ def test_ranks_of_the_cart_that_are_not_those_of_the_node(node, route):
 
 
 @TWO
-def test_a_cart_of_some_ranks_of_the_node(node, route):
-    """The others take no part, and hear nothing of it."""
-    some = node.comm.Split(int(node.rank == 0), node.rank)
-    if node.rank != 0:
-        case = even_case((some.size,), True, 3)
-        fields = make_fields_alone(node, case, some.rank)
-        with plan(some, case, arrays(fields), node=node) as halo:
-            for step in range(5):
+@pytest.mark.parametrize("count", [1, 2])
+def test_carts_of_some_ranks_of_the_node(node, route, count):
+    """Rank 0 takes no part, and hears nothing of it; the others are in one plan or in two."""
+    mine = node.comm.Split((node.rank - 1) % count if node.rank else count, node.rank)
+    if node.rank:
+        case = even_case((mine.size, 1), True, 3 + node.rank % count, corners=True)
+        fields = make_fields_alone(node, case, mine.rank)
+        with plan(mine, case, arrays(fields), node=node) as halo:
+            for step in range(20 * (1 + node.rank % count)):
                 exchange_step(halo, fields, step)
-    some.Free()
+    mine.Free()
     node.barrier()
 
 
 def make_fields_alone(node, case, rank):
     # No windows: those are collective over the node.
     return make_fields(node, case, rank, [Kind("i4")])
-
-
-@pytest.mark.ranks(min=4)
-def test_carts_side_by_side(node, route):
-    """Two halves of the node, each with a plan of its own at the same time."""
-    half = node.comm.Split(node.rank % 2, node.rank)
-    case = even_case((half.size, 1), True, 3 + node.rank % 2, corners=True)
-    fields = make_fields_alone(node, case, half.rank)
-    with plan(half, case, arrays(fields), node=node) as halo:
-        for step in range(20 * (1 + node.rank % 2)):
-            exchange_step(halo, fields, step)
-    half.Free()
-    node.barrier()
 
 
 @TWO
@@ -216,18 +198,6 @@ def test_rows_of_a_cart(node):
         row.Free()
     cart.Free()
     node.barrier()
-
-
-def test_the_cart_may_be_freed(node):
-    """mpishare talks on communicators of its own."""
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    cart = make_cart(node.comm, case)
-    halo = mpishare.HaloExchange(cart, arrays(fields), 1, node=node)
-    cart.Free()
-    for step in range(3):
-        exchange_step(halo, fields, step)
-    halo.close()
 
 
 @TWO

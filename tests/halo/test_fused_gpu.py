@@ -7,6 +7,7 @@ from mpi4py import MPI
 import mpishare
 from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.halos import exchange_by
 from tests.helpers.rows import fill, ring, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
@@ -32,11 +33,7 @@ def test_faces_of_every_size(node, nbytes, dtype, shift):
     with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
         for step in range(1, 8):
             fill(xp, field, node.rank, step)
-            if step in (3, 6):
-                halo.start(field)
-                halo.wait()
-            else:
-                halo.exchange(field)
+            exchange_by(halo, field, halves=step in (3, 6))
             assert wrong(field, node.rank, node.size, step) == 0, step
     cart.Free()
 
@@ -203,11 +200,7 @@ def test_a_hundred_thousand_replays(node, n):
 
         def one_step(*, is_split=False):
             advance((1,), (512,), (field, np.uint32(n)))
-            if is_split:
-                halo.start(field)
-                halo.wait()
-            else:
-                halo.exchange(field)
+            exchange_by(halo, field, halves=is_split)
             check((1,), (512,), (field, np.uint32(n), ghosts, step, errors))
 
         one_step()

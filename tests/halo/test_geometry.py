@@ -2,7 +2,8 @@
 
 import doctest
 import itertools
-from collections import namedtuple
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,24 +13,28 @@ from hypothesis import strategies as st
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid
 from mpishare.plans.cells import Box
+from tests.helpers import halos
+from tests.helpers.halos import POISON
 
-POISON = -1
 unhurried = settings(deadline=None)  # the machine may be busy
-Case = namedtuple("Case", "grid blocks corners")
+
+
+class Case(NamedTuple):
+    """Blocks of a grid, which a test may change, and what they must hold after an exchange."""
+
+    grid: Grid
+    blocks: list[Block]
+    corners: bool
+    right: halos.Case
 
 
 def layout(dims, periods, splits, width, corners=False):
     """A case: `splits` are the owned cells of the ranks along each axis; `width` of all or each."""
-    ranks = list(np.ndindex(*dims))
-    widths = width if isinstance(width, list) else [width] * len(ranks)
-    blocks = [
-        Block(
-            tuple(split[coord] for split, coord in zip(splits, coords, strict=True)),
-            geometry.normalize_widths(each, len(dims)),
-        )
-        for coords, each in zip(ranks, widths, strict=True)
-    ]
-    return Case(Grid(tuple(dims), tuple(periods)), blocks, corners)
+    widths = width if isinstance(width, list) else [width] * prod(dims)
+    pairs = [geometry.normalize_widths(each, len(dims)) for each in widths]
+    right = halos.Case(tuple(dims), tuple(periods), tuple(splits), tuple(pairs), corners)
+    blocks = [Block(*each) for each in zip(right.extents, pairs, strict=True)]
+    return Case(Grid(right.dims, right.periods), blocks, corners, right)
 
 
 @st.composite
@@ -63,58 +68,12 @@ def both(case, rank):
     return geometry.transfers(case.grid, rank, case.blocks, corners=case.corners)
 
 
-def shape(block):
-    return tuple(low + n + high for n, (low, high) in zip(block.extents, block.widths, strict=True))
-
-
 def owned_alone(case):
-    """The global array, each cell its own number, and the arrays of all ranks, ghosts poisoned."""
-    dims = case.grid.dims
-    blocks = np.empty(dims, dtype=object)
-    for coords, block in zip(np.ndindex(*dims), case.blocks, strict=True):
-        blocks[coords] = block
-    starts = []
-    for axis in range(len(dims)):
-        line = np.moveaxis(blocks, axis, 0).reshape(dims[axis], -1)[:, 0]
-        starts.append(np.cumsum([0, *(block.extents[axis] for block in line)]))
-    whole = np.arange(np.prod([each[-1] for each in starts])).reshape([s[-1] for s in starts])
-    arrays, offsets = [], []
-    for coords, block in zip(np.ndindex(*dims), case.blocks, strict=True):
-        offset = [int(each[coord]) for each, coord in zip(starts, coords, strict=True)]
-        arrays.append(np.full(shape(block), POISON))
-        inside = tuple(
-            slice(low, low + n) for n, (low, _) in zip(block.extents, block.widths, strict=True)
-        )
-        arrays[-1][inside] = whole[
-            tuple(slice(first, first + n) for first, n in zip(offset, block.extents, strict=True))
-        ]
-        offsets.append(offset)
-    return whole, arrays, offsets
-
-
-def expected(case):
-    """What every rank must hold afterwards, by `numpy.pad` alone."""
-    padded, _, offsets = owned_alone(case)
-    most = max(max(pair) for block in case.blocks for pair in block.widths)
-    for wraps in (True, False):  # then poison also stands where one axis wraps and another ends
-        pads = [(most, most) if each == wraps else (0, 0) for each in case.grid.periods]
-        more = {"mode": "wrap"} if wraps else {"constant_values": POISON}
-        padded = np.pad(padded, pads, **more)
-    found = []
-    for block, offset in zip(case.blocks, offsets, strict=True):
-        first = [most + o - low for o, (low, _) in zip(offset, block.widths, strict=True)]
-        cells = tuple(slice(f, f + n) for f, n in zip(first, shape(block), strict=True))
-        array = padded[cells].copy()
-        if not case.corners:
-            outside = sum(
-                (at < low) | (at >= low + n)
-                for at, n, (low, _) in zip(
-                    np.indices(array.shape), block.extents, block.widths, strict=True
-                )
-            )
-            array[outside > 1] = POISON
-        found.append(array)
-    return found
+    """The arrays of all ranks, each cell its own number, ghosts poisoned."""
+    arrays = [np.full_like(cells, POISON) for cells in case.right.cells]
+    for rank, cells in enumerate(case.right.cells):
+        arrays[rank][case.right.owned(rank)] = cells[case.right.owned(rank)]
+    return arrays
 
 
 def by_direction(case):
@@ -139,7 +98,7 @@ def by_rank(case):
 
 def applied(case, pairs):
     """The arrays of all ranks after the exchange; every ghost is written once at most."""
-    _, arrays, _ = owned_alone(case)
+    arrays = owned_alone(case)
     before = [array.copy() for array in arrays]
     for sent, received in pairs(case):
         ghosts = arrays[received.receiver][received.target.slices]
@@ -155,7 +114,7 @@ def same(some, others):
 @unhurried
 @given(cases())
 def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case):
-    assert same(applied(case, by_direction), expected(case))
+    assert same(applied(case, by_direction), case.right.cells)
 
 
 @pytest.mark.parametrize("corners", [False, True])
@@ -164,14 +123,14 @@ def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case
 @pytest.mark.parametrize("dims", list(itertools.product([1, 2, 3], repeat=2)))
 def test_small_grids_one_by_one(dims, periods, width, corners):
     case = layout(dims, periods, [(2, 5, 3)[:extent] for extent in dims], width, corners)
-    assert same(applied(case, by_direction), expected(case))
+    assert same(applied(case, by_direction), case.right.cells)
 
 
 @pytest.mark.parametrize(("extent", "goes_wrong"), [(1, True), (2, True), (3, False)])
 def test_matching_by_rank_is_seen_to_be_wrong(extent, goes_wrong):
     case = layout((extent,), (True,), [(4, 5, 6)[:extent]], 1)
-    assert same(applied(case, by_direction), expected(case))
-    assert same(applied(case, by_rank), expected(case)) != goes_wrong
+    assert same(applied(case, by_direction), case.right.cells)
+    assert same(applied(case, by_rank), case.right.cells) != goes_wrong
 
 
 @unhurried
@@ -196,7 +155,7 @@ def test_sends_meet_receives_one_to_one_and_in_order(case):
 def test_sources_are_owned_and_targets_are_not(case):
     for rank in ranks(case):
         block = case.blocks[rank]
-        owned = np.zeros(shape(block), bool)
+        owned = np.zeros(block.shape, bool)
         owned[block.owned.slices] = True
         assert owned.sum() == block.owned.size == np.prod(block.extents)
         sent, received = both(case, rank)
@@ -260,14 +219,14 @@ def test_other_axes_travel_whole(case, places, extra, random):
         full = full + 1000 * np.arange(np.prod(others, dtype=int)).reshape(others)
         return np.moveaxis(full, range(ndim), places).copy()
 
-    before = [field(array) for array in owned_alone(case)[1]]
+    before = [field(array) for array in owned_alone(case)]
     after = [array.copy() for array in before]
     for sent, received in by_direction(case):
         source = sent.source.along(axes, before[sent.sender].shape)
         target = received.target.along(axes, after[received.receiver].shape)
         assert source.shape == target.shape
         after[received.receiver][target.slices] = before[sent.sender][source.slices]
-    assert same(after, [field(array) for array in expected(case)])
+    assert same(after, [field(array) for array in case.right.cells])
     for array, block in zip(after, case.blocks, strict=True):
         assert Block.of(array.shape, block.widths, axes) == block
 
@@ -283,7 +242,7 @@ def parts(case, rank):
     counts = []
     near = [beside(block, each.direction) for each in received]
     for boxes in ([inner], outer, [*(each.source for each in sent), *near]):
-        count = np.zeros(shape(block), int)
+        count = np.zeros(block.shape, int)
         for box in boxes:
             count[box.slices] += 1
         counts.append(count)
@@ -424,6 +383,42 @@ def test_wrong_axes_are_refused(axes, naxes, ndim):
         geometry.normalize_axes(axes, naxes, ndim)
 
 
+@pytest.mark.parametrize(
+    ("axes", "naxes", "found"),
+    [
+        (None, 3, (0, 1, 2)),
+        ((0, 1), 2, (0, 1)),
+        ((1, 0), 2, (1, 0)),
+        ((-1, -2), 2, (1, 0)),
+        ((2, 5), 2, (0, 1)),
+        ((0, -1), 2, (0, 1)),
+        (-1, 1, (0,)),
+    ],
+)
+def test_which_axis_of_the_block(axes, naxes, found):
+    assert geometry.normalize_block_axes(axes, naxes) == found
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 0), (0, 1.5), "xy", (0, 99)])
+def test_axes_that_are_none(axes):
+    with pytest.raises(ValueError, match="axes= must name 2"):
+        geometry.normalize_block_axes(axes, 2)
+
+
+@pytest.mark.parametrize("axes", [None, (1, 0), (-2, -1), (1, 3), (-1, -3), (0, -1), 1])
+def test_two_fields_stand_for_all(axes):
+    extents = (4,) if axes == 1 else (4, 5)
+    cut, shapes = geometry.fields_of_block(extents, axes)
+    assert len(shapes[1]) == len(shapes[0]) + 1
+    for own, shape in zip(cut, shapes, strict=True):
+        assert tuple(shape[axis] for axis in own) == extents
+
+
+def test_a_field_of_fewer_axes_is_told_of_them_not_of_the_argument():
+    with pytest.raises(ValueError, match=r"the cart cuts 2 axes, the field has 1$"):
+        geometry.normalize_axes((0, 1), 2, 1)
+
+
 def test_a_field_without_room_for_its_ghosts_is_refused():
     widths = ((1, 1), (3, 2))
     assert Block.of((2, 7, 5), widths, (0, 2)).extents == (0, 0)
@@ -477,7 +472,7 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
 @pytest.mark.parametrize("extents", [(5, 6), (6, 5)])
 def test_faces_of_a_halo_on_one_side_must_match_too(extents):
     blocks = [Block((4, n), ((0, i), (0, 0))) for i, n in zip((1, 0), extents, strict=True)]
-    texts, text = told(Case(Grid((2, 1), (False, False)), blocks, False))
+    texts, text = told(Case(Grid((2, 1), (False, False)), blocks, False, None))
     assert texts == {0: text, 1: text}
     assert f"along axis 1 of the cart they own {extents[0]} and {extents[1]} cells" in text
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import MismatchError, PeerError
-from tests.helpers.halos import attempt, on_host, some
+from mpishare import MismatchError
+from tests.helpers.halos import attempt, check_refusal, on_host, some
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -116,19 +116,13 @@ BAD = {
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 def test_bad_arguments(node, everywhere):
-    """Its own error where it can be seen, PeerError with its words on the other ranks."""
-    odd = node.size - 1
-    for name, (ids, n_owned, kind, words) in BAD.items():
-        is_mine = everywhere or node.rank == odd
-        mine = (ids, n_owned) if is_mine else (ring_ids(node), 2)
-        error, texts = told(node, *mine, fields=node.xp.zeros(3))
-        if is_mine:
-            assert isinstance(error, kind), (name, texts)
-            assert words in str(error), (name, texts)
-        else:
-            assert type(error) is PeerError, (name, texts)
-            assert error.ranks == (odd,)
-            assert words in error.failures[odd]
+    def make(given):
+        field = node.xp.zeros(3)
+        return mpishare.NeighborExchange.from_global_ids(node.comm, *given, field, node=node)
+
+    for ids, n_owned, kind, words in BAD.values():
+        right = ring_ids(node), 2
+        check_refusal(node.comm, make, (ids, n_owned), right, kind, words, everywhere)
     still_works(node)
 
 

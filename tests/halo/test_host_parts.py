@@ -63,25 +63,6 @@ def test_the_way_of_a_face(monkeypatch, box, in_place, from_process, order):
     assert is_read_from_process(layout, part) == from_process
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [("_MIN_IN_PLACE_NBYTES", is_read_in_place), ("_MIN_READ_NBYTES", is_read_from_process)],
-)
-def test_the_least_size(name, rule):
-    count = getattr(parts, name) // 8
-    layout = host_layout(np.empty((4, count)), "field")
-    assert rule(layout, Part.of_box(0, layout, Box((1, 0), (2, count))))
-    assert not rule(layout, Part.of_box(0, layout, Box((1, 0), (2, count - 1))))
-
-
-def test_the_least_run():
-    """Of a face of many columns, in rows that lie far apart."""
-    columns = parts._MIN_RUN_NBYTES // 8
-    layout = host_layout(np.empty((5000, 3 * columns)), "field")
-    assert is_read_in_place(layout, Part.of_box(0, layout, Box((0, 0), (5000, columns))))
-    assert not is_read_in_place(layout, Part.of_box(0, layout, Box((0, 0), (5000, columns - 1))))
-
-
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_the_least_run_with_wide_gaps_that_is_read_from_the_process(order):
     """Half of each plane; the rest of it is not read."""

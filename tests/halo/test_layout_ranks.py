@@ -13,7 +13,6 @@ from tests.helpers.halos import (
     even_case,
     exchange_step,
     make_fields,
-    on_host,
     put,
     random_case,
     some,
@@ -59,19 +58,6 @@ def test_the_backend_is_that_of_the_node(host_node):
         exchange_step(halo, [field], 1, field.array)
 
 
-def test_without_a_node(comm):
-    """The backend is the one that a node picks; the next such plan has the same node."""
-    case = even_case((comm.size,))
-    plans = [plan_of(comm, case, Layout(6)) for _ in range(2)]
-    node = plans[0]._setup.node
-    assert plans[1]._setup.node is node
-    for plan in plans:
-        field = Field.of(node.xp, case, comm.rank, Kind())
-        exchange_step(plan, [field], 1, field.array)
-        plan.close()
-    assert node.is_closed
-
-
 @pytest.mark.parametrize("are_mixed", [False, True])
 def test_a_call_without_arrays(node, are_mixed):
     """It says what is missing, and the plan works on."""
@@ -87,32 +73,6 @@ def test_a_call_without_arrays(node, are_mixed):
         halo.start(*arrays(fields))
         halo.wait()
         check(fields, 1)
-
-
-def test_the_reverse(node):
-    case = even_case((node.size,))
-    with plan_of(node.comm, case, Layout(6), node=node) as halo:
-        u = node.xp.ones(6)
-        halo.accumulate(u)
-        assert on_host(u).tolist() == [0, 2, 1, 1, 2, 0]
-
-
-def test_neighbors(node):
-    right = (node.rank + 1) % node.size
-    left = (node.rank - 1) % node.size
-    exchange = mpishare.NeighborExchange
-    ids = [node.rank, right]
-    with (
-        exchange(node.comm, {left: [0]}, {right: [1]}, Layout((2, 3)), node=node) as first,
-        exchange.from_global_ids(node.comm, ids, 1, Layout((2, 3)), node=node) as second,
-    ):
-        for ex in (first, second):
-            u = node.xp.full((2, 3), float(node.rank))
-            u[1] = -1
-            ex.exchange(u)
-            assert on_host(u)[1].tolist() == [right] * 3
-            with pytest.raises(TypeError, match=r"Pass them: exchange\(u\)"):
-                ex.exchange()
 
 
 def test_layouts_that_cannot_be_exchanged(node):

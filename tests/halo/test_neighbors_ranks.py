@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, EpochError, MismatchError, PeerError, UnsupportedError
+from mpishare import MismatchError
 from tests.helpers.halos import (
     DTYPES,
     FORMS,
@@ -17,6 +17,7 @@ from tests.helpers.halos import (
     as_indices,
     attempt,
     check,
+    check_refusal,
     encode,
     graph_field,
     on_host,
@@ -100,23 +101,6 @@ def ring(node, count=2):
     return {right: list(range(count))}, {left: list(range(count, 2 * count))}, 2 * count
 
 
-def test_ring_with_random_delays(node, route):
-    """Values that depend on the step, and are overwritten right after."""
-    sends, recvs, length = ring(node, 50)
-    for memory in (None, node.allocate_each(8 * length, "u1").array):
-        array = node.xp.empty(length, "i8") if memory is None else memory.view("i8")
-        ex = mpishare.NeighborExchange(node.comm, sends, recvs, array, node=node)
-        mine = np.random.default_rng(node.rank)
-        for step in range(1, 80):
-            array[:50] = 1000 * step + node.rank
-            pause(mine, 0.002, 0.1)
-            ex.exchange()
-            array[:50] = -1
-            pause(mine, 0.002, 0.1)
-            assert (array[50:] == 1000 * step + (node.rank - 1) % node.size).all()
-        ex.close()
-
-
 def test_nothing_at_all(node, route):
     array = node.xp.arange(4)
     for sends, recvs in [({}, {}), ({node.rank: []}, {}), ({}, {0: np.empty(0)})]:
@@ -166,24 +150,6 @@ def test_masks_and_slices(node, route):
         ex.close()
 
 
-def test_other_arrays_at_every_call(node, route):
-    sends, recvs, length = ring(node)
-    first = node.xp.zeros((length, 3), "f4")
-    ex = mpishare.NeighborExchange(node.comm, sends, recvs, first, node=node)
-    for step in range(1, 6):
-        array = node.xp.full((length, 3), 10 * step + node.rank, "f4")
-        ex.exchange(array)
-        assert (array[2:] == 10 * step + (node.rank - 1) % node.size).all()
-        assert (first == 0).all()
-    with pytest.raises(ValueError, match="shape"):
-        ex.exchange(first.T)
-    with pytest.raises(EpochError):
-        ex.wait()
-    ex.close()
-    with pytest.raises(ClosedError):
-        ex.exchange()
-
-
 def test_indices_may_be_changed_afterwards(node):
     """The plan has its own."""
     sends, recvs, length = ring(node)
@@ -220,31 +186,26 @@ BAD = {
     "float": ([0.0, 1.0], TypeError, "int"),
     "short mask": (np.array([True, False]), ValueError, "a mask of 2 places"),
     "mask of two axes": (np.array([[True, False]]), TypeError, "mask"),
-    "two axes": ([[0, 1]], TypeError, "int|axis|axes|list"),
+    "two axes": ([[0, 1]], TypeError, "int"),
     "text": (["0"], TypeError, "int"),
     "huge": (np.array([1 << 63], "u8"), ValueError, "9223372036854775808"),
     "a number": (3, (TypeError, ValueError), "int"),
 }
 
 
-@pytest.mark.parametrize("side", ["sends", "recvs"])
+@pytest.mark.parametrize("side", [0, 1], ids=["sends", "recvs"])
 def test_places_that_are_none(node, side):
-    """Each is its rank's own error, and PeerError on the others."""
+    *right, length = ring(node)
     for places, kind, words in BAD.values():
-        sends, recvs, length = ring(node)
-        if node.rank == node.size - 1:
-            given = sends if side == "sends" else recvs
-            given[next(iter(given))] = places
-        array = node.xp.zeros(length)
-        error, names = attempt(node.comm, lambda s=sends, r=recvs, a=array: make(node, s, r, a))
-        if node.rank == node.size - 1:
-            assert isinstance(error, kind), names
-            assert side in str(error)
-            assert any(word in str(error) for word in words.split("|")), error
-        else:
-            assert type(error) is PeerError, names
-            assert error.ranks == (node.size - 1,)
+        wrong = [*right]
+        wrong[side] = dict.fromkeys(right[side], places)
+        check_refusal(node.comm, ends(node, length), wrong, right, kind, words)
     still_works(node)
+
+
+def ends(node, length):
+    """What makes a plan of sends and recvs."""
+    return lambda given: make(node, *given, node.xp.zeros(length))
 
 
 def test_ranks_that_are_none(node):
@@ -265,16 +226,8 @@ def test_two_writers_of_one_place(node):
     cases = [({last: [0, 0]}, {last: [1, 1]})]
     if node.size > 1:
         cases.append(({0: [0], last: [0]}, {0: [1], last: [1]}))
-    for sends, recvs in cases:
-        mine = (sends, recvs) if node.rank == last else ({}, {})
-        array = node.xp.zeros(4)
-        error, names = attempt(node.comm, lambda m=mine, a=array: make(node, *m, a))
-        if node.rank == last:
-            assert isinstance(error, ValueError), names
-            assert "recvs" in str(error)
-            assert "1" in str(error)
-        else:
-            assert type(error) is PeerError, names
+    for wrong in cases:
+        check_refusal(node.comm, ends(node, 4), wrong, ({}, {}), ValueError, "recvs names place 1")
     still_works(node)
 
 
@@ -284,11 +237,9 @@ def test_a_place_that_is_sent_and_received(node):
     for sends, recvs in [({right: [2]}, {left: [2]}), ({right: [0, 1]}, {left: [1, 2]})]:
         with pytest.raises(ValueError, match="in sends and in recvs"):
             make(node, sends, recvs, node.xp.zeros(4))
-    last = node.size - 1
-    sends, recvs = {last: [1]}, {last: [1]}
-    mine = (sends, recvs) if node.rank == last else ({}, {})
-    error, names = attempt(node.comm, lambda: make(node, *mine, node.xp.zeros(4)))
-    assert type(error) is (ValueError if node.rank == last else PeerError), names
+    wrong = {node.size - 1: [1]}, {node.size - 1: [1]}
+    words = "in sends and in recvs"
+    check_refusal(node.comm, ends(node, 4), wrong, ({}, {}), ValueError, words)
     still_works(node)
 
 
@@ -410,17 +361,6 @@ def test_accumulate_is_repeatable(node, route):
         bits.add(on_host(array).tobytes())
     assert len(bits) == 1
     ex.close()
-
-
-def test_accumulate_of_what_cannot_be_added(node):
-    sends, recvs, length = ring(node)
-    for dtype in ["?"] + ["V3", "S3", "M8[s]"] * (node.backend == "host"):
-        array = node.xp.zeros(length, dtype)
-        ex = make(node, sends, recvs, array)
-        with pytest.raises((TypeError, UnsupportedError), match="add"):
-            ex.accumulate()
-        ex.exchange()
-        ex.close()
 
 
 def test_the_oracle_of_this_file_can_fail(host_node):

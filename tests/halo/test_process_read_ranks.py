@@ -7,15 +7,13 @@ import pytest
 
 import mpishare
 from mpishare.halo.host import parts
-from tests.halo import test_fields_ranks as of_fields
-from tests.halo import test_order_ranks as of_order
 from tests.helpers.halos import (
     Case,
     Kind,
     arrays,
     check,
     even_case,
-    exchange_step,
+    exchange_by,
     make_fields,
     plan,
     put,
@@ -82,81 +80,30 @@ def test_faces_with_ghosts_in_between(compiled_node, form, width):
     assert through < nbytes
 
 
-@TWO
-def test_small_faces_and_those_that_lie_far_apart_are_packed(compiled_node):
-    node = compiled_node
-    case = even_case((node.size, 1), True, 5, 1)
-    assert not steps(node, case, [Kind("f8")])[0]
-    case = even_case((node.size,), True, 5, 1)
-    assert not steps(node, case, [Kind("f8", "F", others=(PLANES,), axes=(0,))])[0]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_random_plans_of_private_fields(compiled_node, seed):
     with read_in_place():
         random_plan(compiled_node, compiled_node.comm, 7000 + seed)
 
 
-@pytest.mark.parametrize("way", ["exchange", "start and wait"])
-def test_owned_cells_are_overwritten_right_after_wait(compiled_node, way):
-    with read_in_place():
-        of_order.test_owned_cells_are_overwritten_right_after_wait(compiled_node, False, way)
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        of_order.test_ghosts_stay_until_the_next_start,
-        of_order.test_a_rank_that_may_run_ahead,
-        of_order.test_alternating_fields_with_delays,
-        of_order.test_interior_is_written_between_start_and_wait,
-        of_fields.test_one_plan_of_everything_on_the_host,
-    ],
-    ids=lambda order: order.__name__,
-)
-def test_order(compiled_node, order):
-    with read_in_place():
-        order(compiled_node, False)
-
-
-@TWO
-def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(compiled_node):
-    """Read from the process at one call, in the window at the next."""
-    node = compiled_node
-    case = even_case((node.size,), True, 5, 1)
-    kinds = [Kind("f8", others=(PLANES,), axes=(0,))] * 2
-    sets = [
-        make_fields(node, case, node.rank, kinds, in_window)
-        for in_window in ([False, False], [True, True], [False, True], [True, False])
-    ]
-    with plan(node.comm, case, arrays(sets[0]), axes=(0,), node=node) as halo:
-        assert peer_reads(halo).keys
-        for step in range(12):
-            # Each rank another set: only the owner knows where its cells are.
-            fields = sets[(step + node.rank) % 4]
-            exchange_step(halo, fields, step, *arrays(fields))
-
-
 @TWO
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
 def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
-    """Each rank another kind: addresses that are kept for later beside others that come once."""
+    """Each rank another kind, one of two fields by itself too: only the owner knows which."""
     node = compiled_node
     case = even_case((node.size,), True, 5, 1)
-    kinds = [Kind("f8", others=(PLANES,), axes=(0,)), Kind("i4", others=(7,), axes=(0,))]
-    kept, in_windows = (make_fields(node, case, node.rank, kinds, [way] * 2) for way in (0, 1))
-    with plan(node.comm, case, arrays(kept), axes=(0,), node=node) as halo:
+    kinds = [Kind("f8", others=(n,), axes=(0,)) for n in (PLANES, 7, PLANES)]
+    kept = [
+        make_fields(node, case, node.rank, kinds, in_window)
+        for in_window in ([0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0])
+    ]
+    with plan(node.comm, case, arrays(kept[0]), axes=(0,), node=node) as halo:
         assert peer_reads(halo).keys
-        for step in range(15):
-            which = (step // 2 + node.rank) % 3
+        for step in range(20):
             new = make_fields(node, case, node.rank, kinds)
-            fields = (new, kept, in_windows)[which]
+            fields = (*kept, new)[(step // 2 + node.rank) % 5]
             put(fields, step)
-            if way == "exchange":
-                halo.exchange(*arrays(fields))
-            else:
-                halo.start(*arrays(fields))
-                halo.wait()
+            exchange_by(halo, *arrays(fields), halves=way != "exchange")
             check(fields, step)
             put(fields, 90)  # which nobody may see
 

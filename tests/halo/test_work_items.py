@@ -117,7 +117,7 @@ def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(sharing, cou
     layout = FieldLayout((2 << 17,), (8,), np.dtype("f8"), 0)
     work = WorkList([layout], [16], lambda array: 0)
     part = Part.of_box(0, layout, Box((0,), (2 << 17,)))
-    work.add_copy(UNPACK, part, Slot(0, 0, flags), shares_gpu=bool({0, 1} & set(sharing)))
+    work.add_copy(UNPACK, part, Slot(0, 0, flags, shares_gpu=bool({0, 1} & set(sharing))))
     assert [len(work), len(flags)] == [count, count]
 
 
@@ -204,8 +204,8 @@ def test_the_bytes_of_items_are_those_of_the_structs():
     box = Part.of_box(1, layout, Box((2, 1), (4, 699)))
     rows = Part.of_indices(0, layout, 0, np.array([5, 0], np.int64))
     work = WorkList([layout, layout], [16, 8], upload)
-    work.add_copy(PACK, box, Slot(1 << 50, -256, [7, 8, 9]), 11)
-    work.add_copy(PUT_LL, rows, Slot(4096), 12)
+    work.add_copy(PACK, box, Slot(1 << 50, -256, [7, 8, 9], stalled_on=11))
+    work.add_copy(PUT_LL, rows, Slot(4096, stalled_on=12))
     work.add_local(box, box)
     work.add_signal(UNPACK, 13, 14)
     address, count, _ = work.load()
@@ -244,7 +244,7 @@ def test_parts_by_ll_are_known_whole_and_those_sent_come_first():
     work = WorkList([layout], [16], lambda array: 0)
     rows = [Part.of_box(0, layout, Box((row, 0), (row + 1, 5000))) for row in range(4)]
     assert work.is_ll
-    work.add_copy(GET_LL, rows[0], Slot(1000, 64), 7)
+    work.add_copy(GET_LL, rows[0], Slot(1000, 64, stalled_on=7))
     work.add_copy(PUT_LL, rows[1], Slot(2000, 64))
     work.add_copy(PUT_LL, Part.of_box(0, layout, Box((2, 3), (3, 10))), Slot(3000, 64))
     parts = work.ll_parts()

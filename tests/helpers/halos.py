@@ -348,6 +348,15 @@ def put(fields: list[Field], salt: int) -> None:
         field.put(salt + at)
 
 
+def exchange_by(halo, *given, halves: bool) -> None:
+    """Exchange by one call, or by a start and a wait."""
+    if halves:
+        halo.start(*given)
+        halo.wait()
+    else:
+        halo.exchange(*given)
+
+
 def exchange_step(halo, fields: list[Field], salt: int, *given) -> None:
     """Give the owned cells the values of that step, exchange, and check every cell there is."""
     put(fields, salt)
@@ -480,6 +489,23 @@ def attempt(comm, call) -> tuple[Exception | None, list[tuple[str, str]]]:
     except Exception as caught:
         error = caught
     return error, comm.allgather((type(error).__name__, str(error)))
+
+
+def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool = False) -> None:
+    """Make a plan of `wrong` on all ranks, or on the last one while others give what is `right`.
+
+    Its own error where it can be seen, `PeerError` with its words on the other ranks.
+    """
+    odd = comm.size - 1
+    is_mine = everywhere or comm.rank == odd
+    error, told = attempt(comm, lambda: make(wrong if is_mine else right))
+    if is_mine:
+        assert isinstance(error, kind), (wrong, told)
+        assert words in str(error), (wrong, told)
+    else:
+        assert type(error) is mpishare.PeerError, (wrong, told)
+        assert error.ranks == (odd,)
+        assert words in error.failures[odd]
 
 
 # --- accumulate

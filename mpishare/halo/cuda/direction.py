@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.direct import DirectParts
-from mpishare.halo.cuda.staging import StagingLayout, pinned_layout, staging_layout
+from mpishare.plans.message import received, sent
 from mpishare.runtime.route import COPY, FUSED, LOCAL
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Direction:
-    """This rank's messages in one direction, their routes, and the layouts of their buffers."""
+    """This rank's messages in one direction, and their routes."""
 
     def __init__(
         self,
@@ -54,20 +53,6 @@ class Direction:
         ]
         self.direct = DirectParts(setup, self.messages)
 
-    @cached_property
-    def staging(self) -> dict[int, StagingLayout]:
-        """Staging layouts of this rank and of its neighbors on GPUs."""
-        ranks = self.rank, *self.peers(FUSED, COPY)
-        given = self.messages, self.routes, self.ranks_here
-        return {
-            rank: staging_layout(*given, rank, self.sharing, self.direct.keys) for rank in ranks
-        }
-
-    @cached_property
-    def pinned(self) -> tuple[dict[PartKey, int], int]:
-        """The offsets of parts in the node's pinned host memory, and its size."""
-        return pinned_layout(self.messages, self.ranks_here)
-
     @property
     def has_fused(self) -> bool:
         return FUSED in self.mine.values()
@@ -81,19 +66,17 @@ class Direction:
         """Return the other ranks on these routes."""
         return [p for p, route in self.mine.items() if route in routes and p != self.rank]
 
-    def outgoing(self, *routes: Route) -> Iterator[tuple[Message, Part]]:
-        """Yield the parts to send by these routes, to this rank itself too."""
-        for message in self.sends:
-            if self.mine[message.peer] in routes:
-                for part in message.parts:
-                    yield message, part
+    def by(self, messages: Sequence[Message], *routes: Route) -> list[Message]:
+        """Return those of this rank's messages that take one of these routes."""
+        return [message for message in messages if self.mine[message.peer] in routes]
 
-    def incoming(self, *routes: Route) -> Iterator[tuple[Message, Part]]:
+    def sent(self, *routes: Route) -> Iterator[tuple[PartKey, Part]]:
+        """Yield the parts to send by these routes, to this rank itself too."""
+        return sent(self.by(self.sends, *routes), self.rank)
+
+    def received(self, *routes: Route) -> Iterator[tuple[PartKey, Part]]:
         """Yield the parts to receive by these routes."""
-        for message in self.recvs:
-            if self.mine[message.peer] in routes:
-                for part in message.parts:
-                    yield message, part
+        return received(self.by(self.recvs, *routes), self.rank)
 
     def local(self) -> Iterator[tuple[Part, Part]]:
         """Yield the parts that this rank sends to itself, each with its destination."""

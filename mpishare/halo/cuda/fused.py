@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
-    from mpishare.halo.cuda.work_items import WorkList
 
 # Beside other work, half the blocks with half the threads fill the links as well.
 _BLOCKS_DIVISOR_BESIDE = 2
@@ -41,11 +40,21 @@ class Fused:
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
         work = launcher.work_list(alignments)
-        _add_sends(work, direction, buffers)
+        for key, part in direction.sent(FUSED):
+            slot = buffers.slot(key, part)
+            work.add_copy(PACK if slot.flags else PUT_LL, part, slot)
+        for peer in direction.peers(FUSED):
+            if (flag := buffers.silent_flag(direction.rank, peer)) is not None:
+                work.add_signal(PACK, flag)
         # This rank's own cells go along, which saves a launch.
         for part, target in direction.local():
             work.add_local(part, target, shares_gpu=direction.shares_gpu(direction.rank))
-        _add_receives(work, direction, buffers)
+        for peer in direction.peers(FUSED):
+            if (flag := buffers.silent_flag(peer, direction.rank)) is not None:
+                work.add_signal(UNPACK, flag, buffers.flags.stalled_on(peer))
+        for key, part in direction.received(FUSED):
+            slot = buffers.slot(key, part)
+            work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
         self._is_ll = work.is_ll
         self._alignments = alignments
         prepare = launcher.for_fused(work, buffers.flags.abort)
@@ -65,35 +74,3 @@ class Fused:
     def close(self) -> None:
         self.alone.close()
         self.beside.close()
-
-
-def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:
-    for message, part in direction.outgoing(FUSED):
-        slot = buffers.outgoing(message, part)
-        work.add_copy(
-            PACK if slot.flags else PUT_LL,
-            part,
-            slot,
-            buffers.flags.stalled_on(message.peer),  # before it stores into ghosts
-            shares_gpu=direction.shares_gpu(message.peer),
-        )
-    for peer in direction.peers(FUSED):
-        flag = buffers.silent_flag(direction.rank, peer)
-        if flag is not None:
-            work.add_signal(PACK, flag)
-
-
-def _add_receives(work: WorkList, direction: Direction, buffers: Buffers) -> None:
-    for peer in direction.peers(FUSED):
-        flag = buffers.silent_flag(peer, direction.rank)
-        if flag is not None:
-            work.add_signal(UNPACK, flag, buffers.flags.stalled_on(peer))
-    for message, part in direction.incoming(FUSED):
-        slot = buffers.incoming(message, part)
-        work.add_copy(
-            UNPACK if slot.flags else GET_LL,
-            part,
-            slot,
-            buffers.flags.stalled_on(message.peer),
-            shares_gpu=direction.shares_gpu(message.peer),
-        )

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.halo.cuda.work_items import Slot
 from mpishare.plans.mpi_route import MpiMessages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.message import Message, Part
 
-    _Addresses = dict[tuple[int, int], int]  # by peer and tag
+    Packed = list[tuple[Part, Slot]]
+    """The parts of a message, each with its packed place."""
 
 
 SMALL_NBYTES = 16 << 10
@@ -28,7 +30,10 @@ SMALL_NBYTES = 16 << 10
 
 
 class MpiStage:
-    """The MPI messages of one stage and their buffers, shared by the launches for all fields."""
+    """The MPI messages of one stage and their buffers, shared by the launches for all fields.
+
+    `sent` and `received` are the parts of each message, with their places in its buffer.
+    """
 
     def __init__(
         self,
@@ -41,37 +46,27 @@ class MpiStage:
     ) -> None:
         from mpi4py import MPI
 
-        self.sends, self.recvs = sends, recvs
         self._backend = comm.context.backend
         self._suballocator = comm.context.suballocator
         self._on_gpu = on_gpu
         self._blocks: list[Suballocation] = []
         self._pinned: list[Any] = []
-        self._outgoing: _Addresses = {}
-        self._incoming: _Addresses = {}
 
-        def buffers(addresses: _Addresses, messages: Sequence[Message]) -> list[Any]:
-            found = []
+        def place(messages: Sequence[Message]) -> tuple[list[Any], list[Packed]]:
+            buffers, packed = [], []
             for message in messages:
-                address = self._allocate(max(message.nbytes, 1))
-                addresses[message.peer, message.tag] = address
+                address, offsets = self._allocate(max(message.nbytes, 1)), message.offsets()
+                places = (Slot(address + offset) for offset in offsets)
+                packed.append([*zip(message.parts, places, strict=True)])
                 # Without the padding behind the last part: the other end may have none.
-                nbytes = message.offsets()[-1] + message.parts[-1].nbytes
-                found.append(MPI.buffer.fromaddress(address, nbytes))
-            return found
+                nbytes = offsets[-1] + message.parts[-1].nbytes
+                buffers.append(MPI.buffer.fromaddress(address, nbytes))
+            return buffers, packed
 
-        outgoing, incoming = buffers(self._outgoing, sends), buffers(self._incoming, recvs)
+        (outgoing, self.sent), (incoming, self.received) = place(sends), place(recvs)
         self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
         self.packed = self._backend.local_event()
-
-    def outgoing(self) -> Iterator[tuple[Part, int]]:
-        """Yield the parts to send, with their packed place."""
-        return _places(self.sends, self._outgoing)
-
-    def incoming(self, message: Message) -> Iterator[tuple[Part, int]]:
-        """Yield the parts of a message to receive, with their packed place."""
-        return _places([message], self._incoming)
 
     def close(self) -> None:
         """Free requests and events, and the memory unless a message is under way."""
@@ -91,10 +86,3 @@ class MpiStage:
         pinned = cupy.cuda.alloc_pinned_memory(nbytes)
         self._pinned.append(pinned)
         return int(pinned.ptr)
-
-
-def _places(messages: Sequence[Message], addresses: _Addresses) -> Iterator[tuple[Part, int]]:
-    for message in messages:
-        address = addresses[message.peer, message.tag]
-        for part, offset in zip(message.parts, message.offsets(), strict=True):
-            yield part, address + offset

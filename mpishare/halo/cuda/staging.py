@@ -48,18 +48,11 @@ def staging_layout(
     direct: Container[PartKey] = (),
 ) -> StagingLayout:
     """Return the layout of the staging buffer of `rank`, the receiver. Pure integers."""
-    incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
-    fused = {key: part.nbytes for key, part, route in incoming if route == FUSED}
-    copied = {key: part.nbytes for key, part, route in incoming if route == COPY}
+    fused, copied = (_sizes(messages, ranks_here, route, {rank}) for route in (FUSED, COPY))
     layout = StagingLayout()
-    counts = {
-        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
-        for key, nbytes in fused.items()
-        if not uses_ll(nbytes)
-    }
     neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == FUSED]
     at = 0
-    for key, count in (counts | _silent_counts(fused, neighbors, rank)).items():
+    for key, count in _flag_counts(fused, neighbors, rank, sharing).items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
     for key, _, _ in parts_sent(messages, [rank]):
@@ -75,18 +68,30 @@ def staging_layout(
     return layout
 
 
-def _silent_counts(
-    fused: Iterable[PartKey], neighbors: Iterable[int], rank: int
+def _flag_counts(
+    fused: Mapping[PartKey, int], neighbors: Iterable[int], rank: int, sharing: Container[int]
 ) -> dict[PartKey, int]:
-    """Return one flag for each fused neighbor that sends no part."""
+    """Return a flag for each chunk of a part, and one for each neighbor that sends no part."""
+    counts = {
+        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
+        for key, nbytes in fused.items()
+        if not uses_ll(nbytes)
+    }
     senders = {key.sender for key in fused}
-    return {silent_key(sender, rank): 1 for sender in neighbors if sender not in senders}
+    return counts | {silent_key(each, rank): 1 for each in neighbors if each not in senders}
 
 
-def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:
+def pinned_layout(messages: Messages, ranks_here: Sequence[int]) -> tuple[dict[PartKey, int], int]:
     """Return the offsets of parts in the node's pinned host memory, and its size."""
-    parts = parts_sent(messages, ranks_here, PINNED)
-    return _consecutive({key: part.nbytes for key, part, _ in parts}, 0)
+    return _consecutive(_sizes(messages, ranks_here, PINNED, ranks_here), 0)
+
+
+def _sizes(
+    messages: Messages, ranks_here: Iterable[int], route: Route, receivers: Container[int]
+) -> dict[PartKey, int]:
+    """Return the bytes of each part that these receivers get by a route."""
+    parts = parts_sent(messages, ranks_here, route)
+    return {key: part.nbytes for key, part, _ in parts if key.receiver in receivers}
 
 
 def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, int], int]:

@@ -7,6 +7,7 @@ stage, once all work of other routes is on the stream.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,26 +15,25 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
-from mpishare.halo.cuda.work_items import Slot
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
+from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, PINNED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
-    from mpishare.halo.cuda.mpi_stages import MpiStage
-    from mpishare.halo.cuda.work_items import WorkList
+    from mpishare.halo.cuda.mpi_stages import Packed
+    from mpishare.halo.cuda.work_items import Slot
     from mpishare.plans.gpu.flags import PinnedFlags
-    from mpishare.plans.message import Message, Part
+    from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
-    _Received = tuple[Message, list[tuple[Part, Slot]]]  # with the packed place of each part
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -57,19 +57,45 @@ class StreamedRoutes:
         """MPI messages, for which the host waits."""
         self._unpacked = buffers.unpacked
         self._graphs: tuple[GraphCache, GraphCache] | None = None
-        self._packs = list(_packs(direction, buffers, launcher, alignments))
         self._in_place = buffers.in_place
         self._beside_in_place: driver.Launch | None = None
-        make = _adds if direction.is_reverse else _unpacks
-        self._unpacks = list(make(_by_stream(direction, buffers), launcher, alignments))
-        self._unpacks_of_stages = [
-            list(make(_of_stage(stage), launcher, alignments)) for stage in self.stages
-        ]
         peers = direction.peers(*_BY_STREAM)
         self._has_signals = bool(peers)
-        if self._in_place is not None and (self._has_signals or _has_local(direction)):
-            self._beside_in_place = _first_pack(direction, buffers, launcher, alignments, ())
+        self._make_packs(direction, buffers, launcher, alignments)
+        unpack = _adds if direction.is_reverse else _unpacks
+        by_stream = [
+            [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
+            for message in direction.by(direction.recvs, *_BY_STREAM)
+        ]
+        self._unpacks, *self._unpacks_of_stages = (
+            [*unpack(each, launcher, alignments)]
+            for each in (by_stream, *(stage.received for stage in self.stages))
+        )
         self._make_signals(direction, buffers.flags, peers)
+
+    def _make_packs(
+        self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+    ) -> None:
+        """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
+        kind = PACK_AND_ZERO if direction.is_reverse else PACK
+        by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
+        local = [] if direction.has_fused else [*direction.local()]
+
+        def pack(parts: Packed, own: Iterable[tuple[Part, Part]], *pointers: int) -> driver.Launch:
+            work = launcher.work_list(alignments)
+            for part, slot in parts:
+                work.add_copy(kind, part, slot)
+            for part, target in own:
+                work.add_local(part, target)
+            return launcher.prepare("streamed", work.load(), *pointers)
+
+        stages = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
+        # The first is launched with no items, too: it counts the exchanges that have begun.
+        counting = launcher.state("streamed"), buffers.flags.started
+        self._packs = [pack(by_stream + stages[0], local, *counting)]
+        self._packs += [pack(stage, (), 0, 0) for stage in stages[1:]]
+        if self._in_place is not None and (self._has_signals or local):
+            self._beside_in_place = pack(by_stream, local, *counting)
 
     def _make_signals(self, direction: Direction, flags: PinnedFlags, peers: Sequence[int]) -> None:
         backend, rank = self._backend, direction.rank
@@ -123,16 +149,16 @@ class StreamedRoutes:
     ) -> None:
         """Do the rest of a replay: wait for the stream, send, receive and unpack."""
         if not isinstance(found, tuple):
-            self._wait_for_stream(stream, where)
+            self._wait_on_host(driver.is_done, stream, where)
             found.send()
             found.wait()
             return
         # The last unpack precedes it on the stream. Receives, the slowest MPI call, overlap with
         # the packing.
-        self._wait_on_host(self._unpacked)
+        self._wait_on_host(driver.is_event_done, self._unpacked, self._where)
         messages = self.stages[0].messages
         messages.receive()
-        self._wait_for_stream(stream, where)
+        self._wait_on_host(driver.is_done, stream, where)
         messages.send()
         messages.wait()
         launch_graph(found[1], stream, where)
@@ -145,7 +171,7 @@ class StreamedRoutes:
     def start(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
-        if self._in_place is not None and self._in_place.of(addresses) is not None:
+        if self._in_place_of(addresses) is not None:
             if self._beside_in_place is not None:
                 self._beside_in_place.enqueue(stream)
             self._set_ready.enqueue(stream)
@@ -167,9 +193,7 @@ class StreamedRoutes:
 
     def receive(self, addresses: tuple[int, ...]) -> None:
         """Start the receives of packed messages, if their buffers are free."""
-        if not self.stages or (
-            self._in_place is not None and self._in_place.of(addresses) is not None
-        ):
+        if not self.stages or self._in_place_of(addresses) is not None:
             return
         # Else the last exchange's unpacks still read them. They precede these packs on the stream,
         # so that `wait` need not check again.
@@ -184,14 +208,14 @@ class StreamedRoutes:
         for launch in self._unpacks:
             launch.enqueue(stream)
         self._exchange_consumed.enqueue(stream)
-        in_place = None if self._in_place is None else self._in_place.of(addresses)
+        in_place = self._in_place_of(addresses)
         if in_place is not None:
-            self._wait_on_host(self.stages[0].packed)
+            self._wait_on_host(driver.is_event_done, self.stages[0].packed, self._where)
             in_place.send()
             in_place.wait()
             return
         for stage in self.stages:
-            self._wait_on_host(stage.packed)
+            self._wait_on_host(driver.is_event_done, stage.packed, self._where)
             stage.messages.send()
         for stage, launches in zip(self.stages, self._unpacks_of_stages, strict=True):
             stage.messages.wait()
@@ -203,121 +227,59 @@ class StreamedRoutes:
         if self.stages:
             self._backend.record(self._unpacked, stream)
 
-    def _wait_for_stream(self, stream: int, where: str) -> None:
-        """Wait on the host for all work on a stream, with the node's deadline."""
-        if driver.is_done(stream, where):
+    def _in_place_of(self, addresses: tuple[int, ...]) -> MpiMessages | None:
+        """Return the messages of fields that need no packing, else None."""
+        return None if self._in_place is None else self._in_place.of(addresses)
+
+    def _wait_on_host(self, is_done: Callable[[Any, str], bool], handle: Any, where: str) -> None:
+        """Wait on the host for a stream or an event, with the node's deadline."""
+        if is_done(handle, where):
             self._context.check_released()
         else:
-            self._context.wait_until(lambda: driver.is_done(stream, where), where)
-
-    def _wait_on_host(self, event: Any) -> None:
-        """Wait on the host for an event, with the node's deadline."""
-        if driver.is_event_done(event, self._where):
-            self._context.check_released()
-        else:
-            is_done = driver.is_event_done
-            self._context.wait_until(lambda: is_done(event, self._where), self._where)
-
-
-def _by_stream(direction: Direction, buffers: Buffers) -> Iterator[_Received]:
-    for message in direction.recvs:
-        if direction.mine[message.peer] in _BY_STREAM:
-            yield message, [(part, buffers.incoming(message, part)) for part in message.parts]
-
-
-def _of_stage(stage: MpiStage) -> Iterator[_Received]:
-    for message in stage.recvs:
-        yield message, [(part, Slot(address)) for part, address in stage.incoming(message)]
-
-
-def _packs(
-    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
-) -> Iterator[driver.Launch]:
-    """Yield a launch per stage, one at least: the first also packs for the streamed routes."""
-    yield _first_pack(direction, buffers, launcher, alignments, buffers.stages[:1])
-    kind = PACK_AND_ZERO if direction.is_reverse else PACK
-    for stage in buffers.stages[1:]:
-        work = launcher.work_list(alignments)
-        _add_stage(work, kind, stage)
-        yield launcher.prepare("streamed", work.load(), 0, 0)
-
-
-def _first_pack(
-    direction: Direction,
-    buffers: Buffers,
-    launcher: Launcher,
-    alignments: Sequence[int],
-    stages: Iterable[MpiStage],
-) -> driver.Launch:
-    """Return the launch that packs for the streamed routes, and for some of the stages."""
-    kind = PACK_AND_ZERO if direction.is_reverse else PACK
-    work = launcher.work_list(alignments)
-    for message, part in direction.outgoing(*_BY_STREAM):
-        work.add_copy(kind, part, buffers.outgoing(message, part))
-    if not direction.has_fused:
-        for part, target in direction.local():
-            work.add_local(part, target)
-    for stage in stages:
-        _add_stage(work, kind, stage)
-    # Launched with no items, too: it counts the exchanges that have begun.
-    pointers = launcher.state("streamed"), buffers.flags.started
-    return launcher.prepare("streamed", work.load(), *pointers)
-
-
-def _has_local(direction: Direction) -> bool:
-    """Whether a rank sends to itself, and no fused kernel carries these cells."""
-    return not direction.has_fused and any(True for _ in direction.local())
-
-
-def _add_stage(work: WorkList, kind: int, stage: MpiStage) -> None:
-    for part, address in stage.outgoing():
-        work.add_copy(kind, part, Slot(address))
+            self._context.wait_until(lambda: is_done(handle, where), where)
 
 
 def _unpacks(
-    received: Iterable[_Received], launcher: Launcher, alignments: Sequence[int]
+    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield one launch, if there is anything to unpack."""
     work = launcher.work_list(alignments)
-    for _, parts in received:
-        for part, slot in parts:
-            work.add_copy(UNPACK, part, slot)
+    for part, slot in chain.from_iterable(messages):
+        work.add_copy(UNPACK, part, slot)
     if len(work):
         yield launcher.prepare("streamed", work.load(), 0, 0)
 
 
 def _adds(
-    received: Iterable[_Received], launcher: Launcher, alignments: Sequence[int]
+    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield a launch per pass of each message."""
-    for message, places in received:
-        packed = {part.field: slot for part, slot in places}
-        for parts in _passes(message):
-            work = launcher.work_list(alignments)
-            for part, rows in parts:
-                work.add_sum(part, packed[part.field].address, rows)
-            yield launcher.prepare("add", work.load())
+    for parts in chain.from_iterable(map(_passes, messages)):
+        work = launcher.work_list(alignments)
+        for part, slot, rows in parts:
+            work.add_sum(part, slot.address, rows)
+        yield launcher.prepare("add", work.load())
 
 
-def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:
-    """Split a message so that no pass names a cell twice; yield (part, rows), None for all rows.
+def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:
+    """Split a message so that no pass names a cell twice; with the rows, None for all of them.
 
     Pass k has the k-th occurrence of each index, so that sums keep the order of the message.
     """
     occurrences = [
-        None if part.indices is None else _occurrence(part.indices) for part in message.parts
+        None if part.indices is None else _occurrence(part.indices) for part, _ in message
     ]
     last = max(
         (int(each.max()) for each in occurrences if each is not None and len(each)), default=0
     )
     for number in range(last + 1):
-        found: list[tuple[Part, Any]] = []
-        for part, occurrence in zip(message.parts, occurrences, strict=True):
+        found: list[tuple[Part, Slot, Any]] = []
+        for (part, slot), occurrence in zip(message, occurrences, strict=True):
             if occurrence is None:
                 if number == 0:
-                    found.append((part, None))
+                    found.append((part, slot, None))
             elif (occurrence == number).any():
-                found.append((part, np.flatnonzero(occurrence == number)))
+                found.append((part, slot, np.flatnonzero(occurrence == number)))
         yield found
 
 

@@ -94,6 +94,8 @@ class Slot(NamedTuple):
     flags: Sequence[int] = ()  # one address for each chunk; empty if no kernel waits, or by LL
     ghosts: Ghosts | None = None  # the destination at exchanges at which the receiver allows it
     far: FieldLayout | None = None  # of the other end, where it may be in another order of axes
+    stalled_on: int = 0  # address of the word that publishes this rank's wait for the other one
+    shares_gpu: bool = False  # as `chunks` takes it
 
 
 class Item(NamedTuple):
@@ -141,21 +143,18 @@ class WorkList:
     def __len__(self) -> int:
         return len(self._items)
 
-    def add_copy(
-        self, kind: int, part: Part, slot: Slot, stalled_on: int = 0, *, shares_gpu: bool = False
-    ) -> None:
+    def add_copy(self, kind: int, part: Part, slot: Slot) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
 
-        `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``; `stalled_on`
-        the address of the word that publishes this rank's wait for the other one.
+        `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
         """
         if slot.far is not None and slot.ghosts is None and kind in (PACK, UNPACK):
             near = self._layouts[part.field]
             sender, receiver = (near, slot.far) if kind == PACK else (slot.far, near)
             order = travel_order(part, sender, receiver)
             if order:
-                item = Item(b"", slot.address, slot.parity_offset, 0, stalled_on, kind=kind)
-                self._add_tiles(item, part, order, slot.flags, shares_gpu=shares_gpu)
+                item = Item(b"", slot.address, slot.parity_offset, 0, slot.stalled_on, kind=kind)
+                self._add_tiles(item, part, order, slot.flags, shares_gpu=slot.shares_gpu)
                 return
         cells = self._cells(part, LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
         target = 0
@@ -170,7 +169,7 @@ class WorkList:
             self._record(part, cells),
             slot.address,
             slot.parity_offset,
-            stalled_on=stalled_on,
+            stalled_on=slot.stalled_on,
             target=target,
             kind=kind,
         )
@@ -178,7 +177,7 @@ class WorkList:
             self._ll_parts.append(item._replace(nunits=part.nbytes // cells.unit))
             nchunks = -(-part.nbytes // LL_CHUNK_NBYTES)
             self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
-        self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
+        self._add_chunks(item, part, cells, slot.flags, shares_gpu=slot.shares_gpu)
 
     def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
@@ -226,9 +225,7 @@ class WorkList:
 
     def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
         """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
-        part = np.zeros(1, PART_RECORD)
-        part["unit"] = 1
-        self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
+        self._append(0, Item(_no_cells(), flag=flag, stalled_on=stalled_on, kind=kind))
 
     @property
     def is_ll(self) -> bool:
@@ -263,9 +260,7 @@ class WorkList:
 
     def _add_ready(self, field: int, ghosts: int) -> None:
         """Signal that ghosts may be written, before any other item: the sender waits for it."""
-        part = np.zeros(1, PART_RECORD)
-        part["unit"], part["field"] = 1, field
-        self._append(-1, Item(part.tobytes(), target=ghosts, kind=READY))
+        self._append(-1, Item(_no_cells(field), target=ghosts, kind=READY))
 
     def _upload_ghosts(self, ghosts: Ghosts, cells: StridedCells) -> int:
         record = np.zeros(1, GHOSTS_RECORD)
@@ -347,6 +342,13 @@ class WorkList:
                 log_columns=columns,
             )
             self._append(index, chunk)
+
+
+def _no_cells(field: int = 0) -> bytes:
+    """Return the record of a part without cells."""
+    part = np.zeros(1, PART_RECORD)
+    part["unit"], part["field"] = 1, field
+    return part.tobytes()
 
 
 def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:

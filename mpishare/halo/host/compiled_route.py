@@ -27,6 +27,7 @@ from mpishare.halo.host.staging import (
 )
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import address_of
+from mpishare.plans.message import sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class CompiledRoute:
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
         tables = (table_offset(parity, len(layouts)) for parity in (0, 1))
-        zeroed = (part for message in sends for part in message.parts) if is_reverse else ()
+        zeroed = sent(sends, mine) if is_reverse else ()
         self._exchange = module.Exchange(
             owner=self,
             context=context,
@@ -83,25 +84,13 @@ class CompiledRoute:
             array_type=np.ndarray,
             busy=setup.busy,
             words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
-            fields=tuple(
-                (
-                    each.dtype,
-                    each.shape,
-                    each.strides,
-                    each.span_nbytes,
-                    in_place,
-                    each.dtype.name if is_reverse else None,
-                )
-                for each, in_place in zip(layouts, parts.in_place, strict=True)
-            ),
+            fields=tuple(map(self._lower_field, layouts, parts.in_place)),
             receivers=tuple(
                 (control[rank] + 8 * CONSUMED, rank in parts.readers) for rank in self._receivers
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower_outgoing, parts.outgoing)),
-            zeroed=tuple(
-                _lower_zeroed(layouts[each.field], each) for each in zeroed if each.nbytes
-            ),
+            zeroed=tuple(_lower_zeroed(layouts[part.field], part) for _, part in zeroed),
             is_reverse=is_reverse,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
@@ -117,6 +106,10 @@ class CompiledRoute:
         return self._staging.nbytes + self._peer_reads.nbytes
 
     # --- the tables
+
+    def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
+        added = layout.dtype.name if self._is_reverse else None
+        return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, added
 
     def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
         layout = self._layouts[self._comm.rank][part.field]
@@ -148,7 +141,7 @@ class CompiledRoute:
             staged = lower(cells, Cells.of_array(part.buffers[0]), itemsize, by=cells)
             buffers = tuple(map(address_of, part.buffers))
         elif sender != mine:
-            reads = self._peer_reads.reads(part.name)
+            reads = tuple(self._peer_reads.reads[part.name])
         if part.in_place or sender == mine:
             source = Cells.of_key(self._layouts[sender][far], part.source_key)
             direct = lower(cells, source, itemsize, by=cells if sender == mine else source)

@@ -52,12 +52,8 @@ class HostEngine(PlanEngine):
         self._disjoint = Disjoint(setup.mine)
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
-
-        def by(route: Route, messages: Sequence[Message]) -> list[Message]:
-            return [message for message in messages if setup.my_routes[message.peer] is route]
-
-        by_host = by(HOST, sends), by(HOST, recvs)
-        by_mpi = by(MESSAGES, sends), by(MESSAGES, recvs)
+        by_host = _by(HOST, setup, sends), _by(HOST, setup, recvs)
+        by_mpi = _by(MESSAGES, setup, sends), _by(MESSAGES, setup, recvs)
         self._zeroed = by_mpi[0] if is_reverse else ()
         self._host = _make_route(setup, is_reverse=is_reverse)
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
@@ -78,7 +74,10 @@ class HostEngine(PlanEngine):
             raise
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
         self._busy = setup.busy
-        # Attributes, for speed.
+        self._bind_calls()
+
+    def _bind_calls(self) -> None:
+        """Make the calls of C, where these do all, attributes of the engine, for speed."""
         self.try_fast = self.try_start = self.try_wait = _refuse
         if self._compiled is not None and not self._uses_mpi:
             self.try_fast = self._in_node(self._compiled.try_exchange)
@@ -184,6 +183,10 @@ class HostEngine(PlanEngine):
         self._is_open = False
         self._host.close()
         self._mpi.close()
+
+
+def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if setup.my_routes[message.peer] is route]
 
 
 def _make_route(setup: RoutedSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:

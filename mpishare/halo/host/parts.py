@@ -1,4 +1,4 @@
-"""What a rank packs, copies and receives in the compiled part: computed once per plan.
+"""What a rank packs, copies and receives within its node: computed once per plan.
 
 Each part goes one of three ways. Its owner packs it into staging, and the receiver copies it from
 there; or the receiver reads it where it is, in place in a window, or from the sender's process. The
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import PartKey, parts_sent, received, sent
+from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -157,39 +158,58 @@ def lay_out(
     `may_read` whether receivers may read cells where they are.
     """
     mine = setup.comm.rank
-    outgoing, in_place, readers = [], [False] * len(setup.mine), set()
-    sources: dict[PartKey, tuple[Any, bool]] = {}
-    for key, part in sent(sends, mine):
-        if key.receiver == mine:
-            sources[key] = part.key, False
-            continue
-        is_read = may_read and is_read_in_place(setup.mine[key.field], part)
-        buffers = staging.buffers(key, part.shape)
-        outgoing.append(Outgoing(part.field, part.key, buffers, is_read))
-        in_place[part.field] |= is_read
-        if is_read:
-            readers.add(key.receiver)
-    messages = setup.messages_by_rank(is_reverse=is_reverse)
-    for key, info, _ in parts_sent(messages, setup.comm.ranks_here):
-        if key.receiver == mine != key.sender:
-            is_read = may_read and is_read_in_place(setup.layouts[key.sender][key.field], info)
-            sources[key] = info.box and info.box.slices, is_read
+    sources = _sources(setup, sends, is_reverse=is_reverse, may_read=may_read)
+    outgoing = [
+        Outgoing(part.field, part.key, staging.buffers(key, part.shape), sources[key].in_place)
+        for key, part in sent(sends, mine)
+        if key.receiver != mine
+    ]
     incoming = [
         Incoming(key, part.field, part.key, *sources[key], staging.buffers(key, part.shape))
         for key, part in received(recvs, mine)
     ]
-    if not is_reverse:  # the order is free: own cells first, then one sender after the other
-        own = [part for part in incoming if part.name.sender == mine]
-        others = (part for part in incoming if part.name.sender != mine)
-        incoming = [
-            *block_for_cache(own, setup.mine),
-            *sorted(others, key=lambda part: part.name.sender),
-        ]
-    senders = [
-        Sender(rank, list(found))
-        for rank, found in groupby(incoming, key=lambda part: part.name.sender)
-    ]
-    return RouteParts(outgoing, senders, in_place, sorted(readers))
+    read = [key for key, _ in sent(sends, mine) if sources[key].in_place]
+    in_place = {key.field for key in read}
+    return RouteParts(
+        outgoing,
+        _by_sender(incoming if is_reverse else _own_first(incoming, mine, setup.mine)),
+        [field in in_place for field in range(len(setup.mine))],
+        sorted({key.receiver for key in read}),
+    )
+
+
+class _Source(NamedTuple):
+    key: Any  # None for the indices of another rank
+    in_place: bool
+
+
+def _sources(
+    setup: RoutedSetup, sends: Sequence[Message], *, is_reverse: bool, may_read: bool
+) -> dict[PartKey, _Source]:
+    """Return where each part lies in its sender's field, and whether it is read there."""
+    mine, messages = setup.comm.rank, setup.messages_by_rank(is_reverse=is_reverse)
+    keys = {key: part.key for key, part in sent(sends, mine)}
+    found = {}
+    for key, info, _ in parts_sent(messages, setup.comm.ranks_here, HOST):
+        is_mine = (key.sender == mine) != (key.receiver == mine)
+        layout = setup.layouts[key.sender][key.field]
+        in_place = may_read and is_mine and is_read_in_place(layout, info)
+        found[key] = _Source(keys.get(key, info.box and info.box.slices), in_place)
+    return found
+
+
+def _own_first(
+    parts: Sequence[Incoming], mine: int, layouts: Sequence[FieldLayout]
+) -> list[Incoming]:
+    """Return parts whose order is free with those of one sender together, own cells first."""
+    own = (part for part in parts if part.name.sender == mine)
+    others = (part for part in parts if part.name.sender != mine)
+    return [*block_for_cache(own, layouts), *sorted(others, key=lambda part: part.name.sender)]
+
+
+def _by_sender(parts: Sequence[Incoming]) -> list[Sender]:
+    groups = groupby(parts, key=lambda part: part.name.sender)
+    return [Sender(rank, list(found)) for rank, found in groups]
 
 
 def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:

@@ -102,7 +102,8 @@ class PeerReads:
     """The parts of a plan that the receiver reads from the sender's process.
 
     `messages` are those that each rank sends, none if nothing may be read. `keys` are the parts
-    that are read within this node, the same on all its ranks, `fields` this rank's with such parts.
+    that are read within this node, the same on all its ranks, `fields` this rank's with such parts,
+    `reads` how this rank reads each part, as tables of the compiled part.
     """
 
     def __init__(self, setup: RoutedSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
@@ -119,7 +120,7 @@ class PeerReads:
         }
         self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
-        self._reads: dict[PartKey, list[tuple[Any, ...]]] = {}
+        self.reads: dict[PartKey, list[tuple[Any, ...]]] = {}
         self._scratch = np.empty(0, np.uint8)
         self._shadows: dict[int, Array] = {}
         self._readable: dict[int, _Readable] = {}
@@ -141,7 +142,7 @@ class PeerReads:
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
         for key, (field, found) in blocks.items():
-            self._reads[key] = [self._lower(field, block) for block in found]
+            self.reads[key] = [self._lower(field, block) for block in found]
         self._readable = {field: self._readable_parts(field) for field in self.fields}
 
     def _readable_parts(self, field: int) -> _Readable:
@@ -164,19 +165,13 @@ class PeerReads:
         copy = lower(target, Cells.of_array(cells), layout.dtype.itemsize, by=target)
         return offset, nbytes, 0, address_of(cells), copy
 
-    def is_readable(self, field: int, address: int) -> bool:
-        """Whether other processes can read my field at this address.
-
-        Not so memory of a driver, such as CUDA's pinned memory.
-        """
-        return self._readable[field].at(address)
-
     def shadow(self, field: int, address: int) -> Array | None:
         """Return where to copy my field at this address for its readers; None if they can read it.
 
-        The parts are copied into an array like it; its other pages are never touched.
+        They cannot read memory of a driver, such as CUDA's pinned memory. The parts are copied into
+        an array like it; its other pages are never touched.
         """
-        if self.is_readable(field, address):
+        if self._readable[field].at(address):
             return None
         if field not in self._shadows:
             layout = self._layouts[self._comm.rank][field]
@@ -186,17 +181,13 @@ class PeerReads:
             )  # fmt: skip
         return self._shadows[field]
 
-    def reads(self, key: PartKey) -> tuple[tuple[Any, ...], ...]:
-        """Return the reads of a part, as tables of the compiled part."""
-        return tuple(self._reads[key])
-
     def pid(self, rank: int) -> int:
         """Return the process of a rank of the plan."""
         return self._report.members[self._comm.ranks_here[rank]].pid
 
     def close(self) -> None:
         """Free the memory."""
-        self._reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
+        self.reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
 
     def _unreadable(self) -> set[PartKey]:
         """Return the parts that the receiver could not read when the node was made."""
