@@ -13,11 +13,6 @@ floors                 rooms on the longest chain of imports; rooms that import 
                        circle stand on one floor
 circles                such groups of rooms
 lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, benchmarks, tests
-polling loops          loops in mpishare without bench that sleep, yield, or look at a clock in
-                       their own lines: sleep, sched_yield, monotonic, perf_counter, or a wait
-                       or join with a timeout
-one importer           modules of mpishare that one other module alone imports
-files > 400 lines      in mpishare and tests
 complexity > 10        functions in mpishare of a cyclomatic complexity above 10: 1, and 1 for
                        each if, loop, except, boolean operator, and for and if of a comprehension,
                        also in nested functions (ruff's C901 counts no operators, comprehensions)
@@ -37,9 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, APPLICATIONS, BENCHMARKS = "mpishare", "applications", "benchmarks"
-CLOCKS = {"sleep", "sched_yield", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
-TIMED = {"wait", "join"}
-LONG, COMPLEX, WORST = 400, 10, 10
+COMPLEX, WORST = 10, 10
 
 
 @dataclass
@@ -151,36 +144,6 @@ def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]
     return max(height.values(), default=0), circles
 
 
-def is_polling(loop: ast.AST) -> bool:
-    """Whether a loop sleeps, yields or looks at a clock, but not in a loop or function within."""
-    unseen = list(ast.iter_child_nodes(loop))
-    while unseen:
-        node = unseen.pop()
-        if isinstance(node, ast.While | ast.For | ast.FunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            name = node.func.id if isinstance(node.func, ast.Name) else name
-            is_timed = any(word.arg and "timeout" in word.arg for word in node.keywords) or (
-                len(node.args) == 1
-                and isinstance(node.args[0], ast.Constant)
-                and isinstance(node.args[0].value, int | float)
-            )
-            if name in CLOCKS or (name in TIMED and is_timed):
-                return True
-        unseen += ast.iter_child_nodes(node)
-    return False
-
-
-def polling_loops(root: Path, paths: list[Path]) -> list[str]:
-    found = []
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.While | ast.For) and is_polling(node):
-                found.append((path.relative_to(root).as_posix(), node.lineno))
-    return [f"{path}:{line}" for path, line in sorted(found)]
-
-
 def complexity(function: ast.AST) -> int:
     total = 1
     for node in ast.walk(function):
@@ -217,10 +180,6 @@ def measure(root: Path) -> Structure:
     }
     lines = {path: path.read_text().count("\n") for paths in sources.values() for path in paths}
     n_lines = {folder: sum(lines[path] for path in paths) for folder, paths in sources.items()}
-    library = [p for p in sources[root / PACKAGE] if p.suffix == ".py" and bench not in p.parents]
-    importers: dict[str, set[str]] = {}
-    for a, b in found:
-        importers.setdefault(b, set()).add(a)
 
     of = Structure()
     of.add("modules at the root", sorted(p.name for p in (root / PACKAGE).glob("*.py")))
@@ -233,13 +192,6 @@ def measure(root: Path) -> Structure:
     of.rows["lines of the bench"] = n_lines[bench]
     of.rows["lines of benchmarks"] = n_lines[root / BENCHMARKS]
     of.rows["lines of tests"] = n_lines[root / "tests"]
-    of.add("polling loops", polling_loops(root, library))
-    of.add(
-        "one importer",
-        sorted(f"{b} <- {next(iter(a))}" for b, a in importers.items() if len(a) == 1),
-    )
-    long = {path.relative_to(root).as_posix(): n for path, n in lines.items() if n > LONG}
-    of.add("files > 400 lines", [f"{path} {n}" for path, n in sorted(long.items())])
     ranked = complexities(root)
     of.add("complexity > 10", [f"{n} {where}" for n, where in ranked if n > COMPLEX])
     of.lists["worst functions"] = [f"{n:3d} {where}" for n, where in ranked[:WORST]]
