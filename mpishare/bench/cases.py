@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: How many axes a cart has.
-AXES = {1: "one axis", 2: "two axes", 3: "three axes"}
+AXES = {1: "one axis", 3: "three axes"}
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class Block:
         """Return the block whose face, of one field, is as near to `nbytes` as possible."""
         width = options.width
         area = max(nbytes // (ITEM_NBYTES * width), 1)
-        n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
+        n = _ROWS * width if naxes == 1 else max(_side(area), width)
         uncut = (area,) if naxes == 1 else ()  # thin, so that a face has any size
         return cls(n, uncut, naxes, width, options.fields, options.corners)
 

@@ -5,13 +5,11 @@ import sys
 
 import pytest
 
-from benchmarks import catalog
 from tests.bench.test_cli import HOST, QUICK, SPINNING, check_rows, is_all_ok
 from tests.helpers.launch import run_ranks
 
-CASES = ("halo1d", "halo2d", "halo3d")
+CASES = ("halo1d", "halo3d")
 BENCHMARKS = (sys.executable, "-m", "benchmarks")
-catalog.extend()  # halo2d
 OWN = {"window fields", "private fields"}
 RIVALS = {
     "sendrecv",
@@ -136,7 +134,6 @@ def test_rows_say_what_the_block_came_to() -> None:
     # n, and the bytes of a face; the smallest blocks are as large as the width, and come once.
     assert found == {
         "halo1d": [(12, 3 * 8), (12, 3 * 21 * 8), (12, 3 * 170 * 8)],
-        "halo2d": [(3, 3 * 3 * 8), (21, 3 * 21 * 8), (170, 3 * 170 * 8)],
         "halo3d": [(3, 3 * 3 * 3 * 8), (5, 3 * 5 * 5 * 8), (13, 3 * 13 * 13 * 8)],
     }
 
