@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
-from mpishare.bench.check import HaloCheck
+from mpishare.bench.check import halo_check
 from mpishare.bench.comparison import Variant
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.options import Options
@@ -49,7 +49,7 @@ class Problem:
     fields: Sequence[Any]
     #: The sides, whose faces may move at the same time.
     sides: tuple[Side, ...]
-    check: Any  # fills, poisons, verifies and counts, as `HaloCheck` does
+    check: Any  # a `Check`, or what fills, poisons, verifies and counts as that does
     #: What leaves through a side.
     side_nbytes: int
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
@@ -244,7 +244,7 @@ class Grid(Problem):
 
     def _allocate(self) -> None:
         self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
-        self.check = HaloCheck(self)
+        self.check = halo_check(self)
 
     def close(self) -> None:
         self.cart.Free()
