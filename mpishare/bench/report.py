@@ -238,11 +238,13 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines, failures = zip(*_lines(rows, reasons), strict=True)
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
-    places = [0, *accumulate(widths)]
+    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
+    places = [0, *accumulate(n * (index in columns) for index, n in enumerate(widths))]
     groups = ""
-    for index, name in _GROUPS.items():
-        groups = groups.ljust(places[index]) + name
-    printed = [groups.rstrip(), *aligned(lines, (1,))]
+    for index in filter(columns.__contains__, _GROUPS):
+        groups = groups.ljust(places[index]) + _GROUPS[index]
+    kept = [[cells[index] for index in columns] for cells in lines]
+    printed = [groups, *aligned(kept, (columns.index(1),))]
     for number, failure in enumerate(failures, 1):
         if failure:
             printed[number] = printed[number].ljust(places[min(_GROUPS)]) + failure
