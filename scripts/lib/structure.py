@@ -8,7 +8,6 @@ rooms                  the package seen from above: each module at its root, eac
                        (bench is one), and the applications as one
 arrows                 pairs of rooms of which the first imports from the second: all imports,
                        also those in functions and those for type checkers alone
-  without type checks  the same without imports under `if TYPE_CHECKING`
 floors                 rooms on the longest chain of imports; rooms that import each other in a
                        circle stand on one floor
 circles                such groups of rooms
@@ -76,37 +75,16 @@ def modules_of(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(tree: ast.AST, module: str, path: Path) -> Iterator[tuple[str, bool]]:
-    """Every name that is imported, and whether for type checkers alone."""
+def imports(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
+    """Every name that is imported."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    unseen: list[tuple[ast.AST, bool]] = [(tree, False)]
-    while unseen:
-        node, is_typing = unseen.pop()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, is_typing) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            yield from ((f"{base}.{alias.name}", is_typing) for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            unseen += [(child, True) for child in node.body]
-            unseen += [(child, is_typing) for child in node.orelse]
-        else:
-            unseen += [(child, is_typing) for child in ast.iter_child_nodes(node)]
-
-
-def edges(modules: dict[str, Path]) -> dict[tuple[str, str], bool]:
-    """Which module imports which, and whether for type checkers alone."""
-    found: dict[tuple[str, str], bool] = {}
-    for module, path in modules.items():
-        for name, is_typing in imports(ast.parse(path.read_text()), module, path):
-            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
-            parts = name.split(".")
-            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            other = next((head for head in heads if head in modules), None)
-            if other is not None and other != module:
-                found[module, other] = found.get((module, other), True) and is_typing
-    return found
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def room(module: str) -> str:
@@ -114,11 +92,17 @@ def room(module: str) -> str:
     return head if head == APPLICATIONS else rest.partition(".")[0] or "__init__"
 
 
-def arrows(found: dict[tuple[str, str], bool], *, with_typing: bool) -> set[tuple[str, str]]:
-    pairs = {
-        (room(a), room(b)) for (a, b), is_typing in found.items() if with_typing or not is_typing
-    }
-    return {(a, b) for a, b in pairs if a != b}
+def arrows(modules: dict[str, Path]) -> set[tuple[str, str]]:
+    """Which room imports from which."""
+    found = set()
+    for module, path in modules.items():
+        for name in imports(ast.parse(path.read_text()), module, path):
+            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
+            parts = name.split(".")
+            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            other = next((head for head in heads if head in modules), module)
+            found.add((room(module), room(other)))
+    return {(a, b) for a, b in found if a != b}
 
 
 def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]]:
@@ -169,9 +153,8 @@ def complexities(root: Path) -> list[tuple[int, str]]:
 
 def measure(root: Path) -> Structure:
     modules = modules_of(root)
-    found = edges(modules)
     rooms = {room(module) for module in modules}
-    all_arrows = arrows(found, with_typing=True)
+    all_arrows = arrows(modules)
     n_floors, circles = floors(rooms, all_arrows)
     bench = root / PACKAGE / "bench"
     sources = {
@@ -186,7 +169,6 @@ def measure(root: Path) -> Structure:
     of.add("rooms", sorted(rooms))
     of.rows["floors"] = n_floors
     of.add("arrows", sorted(f"{a} -> {b}" for a, b in all_arrows))
-    of.rows["  without type checks"] = len(arrows(found, with_typing=False))
     of.add("circles", circles)
     of.rows["lines of the library"] = n_lines[root / PACKAGE] - n_lines[bench]
     of.rows["lines of the bench"] = n_lines[bench]
