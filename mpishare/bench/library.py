@@ -240,10 +240,8 @@ class LibraryExchange(Exchange[Problem]):
         self._library = library
         self._owned: list[Any] = []  # memory of the library
         fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
-        if way.in_place and not is_contiguous:
-            raise UnsupportedError(f"{library.label}: its faces are not contiguous")
-        if way.is_packed and not is_contiguous:
-            raise UnsupportedError(f"{library.label}: it packs these faces anyway")
+        if not is_contiguous:
+            _require_packing(library, way)
         super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
         sends_faces = library.is_direct and is_contiguous and not problem.has_buffers
         #: For each of the buffers that words land in by turns: pack, move, unpack.
@@ -301,6 +299,14 @@ class LibraryExchange(Exchange[Problem]):
         self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())
+
+
+def _require_packing(library: Library, way: Way) -> None:
+    """Raise `UnsupportedError` where faces that are not contiguous make no variant of a way."""
+    if way.in_place:
+        raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+    if way.is_packed:
+        raise UnsupportedError(f"{library.label}: it packs these faces anyway")
 
 
 def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:

@@ -236,35 +236,38 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines, failures = zip(*_lines(rows, reasons), strict=True)
-    widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
-    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
-    places = [0, *accumulate(n * (index in columns) for index, n in enumerate(widths))]
-    groups = ""
-    for index in filter(columns.__contains__, _GROUPS):
-        groups = groups.ljust(places[index]) + _GROUPS[index]
-    kept = [[cells[index] for index in columns] for cells in lines]
-    printed = [groups, *aligned(kept, (columns.index(1),))]
-    for number, failure in enumerate(failures, 1):
-        if failure:
-            printed[number] = printed[number].ljust(places[min(_GROUPS)]) + failure
+    lines = [*_lines(rows, reasons)]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    return ["\n".join([title, "", *printed, ""]) + filled(notes)]
+    return ["\n".join([title, "", *_printed(lines), ""]) + filled(notes)]
 
 
-def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[str], str]]:
-    """Yield the cells of each line, and what stands there of a variant that failed."""
-    yield _HEADS, ""
+def _printed(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table without its empty columns, below one that names the clocks."""
+    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
+    kept = [[cells[index] for index in columns] for cells in lines]
+    widths = [len(_GAP) + max(map(len, column)) for column in zip(*kept, strict=True)]
+    groups = ""
+    for index, place in zip(columns, accumulate([0, *widths]), strict=False):
+        groups = f"{groups:<{place}}{_GROUPS[index]}" if index in _GROUPS else groups
+    return [groups, *aligned(kept, (columns.index(1),))]
+
+
+def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line; one that failed has a word on it in place of its speed."""
+    yield _HEADS
     for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
         if number:
-            yield [""] * len(_HEADS), ""
+            yield [""] * len(_HEADS)
         size = size_text(nbytes) if nbytes else ""
         for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
             clocks = {row.clock: row for row in of_variant}
             row = next(iter(clocks.values()))
-            failure = "wrong" if row.wrong else "not run"
-            failure = f"{failure} [{reasons.index(row.reason) + 1}]" if row.reason else ""
-            yield [size, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], failure
+            cells = _cells(clocks)
+            if row.reason:
+                speed = 1 + 2 * CLOCKS.index(row.clock)
+                number = reasons.index(row.reason) + 1
+                cells[speed] = f"{'wrong' if row.wrong else 'not run'} [{number}]"
+            yield [size, f"{' *'[row.kind == OWN]} {arm}", *cells]
             size = ""
 
 

@@ -190,13 +190,13 @@ halo1d: width 1, 2 fields, faces alone
          * private fields         5.00  2.5 x slower    5.00  2.5 x slower  0.00
            persistent             2.00                  2.00                0.01
            neighborhood packed    3.00                  3.00                0.01
-           persistent waitany   not run [1]
+           persistent waitany            not run [1]
 
 4.1 KiB  * window fields          6.00  2.1 x faster    6.00  2.1 x faster  0.00
          * private fields         18.0  1.4 x slower    18.0  1.4 x slower  0.00
            persistent             12.6                  12.6                0.00
            neighborhood packed    15.0                  15.0                0.00
-           persistent waitany   not run [1]
+           persistent waitany            not run [1]
 [1] it spins, and 4 ranks share 2 cores
 """
 
