@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import AXES, BASELINES, CASES, TRIALS, Baseline, Case, Way, halo
+from mpishare.bench.cases import AXES, BASELINES, CASES, TRIALS, Baseline, Case, Way
 
 BOTH = ("host", "cuda")
 #: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
@@ -45,14 +45,6 @@ _CASES = (
         "benchmarks.dot",
     ),
     Case(
-        "channel",
-        "a stream of arrays from one rank to the next, written in place by a copy",
-        dict.fromkeys(BOTH, ("window", "send")),
-        "benchmarks.channel",
-        is_sized=True,
-        sizes=dict.fromkeys(BOTH, (4 << 10, 1 << 20, 64 << 20)),
-    ),
-    Case(
         "bandwidth",
         "copies into a rank's own and into its neighbor's segment",
         dict.fromkeys(BOTH, ("memcpy",)),
@@ -70,12 +62,6 @@ _CASES = (
         on_request=frozenset({*GPU_LIBRARIES, UPPER_BOUNDS}),
         is_sized=True,
     ),
-    halo(
-        "halo2d",
-        2,
-        {"host": (512, 4 << 10, 16 << 10), "cuda": (512, 4 << 10, 64 << 10)},
-        64 << 10,
-    ),
     _messages("messages1d", 1, None),
     _messages("messages3d", 3, 16 << 20),
     Case(
@@ -86,14 +72,6 @@ _CASES = (
         is_sized=True,
         sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
         max_nbytes=1 << 20,
-        naxes=1,
-    ),
-    Case(
-        "inplace",
-        "ghosts of fields that were shared in place, beside fields of allocate_each",
-        dict.fromkeys(BOTH, ("window fields",)),
-        "benchmarks.halos",
-        is_sized=True,
         naxes=1,
     ),
     Case(
@@ -145,7 +123,6 @@ _BROUGHT = {
     "setup": ("handles",),
     "fence": ("counters",),
     "halo1d": ("naive", *NEWEST, UPPER_BOUNDS),
-    "halo2d": ("naive", *NEWEST),
     "halo3d": ("naive", *NEWEST),
     "allreduce": NEWEST,
     "redistribute": (*NEWEST, "alltoall"),
@@ -194,7 +171,6 @@ _BASELINES = {
     ),
     "memcpy": Baseline("a bare copy between the same places"),
     "naive": Baseline("MPI through the host, each face copied by itself", "benchmarks.halos"),
-    "window": Baseline("windows in turn, in the order of start, complete, post and wait"),
     UPPER_BOUNDS: Baseline(
         "what the machine can do with no order in it, or with no data", "benchmarks.upper_bounds"
     ),

@@ -62,68 +62,62 @@ def _message(session: Session, owner: int, waiters: list[int] | None) -> _Signal
 
 
 class _Hop(Variant):
-    """The leader sends, all others receive; checked by a word that the leader writes before."""
+    """The owner sends, the waiters receive; checked by a word that the owner writes before."""
+
+    moves = False
+
+    def __init__(
+        self,
+        session: Session,
+        pattern: Pattern,
+        signal: MakeSignal,
+        owner: int | None = None,
+        waiter: int | None = None,
+    ) -> None:
+        node, self.check = session.node, pattern
+        self._owner, self._rank = node.leader if owner is None else owner, node.rank
+        self._is_waiter = waiter in (None, node.rank) and node.rank != self._owner
+        self._window = node.allocate((_SLOTS, 1), "u8", owner=self._owner, fill=0)
+        self._signal = signal(session, self._owner, None if waiter is None else [waiter])
+
+    def step(self) -> None:
+        if self._rank == self._owner:
+            self._signal.send()
+        elif self._is_waiter:
+            self._signal.receive()
+
+    def fill(self, token: int) -> None:
+        if self._rank == self._owner:
+            self.check.fill(self._window.array[token % _SLOTS], self._owner, 0, token)
+
+    def verify(self, token: int) -> None:
+        if self._is_waiter:
+            self.check.verify(self._window.array[token % _SLOTS], self._owner, 0, token)
+
+    def close(self) -> None:
+        self._signal.close()
+        self._window.close()
+
+
+class _PingPong(Variant):
+    """A hop from the leader to one partner, and one back."""
 
     moves = False
 
     def __init__(self, session: Session, pattern: Pattern, signal: MakeSignal) -> None:
-        self.node, self.check = session.node, pattern
-        self.window = self.node.allocate((2, _SLOTS, 1), "u8", fill=0)
-        self.signals = self.make_signals(partial(signal, session))
-
-    def make_signals(self, signal: Callable[..., _Signal]) -> list[_Signal]:
-        return [signal(self.node.leader, None)]
+        leader, self.check = session.node.leader, pattern
+        partner = (leader + 1) % session.node.size
+        pairs = (leader, partner), (partner, leader)
+        self._hops = [_Hop(session, pattern, signal, *pair) for pair in pairs]
 
     def step(self) -> None:
-        if self.node.is_leader:
-            self.signals[0].send()
-        else:
-            self.signals[0].receive()
-
-    def fill(self, token: int) -> None:
-        if self.node.is_leader:
-            self.check.fill(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
-
-    def verify(self, token: int) -> None:
-        self.check.verify(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
-
-    def close(self) -> None:
-        for signal in self.signals:
-            signal.close()
-        self.window.close()
-
-
-class _PingPong(_Hop):
-    """The leader sends, one partner receives and answers, the leader receives.
-
-    In a checked step each of the two writes a word before it sends and reads the other's.
-    """
-
-    def make_signals(self, signal: Callable[..., _Signal]) -> list[_Signal]:
-        leader = self.node.leader
-        self.partner = (leader + 1) % self.node.size
-        return [signal(leader, [self.partner]), signal(self.partner, [leader])]
-
-    def step(self) -> None:
-        there, back = self.signals
-        if self.node.is_leader:
-            there.send()
-            back.receive()
-        elif self.node.rank == self.partner:
-            there.receive()
-            back.send()
+        for hop in self._hops:
+            hop.step()
 
     def checked_step(self, token: int) -> None:
-        slot, words = token % _SLOTS, self.window.array
-        question, answer = words[0, slot], words[1, slot]
-        node, pattern, (there, back) = self.node, self.check, self.signals
-        if node.is_leader:
-            pattern.fill(question, node.leader, 0, token)
-            there.send()
-            back.receive()
-            pattern.verify(answer, self.partner, 1, token)
-        elif node.rank == self.partner:
-            there.receive()
-            pattern.verify(question, node.leader, 0, token)
-            pattern.fill(answer, self.partner, 1, token)
-            back.send()
+        for hop in self._hops:
+            hop.checked_step(token)
+
+    def close(self) -> None:
+        for hop in self._hops:
+            hop.close()

@@ -10,6 +10,7 @@ beside *kept array*, the same call on one array; neither copies, so neither has 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, cycle
 from math import prod
@@ -90,25 +91,32 @@ class FreshFields(InTurn, PrivateFields):
 
 
 class SendrecvFresh(InTurn):
-    """Axis by axis, two Sendrecv each, of other fields at each call, whose faces are used once.
-
-    A face that is not contiguous goes through buffers.
-    """
+    """The same by messages of MPI."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._faces: list[tuple[Side, tuple[Any, Any] | None]] = []
-        for side in chain.from_iterable(grid.sides_by_axis()):
-            out, into = self.fields[0][side.out], self.fields[0][side.into]
-            is_contiguous = out.flags.c_contiguous and into.flags.c_contiguous
-            buffers = None if is_contiguous else (np.empty(out.shape), np.empty(into.shape))
-            self._faces.append((side, buffers))
+        self._send = _sendrecv(grid)
 
     def exchange(self) -> None:
-        sendrecv, copyto = self.problem.comm.Sendrecv, np.copyto
-        for side, buffers in self._faces:
+        self._send(self.fields)
+
+
+def _sendrecv(grid: Grid) -> Callable[[Sequence[Any]], None]:
+    """Return the call that exchanges any fields: axis by axis, two Sendrecv each.
+
+    A face that is not contiguous goes through buffers.
+    """
+    sendrecv, copyto = grid.comm.Sendrecv, np.copyto
+    faces: list[tuple[Side, tuple[Any, Any] | None]] = []
+    for side in chain.from_iterable(grid.sides_by_axis()):
+        out, into = grid.fields[0][side.out], grid.fields[0][side.into]
+        is_contiguous = out.flags.c_contiguous and into.flags.c_contiguous
+        faces.append((side, None if is_contiguous else (np.empty(out.shape), np.empty(into.shape))))
+
+    def exchange(fields: Sequence[Any]) -> None:
+        for side, buffers in faces:
             to, source, tag = side.to, side.source, side.number
-            for field in self.fields:
+            for field in fields:
                 if buffers is None:
                     sendrecv(field[side.out], to, tag, field[side.into], source, tag)
                     continue
@@ -116,6 +124,8 @@ class SendrecvFresh(InTurn):
                 copyto(out, field[side.out])
                 sendrecv(out, to, tag, into, source, tag)
                 copyto(field[side.into], into)
+
+    return exchange
 
 
 class _NewArrays(PrivateFields):
@@ -148,13 +158,13 @@ class _KeptCopied(PrivateFields):
 class _SendrecvNew(Exchange[Grid]):
     """Copy the fields into new arrays, and exchange these by Sendrecv."""
 
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._send = _sendrecv(grid)
+
     def step(self) -> None:
         self.fields = tuple(field.copy() for field in self.fields)
-        sendrecv = self.problem.comm.Sendrecv
-        for side in self.problem.sides:
-            for field in self.fields:
-                out, into = field[side.out], field[side.into]
-                sendrecv(out, side.to, side.number, into, side.source, side.number)
+        self._send(self.fields)
 
 
 class _StagedNew(Exchange[Grid]):

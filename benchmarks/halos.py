@@ -5,8 +5,7 @@ exchange of the same bytes in a ring of ranks. Across the first axis a face is o
 of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
 cost of packing them. ``messages1d`` and ``messages3d`` go by MPI messages, forced inside the node,
 so that one machine measures what travels between nodes: out of GPU memory where the MPI takes that,
-and out of host memory. ``inplace`` compares fields shared where they are with fields of
-`Node.allocate_each`. ``calls`` times how long the host is busy with a call of
+and out of host memory. ``calls`` times how long the host is busy with a call of
 `HaloExchange.exchange`: on CUDA, where a call is stream-ordered, the time until it returns, with a
 queue that is never full; 26 neighbors and sixteen fields take no more launches than two neighbors
 and one.
@@ -48,17 +47,12 @@ def run(session: Session, case: Case) -> None:
     elif case.name == "faces":
         run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
     else:
-        run_on_blocks(session, case, _enter_inplace if case.name == "inplace" else _enter_messages)
+        run_on_blocks(session, case, _enter_messages)
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
     comparison.add("last axis", partial(_LastAxis, grid))
     comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
-
-
-def _enter_inplace(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("in place", partial(_InPlace, grid))
-    comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
 
 
 def _enter_messages(comparison: Comparison, grid: Grid) -> None:
@@ -108,25 +102,6 @@ class _LastAxis(WindowFields):
     def field_in(self, window: Window) -> Any:
         # A view with that axis first, as all fields of the grid.
         return window.array.transpose(2, 0, 1)
-
-
-class _InPlace(WindowFields):
-    """An exchange of fields that other libraries, or windows, own."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._bases: list[Window] = []
-        super().__init__(grid)
-
-    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
-        if node.backend == "cuda":
-            return node.share_each(node.xp.zeros(shape), copy=False)
-        self._bases.append(node.allocate_each(shape, float, fill=0))
-        return node.share_each(self._bases[-1].array, copy=False)
-
-    def close(self) -> None:
-        super().close()
-        for base in reversed(self._bases):
-            base.close()
 
 
 class _Calls(Wrapper):

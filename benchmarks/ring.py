@@ -18,7 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpishare.bench.cases import Case
-from mpishare.bench.check import Pattern
+from mpishare.bench.check import Check, Part, Pattern, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.fence import OrderAll
 from mpishare.bench.grid import Exchange, Problem, Side
@@ -32,14 +32,11 @@ from mpishare.bench.staged import Staged
 #: ghosts of the left or of the right neighbor.
 LEFTWARD, RIGHTWARD = 0, 1
 #: Faces of memory that a rank allocates: its own, the check's, the windows' and the baselines'.
-_COPIES = 17
+_COPIES = 20
 
 
 class Ring(Problem):
-    """The ranks of a node, the faces and the ghosts of each, by the way they travel.
-
-    It is its own check: words for both faces, compared where they arrive as ghosts.
-    """
+    """The ranks of a node, the faces and the ghosts of each, by the way they travel."""
 
     has_buffers = True
 
@@ -56,13 +53,18 @@ class Ring(Problem):
             Side(right, left, RIGHTWARD, RIGHTWARD, RIGHTWARD),
         )
         self._owners = {LEFTWARD: self.right, RIGHTWARD: self.left}
-        self.check = self
         _, self.unfit = session.attempt(self._allocate)
 
     def _allocate(self) -> None:
         self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
-        self._pattern = Pattern(self.node.xp, self.words)
-        self.wrong = self._pattern.wrong
+        place = self.node.xp.arange(self.words, dtype="u8")
+
+        def words(owner: int, way: int) -> Any:
+            return place + self.node.xp.uint64(word(owner, way, 0))
+
+        sent = [Part(0, way, words(self.node.rank, way)) for way in self._owners]
+        received = [Part(1, way, words(owner, way)) for way, owner in self._owners.items()]
+        self.check = Check(self.node.xp, self.fields, sent, received, [(1, ...)])
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         return [self.sides]
@@ -72,17 +74,6 @@ class Ring(Problem):
 
     def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
         return [fields[1][side.into]]
-
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        for way in self._owners:
-            self._pattern.fill(fields[0][way], self.node.rank, way, token)
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        self._pattern.poison(fields[1])
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        for way, owner in self._owners.items():
-            self._pattern.verify(fields[1][way], owner, way, token)
 
 
 class WindowRing(Exchange[Ring]):

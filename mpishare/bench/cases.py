@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 #: How many axes a cart has.
-AXES = {1: "one axis", 2: "two axes", 3: "three axes"}
+AXES = {1: "one axis", 3: "three axes"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _transpose(name: str, summary: str) -> Case:
             "host": (64 << 10, 1 << 20),
             "cuda": (256 << 10, 2 << 20, 16 << 20, 128 << 20),
         },
-        note="size: of a rank's part; cells: n; private: any arrays; windows: arrays in windows",
+        note="size: of a rank's part; private: any arrays; windows: arrays in windows",
     )
 
 

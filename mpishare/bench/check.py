@@ -1,8 +1,9 @@
 """Words that identify their owner, side or field, step and place, so that a stray one is seen.
 
-`Pattern` checks whole arrays, `HaloCheck` the ghosts of blocks. What these must hold is found from
-the coordinates of each cell, not from the boxes that the variants send: the owner is the rank in
-whose block the cell lies, the place is its place in there.
+`Pattern` is for single arrays, `Check` for the fields of an exchange, in parts; those of a halo are
+made by `halo_check`. What ghosts must hold is found from the coordinates of each cell, not from the
+boxes that the variants send: the owner is the rank in whose block the cell lies, the place is its
+place in there.
 """
 
 from __future__ import annotations
@@ -71,79 +72,101 @@ class Pattern(Tally):
         self.compare(got, self._expected, self._differs)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Cells of a field, and the words that they hold in step 0."""
+
+    field: int
+    cells: Any  # their index in the field, as words
+    words: Any
+    number: int = 0  # added to the words, as their side
+    moves: Any = None  # where given: 0 for the words that are the same in every step
+
+
+class Check(Tally):
+    """The words that leave with a step, and those that arrive; all variants of a size share it.
+
+    `poisoned` are cells, by the number of their field, that an exchange must overwrite.
+    """
+
+    def __init__(
+        self,
+        xp: Any,
+        fields: Sequence[Any],
+        sent: Sequence[Part],
+        received: Sequence[Part],
+        poisoned: Sequence[tuple[int, Any]],
+    ) -> None:
+        super().__init__(xp)
+        self._sent, self._received, self._poisoned = sent, received, poisoned
+        shapes = {part.words.shape for part in received}
+        self._expected = {shape: xp.empty(shape, "u8") for shape in shapes}
+        self._differs = {shape: xp.empty(shape, bool) for shape in shapes}
+        # Load all kernels now: loading one later waits for whatever the stream waits for.
+        self.fill(fields, 0)
+        self.poison(fields)
+        self.verify(fields, 0)
+        self.wrong()
+
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        for part in self._sent:
+            step = self._xp.uint64(word(0, part.number, token))
+            self._xp.add(part.words, step, out=fields[part.field].view("u8")[part.cells])
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        for field, cells in self._poisoned:
+            fields[field].view("u8")[cells].fill(self._xp.uint64(POISON))
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        xp = self._xp
+        for part in self._received:
+            shape = part.words.shape
+            expected, step = self._expected[shape], xp.uint64(word(0, part.number, token))
+            if part.moves is None:
+                xp.add(part.words, step, out=expected)
+            else:
+                xp.multiply(part.moves, step, out=expected)
+                xp.add(expected, part.words, out=expected)
+            got = fields[part.field].view("u8")[part.cells]
+            self.compare(got, expected, self._differs[shape])
+
+
 #: The bits of a word that hold the place.
 _PLACE = 0xFFFF_FFFF
 
 
-@dataclass(frozen=True)
-class _Band:
-    """The ghosts at one side of an axis and as many owned cells: all that an exchange touches."""
-
-    cells: Slices  # in a field: the whole band, the cells to fill, the cells to poison
-    owned: Slices
-    ghosts: Slices
-    words: Any  # what the cells hold in step 0 of field 0
-    moves: Any  # 1 where the word depends on step and field, 0 where the poison must have stayed
-    fresh: Any  # `words` of the cells to fill
-
-
-class HaloCheck(Tally):
-    """Words for all fields of a `Grid`, made once for all variants of a size."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.session.node.xp)
-        self._bands = [_band(grid, axis, high=high) for axis in grid.axes for high in (False, True)]
-        shapes = {band.words.shape for band in self._bands}
-        self._expected = {shape: self._xp.empty(shape, "u8") for shape in shapes}
-        self._differs = {shape: self._xp.empty(shape, bool) for shape in shapes}
-        # Load all kernels now: loading one later waits for whatever the stream waits for.
-        self.fill(grid.fields, 0)
-        self.poison(grid.fields)
-        self.verify(grid.fields, 0)
-        self.wrong()
-
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        for number, field in enumerate(fields):
-            step = self._xp.uint64(word(0, number, token))
-            for band in self._bands:
-                self._xp.add(band.fresh, step, out=field.view("u8")[band.owned])
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        for field in fields:
-            for band in self._bands:
-                field.view("u8")[band.ghosts].fill(self._xp.uint64(POISON))
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        xp = self._xp
-        for number, field in enumerate(fields):
-            step = xp.uint64(word(0, number, token))
-            for band in self._bands:
-                shape = band.words.shape
-                expected, differs = self._expected[shape], self._differs[shape]
-                xp.multiply(band.moves, step, out=expected)
-                xp.add(expected, band.words, out=expected)
-                self.compare(field.view("u8")[band.cells], expected, differs)
+def halo_check(grid: Grid) -> Check:
+    """Return the check of all fields of a grid."""
+    sent, received, poisoned = [], [], []
+    for axis in grid.axes:
+        for high in (False, True):
+            band, owned, ghosts, fresh = _band(grid, axis, high=high)
+            words, moves = _words(grid, band)
+            first = grid.session.node.xp.ascontiguousarray(words[fresh])
+            for k in range(grid.count):
+                sent.append(Part(k, owned, first, k))
+                received.append(Part(k, band, words, k, moves))
+                poisoned.append((k, ghosts))
+    return Check(grid.session.node.xp, grid.fields, sent, received, poisoned)
 
 
-def _band(grid: Grid, axis: int, *, high: bool) -> _Band:
-    xp, n, w, naxes = grid.session.node.xp, grid.n, grid.width, grid.naxes
-    rest = [slice(None)] * (len(grid.shape) - naxes)
+def _band(grid: Grid, axis: int, *, high: bool) -> tuple[Slices, ...]:
+    """Return the cells that an exchange touches at one side of an axis: ghosts, as many owned ones.
+
+    Then which of them are filled, which are poisoned, and where the first lie among all.
+    """
+    n, w = grid.n, grid.width
+    rest = [slice(None)] * (len(grid.shape) - grid.naxes)
 
     def at(span: slice, others: slice) -> Slices:
-        return (*[others] * axis, span, *[others] * (naxes - 1 - axis), *rest)
+        return (*[others] * axis, span, *[others] * (grid.naxes - 1 - axis), *rest)
 
-    band = slice(n, n + 2 * w) if high else slice(0, 2 * w)
-    words, moves = _words(grid, at(band, slice(None)))
-    inner = slice(w, w + n)
-    own = at(slice(0, w) if high else slice(w, 2 * w), inner)
-    return _Band(
-        cells=at(band, slice(None)),
-        owned=at(slice(n, n + w) if high else slice(w, 2 * w), inner),
-        ghosts=at(slice(n + w, n + 2 * w) if high else slice(0, w), slice(None)),
-        words=words,
-        moves=moves,
-        fresh=xp.ascontiguousarray(words[own]),
-    )
+    every, inner = slice(None), slice(w, w + n)
+    low, second = slice(0, w), slice(w, 2 * w)
+    if high:
+        ghosts = at(slice(n + w, n + 2 * w), every)
+        return at(slice(n, n + 2 * w), every), at(slice(n, n + w), inner), ghosts, at(low, inner)
+    return at(slice(0, 2 * w), every), at(second, inner), at(low, every), at(second, inner)
 
 
 def _words(grid: Grid, cells: Slices) -> tuple[Any, Any]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from contextlib import closing
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
-from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
+from mpishare.bench.report import as_json, heading, listed, of_case, summary, table
 from mpishare.coordination.abort import say
 from mpishare.runtime.cli import (
     StoppedError,
     UsageError,
-    columns_of,
     fail_run,
     fail_usage,
     is_first_process,
@@ -56,15 +55,13 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def case_list() -> str:
     """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
-    lines = [line for case in CASES.values() for line in _described(case)]
-    lines += ["", "baselines whose names do not tell what they do:"]
-    notes = sorted((name, each.note) for name, each in BASELINES.items() if each.note)
-    lines += [f"{name:<10} {note}" for name, note in notes]
-    return "\n".join(lines) + "\n"
+    cases = listed(line for case in CASES.values() for line in _described(case))
+    notes = listed(sorted((name, each.note) for name, each in BASELINES.items() if each.note))
+    return f"{cases}\nbaselines whose names do not tell what they do:\n{notes}"
 
 
-def _described(case: Case) -> list[str]:
-    lines = textwrap.wrap(case.note, 79)
+def _described(case: Case) -> list[tuple[str, str]]:
+    lines = [case.summary, *filter(None, [case.note])]
     for backend, names in case.baselines.items():
         unasked = ", ".join(name for name in names if name not in case.on_request)
         named = ", ".join(name for name in names if name in case.on_request)
@@ -73,7 +70,7 @@ def _described(case: Case) -> list[str]:
     options = ["takes --width, --fields, --corners"] * bool(case.naxes)
     options += ["runs by its name or by 'all'"] * (not case.is_default)
     lines += ["; ".join(options)] * bool(options)
-    return [f"{case.name:<10} {case.summary}", *(f"{'':<10} {line}" for line in lines)]
+    return [*zip_longest((case.name,), lines, fillvalue="")]
 
 
 def _run(comm: MPI.Intracomm, options: Options) -> int:
@@ -98,7 +95,6 @@ def _measure(session: Session) -> int:
     comm, options = session.comm, session.options
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0
-    width = min((columns_of(sys.stdout) if is_shown else 0) or WIDTH, WIDTH)
 
     def show(text: str) -> None:
         if is_shown:
@@ -114,12 +110,12 @@ def _measure(session: Session) -> int:
             return fail_run(options.prog, comm, error)
         return int(any(row.wrong for row in session.rows))
 
-    show(heading(found, width))
+    show(heading(found))
     interrupted = None
     for name, is_interrupted in _ended(session, write):
-        show(of_case(name, found, session.rows, width))
+        show(of_case(name, found, session.rows))
         interrupted = name if is_interrupted else None
-    show(summary(session.rows, width))
+    show(summary(session.rows))
     status = 0
     if comm.rank == 0:
         status = 0 if interrupted else write()

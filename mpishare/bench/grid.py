@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
-from mpishare.bench.check import HaloCheck
+from mpishare.bench.check import halo_check
 from mpishare.bench.comparison import Variant
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.options import Options
@@ -49,7 +49,7 @@ class Problem:
     fields: Sequence[Any]
     #: The sides, whose faces may move at the same time.
     sides: tuple[Side, ...]
-    check: Any  # fills, poisons, verifies and counts, as `HaloCheck` does
+    check: Any  # a `Check`, or what fills, poisons, verifies and counts as that does
     #: What leaves through a side.
     side_nbytes: int
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
@@ -185,7 +185,7 @@ class Block:
         """Return the block whose face, of one field, is as near to `nbytes` as possible."""
         width = options.width
         area = max(nbytes // (ITEM_NBYTES * width), 1)
-        n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
+        n = _ROWS * width if naxes == 1 else max(_side(area), width)
         uncut = (area,) if naxes == 1 else ()  # thin, so that a face has any size
         return cls(n, uncut, naxes, width, options.fields, options.corners)
 
@@ -244,7 +244,7 @@ class Grid(Problem):
 
     def _allocate(self) -> None:
         self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
-        self.check = HaloCheck(self)
+        self.check = halo_check(self)
 
     def close(self) -> None:
         self.cart.Free()

@@ -1,4 +1,4 @@
-"""Cases ``halo1d`` to ``halo3d``: exchanges of ghosts against MPI and libraries between GPUs.
+"""Cases ``halo1d`` and ``halo3d``: exchanges of ghosts against MPI and libraries between GPUs.
 
 `HaloExchange` is timed on fields in windows and on private ones. On the host the baselines are the
 exchanges that MPI has; on CUDA messages staged through the host, and libraries that move data from

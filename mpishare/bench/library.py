@@ -240,14 +240,13 @@ class LibraryExchange(Exchange[Problem]):
         self._library = library
         self._owned: list[Any] = []  # memory of the library
         fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
-        if not is_contiguous and (way.in_place or way.is_packed):
-            why = "its faces are not contiguous" if way.in_place else "it packs these faces anyway"
-            raise UnsupportedError(f"{library.label}: {why}")
+        if not is_contiguous:
+            _require_packing(library, way)
         super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
-        packs = way.is_packed or problem.has_buffers or not (library.is_direct and is_contiguous)
+        sends_faces = library.is_direct and is_contiguous and not problem.has_buffers
         #: For each of the buffers that words land in by turns: pack, move, unpack.
         self._calls: list[tuple[Call, ...]]
-        if way.in_place or not packs:
+        if way.in_place or (sends_faces and not way.is_packed):
             self._calls = [(self._move_of_faces(),)]
         else:
             # A graph has its buffers baked in: it cannot use two of them in turn.
@@ -300,6 +299,14 @@ class LibraryExchange(Exchange[Problem]):
         self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())
+
+
+def _require_packing(library: Library, way: Way) -> None:
+    """Raise `UnsupportedError` where faces that are not contiguous make no variant of a way."""
+    if way.in_place:
+        raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+    if way.is_packed:
+        raise UnsupportedError(f"{library.label}: it packs these faces anyway")
 
 
 def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:

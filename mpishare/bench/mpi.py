@@ -34,32 +34,29 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
     """Return the messages of these sides, in their strongest form."""
     found = []
     for side in sides:
-        to, source, tag = side.to, side.source, side.number
         out, into = problem.leaving(side, fields), problem.arriving(side, fields)
-        is_large = out[0].nbytes >= _LARGE_NBYTES
-        if len(out) == 1 or (is_large and all(map(_is_contiguous, (*out, *into)))):
-            found += [_message(*pair, side) for pair in zip(out, into, strict=True)]
+        is_whole = all(view.flags.c_contiguous for view in (*out, *into))
+        if is_whole and out[0].nbytes >= _LARGE_NBYTES:
+            found += [_message([one], [other], side) for one, other in zip(out, into, strict=True)]
         else:
-            sent, received = (np.zeros((len(out), *out[0].shape)) for _ in range(2))
-            packs = tuple(zip(sent, out, strict=True))
-            unpacks = tuple(zip(into, received, strict=True))
-            found.append(Message((sent, to, tag), (received, source, tag), packs, unpacks))
+            found.append(_message(out, into, side))
     return found
 
 
-def _is_contiguous(view: Any) -> bool:
-    return bool(view.flags.c_contiguous)
+def _message(out: Sequence[Any], into: Sequence[Any], side: Side) -> Message:
+    """Return one message of all these views."""
+    (sent, packs), (received, copies) = _packed(out), _packed(into)
+    unpacks = [(view, place) for place, view in copies]
+    to, source = (sent, side.to, side.number), (received, side.source, side.number)
+    return Message(to, source, packs, unpacks)
 
 
-def _message(out: Any, into: Any, side: Side) -> Message:
-    """Return the message of one view, which is packed at the end where it is not contiguous."""
-    sent, received = (v if _is_contiguous(v) else np.zeros(v.shape, v.dtype) for v in (out, into))
-    return Message(
-        (sent, side.to, side.number),
-        (received, side.source, side.number),
-        () if sent is out else ((sent, out),),
-        () if received is into else ((into, received),),
-    )
+def _packed(views: Sequence[Any]) -> tuple[Any, Copies]:
+    """Return the memory of a message, and the copies of views into it: none if it is the view."""
+    if len(views) == 1 and views[0].flags.c_contiguous:
+        return views[0], ()
+    memory = np.zeros((len(views), *views[0].shape), views[0].dtype)
+    return memory, [*zip(memory, views, strict=True)]
 
 
 def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:

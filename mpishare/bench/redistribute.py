@@ -22,7 +22,7 @@ from mpi4py import MPI
 import mpishare
 from mpishare.bench import mpi
 from mpishare.bench.cases import Case
-from mpishare.bench.check import POISON, Tally, word
+from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.cuda_mpi import CudaMpi
@@ -83,7 +83,7 @@ _SPREADS = {
 
 
 class Spread(Problem):
-    """A global array, cut along its first axis and wanted otherwise; it is its own check.
+    """A global array, cut along its first axis and wanted otherwise.
 
     `target` is the axis that is cut then, None where all ranks want the whole, and `permute` the
     order of the axes in a part of the target. Side k has the cells for the rank k places on. What a
@@ -100,7 +100,7 @@ class Spread(Problem):
         permute: tuple[int, ...] | None,
     ) -> None:
         comm = session.comm
-        self.session, self.comm, self.check = session, comm, self
+        self.session, self.comm = session, comm
         self.shape, self.target, self.permute = shape, target, permute
         self.dtype = np.dtype(dtype)
         self._order = permute or tuple(range(len(shape)))
@@ -135,18 +135,11 @@ class Spread(Problem):
 
     def _allocate(self) -> None:
         xp, rank = self.session.node.xp, self.comm.rank
-        self._sent = self._words(self._cut(0, rank), tuple(range(len(self.shape))))
-        self._wanted = self._words(self._cut(self.target, rank), self._order)
+        sent = self._words(self._cut(0, rank), tuple(range(len(self.shape))))
+        wanted = self._words(self._cut(self.target, rank), self._order)
         self.fields = self.arrays(xp.zeros)
-        self._expected = xp.empty_like(self._wanted)
-        self._differs = xp.empty(self._wanted.shape, bool)
-        self._tally = Tally(xp)
-        self.wrong = self._tally.wrong
-        # Load all kernels now: loading one later waits for whatever the stream waits for.
-        self.fill(self.fields, 0)
-        self.poison(self.fields)
-        self.verify(self.fields, 0)
-        self.wrong()
+        parts = [Part(0, ..., sent)], [Part(1, ..., wanted)]
+        self.check = Check(xp, self.fields, *parts, [(1, ...)])
 
     def arrays(self, allocate: Callable[..., Any]) -> tuple[Any, Any]:
         """Return this rank's parts of source and target, from an allocator."""
@@ -156,7 +149,7 @@ class Spread(Problem):
         return allocate(source, self.dtype), allocate(target, self.dtype)
 
     def _words(self, cells: Slices, order: tuple[int, ...]) -> Any:
-        """Return the words of these cells in step 0, in the order of memory."""
+        """Return the words of these cells in step 0, by the order of the axes."""
         xp = self.session.node.xp
         owners = xp.asarray(np.repeat(range(self.comm.size), np.diff(self._ends[0])))
         place = xp.zeros((), "i8")
@@ -167,7 +160,8 @@ class Spread(Problem):
         owner = owners[cells[0]].reshape(-1, *[1] * (len(self.shape) - 1))
         first = (place + owner * word(1, 0, 0)).transpose(order)
         number = xp.arange(self.dtype.itemsize // ITEM_NBYTES) * word(0, 1, 0)
-        return (first[..., None] + number).astype("u8").ravel()
+        words = (first[..., None] + number).astype("u8")
+        return words.reshape(*first.shape[:-1], first.shape[-1] * len(number))
 
     def by_rank(self) -> tuple[list[Slices], list[Slices]]:
         """Return the cells of the source that each rank wants, and those of the target from it."""
@@ -197,22 +191,6 @@ class Spread(Problem):
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         return [(side,) for side in self.sides]
-
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        xp = self.session.node.xp
-        xp.add(self._sent, xp.uint64(word(0, 0, token)), out=_flat(fields[0]))
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        fields[1].view("u8").fill(self.session.node.xp.uint64(POISON))
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        xp = self.session.node.xp
-        xp.add(self._wanted, xp.uint64(word(0, 0, token)), out=self._expected)
-        self._tally.compare(_flat(fields[1]), self._expected, self._differs)
-
-
-def _flat(array: Any) -> Any:
-    return array.view("u8").reshape(-1)
 
 
 class Called(Exchange[Spread]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Literal
@@ -24,13 +24,11 @@ Kind = Literal["own", "rival", "ceiling"]
 OWN: Kind = "own"
 BASELINE: Kind = "rival"
 UPPER_BOUND: Kind = "ceiling"
-#: Columns of a table, where no terminal has fewer.
-WIDTH = 100
+#: Columns of the text around tables.
+_WIDTH = 79
 _GAP = "  "
-_HEADS = ["size", "cells", "variant", "median", "p95", "speed", "median", "p95", "GB/s", "speed"]
-_GROUPS = {3: "latency, us", 6: "back to back, us"}
-#: The columns that are left out where a table is too wide, the first one first.
-_SPARE = {7: "p95 back to back", 4: "p95", 8: "GB/s", 1: "cells"}
+_HEADS = ["size", "variant", "median", "speed", "median", "speed", "GB/s"]
+_GROUPS = {2: "latency, us", 4: "back to back, us"}
 
 
 @dataclass
@@ -158,7 +156,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
     ]
 
 
-def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
+def heading(environment: dict[str, Any]) -> str:
     """Return the lines above the tables: on what the run is, and what the columns are."""
     found = environment
     where = f"{counted(found['ranks'], 'rank')} on {counted(found['nodes'], 'node')}"
@@ -189,7 +187,7 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
             "One rank is its own neighbor, and nothing goes to another process. Start several: "
             "mpirun -n 4 python -m mpishare.bench"
         )
-    return _filled([*lines, *found["notes"]], width)
+    return filled([*lines, *found["notes"]])
 
 
 def _gpus(environment: dict[str, Any]) -> list[str]:
@@ -205,23 +203,23 @@ def _gpus(environment: dict[str, Any]) -> list[str]:
     return [*lines, f"{driver}, links: {', '.join(links) or 'none'}"]
 
 
-def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
+def filled(lines: Sequence[str], indent: int = 2) -> str:
     """Return lines of text, those that are too long broken."""
-    wrap = textwrap.TextWrapper(width, subsequent_indent=indent, break_on_hyphens=False)
+    wrap = textwrap.TextWrapper(_WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
-def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: int = WIDTH) -> str:
+def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row]) -> str:
     """Return the tables of a case, and what was left out of it."""
     found = [row for row in rows if row.case == case]
     others = [row for row in found if row.kind != UPPER_BOUND]
     note = CASES[case].note if case in CASES else ""
-    title = f"{case}{_halo_text(others)}\n{_filled([note] * bool(note), width)}".rstrip()
-    texts = ["", *_table(title, others, width)]
+    title = f"{case}{_halo_text(others)}\n{filled([note] * bool(note))}".rstrip()
+    texts = ["", *_table(title, others)]
     bounds = [row for row in found if row.kind == UPPER_BOUND]
-    texts += _table(f"{case}: upper bounds, which leave out order or data", bounds, width)
+    texts += _table(f"{case}: upper bounds, which leave out order or data", bounds)
     left_out = environment["left_out"].get(case, ())
-    return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
+    return "\n".join(texts) + filled([f"{case} {text}" for text in left_out])
 
 
 def _halo_text(rows: Sequence[Row]) -> str:
@@ -230,71 +228,57 @@ def _halo_text(rows: Sequence[Row]) -> str:
         return ""
     kind = "with corners" if rows[0].corners else "faces alone"
     fields = counted(rows[0].fields or 0, "field")
-    return f": width {rows[0].width}, {fields}, {kind}; cells: of a rank, along an axis"
+    return f": width {rows[0].width}, {fields}, {kind}"
 
 
-def _table(title: str, rows: Sequence[Row], width: int) -> list[str]:
+def _table(title: str, rows: Sequence[Row]) -> list[str]:
     """Return one table, if any: a line per variant and size, with both clocks side by side."""
     if not rows:
         return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines, failures = zip(*_lines(rows, reasons), strict=True)
-    widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
-    columns, left_out = _kept(lines, widths, width)
-    places = [0, *accumulate(n * (index in columns) for index, n in enumerate(widths))]
-    groups = ""
-    for index in filter(columns.__contains__, _GROUPS):
-        groups = groups.ljust(places[index]) + _GROUPS[index]
-    printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
-    for number, failure in enumerate(failures):
-        if failure:
-            printed[number] = printed[number].ljust(places[min(_GROUPS)]) + failure
+    lines = [*_lines(rows, reasons)]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] * bool(left_out)
-    return ["\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)]
+    return ["\n".join([title, "", *_printed(lines), ""]) + filled(notes)]
 
 
-def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[str], str]]:
-    """Yield the cells of each line, and what stands there of a variant that failed."""
-    yield _HEADS, ""
+def _printed(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table without its empty columns, below one that names the clocks."""
+    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
+    kept = [[cells[index] for index in columns] for cells in lines]
+    widths = [len(_GAP) + max(map(len, column)) for column in zip(*kept, strict=True)]
+    groups = ""
+    for index, place in zip(columns, accumulate([0, *widths]), strict=False):
+        groups = f"{groups:<{place}}{_GROUPS[index]}" if index in _GROUPS else groups
+    return [groups, *aligned(kept, (columns.index(1),))]
+
+
+def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line; one that failed has a word on it in place of its speed."""
+    yield _HEADS
     for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
         if number:
-            yield [""] * len(_HEADS), ""
+            yield [""] * len(_HEADS)
         size = size_text(nbytes) if nbytes else ""
         for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
             clocks = {row.clock: row for row in of_variant}
             row = next(iter(clocks.values()))
-            failure = "wrong" if row.wrong else "not run"
-            failure = f"{failure} [{reasons.index(row.reason) + 1}]" if row.reason else ""
-            n = str(row.n or "") if size else ""
-            yield [size, n, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], failure
+            cells = _cells(clocks)
+            if row.reason:
+                speed = 1 + 2 * CLOCKS.index(row.clock)
+                number = reasons.index(row.reason) + 1
+                cells[speed] = f"{'wrong' if row.wrong else 'not run'} [{number}]"
+            yield [size, f"{' *'[row.kind == OWN]} {arm}", *cells]
             size = ""
 
 
-def _kept(
-    lines: Sequence[Sequence[str]], widths: Sequence[int], width: int
-) -> tuple[list[int], list[str]]:
-    """Return the columns that are not empty and fit, and the names of those that do not fit."""
-    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
-    left_out: list[str] = []
-    for index, name in _SPARE.items():
-        if index in columns and sum(widths[each] for each in columns) - len(_GAP) > width:
-            columns.remove(index)
-            left_out.append(name)
-    return columns, left_out
-
-
 def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
-    """Return the cells of both clocks, with the rate for throughput."""
-    found = []
+    """Return the cells of both clocks, and the rate back to back."""
+    found, rate = [], None
     for clock in CLOCKS:
         row = clocks.get(clock)
-        times = [row.median_us, row.p95_us] if row else [None, None]
-        cells = ["" if time is None else format_us(time) for time in times]
-        if clock == "throughput":
-            cells.append(f"{row.gb_per_s:.2f}" if row and row.gb_per_s is not None else "")
-        found += [*cells, (row and row.speed) or ""]
-    return found
+        time, speed, rate = (row.median_us, row.speed, row.gb_per_s) if row else (None,) * 3
+        found += ["" if time is None else format_us(time), speed or ""]
+    return [*found, "" if rate is None else f"{rate:.2f}"]
 
 
 def _order(row: Row) -> tuple[float, float]:
@@ -303,15 +287,24 @@ def _order(row: Row) -> tuple[float, float]:
     return float(f"{median / ratio:.9g}"), median  # the same for all rows with one baseline
 
 
-def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """Return a line per case: the fastest variant of mpishare beside the fastest baseline."""
-    lines = [_summary(case, list(found)) for case, found in groupby(rows, key=lambda row: row.case)]
+    lines = {case: _summary(case, [*found]) for case, found in groupby(rows, lambda row: row.case)}
+    if not lines:
+        return ""
     title = "mpishare's fastest variant beside the fastest baseline, back to back (setup: latency):"
-    return _filled(["", title, *lines], width, " " * 11) if lines else ""
+    return f"\n{title}\n{listed(lines.items())}"
+
+
+def listed(items: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each name and its text, the texts below each other."""
+    pairs = list(items)
+    width = max(len(name) for name, _ in pairs)
+    return filled([f"{name:<{width}} {text}" for name, text in pairs], width + 1)
 
 
 def _summary(case: str, rows: Sequence[Row]) -> str:
-    """Return the line of a case: by size where the case has sizes, else by variant."""
+    """Return what is said of a case: by size where the case has sizes, else by variant."""
     compared: dict[str, list[Row]] = {}
     for row in rows:
         if row.speed and row.clock == rows[-1].clock:
@@ -320,4 +313,4 @@ def _summary(case: str, rows: Sequence[Row]) -> str:
     texts = [f"{label}: {min(of, key=_order).speed}" for label, of in compared.items()]
     wrong = dict.fromkeys(row.arm for row in rows if row.wrong)
     texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
-    return f"{case:<10} {', '.join(texts) or 'nothing to compare with'}"
+    return ", ".join(texts) or "nothing to compare with"

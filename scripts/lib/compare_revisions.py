@@ -82,8 +82,9 @@ class Side:
         return self.node.rank
 
     @property
-    def neighbors(self) -> tuple[int, int]:
-        return (self.rank - 1) % self.node.size, (self.rank + 1) % self.node.size
+    def ring(self) -> tuple[int, ...]:
+        """The left neighbor, this rank, and the right one."""
+        return tuple((self.rank + step) % self.node.size for step in (-1, 0, 1))
 
 
 Make = Callable[[Side], Case]
@@ -103,11 +104,15 @@ def exchange(
     nbytes: int,
     *,
     fields: int = 1,
+    kind: str = "exchange",
     window: bool = False,
-    split: bool = False,
     is_new: bool = False,
 ) -> Make:
-    """The two faces of a field, in a ring; `is_new`: of a copy that each call makes."""
+    """The two faces of fields, in a ring.
+
+    `kind`: by one call, by `start` and `wait` ("split"), or the reverse ("accumulate"), in which
+    the ghosts are zero after the first call. `is_new`: of a copy that each call makes.
+    """
 
     def make(side: Side) -> Case:
         node, shape = side.node, (6, nbytes // 8)
@@ -125,16 +130,24 @@ def exchange(
             plan.start(*arrays)
             plan.wait()
 
+        def call_reverse() -> None:
+            plan.accumulate(*arrays)
+
+        calls = {"exchange": call, "split": call_split, "accumulate": call_reverse}
+
         def check() -> bool:
+            for number, array in enumerate(arrays):
+                array[...] = 10 * side.rank + number
+                if kind != "accumulate":
+                    array[[0, -1]] = -1
+            calls[kind]()
+            side.sync()
             is_right = True
             for number, array in enumerate(arrays):
-                array[...] = -1
-                array[1:-1] = 10 * side.rank + number
-            (call_split if split else call)()
-            side.sync()
-            for number, array in enumerate(arrays):
-                for place, rank in zip((0, -1), side.neighbors, strict=True):
-                    is_right &= bool((array[place] == 10 * rank + number).all())
+                left, mine, right = (10 * rank + number for rank in side.ring)
+                sums = [0, mine + left, mine, mine, mine + right, 0]
+                wanted = sums if kind == "accumulate" else [left, *[mine] * 4, right]
+                is_right &= bool((array == node.xp.asarray(wanted)[:, None]).all())
             side.sync()
             return is_right
 
@@ -145,36 +158,7 @@ def exchange(
                 each.close()
             cart.Free()
 
-        return Case(looped(call_split if split else call), check, close)
-
-    return make
-
-
-def accumulate(nbytes: int) -> Make:
-    """The reverse of the exchange of a field in a ring, whose ghosts are zero after the first."""
-
-    def make(side: Side) -> Case:
-        node = side.node
-        cart = node.comm.Create_cart([node.size], periods=[True])
-        array = node.xp.zeros((6, nbytes // 8))
-        plan = side.package.HaloExchange(cart, array, 1, axes=(0,), node=node)
-
-        def call() -> None:
-            plan.accumulate(array)
-
-        def check() -> bool:
-            array[...] = side.rank
-            call()
-            side.sync()
-            left, right = side.neighbors
-            right_values = [0, side.rank + left, side.rank, side.rank, side.rank + right, 0]
-            return bool((array[:, 0] == node.xp.asarray(right_values)).all())
-
-        def close() -> None:
-            plan.close()
-            cart.Free()
-
-        return Case(looped(call), check, close)
+        return Case(looped(calls[kind]), check, close)
 
     return make
 
@@ -199,7 +183,7 @@ def window_call(kind: str) -> Make:
 
     def make(side: Side) -> Case:
         window = side.node.allocate_each(2, fill=-1)
-        left, right = side.neighbors
+        left, _, right = side.ring
         peers = sorted({left, right})
 
         def fence(put: Callable[[], None]) -> None:
@@ -305,10 +289,10 @@ ORDERED: dict[str, Make] = {
     "copy and exchange it, 8 KiB": exchange(8 << 10, is_new=True),
     "copy and exchange it, 72 KiB": exchange(72 << 10, is_new=True),
     "exchange, 3 fields of 4 KiB": exchange(4096, fields=3),
-    "start and wait, 4 KiB": exchange(4096, split=True),
-    "accumulate, 8 B": accumulate(8),
-    "accumulate, 64 KiB": accumulate(65536),
-    "accumulate, 1 MiB": accumulate(1 << 20),
+    "start and wait, 4 KiB": exchange(4096, kind="split"),
+    "accumulate, 8 B": exchange(8, kind="accumulate"),
+    "accumulate, 64 KiB": exchange(65536, kind="accumulate"),
+    "accumulate, 1 MiB": exchange(1 << 20, kind="accumulate"),
     "reduce, 8 B": reduce,
     "fence": window_call("fence"),
     "post, start, complete, wait": window_call("pairwise"),

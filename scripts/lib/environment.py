@@ -97,7 +97,6 @@ class Environment:
         self.python = folder / "bin" / "python"
         self.outer = outer_packages()
         self.cuda = driver_major()
-        self.uv = None if self.outer else shutil.which("uv")
 
     def stamp(self) -> str:
         """What the environment depends on, besides the groups installed in it."""
@@ -135,18 +134,7 @@ class Environment:
         say(f"making {self.folder} with Python {sys.version.split()[0]}")
         if self.folder.exists():
             shutil.rmtree(self.folder)
-        if self.uv:
-            made = [
-                self.uv,
-                "venv",
-                "--quiet",
-                "--seed",
-                "--python",
-                sys.executable,
-                str(self.folder),
-            ]
-        else:
-            made = [sys.executable, "-m", "venv", str(self.folder)]
+        made = [sys.executable, "-m", "venv", str(self.folder)]
         if subprocess.run(made, stdout=sys.stderr, check=False).returncode != 0:
             raise SystemExit("setup: no virtual environment; Debian has venv in python3-venv")
         # Whoever activates it gets the MPI that was chosen, and what that needs.
@@ -162,39 +150,26 @@ class Environment:
             folders |= {entry for entry in sys.path if entry.endswith("-packages")}
             (site / "outer.pth").write_text("\n".join(sorted(folders)) + "\n")
 
-    def pip(self) -> list[str]:
-        """The words of `pip install` before what is to be installed."""
+    def pip(self, *lines: str) -> list[str]:
+        """The command that installs these lines, from the wheelhouse alone if there is one."""
         command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input"]
-        return [*command, "--disable-pip-version-check", "--no-warn-script-location"]
-
-    def wheels(self) -> list[str]:
-        """The words that name the wheelhouse."""
-        return ["--no-index", "--find-links", str(self.wheelhouse)] if self.wheelhouse else []
+        command += ["--disable-pip-version-check", "--no-warn-script-location"]
+        if self.wheelhouse:
+            command += ["--no-index", "--find-links", str(self.wheelhouse)]
+        return [*command, *lines]
 
     def has_installed(self, group: str) -> bool:
         """Install a group that the tests can do without; say so where that fails."""
         # Most of a large package is never imported; what is, Python compiles then.
-        command = [*self.pip(), "--no-compile", *self.wheels(), *requirements([], [group])]
+        command = self.pip("--no-compile", *requirements([], [group]))
         done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             say(f"the tests of {group} will be skipped: {done.stderr.strip()}")
         return done.returncode == 0
 
     def install(self, lines: list[str]) -> None:
-        if self.uv:
-            command = [self.uv, "pip", "install", "--quiet", "--python", str(self.python)]
-        else:
-            command = self.pip()
-        command += self.wheels()
-        if subprocess.run([*command, *lines], stdout=sys.stderr, check=False).returncode == 0:
-            return
-        if self.uv:
-            say("uv could not install that; once more with pip")
-            self.uv = None
-            self.create()
-            self.install(lines)
-            return
-        raise SystemExit(f"setup: could not install {' '.join(lines)}")
+        if subprocess.run(self.pip(*lines), stdout=sys.stderr, check=False).returncode:
+            raise SystemExit(f"setup: could not install {' '.join(lines)}")
 
     def describe(self, described: Path, groups: list[str], without: list[str]) -> None:
         launcher, kind, variables = self.choose_mpi()

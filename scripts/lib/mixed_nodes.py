@@ -50,28 +50,16 @@ def slowest(samples_s):
     return round(float(np.median(np.max(WORLD.allgather(samples_s), axis=0))) * 1e6, 1)
 
 
-def alone(step):
-    """With a synchronize after each."""
+def timed(step, calls=1, samples=SAMPLES):
+    """A step of so many calls back to back, with a synchronize after them."""
     samples_s = []
-    for _ in range(SAMPLES):
+    for _ in range(samples):
         line_up()
         begin = time.perf_counter()
-        step()
-        synchronize()
-        samples_s.append(time.perf_counter() - begin)
-    return slowest(samples_s)
-
-
-def in_a_row(step):
-    """Back to back."""
-    samples_s = []
-    for _ in range(ROWS):
-        line_up()
-        begin = time.perf_counter()
-        for _ in range(IN_A_ROW):
+        for _ in range(calls):
             step()
         synchronize()
-        samples_s.append((time.perf_counter() - begin) / IN_A_ROW)
+        samples_s.append((time.perf_counter() - begin) / calls)
     return slowest(samples_s)
 
 
@@ -116,7 +104,7 @@ def exchanges(cart, node, nbytes):
 
         for _ in range(3):
             step()
-        found[name] = [alone(step), in_a_row(step)]
+        found[name] = [timed(step), timed(step, IN_A_ROW, ROWS)]
     found["fused part alone"] = kernel_part(plans["fused"], fields["fused"])
     found["fused part of mixed"] = kernel_part(plans["mixed"], u)
     work_ns = int(1500 * found["mixed"][0])
@@ -129,7 +117,7 @@ def exchanges(cart, node, nbytes):
         compute()
         plans["mixed"].wait()
 
-    found["interior"], found["interior beside mixed"] = alone(compute), alone(overlapped)
+    found["interior"], found["interior beside mixed"] = timed(compute), timed(overlapped)
     for halo in plans.values():
         halo.close()
     return found
@@ -149,7 +137,7 @@ def sums(node, nbytes):
                 total.reduce(x)
 
             step()
-            found[name] = alone(step)
+            found[name] = timed(step)
     pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(x.nbytes), float, x.size)
     result = np.empty(x.size)
 
@@ -158,7 +146,7 @@ def sums(node, nbytes):
         WORLD.Allreduce(pinned, result)
         x.set(result)
 
-    found["staged by hand"] = alone(by_hand)
+    found["staged by hand"] = timed(by_hand)
     return found
 
 

@@ -8,16 +8,10 @@ rooms                  the package seen from above: each module at its root, eac
                        (bench is one), and the applications as one
 arrows                 pairs of rooms of which the first imports from the second: all imports,
                        also those in functions and those for type checkers alone
-  without type checks  the same without imports under `if TYPE_CHECKING`
 floors                 rooms on the longest chain of imports; rooms that import each other in a
                        circle stand on one floor
 circles                such groups of rooms
 lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, benchmarks, tests
-polling loops          loops in mpishare without bench that sleep, yield, or look at a clock in
-                       their own lines: sleep, sched_yield, monotonic, perf_counter, or a wait
-                       or join with a timeout
-one importer           modules of mpishare that one other module alone imports
-files > 400 lines      in mpishare and tests
 complexity > 10        functions in mpishare of a cyclomatic complexity above 10: 1, and 1 for
                        each if, loop, except, boolean operator, and for and if of a comprehension,
                        also in nested functions (ruff's C901 counts no operators, comprehensions)
@@ -37,9 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, APPLICATIONS, BENCHMARKS = "mpishare", "applications", "benchmarks"
-CLOCKS = {"sleep", "sched_yield", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
-TIMED = {"wait", "join"}
-LONG, COMPLEX, WORST = 400, 10, 10
+COMPLEX, WORST = 10, 10
 
 
 @dataclass
@@ -83,37 +75,16 @@ def modules_of(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(tree: ast.AST, module: str, path: Path) -> Iterator[tuple[str, bool]]:
-    """Every name that is imported, and whether for type checkers alone."""
+def imports(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
+    """Every name that is imported."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    unseen: list[tuple[ast.AST, bool]] = [(tree, False)]
-    while unseen:
-        node, is_typing = unseen.pop()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, is_typing) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            yield from ((f"{base}.{alias.name}", is_typing) for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            unseen += [(child, True) for child in node.body]
-            unseen += [(child, is_typing) for child in node.orelse]
-        else:
-            unseen += [(child, is_typing) for child in ast.iter_child_nodes(node)]
-
-
-def edges(modules: dict[str, Path]) -> dict[tuple[str, str], bool]:
-    """Which module imports which, and whether for type checkers alone."""
-    found: dict[tuple[str, str], bool] = {}
-    for module, path in modules.items():
-        for name, is_typing in imports(ast.parse(path.read_text()), module, path):
-            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
-            parts = name.split(".")
-            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            other = next((head for head in heads if head in modules), None)
-            if other is not None and other != module:
-                found[module, other] = found.get((module, other), True) and is_typing
-    return found
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def room(module: str) -> str:
@@ -121,11 +92,17 @@ def room(module: str) -> str:
     return head if head == APPLICATIONS else rest.partition(".")[0] or "__init__"
 
 
-def arrows(found: dict[tuple[str, str], bool], *, with_typing: bool) -> set[tuple[str, str]]:
-    pairs = {
-        (room(a), room(b)) for (a, b), is_typing in found.items() if with_typing or not is_typing
-    }
-    return {(a, b) for a, b in pairs if a != b}
+def arrows(modules: dict[str, Path]) -> set[tuple[str, str]]:
+    """Which room imports from which."""
+    found = set()
+    for module, path in modules.items():
+        for name in imports(ast.parse(path.read_text()), module, path):
+            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
+            parts = name.split(".")
+            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            other = next((head for head in heads if head in modules), module)
+            found.add((room(module), room(other)))
+    return {(a, b) for a, b in found if a != b}
 
 
 def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]]:
@@ -149,36 +126,6 @@ def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]
         height[circle[a]] = 1 + max((height[other] for other in under), default=0)
     circles = sorted(" - ".join(sorted(each)) for each in set(circle.values()) if len(each) > 1)
     return max(height.values(), default=0), circles
-
-
-def is_polling(loop: ast.AST) -> bool:
-    """Whether a loop sleeps, yields or looks at a clock, but not in a loop or function within."""
-    unseen = list(ast.iter_child_nodes(loop))
-    while unseen:
-        node = unseen.pop()
-        if isinstance(node, ast.While | ast.For | ast.FunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            name = node.func.id if isinstance(node.func, ast.Name) else name
-            is_timed = any(word.arg and "timeout" in word.arg for word in node.keywords) or (
-                len(node.args) == 1
-                and isinstance(node.args[0], ast.Constant)
-                and isinstance(node.args[0].value, int | float)
-            )
-            if name in CLOCKS or (name in TIMED and is_timed):
-                return True
-        unseen += ast.iter_child_nodes(node)
-    return False
-
-
-def polling_loops(root: Path, paths: list[Path]) -> list[str]:
-    found = []
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.While | ast.For) and is_polling(node):
-                found.append((path.relative_to(root).as_posix(), node.lineno))
-    return [f"{path}:{line}" for path, line in sorted(found)]
 
 
 def complexity(function: ast.AST) -> int:
@@ -206,9 +153,8 @@ def complexities(root: Path) -> list[tuple[int, str]]:
 
 def measure(root: Path) -> Structure:
     modules = modules_of(root)
-    found = edges(modules)
     rooms = {room(module) for module in modules}
-    all_arrows = arrows(found, with_typing=True)
+    all_arrows = arrows(modules)
     n_floors, circles = floors(rooms, all_arrows)
     bench = root / PACKAGE / "bench"
     sources = {
@@ -217,29 +163,17 @@ def measure(root: Path) -> Structure:
     }
     lines = {path: path.read_text().count("\n") for paths in sources.values() for path in paths}
     n_lines = {folder: sum(lines[path] for path in paths) for folder, paths in sources.items()}
-    library = [p for p in sources[root / PACKAGE] if p.suffix == ".py" and bench not in p.parents]
-    importers: dict[str, set[str]] = {}
-    for a, b in found:
-        importers.setdefault(b, set()).add(a)
 
     of = Structure()
     of.add("modules at the root", sorted(p.name for p in (root / PACKAGE).glob("*.py")))
     of.add("rooms", sorted(rooms))
     of.rows["floors"] = n_floors
     of.add("arrows", sorted(f"{a} -> {b}" for a, b in all_arrows))
-    of.rows["  without type checks"] = len(arrows(found, with_typing=False))
     of.add("circles", circles)
     of.rows["lines of the library"] = n_lines[root / PACKAGE] - n_lines[bench]
     of.rows["lines of the bench"] = n_lines[bench]
     of.rows["lines of benchmarks"] = n_lines[root / BENCHMARKS]
     of.rows["lines of tests"] = n_lines[root / "tests"]
-    of.add("polling loops", polling_loops(root, library))
-    of.add(
-        "one importer",
-        sorted(f"{b} <- {next(iter(a))}" for b, a in importers.items() if len(a) == 1),
-    )
-    long = {path.relative_to(root).as_posix(): n for path, n in lines.items() if n > LONG}
-    of.add("files > 400 lines", [f"{path} {n}" for path, n in sorted(long.items())])
     ranked = complexities(root)
     of.add("complexity > 10", [f"{n} {where}" for n, where in ranked if n > COMPLEX])
     of.lists["worst functions"] = [f"{n:3d} {where}" for n, where in ranked[:WORST]]

@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import re
-import struct
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -207,22 +204,3 @@ def test_a_sparse_product_without_scipy_is_refused() -> None:
     result = run_ranks(2, [sys.executable, PROGRAM, "--product", "csr"], timeout_s=30, env=HOST)
     assert result.returncode == 2, result.describe()
     assert result.stderr.count("cg: error: --product csr needs SciPy") == 1, result.describe()
-
-
-def test_the_command_of_its_docstring_draws(tmp_path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        pytest.skip("matplotlib is not installed")
-    (line,) = re.findall(r"^ +mpirun -n 4 python (.*)$", PROGRAM.read_text(), re.MULTILINE)
-    script, *words = line.split()
-    assert ROOT / script == PROGRAM
-    picture = tmp_path / "picture.png"
-    words += ["--n", "10", "--plot", str(picture)]
-    result = run_ranks(4, [sys.executable, PROGRAM, *words], timeout_s=50, env=HOST)
-    assert result.returncode == 0, result.describe()
-    pattern = r"cg: 2 x 2 x 1 ranks of 10 x 10 x 10 cells, host: \d+ iterations in .*; checked$"
-    assert re.match(pattern, result.stdout.splitlines()[0])
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n")
-    width, height = struct.unpack(">II", data[16:24])
-    assert 500 < width < 3000
-    assert 200 < height < 2000

@@ -4,10 +4,13 @@ import json
 
 import pytest
 
+from benchmarks import catalog
 from benchmarks.sharing import PROGRAM
 from mpishare.runtime.in_child import run_in_child
-from tests.bench.test_cli import HOST, QUICK
+from tests.bench.test_cli import HOST, QUICK, wrong_arms
 from tests.helpers.launch import run_ranks
+
+catalog.extend()  # ring
 
 # The library that takes pointers to a GPU takes those to host memory too.
 ON_HOST = """
@@ -84,12 +87,8 @@ def test_fields_in_memory_of_a_library_are_exchanged_in_place(ranks: int) -> Non
 
 
 def test_a_face_of_the_wrong_side_is_seen() -> None:
-    words = ["ring", "halo1d", "--max", "8", "--format", "json", "--against", "mpi", *QUICK]
     program = ON_HOST.format(change=FROM_THE_WRONG_SIDE)
-    result = run_ranks(3, program, args=words, env=HOST)
-    assert result.returncode == 1, result.describe()
-    wrong = {row["arm"] for row in json.loads(result.stdout)["rows"] if not row["ok"]}
-    assert wrong == {"mpi"}, result.describe()
+    assert wrong_arms(3, program, "ring", "halo1d", "--max", "8", "--against", "mpi") == {"mpi"}
 
 
 def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
