@@ -113,7 +113,9 @@ class Jacobi(orders.Steps):
         if is_measured:
             self.clear()
         if self.order == "persistent":
-            self.run_inside(count, is_measured=is_measured)
+            self.persistent(count, is_measured=is_measured)
+            if count % 2:
+                self.u, self.v = self.v, self.u
             return
         for left in range(count, 0, -1):
             self.is_summing = is_measured and left == 1
@@ -138,8 +140,8 @@ class Jacobi(orders.Steps):
         ]
         return found
 
-    def run_inside(self, count: int, *, is_measured: bool) -> None:
-        """Make steps by one kernel, which exchanges the halos itself."""
+    def persistent(self, count: int = 1, *, is_measured: bool = False) -> None:
+        """Make steps by one kernel, which exchanges the halos itself; the fields stay in place."""
         march = self.march.copy()
         march["steps"] = count
         if self.u is not self.fields[0]:
@@ -149,8 +151,6 @@ class Jacobi(orders.Steps):
         args = self.window.device, record, self.sum if is_measured else np.uint64(0)
         self.node.launch(self.marching_kernel, (blocks,), (THREADS,), args)
         self.march["before"] += count
-        if count % 2:
-            self.u, self.v = self.v, self.u
 
     def clear(self) -> None:
         """Set the sum of the squares to zero."""
