@@ -89,7 +89,10 @@ class ClosedError(MpiShareError, RuntimeError):
 
 
 class EpochError(MpiShareError, RuntimeError):
-    """Calls in the wrong order: complete without start, wait without post, or either twice."""
+    """Calls in the wrong order: complete without start, wait without post, or either twice.
+
+    In kernels: a word of `put_word` that the next one overwrote before it was read.
+    """
 
 
 def describe(error: BaseException) -> str:
@@ -130,6 +133,15 @@ def late_ranks(call: str, ranks: Collection[int], timeout_s: float, here: str) -
     """Return the error of a call in which ranks of the node are missing; `here` is this rank."""
     what = f"{call} failed: {name_ranks(ranks)} did not arrive"
     return late(what, timeout_s, f" ({here}). {_UNUSABLE}.", ranks)
+
+
+def overwritten(call: str, ranks: Collection[int], here: str) -> EpochError:
+    """Return the error of a kernel that has missed a word of `ranks`."""
+    return EpochError(
+        f"{call} failed: {name_ranks(ranks)} sent the next word to a slot before this one was read "
+        f"({here}). Let the sender wait for an answer to each word, or take two slots in turn. "
+        f"{_UNUSABLE}."
+    )
 
 
 def late_elsewhere(

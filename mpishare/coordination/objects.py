@@ -65,6 +65,10 @@ class NodeObject(NotPicklable):
         """Return the ranks that a kernel has given up waiting for, at the deadline."""
         return []
 
+    def _overwritten(self) -> list[int]:
+        """Return the ranks of which a kernel has missed a word, since the next one came before."""
+        return []
+
     def _let_go(self) -> bool:
         """Return whether this rank, having dropped the object, uses none of its views any more."""
         return True

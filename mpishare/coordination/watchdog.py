@@ -26,6 +26,7 @@ from mpishare.errors import (
     describe_stragglers,
     died,
     late_ranks,
+    overwritten,
     peer_error,
 )
 from mpishare.memory.shared import remove_abandoned
@@ -216,10 +217,12 @@ class Watchdog:
         return {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
 
     def _check_lost(self) -> None:
+        here = self._agreement
         for item in self.objects():
-            if ranks := item._lost():
-                here = self._agreement
-                call = f"{item.name}: a wait in a kernel"
+            call = f"{item.name}: a wait in a kernel"
+            if ranks := item._overwritten():
+                here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
+            elif ranks := item._lost():
                 why = partial(late_ranks, call, ranks, here.timeout_s, here.here)
                 here.fail(why, fatal=True)
 

@@ -15,7 +15,7 @@ struct Device {
     char* const* peers;    // by rank: the segment, as this rank maps it
     Word* const* signals;  // by rank: its words, a row for each writer
     Word* local;           // behind mine: a row of barriers, one of epochs, one whose first is lost()
-    volatile Word* host;   // in host memory: abort, then `waiting` and `late` with a word per peer
+    volatile Word* host;   // in host memory: abort, then `waiting` and `why` with a word per peer
     const Device* self;    // a copy of this struct in GPU memory, for kernels that take a pointer
     Word deadline;         // of each wait, in nanoseconds
     int rank, size;
@@ -75,6 +75,7 @@ __device__ __forceinline__ Word nanoseconds() {
 }
 
 const unsigned POLLS_PER_LOOK = 1 << 8, POLLS_PER_HOST_LOOK = 1 << 14;
+enum Why : Word { UNTOLD, LATE, OVERWRITTEN }; // why a wait failed, for the host
 
 // One wait for a peer. Host memory is slow to read, so that only a wait of some milliseconds
 // publishes itself there, reads the abort word and the clock.
@@ -95,10 +96,12 @@ struct Wait {
         const Word now = nanoseconds();
         if (!since) since = now;
         d.host[1 + peer] = 1;
-        if (!d.host[0]) {
-            if (now - since < d.deadline) return true;
-            d.host[1 + d.size + peer] = 1;
-        }
+        if (d.host[0]) return fails();
+        return now - since < d.deadline || fails(LATE);
+    }
+    // Ends this wait and all later ones of this rank; tells the host why, unless that knows.
+    __device__ __forceinline__ bool fails(Why why = UNTOLD) {
+        if (why) d.host[1 + d.size + peer] = why;
         lost(d) = 1;
         return false;
     }
@@ -217,7 +220,7 @@ __device__ __forceinline__ void put_word(const Device& d, int peer, int slot, T 
 }
 
 // Waits for the word of exactly this epoch. The peer must not send the next one to this slot until
-// it knows that this one was read: by an answer, or by two slots in turn. Else this waits in vain.
+// it knows that this one was read: by an answer, or by two slots in turn. Else this fails.
 template <class T>
 __device__ __forceinline__ bool get_word(const Device& d, int peer, int slot, Word epoch, T* word) {
     static_assert(sizeof(T) == 4, "a word has 4 bytes");
@@ -226,11 +229,13 @@ __device__ __forceinline__ bool get_word(const Device& d, int peer, int slot, Wo
     while (true) {
         Word seen;
         asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(place) : "memory");
-        if (seen >> 32 == (epoch & 0xffffffffu)) {
+        const int ahead = static_cast<int>((seen >> 32) - epoch); // of 2^32 epochs
+        if (ahead == 0) {
             const unsigned bits = static_cast<unsigned>(seen);
             *word = *reinterpret_cast<const T*>(&bits);
             return wait.end(true);
         }
+        if (ahead > 0) return wait.end(wait.fails(detail::OVERWRITTEN));
         if (!wait.goes_on()) return wait.end(false);
     }
 }

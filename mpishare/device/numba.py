@@ -1,9 +1,9 @@
 """``<mpishare.cuh>`` for Numba: functions to call in kernels of `numba.cuda.jit`.
 
-A kernel gets ``window.device["self"]``, here `d`. The names, the order and the groups are those of
-docs/device.md, with the group in the name: `put_signal_block`, `wait_warp`. Ranks, slots and values
-are integers; `source` is a contiguous array, whole or a slice, and `to` the peer's element where it
-begins. Nothing is compiled before the first kernel that calls it.
+A kernel gets ``int(window.device["self"])``, here `d`. The names, the order and the groups are
+those of docs/device.md, with the group in the name: `put_signal_block`, `wait_warp`. Ranks, slots
+and values are integers; `source` is a contiguous array, whole or a slice, and `to` the peer's
+element where it begins. Nothing is compiled before the first kernel that calls it.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ RECORD = np.dtype(
 """`mpishare::Device` in mpishare.cuh."""
 
 _LOCAL_ROWS = 3  # barriers, epochs, lost
+_LATE, _OVERWRITTEN = 1, 2  # why a wait failed, in mpishare.cuh
 
 
 class WindowDevice(NodeObject):
@@ -121,14 +122,17 @@ class WindowDevice(NodeObject):
         self._context.unregister(self)
 
     def _pending(self) -> list[int]:
-        return self._marked(1)
+        return self._marked(1, 1)
 
     def _lost(self) -> list[int]:
-        return self._marked(1 + self._context.size)
+        return self._marked(1 + self._context.size, _LATE)
 
-    def _marked(self, start: int) -> list[int]:
-        """Return the ranks whose words of this rank's row, from `start` on, are not 0."""
+    def _overwritten(self) -> list[int]:
+        return self._marked(1 + self._context.size, _OVERWRITTEN)
+
+    def _marked(self, start: int, mark: int) -> list[int]:
+        """Return the ranks whose words of this rank's row, from `start` on, are the mark."""
         view, size = self._words._view, self._context.size
         begin = self._row * self._context.rank + start
         # A failure of the node, told by itself, has raised all of them.
-        return [rank for rank in range(size) if view[begin + rank] % RELEASED]
+        return [rank for rank in range(size) if view[begin + rank] % RELEASED == mark]

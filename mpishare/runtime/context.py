@@ -14,6 +14,7 @@ from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
+from mpishare.errors import overwritten
 from mpishare.memory.allocation import keeping, map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
@@ -334,9 +335,13 @@ class NodeContext:
         agreement.check()
 
     def check_lost(self, child: NodeObject) -> None:
-        """Raise if a kernel has given up waiting for a rank, at the deadline."""
+        """Raise if a wait in a kernel failed: at the deadline, or for a word that is gone."""
+        call = f"{child.name}: a wait in a kernel"
+        if ranks := child._overwritten():
+            here = self.agreement
+            here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
+            here.check()
         if ranks := child._lost():
-            call = f"{child.name}: a wait in a kernel"
             raise self.agreement.timed_out(call, ranks, self.agreement.timeout_s)
 
     def stream_timeout(self, call: str) -> MpiShareError:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import mpishare
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import mpishare
 
     Box = tuple[slice, ...]
     Array = Any  # numpy.ndarray or cupy.ndarray
@@ -29,10 +29,17 @@ def field(node: mpishare.Node, shape: Sequence[int], dtype: Any) -> Array:
 
     That is, every row's second cell does, and NumPy's arrays are laid out the same.
     """
+    return fields(node, shape, dtype, 0)[1][0]
+
+
+def fields(
+    node: mpishare.Node, shape: Sequence[int], dtype: Any, signals: int, count: int = 1
+) -> tuple[mpishare.Window, list[Array]]:
+    """Return as many such fields, and the window that they are in. Collective."""
     cells = LINE // np.dtype(dtype).itemsize
     pitch = -(-(cells - 1 + shape[-1]) // cells) * cells
-    whole = node.allocate_each((*shape[:-1], pitch), dtype, fill=0).array
-    return whole[..., cells - 1 : cells - 1 + shape[-1]]
+    window = node.allocate_each((count, *shape[:-1], pitch), dtype, fill=0, signals=signals)
+    return window, [each[..., cells - 1 : cells - 1 + shape[-1]] for each in window.array]
 
 
 def shifted(box: Box, axis: int, cells: int) -> Box:
@@ -155,6 +162,7 @@ def kernels(xp: Any, name: str, *names: str) -> tuple[Any, ...]:
     """Compile kernels of an application; none on NumPy."""
     if xp is np:
         return tuple(None for _ in names)
-    module = xp.RawModule(code=source(name), options=("--std=c++17", "--fmad=false"))
+    options = ("--std=c++17", "--fmad=false", *mpishare.device.include())
+    module = xp.RawModule(code=source(name), options=options)
     # What a RawKernel launches; it would look for the current device's at each launch.
     return tuple(module.get_function(each).kernel for each in names)

@@ -95,15 +95,18 @@ def add_forms(made: Parser, staged: Sequence[str], verb: str) -> None:
     made.add_argument("--compare", action="store_true", help="time all forms of that, in turns")
 
 
-def add_orders(made: Parser, *, said: str) -> None:
+def add_orders(made: Parser, *, said: str, more: Sequence[str] = ()) -> None:
     """Add the options of an application whose steps come in several orders.
 
     Parameters
     ----------
     said : str
         Which one is taken where none is given.
+    more : sequence of str
+        Orders of this application alone.
     """
-    made.add_argument("--order", choices=ORDERS, help=f"of updates and exchange in a step ({said})")
+    orders = (*ORDERS, *more)
+    made.add_argument("--order", choices=orders, help=f"of updates and exchange in a step ({said})")
     made.add_argument("--graph", action="store_true", help="launch many steps as one CUDA graph")
     made.add_argument(
         "--march", type=count, metavar="CELLS", help="along the first axis, of a thread of the GPU"
@@ -191,7 +194,8 @@ def solve(
     problem = graphs.refusal(node, cart, steps.halo) if args.graph else None
     if problem:
         return refuse(steps.name, problem)
-    counts = orders.lengths(args.steps, steps.every, is_graph=args.graph)
+    are_many = args.graph or getattr(args, "order", None) == "persistent"
+    counts = orders.lengths(args.steps, steps.every, is_graph=are_many)
     steps.begin()
     steps.warm_up(counts)
     steps.begin()

@@ -19,6 +19,7 @@ import orders
 import outcome
 import picture
 import staged
+from mpi4py import MPI
 
 import mpishare
 
@@ -26,11 +27,23 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from mpi4py import MPI
-
 QUARTER = np.float32(0.25)
 SMALL = 2**20  # cells per rank that are updated faster than an exchange can be hidden
 SMALL_CALLED = 2**24  # and faster than Python can call what hides it
+MARCH_RECORD = np.dtype(  # as in jacobi2d.cu
+    [
+        ("fields", np.int64, 2),
+        ("before", np.int64),
+        ("plane", np.int32),
+        ("rows", np.int32),
+        ("columns", np.int32),
+        ("per_block", np.int32),
+        ("depth", np.int32),
+        ("steps", np.int32),
+        ("sides", np.int32, 4),
+    ]
+)
+THREADS = 512  # of a block of the persistent kernel
 MARCH = (4, 1)  # rows that a thread of the GPU goes through, in large and in small blocks
 
 
@@ -41,11 +54,16 @@ class Jacobi(orders.Steps):
         self.name, self.every = "jacobi2d", args.norm_every
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
         shape = tuple(n + 2 for n in args.shape)
-        self.u, self.v = (boxes.field(node, shape, np.float32) for _ in range(2))
+        is_persistent = args.order == "persistent"
+        signals = 4 * blocks_of(args, node) if is_persistent else 0
+        self.window, (self.u, self.v) = boxes.fields(node, shape, np.float32, signals, count=2)
         super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=4)
-        self.kernel, self.summing_kernel = boxes.kernels(
-            self.xp, "jacobi2d", "relax", "relax_and_sum"
+        self.kernel, self.summing_kernel, self.marching_kernel = boxes.kernels(
+            self.xp, "jacobi2d", "relax", "relax_and_sum", "relax_steps"
         )
+        if is_persistent:
+            self.orders = (*orders.ORDERS, "persistent")
+            self.march = self.march_of(signals // 4)
         self.sum = self.xp.zeros(1)
         self.is_summing = False
         self.norm = math.nan
@@ -94,10 +112,45 @@ class Jacobi(orders.Steps):
         """Make steps; the last one adds up the squares of the changes too."""
         if is_measured:
             self.clear()
+        if self.order == "persistent":
+            self.persistent(count, is_measured=is_measured)
+            if count % 2:
+                self.u, self.v = self.v, self.u
+            return
         for left in range(count, 0, -1):
             self.is_summing = is_measured and left == 1
             self.step()
         self.is_summing = False
+
+    def march_of(self, blocks: int) -> np.ndarray:
+        """Return what `relax_steps` gets: the places of fields, rows of blocks, and neighbors."""
+        node, cart, u = self.node, self.cart, self.u
+        rows, columns = self.args.shape
+        found = np.zeros(1, MARCH_RECORD)
+        begin = self.window.array.data.ptr
+        found["fields"] = [(each.data.ptr - begin) // u.itemsize for each in self.fields]
+        found["plane"], found["rows"], found["columns"] = u.strides[0] // u.itemsize, rows, columns
+        found["per_block"] = per_block = -(-rows // blocks)
+        found["depth"] = -(-per_block * -(-columns // 4) // THREADS)
+        ranks = [*cart.Shift(0, 1), *cart.Shift(1, 1)]
+        mine, theirs = cart.Get_group(), node.comm.Get_group()
+        found["sides"] = [
+            -1 if rank == MPI.PROC_NULL else mine.Translate_ranks([rank], theirs)[0]
+            for rank in ranks
+        ]
+        return found
+
+    def persistent(self, count: int = 1, *, is_measured: bool = False) -> None:
+        """Make steps by one kernel, which exchanges the halos itself; the fields stay in place."""
+        march = self.march.copy()
+        march["steps"] = count
+        if self.u is not self.fields[0]:
+            march["fields"] = self.march["fields"][:, ::-1]
+        blocks = -(-self.args.shape[0] // int(march["per_block"][0]))
+        record = march.view(f"V{MARCH_RECORD.itemsize}")
+        args = self.window.device, record, self.sum if is_measured else np.uint64(0)
+        self.node.launch(self.marching_kernel, (blocks,), (THREADS,), args)
+        self.march["before"] += count
 
     def clear(self) -> None:
         """Set the sum of the squares to zero."""
@@ -144,6 +197,26 @@ class Jacobi(orders.Steps):
             new *= QUARTER
             if self.is_summing:
                 self.sum += np.square(new - u[box], dtype=np.float64).sum()
+
+
+def blocks_of(args: argparse.Namespace, node: mpishare.Node) -> int:
+    """Return how many blocks of a kernel on every GPU run at once, of all its ranks. Collective."""
+    devices = [each.device.uuid for each in node.report().members if each.device is not None]
+    sharing = max(devices.count(uuid) for uuid in devices)
+    count = node.xp.cuda.Device().attributes["MultiProcessorCount"] // sharing
+    most = node.comm.allreduce(count, MPI.MIN)
+    return -(-args.shape[0] // -(-args.shape[0] // most))
+
+
+def refusal(node: mpishare.Node, cart: MPI.Cartcomm) -> str | None:
+    """Return why no kernel can exchange halos itself; None where it can."""
+    if node.backend != "cuda":
+        return f"--order persistent: the {node.backend} backend has no kernels"
+    if node.report().time_sliced_gpus:
+        return "--order persistent: ranks share a GPU without the Multi-Process Service"
+    if node.size < cart.size:
+        return "--order persistent: ranks are on several nodes"
+    return None
 
 
 def boundary(ny: int) -> np.ndarray:
@@ -193,7 +266,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
     common.add_orders(
-        parser, said=f"plain to {SMALL_CALLED} cells per rank, with --graph to {SMALL}, then beside"
+        parser,
+        said=f"plain to {SMALL_CALLED} cells per rank, with --graph to {SMALL}, then beside",
+        more=["persistent"],
     )
     parser.add_argument(
         "--norm-every",
@@ -207,6 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.march = args.march or MARCH[cells <= SMALL]
     is_small = cells <= (SMALL if args.graph else SMALL_CALLED)
     with mpishare.Node() as node, common.stream(node):
+        problem = refusal(node, cart) if args.order == "persistent" else None
+        if problem:
+            return common.refuse("jacobi2d", problem)
         args.order = args.order or common.order_for(node, "plain" if is_small else "beside")
         return common.solve(Jacobi(args, cart, node), check, draw)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpishare.runtime.cli import Progress
 
 ORDERS = ("plain", "last", "first", "beside")
-NEW_FIRST = ("first", "beside")  # these exchange the field that the step makes
+NEW_FIRST = ("first", "beside", "persistent")  # these exchange the field that the step makes
 
 
 class Steps:
@@ -49,6 +49,7 @@ class Steps:
 
     name: str  # of the program
     every: int  # steps from one measurement to the next
+    orders: tuple[str, ...] = ORDERS  # that are compared
     args: argparse.Namespace
     cart: MPI.Cartcomm
 
@@ -169,7 +170,7 @@ class Steps:
 
     def advance(self, count: int, *, is_measured: bool = False) -> None:
         """Make steps, in one graph where there are graphs."""
-        if self._captured is None:
+        if self._captured is None or self.order not in (*ORDERS, "alone"):
             self.steps(count, is_measured=is_measured)
             return
         u, v = self.u, self.v
@@ -229,11 +230,11 @@ def compare(
 
         return act
 
-    actions = {order: action(order) for order in (*ORDERS, "alone")}
+    actions = {order: action(order) for order in (*steps.orders, "alone")}
     for act in actions.values():
         for _ in range(2 * len(steps.fields)):  # as `Steps.warm_up`
             act()
     times = timing.alone_us(node, cart, actions, calls, progress)
     steps.order = mine
     found = {f"{order}_us": time / count for order, time in times.items()}
-    return found | {f"{order}_efficiency": times["alone"] / times[order] for order in ORDERS}
+    return found | {f"{order}_efficiency": times["alone"] / times[order] for order in steps.orders}

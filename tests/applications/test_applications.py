@@ -4,6 +4,7 @@ import fcntl
 import functools
 import importlib.util
 import json
+import math
 import os
 import re
 import struct
@@ -72,6 +73,13 @@ for order in {ORDERS!r}:
     report({{order + " in 3 axes": [run("heat3d", *words, *both, *cubic)]}})
     wrap = [] if "--staged" in both else ["--wrap"]
     report({{order + " wrapped": [run("heat3d", *words, *both, *cubic, *wrap)]}})
+"""
+
+# Many steps in one kernel, an odd and an even number of them in a launch.
+PERSISTENT = f"""{PREAMBLE}
+for every in "7", "6":
+    words = ["--n", "70", "--norm-every", every, "--order", "persistent", *sys.argv[1:]]
+    report({{every: run("jacobi2d", *words)}})
 """
 
 # What a plan would do whose ghosts never come, come at every second call, or come without corners.
@@ -207,6 +215,25 @@ def test_every_order_is_right(ranks: int, words: list[str]) -> None:
     result = run_ranks(ranks, EVERY_ORDER, args=words, timeout_s=50, env=HOST)
     assert result.returncode == 0, result.describe()
     check_orders(result)
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(130)
+@pytest.mark.parametrize("dims", ["1 1", "2 1", "2 2", "4 1", "1 4"])
+def test_a_kernel_exchanges_its_own_halo(dims: str) -> None:
+    words = ["--dims", *dims.split()]
+    ranks, on_gpus = math.prod(map(int, dims.split())), {"MPISHARE_BACKEND": "cuda"}
+    result = run_ranks(ranks, PERSISTENT, args=words, timeout_s=ON_GPUS_S, env=on_gpus)
+    assert result.returncode == 0, result.describe()
+    status = 2 if "without the Multi-Process Service" in result.stderr else 0
+    assert list(result.reports.values()) == [{"7": status, "6": status}] * ranks
+    assert all(row["checked"] for row in rows_of(result))
+
+
+def test_the_host_has_no_kernel_that_exchanges() -> None:
+    result = run_ranks(2, PERSISTENT, timeout_s=50, env=HOST)
+    assert [*result.reports.values()] == [{"7": 2, "6": 2}] * 2, result.describe()
+    assert "--order persistent: the host backend has no kernels" in result.stderr
 
 
 def test_a_broken_exchange_is_seen() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import mpishare.device
 from tests.backends.test_kernels import ARCHITECTURES, compile_cuda
 from tests.helpers.launch import ROOT
 
@@ -20,6 +21,6 @@ def test_every_source_has_its_program():
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles(name, architecture):
     source = (APPLICATIONS / "boxes.cu").read_text() + (APPLICATIONS / f"{name}.cu").read_text()
-    code, log = compile_cuda(source, architecture)
+    code, log = compile_cuda(source, architecture, *mpishare.device.include())
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""

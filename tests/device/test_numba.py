@@ -57,7 +57,7 @@ def test_a_kernel_calls_what_the_source_defines(group):
             ended[0] = 1
 
     kinds = numba.types
-    calls = compiled(kernel, kinds.uint64, kinds.float64[::1], kinds.int64, kinds.int32[::1])
+    calls = compiled(kernel, kinds.int64, kinds.float64[::1], kinds.int64, kinds.int32[::1])
     ptx, log = compile_cuda(device.SOURCE, "compute_90", "-rdc=true")
     assert ptx, log
     called, defined = signatures(calls), signatures(ptx.decode())
@@ -72,7 +72,7 @@ def test_the_kernel_of_the_page_compiles(tmp_path, monkeypatch):
     (tmp_path / "numba_of_the_page.py").write_text(imports + code)
     monkeypatch.syspath_prepend(tmp_path)
     shift, kinds = importlib.import_module("numba_of_the_page").shift, numba.types
-    assert compiled(shift.py_func, kinds.uint64, kinds.float64[::1], kinds.int64)
+    assert compiled(shift.py_func, kinds.int64, kinds.float64[::1], kinds.int64)
 
 
 def test_a_source_with_gaps_is_refused():

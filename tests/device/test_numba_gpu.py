@@ -45,7 +45,7 @@ def test_a_ring_of_puts(node):
     n, rounds, launches = 200, 50, 4
     ring, errors = rounds_of(device), cupy.zeros(1, "i4")
     with node.allocate_each(n + 1, "f8", signals=3) as window:
-        source, d = cupy.zeros(n), window.device["self"]
+        source, d = cupy.zeros(n), int(window.device["self"])
         stream = numba.external_stream(cupy.cuda.get_current_stream().ptr)
         for _ in range(launches):
             ring[1, 64, stream](d, source, window.array, n, rounds, errors)

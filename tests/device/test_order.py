@@ -1,11 +1,10 @@
 """The order of mpishare.cuh in its PTX: each store, fence and load that docs/device.md promises."""
 
-import re
-
 import pytest
 
 import mpishare.device
 from tests.backends.test_kernels import compile_cuda
+from tests.helpers.ptx import ACQUIRE, RELEASE, orders_of
 
 HEADER = mpishare.device.Path(mpishare.device.__file__).with_name("mpishare.cuh").read_text()
 KERNELS = """#include <mpishare.cuh>
@@ -36,7 +35,6 @@ JOIN = {
     "warp": ["vote.sync.all.pred", "bar.warp.sync"],
     "block": ["bar.red.and.pred"],
 }
-RELEASE, ACQUIRE = "st.release.sys.global.u64", "ld.acquire.sys.global.u64"
 PROMISED = {"words": ["st.relaxed.sys.global.u64", "ld.relaxed.sys.global.u64"]}
 for name in MEET:
     PROMISED[f"put_signal_{name}"] = ["put", *MEET[name], RELEASE]
@@ -55,16 +53,7 @@ def orders(folder, architecture="compute_90"):
     """By kernel: its accesses of windows, and what orders them, without repetitions."""
     ptx, log = compile_cuda(SOURCE, architecture, f"-I{folder}")
     assert ptx, log
-    found = {}
-    for line in ptx.decode().splitlines():
-        if entry := re.search(r"\.entry (\w+)", line):
-            mine = found[entry[1]] = []
-        for pattern, name in KINDS.items():
-            if hit := re.match(rf"(?:\t| )*(?:@!?%\w+ )?{pattern}\s", line):
-                told = name or hit[1]
-                if mine[-1:] != [told]:
-                    mine.append(told)
-    return found
+    return orders_of(ptx.decode(), KINDS)
 
 
 @pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_90", "compute_100"])
