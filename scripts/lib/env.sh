@@ -70,3 +70,12 @@ interruptible() {
   [[ -z $interruption ]] || status=130
   exit "$status"
 }
+
+# own_folder NAME: makes the folder when it is missing, and sets `folder` to where it is.
+own_folder() {
+  [[ -n $1 ]] || fail "a folder is needed (--help)"
+  mkdir -p "$1"
+  [[ -O $1 ]] || fail "$1 belongs to another user, whose programs are not to be run"
+  # shellcheck disable=SC2034  # the script that calls reads it
+  folder=$(cd "$1" && pwd -P)
+}

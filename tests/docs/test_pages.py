@@ -23,6 +23,9 @@ NOT_RUN = {
     "pip install '.[mpich]'": "the same, with that extra",
     "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
     "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
+    "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
+    "PYTHONPATH=docs/ports scripts/with-mps mpirun -n 2 python -m mpi4py "
+    "scripts/ports/mpi4py_fft_time.py --memory gpu": "a GPU, and mpi4py-fft",
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
     "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (

@@ -1,10 +1,11 @@
-"""The patch for Veros is as short as its page says, fits the version it is for, and exchanges.
+"""What the pages on ports show is as short as they say, fits its version, and moves cells.
 
-`scripts/ports/veros` runs Veros itself, which takes a network and some minutes.
+`scripts/ports` runs the codes themselves, which takes a network and some minutes.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -13,9 +14,10 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.helpers.launch import run_ranks
 
+PORTS = ["veros", "mpi4py_fft"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
-SCRIPT = ROOT / "scripts/ports/veros"
+PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
 PROGRAM = """
@@ -72,9 +74,17 @@ def test_the_patch_is_as_short_as_the_page_says() -> None:
     assert f"| lines changed | | {plus} added, {minus} removed |" in PAGE.read_text()
 
 
-def test_the_page_and_the_script_are_for_the_same_version() -> None:
-    (version,) = re.findall(r"^version=v(.*)$", SCRIPT.read_text(), re.MULTILINE)
-    assert f"version {version}," in PAGE.read_text()
+def test_the_plug_in_is_as_short_as_the_page_says() -> None:
+    lines = len(PLUG_IN.read_text().splitlines())
+    assert lines <= 60
+    assert f"It is {lines} lines:" in PLUG_IN.with_name("mpi4py_fft.md").read_text()
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_the_page_and_the_script_are_for_the_same_version(name: str) -> None:
+    script = ROOT / "scripts/ports" / name
+    (version,) = re.findall(r"^version=v?(.*)$", script.read_text(), re.MULTILINE)
+    assert f"version {version}," in (ROOT / f"docs/ports/{name}.md").read_text()
 
 
 def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
@@ -87,10 +97,75 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     assert done.stdout.count("exchanged") == 2
 
 
+#: mpi4py-fft's `Transfer` as far as the plug-in knows it; its messages leave a mark instead.
+PENCIL = """
+import numpy as np
+
+class Transfer:
+    def __init__(self, comm, shape, dtype, subshapeA, axisA, subshapeB, axisB):
+        self.comm, self.shape, self.dtype = comm, tuple(shape), np.dtype(dtype)
+        self.subshapeA, self.axisA = tuple(subshapeA), axisA
+        self.subshapeB, self.axisB = tuple(subshapeB), axisB
+
+    def forward(self, given, out):
+        out[...] = -1
+
+    backward = forward
+"""
+
+TRANSFERS = """
+import mpishare
+import mpishare_fft
+import numpy as np
+from mpi4py import MPI
+from mpi4py_fft import pencil
+
+class DistArray(np.ndarray):
+    pass
+
+comm = MPI.COMM_WORLD.Dup()
+shape = (7, 3, 5)
+with mpishare.Node(backend="host") as node:
+    mpishare_fft.use(node)
+    for dtype in "fdFDgG":
+        whole = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        first = np.array_split(whole, comm.size, 2)[comm.rank]  # aligned in axis 0
+        second = np.array_split(whole, comm.size, 0)[comm.rank]
+        for _ in range(2):  # as `DistArray.redistribute` does
+            transfer = pencil.Transfer(comm, shape, dtype, first.shape, 0, second.shape, 2)
+            a, b = first.copy().view(DistArray), np.empty_like(second)
+            transfer.forward(a, b)
+            assert (b == (-1 if dtype == "G" else second)).all(), dtype
+            b = second.copy()
+            transfer.backward(b, a)
+            assert (a == (-1 if dtype == "G" else first)).all(), dtype
+    assert len(comm.Get_attr(mpishare_fft.PLANS) or "12345") == 5  # one of each but "G"
+    mpishare_fft.use(None)
+    assert pencil.Transfer is mpishare_fft.messages
+    comm.Free()
+print("moved")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_plug_in_moves_what_a_transfer_moves(ranks: int, tmp_path) -> None:
+    (tmp_path / "mpi4py_fft").mkdir()
+    (tmp_path / "mpi4py_fft/pencil.py").write_text(PENCIL)
+    shutil.copy(PLUG_IN, tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(TRANSFERS)
+    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout.count("moved") == ranks
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_a_folder_of_another_user_is_refused(tmp_path):
+@pytest.mark.parametrize("name", PORTS)
+def test_a_folder_of_another_user_is_refused(name, tmp_path):
     """Its programs would be run: the page names a folder in /tmp, which anybody can make first."""
     os.chown(tmp_path, 65534, 65534)
-    done = subprocess.run([SCRIPT, tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ROOT / "scripts/ports" / name, tmp_path], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert f"{tmp_path} belongs to another user" in done.stderr
