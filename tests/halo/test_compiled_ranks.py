@@ -69,6 +69,7 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
 def absent(monkeypatch, tmp_path):
     """The compiled part was not built."""
     monkeypatch.setattr(native, "_FILE", tmp_path / "_host.abi3.so")
+    monkeypatch.setattr(native, "load", native.load.__wrapped__)  # it was found before
     native._warn_once.cache_clear()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import mpishare
 from mpishare.halo.host import parts, process_read
+from tests.helpers.reductions import on_host
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -217,11 +218,6 @@ def _mixed(keys: np.ndarray) -> np.ndarray:
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
-
-
-def on_host(array) -> np.ndarray:
-    """Its values in host memory, when the GPU has come so far."""
-    return array.get() if hasattr(array, "get") else array
 
 
 def _raw(array) -> np.ndarray:
