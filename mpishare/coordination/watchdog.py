@@ -204,7 +204,8 @@ class Watchdog:
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
         late = self._late_outside()
         left = {rank for rank in gone if states[rank] == State.LEFT}
-        awaited = {rank for ranks in self.pending().values() for rank in ranks}
+        pending = self.pending().values() if gone or late else ()
+        awaited = {rank for ranks in pending for rank in ranks}
         status = block.status(block.rank)
         here = () if status is None else status.awaited
         return sorted(left | (gone & awaited) | (late & awaited.union(here)))
