@@ -134,7 +134,7 @@ def fencing(stage: Stage, code: str, victim: int) -> None:
     if code == "python":
         node._context.compiled = None
     window = node.allocate_each(1, fill=0)
-    awaited = [rank for _, slots in window._rounds for _, rank in slots]
+    awaited = [rank for _, waits in window._rounds for rank in waits.values()]
     assert (victim in awaited) == (stage.rank in {2, 3})
 
     def fences() -> None:

@@ -26,6 +26,10 @@ NOT_RUN = {
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
     "PYTHONPATH=docs/ports scripts/with-mps mpirun -n 2 python -m mpi4py "
     "scripts/ports/mpi4py_fft_time.py --memory gpu": "a GPU, and mpi4py-fft",
+    "nvcc -std=c++17 -arch=sm_90 -cubin "
+    '$(python -c "import mpishare; print(*mpishare.device.include())") kernels.cu': (
+        "tests/device/test_nvcc.py, where nvcc is"
+    ),
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
     "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (
@@ -128,6 +132,7 @@ def test_every_fragment_is_known() -> None:
         "# of scripts/applications/jacobi2d.py",
         "# of scripts/applications/navier_stokes.py",
         "@numba.cuda.jit",  # tests/device/test_numba.py
+        "@triton.jit",  # tests/device/test_triton_gpu.py
         "class ExchangeInPlace(torch.autograd.Function):",  # tests/halo/test_torch_ranks.py
         'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
         "def gradients_in_one_array(weights):",
