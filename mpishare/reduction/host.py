@@ -52,16 +52,21 @@ class HostReduce(PlanEngine):
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
         self.staging_nbytes = slots.nbytes
         self._fold = operation.fold
-        self._large = LargeReduce(setup.context, slots, self._fold) if large else None
+        self._large = LargeReduce(setup.context, slots, self._fold)
         self._order = order = packing_order(setup)
-        # A packed field between the slots and one that is not.
-        is_own = is_packed(layout, order)
-        self._packed = None if is_own else np.empty(shape, layout.dtype, order)
         self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0
         key = operation.key
         # For each of `CALLS`.
         self._compiled = [None if large else slots.compiled(key, count), slots.compiled(key, 1)]
+        self._reduce_packed = self._reduce_large if large else self._reduce_small
+        if self._compiled[REDUCE] is not None:
+            self._reduce_packed = self._reduce_compiled
+        if is_packed(layout, order):
+            self._reduce = self._reduce_packed
+        else:
+            self._packed = np.empty(shape, layout.dtype, order)
+            self._reduce = self._reduce_unpacked
 
     def reduce(self, field: Any, stream: Any) -> None:
         """See `ReduceEngine.reduce`."""
@@ -84,35 +89,43 @@ class HostReduce(PlanEngine):
             self._leave_node("reduce", error)
             raise
 
-    def _reduce(self, field: Array) -> None:
-        packed = self._packed
-        if packed is None:
-            self._combine(field, REDUCE)
-        else:
-            packed[...] = field
-            self._combine(packed, REDUCE)
-            field[...] = packed
+    def _reduce_small(self, field: Array) -> None:
+        self._combine_in_numpy(field, REDUCE)
+
+    def _reduce_compiled(self, field: Array) -> None:
+        self._combine(field, REDUCE)
 
     def _combine(self, field: Array, kind: int) -> None:
         """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
         slots, compiled = self._slots, self._compiled
-        # A large field counts as a use, too: another rank may be in `dot`, and go on after that.
         parity = slots.parity = slots.parity ^ 1
-        if compiled[kind] is not None:
-            epoch = slots.next_epoch()
-            value = 2 * epoch + kind
-            # Looked up each time: a handler of a signal may have closed the plan and freed memory.
-            while not compiled[kind](field, parity, epoch, value):
-                slots.wait(value)
-            return
+        epoch = slots.next_epoch()
+        value = 2 * epoch + kind
+        # Looked up each time: a handler of a signal may have closed the plan and freed memory.
+        while not compiled[kind](field, parity, epoch, value):
+            slots.wait(value)
+
+    def _combine_in_numpy(self, field: Array, kind: int) -> None:
+        """Do the same for an operation that is not compiled."""
+        slots = self._slots
+        slots.parity ^= 1
         flat = field.reshape(-1, order=self._order)  # a view
-        if self._large is not None and kind == REDUCE:
-            self._large.reduce(flat)
-            return
-        operands = [slot[: flat.size] for slot in slots.pair[parity]]
+        operands = [slot[: flat.size] for slot in slots.pair[slots.parity]]
         operands[slots.place][...] = flat
         slots.meet(kind)
         self._fold(operands, flat)
+
+    def _reduce_large(self, field: Array) -> None:
+        # Counts as a use: another rank may be in `dot`, and calls go on after the error.
+        self._slots.parity ^= 1
+        self._large.reduce(field.reshape(-1, order=self._order))  # a view
+
+    def _reduce_unpacked(self, field: Array) -> None:
+        """Copy a field that is not packed into one that is, and back."""
+        packed = self._packed
+        packed[...] = field
+        self._reduce_packed(packed)
+        field[...] = packed
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """See `ReduceEngine.dot`."""
@@ -132,8 +145,10 @@ class HostReduce(PlanEngine):
 
     def _dot(self, x: Array, y: Array) -> None:
         self._local_dot.into(self._sum, x, y)
-        if self._has_others:
+        if self._compiled[DOT] is not None:
             self._combine(self._sum, DOT)
+        elif self._has_others:
+            self._combine_in_numpy(self._sum, DOT)
 
     # --- checks of the arrays
 
@@ -170,4 +185,6 @@ class HostReduce(PlanEngine):
 
     def close(self) -> None:
         self._compiled[:] = [self._slots.refuse] * len(CALLS)
+        # Else a closed engine would live until a collection of cycles.
+        del self._reduce, self._reduce_packed, self._large
         self._slots.close()
