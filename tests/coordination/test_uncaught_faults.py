@@ -42,41 +42,33 @@ def test_fifteen_lines_of_which_one_traceback(tmp_path, name):
         assert re.search("rank 1( has left)?: (KeyError|ValueError: negative extents)", line), line
 
 
-def test_the_words_reach_the_others_without_a_with():
-    """Not only that rank 1 is gone: what it raised."""
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("broken()", "KeyError: 'no such key'"),
+        ("raise SystemExit", "exited without closing the node"),
+    ],
+)
+def test_how_a_rank_ended_reaches_the_others_without_a_with(end, told):
+    """Not only that rank 1 is gone: what it raised, or that it raised nothing."""
     program = (
         PROLOGUE
-        + """
+        + f"""
+from mpi4py import MPI
 from tests.helpers.reporting import report
 if node.rank == 1:
-    broken()
+    {end}
 try:
     node.barrier()
 except mpishare.PeerError as error:
-    report({"failures": list(error.failures.items())})
+    report({{"failures": list(error.failures.items())}})
+# The end of either aborts the job.
+MPI.COMM_WORLD.sendrecv(None, 2 - node.rank, source=2 - node.rank)
 """
     )
     result = run_ranks(3, program)
     for rank in (0, 2):
-        assert result.reports[rank]["failures"] == [[1, "KeyError: 'no such key'"]]
-
-
-def test_an_orderly_exit_is_still_told_as_one():
-    program = (
-        PROLOGUE
-        + """
-from tests.helpers.reporting import report
-if node.rank == 1:
-    raise SystemExit
-try:
-    node.barrier()
-except mpishare.PeerError as error:
-    report({"failures": list(error.failures.items())})
-"""
-    )
-    result = run_ranks(3, program)
-    for rank in (0, 2):
-        assert result.reports[rank]["failures"] == [[1, "exited without closing the node"]]
+        assert result.reports[rank]["failures"] == [[1, told]]
 
 
 def test_a_test_that_fails_under_pytest_is_not_the_end_of_the_program(tmp_path):
