@@ -8,7 +8,7 @@ RELEASE, ACQUIRE = "st.release.sys.global.u64", "ld.acquire.sys.global.u64"
 def orders_of(ptx, kinds):
     """By kernel: its instructions of these `kinds`, without repetitions.
 
-    `kinds`: patterns, and how each is told; None as it stands.
+    `kinds`: patterns, each with the name of its matches; None: the match itself.
     """
     found = {}
     for line in ptx.splitlines():

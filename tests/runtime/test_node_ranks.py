@@ -401,7 +401,7 @@ def test_barrier_waits_for_the_last(node):
 
 
 def test_report_of_the_host_backend(host_node):
-    """Its pairs are those of `probe_host`, of which tests/runtime/test_report.py has more."""
+    """Its pairs are those of `probe_host`; tests/runtime/test_report.py tests more of them."""
     node, report = host_node, host_node.report()
     assert (report.backend, report.leader, report.can_share) == ("host", 0, True)
     assert report.pairs == probe_host(node.size)

@@ -347,7 +347,7 @@ def is_no_memory(error):
 
 
 def too_large(node):
-    """Calls of which some ranks lack the memory, and these ranks."""
+    """Calls for more memory than some ranks have, and these ranks."""
     last = node.size - 1
     nbytes = TOO_MUCH if node.rank == last else 8 * MIB
     return {
