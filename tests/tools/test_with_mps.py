@@ -1,4 +1,4 @@
-"""scripts/with-mps: what it says, returns and clears away, with a daemon that is none.
+"""mpishare.mps: what it says, returns and clears away, with a daemon that is none.
 
 That ranks are served by a true one is shown on GPUs alone: `scripts/test-gpu` runs under it.
 """
@@ -252,14 +252,7 @@ def test_one_that_does_not_quit_is_ended_and_no_other(place):
     other.mkdir()
     pid = place.start_other(other)
     quick = (
-        "import sys\n"
-        "from importlib import machinery, util\n"
-        f"loader = machinery.SourceFileLoader('with_mps', {str(WITH_MPS)!r})\n"
-        "module = util.module_from_spec(util.spec_from_loader('with_mps', loader))\n"
-        "sys.dont_write_bytecode = True\n"
-        "loader.exec_module(module)\n"
-        "module.END_S = 0.2\n"
-        "sys.exit(module.main(sys.argv[1:]))\n"
+        "import sys\nfrom mpishare import mps\nmps.END_S = 0.2\nsys.exit(mps.main(sys.argv[1:]))\n"
     )
     status, _, err = place.run("sh", "-c", "exit 4", script=quick, FAKE_STAYS="1")
     assert status == 4
@@ -274,3 +267,13 @@ def test_a_command_that_is_not_there(place):
     assert place.run(str(place.path))[0] == 126
     assert place.run()[0] == 2
     assert not place.daemons()
+
+
+def test_the_command_of_the_package_is_the_script_of_a_clone(place):
+    command = "import runpy; runpy.run_module('mpishare.mps', run_name='__main__')"
+    for script in (None, command):
+        status, out, _ = place.run("sh", "-c", f"{SHOW} 3", script=script)
+        assert status == 3
+        assert out.startswith(str(place.work))
+    assert not any(lives(each) for each in place.daemons())
+    assert len(place.daemons()) == 2
