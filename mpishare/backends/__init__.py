@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
-from mpishare.memory.kinds import OUTSIDE
+from mpishare.memory.kinds import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +49,7 @@ class Exported(NamedTuple):
     offset: int  # of the memory in the allocation, bytes
     capacity: int  # of the allocation, bytes
     retract: Callable[[], None] = lambda: None  # once every rank has tried to open; repeatable
+    doubt: Refusal | None = None  # where it depends on the other ranks whether they can open it
 
 
 class InPlace:
@@ -56,6 +57,9 @@ class InPlace:
 
     These are the defaults of a backend that shares its own allocations alone. Local.
     """
+
+    # Whether memory keeps its values when its handle is taken, as the probe found.
+    keeps_values = True
 
     def is_alive(self, address: int) -> bool:
         """Whether there is memory at the address of an array."""
@@ -65,7 +69,7 @@ class InPlace:
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
         """Return memory for others to map, or why not; `source` is held until it is closed."""
-        return OUTSIDE
+        return PRIVATE
 
     def open(self, handle: Handle, rank: int) -> Memory:
         """Map memory that another rank exported."""
@@ -201,6 +205,12 @@ class Backend(ABC):
 
     def make_current(self) -> None:
         """Make this rank's GPU the current one of the calling thread."""
+
+    def enter_thread(self) -> None:
+        """Make this rank's GPU current in a thread of mpishare's own.
+
+        Its calls then end no capture that another thread makes meanwhile.
+        """
 
     def register(self, memory: SharedMemory) -> int:
         """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""

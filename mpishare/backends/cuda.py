@@ -163,6 +163,10 @@ class CudaBackend(Backend):
     def make_current(self) -> None:
         self.xp.cuda.Device(self.device.ordinal).use()
 
+    def enter_thread(self) -> None:
+        self.make_current()
+        self.call("cuThreadExchangeStreamCaptureMode", driver.CAPTURE_RELAXED)
+
     def register(self, memory: SharedMemory) -> int:
         address = memory.address
         self.call("cuMemHostRegister", address, memory.nbytes, _HOST_REGISTER_FLAGS)

@@ -18,8 +18,6 @@ from mpishare.backends.driver import CudaGraph
 from mpishare.coordination.recording import NoLoopError
 from mpishare.errors import CudaError
 
-# Relaxed: memory pools may grow meanwhile, here and in other threads.
-_RELAXED = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 # Each node keeps the priority of its stream: by default kernels that wait for other ranks would
 # queue behind those that they should run beside.
 _KEEP_PRIORITIES = 8
@@ -54,12 +52,14 @@ class Capture:
         self._outer: Any = None
         self._handle = 0
         if not is_loop:
-            self._call("cuStreamBeginCapture", stream, _RELAXED)
+            self._call("cuStreamBeginCapture", stream, driver.CAPTURE_RELAXED)
             return
         self._outer = self._call("cuGraphCreate", 0)
         try:
             body = self._add_loop(self._outer)
-            self._call("cuStreamBeginCaptureToGraph", stream, body, None, None, 0, _RELAXED)
+            self._call(
+                "cuStreamBeginCaptureToGraph", stream, body, None, None, 0, driver.CAPTURE_RELAXED
+            )
         except BaseException:
             self._call("cuGraphDestroy", self._outer)
             raise

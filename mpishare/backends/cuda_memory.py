@@ -86,6 +86,9 @@ class CudaMemory(Memory):
         self._ordinal = ordinal
         self._free = free
 
+    def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
+        return CudaMemory(self._ordinal, self.address + offset, nbytes, free)
+
     def _new_anchor(self) -> Any:
         return Anchor()
 

@@ -30,6 +30,8 @@ _launch_kernel = cupy.cuda.driver.launchKernel
 _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
+# Memory pools may grow meanwhile, here and in other threads.
+CAPTURE_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

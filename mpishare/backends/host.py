@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.backends import Backend, InPlace
+from mpishare.backends import Backend, Exported, InPlace
 from mpishare.backends.host_pool import HostPool
-from mpishare.memory import shared
-from mpishare.memory.kinds import POOLED
+from mpishare.memory import mapped, shared
+from mpishare.memory.kinds import POOLED, UNNAMED, Kind, Refusal
+from mpishare.memory.mapped import FilePart
 from mpishare.memory.memory import Memory, host_anchor, host_array
 
 if TYPE_CHECKING:
-    from mpishare.backends import Exported
+    from collections.abc import Callable
+
     from mpishare.memory.descriptors import Descriptors
-    from mpishare.memory.kinds import Refusal
+    from mpishare.memory.handle import Handle
     from mpishare.memory.memory import Shape
     from mpishare.memory.shared import SharedMemory
 
 
 class HostMemory(Memory):
-    """Shared host memory as one rank maps it."""
+    """Shared host memory as one rank maps it, from `start` on."""
 
-    def __init__(self, memory: SharedMemory) -> None:
-        super().__init__(memory.address, memory.nbytes)
+    def __init__(self, memory: SharedMemory, start: int = 0) -> None:
+        super().__init__(memory.address + start, memory.nbytes - start)
         self._memory: SharedMemory | None = memory
+        self._start = start
 
     def publish(self) -> str:
         """Give the memory a name."""
@@ -44,13 +48,16 @@ class HostMemory(Memory):
         self._release()
         return True
 
+    def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
+        return _HostPart(self._open(), self.address, offset, nbytes, free)
+
     def _open(self) -> SharedMemory:
         if self._memory is None:
             raise ValueError("the memory is closed")
         return self._memory
 
     def _new_anchor(self) -> Any:
-        return host_anchor(self._open().buffer)
+        return host_anchor(self._open().buffer, offset=self._start)
 
     def _array(
         self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
@@ -61,6 +68,30 @@ class HostMemory(Memory):
         if self._memory is not None:
             self._memory.close()
         self._memory = None
+
+
+class _HostPart(HostMemory):
+    """A part of shared host memory, which `free` may unmap."""
+
+    def __init__(
+        self,
+        whole: SharedMemory,
+        address: int,
+        offset: int,
+        nbytes: int,
+        free: Callable[[], object],
+    ) -> None:
+        Memory.__init__(self, address + offset, nbytes)
+        self._memory = whole
+        self._offset, self._free = offset, free
+
+    def _new_anchor(self) -> Any:
+        return host_anchor(self._open().buffer, self.nbytes, self._offset)
+
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory = None
+            self._free()
 
 
 class HostBackend(Backend):
@@ -94,8 +125,8 @@ class HostBackend(Backend):
     def retract(self, token: str) -> None:
         self._published.pop(token).retract(token)
 
-    def in_place(self, descriptors: Descriptors, timeout_s: float) -> HostInPlace:  # noqa: ARG002
-        return HostInPlace(self._pools)
+    def in_place(self, descriptors: Descriptors, timeout_s: float) -> HostInPlace:
+        return HostInPlace(self._pools, descriptors, timeout_s)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
         """Make a sparse memory file."""
@@ -109,15 +140,97 @@ class HostBackend(Backend):
         return pool
 
 
-class HostInPlace(InPlace):
-    """Refuses NumPy arrays outside of windows, with the reason."""
+class HostFile(NamedTuple):
+    """The token of memory of the kind `FILE`."""
 
-    def __init__(self, pools: weakref.WeakSet[HostPool]) -> None:
+    lent: str  # by which other ranks borrow the descriptor; empty where there is none
+    path: str  # by which another process of this user opens it, while the memory is not closed
+    is_writable: bool
+    file: str  # device, inode and name
+
+
+class _Bytes:
+    """Bytes at an address for NumPy, whose arrays keep `source` alive."""
+
+    def __init__(self, source: Any, address: int, nbytes: int, *, is_writable: bool) -> None:
+        self._source = source
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, not is_writable),
+        }
+
+
+class GivenHostMemory(HostMemory):
+    """The user's own memory, shared in place: its file is open until it is closed."""
+
+    is_given = True
+
+    def __init__(self, source: Any, address: int, nbytes: int, fd: int | None) -> None:
+        Memory.__init__(self, address, nbytes)
+        is_writable = source.flags.writeable
+        self._bytes: Any = _Bytes(source, address, nbytes, is_writable=is_writable)
+        self._fd = fd
+
+    def _hold(self) -> Any:
+        return np.asarray(self._bytes)  # held by its arrays: it can be closed before them
+
+    def _release(self) -> None:
+        self._bytes = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class HostInPlace(InPlace):
+    """Memory of files that this process has mapped already: of other libraries, of the user."""
+
+    def __init__(
+        self, pools: weakref.WeakSet[HostPool], descriptors: Descriptors, timeout_s: float
+    ) -> None:
         self._pools = pools
+        self._descriptors = descriptors
+        self._timeout_s = timeout_s
 
     def export(
-        self, source: Any, address: int, nbytes: int, *, is_host: bool
+        self,
+        source: Any,
+        address: int,
+        nbytes: int,
+        *,
+        is_host: bool,  # noqa: ARG002  all is
     ) -> Exported | Refusal:
         if any(pool.has(address) for pool in self._pools):
             return POOLED
-        return super().export(source, address, nbytes, is_host=is_host)
+        is_writable = source.flags.writeable
+        part = mapped.find(address, nbytes, is_writable=is_writable)
+        if isinstance(part, Refusal):
+            return part
+        fd = mapped.open_again(part, nbytes, is_writable=is_writable)
+        memory = GivenHostMemory(source, address, nbytes, fd)
+        path = "" if fd is None else shared.path_of(fd)
+        try:
+            lent = [] if fd is None else [self._descriptors.lend(fd)]
+        except BaseException:
+            memory.close()
+            raise
+
+        def retract() -> None:
+            while lent:
+                self._descriptors.take_back(lent.pop())
+
+        token = json.dumps(["".join(lent), path, is_writable, part.file])
+        place = part.offset, part.offset + nbytes
+        doubt = UNNAMED if fd is None else None
+        return Exported(memory, Kind.FILE, token, *place, retract, doubt)
+
+    def open(self, handle: Handle, rank: int) -> Memory:
+        if handle.kind != Kind.FILE:
+            return super().open(handle, rank)
+        where = HostFile(*json.loads(handle.token))
+        part = FilePart(where.file, handle.offset)
+        if not where.lent:
+            return HostMemory(*mapped.map_twin(part, handle.nbytes, is_writable=where.is_writable))
+        fd = self._descriptors.borrow(rank, where.lent, self._timeout_s)
+        return HostMemory(*mapped.map_part(fd, part, handle.nbytes, is_writable=where.is_writable))

@@ -174,7 +174,7 @@ def mode_cure(gpus: Sequence[Gpu], names: str) -> str | None:
     if mode in (COMPUTE_MODES[1], COMPUTE_MODES[3]):
         return (
             f"{said}, for one process alone: several ranks there need the Multi-Process Service, "
-            f"`scripts/with-mps mpirun ...`, or {back}"
+            f"`python -m mpishare.mps mpirun ...`, or {back}"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Windows inside kernels: the header, what `Window.device` holds, and launches of such kernels."""
+"""Windows inside kernels and C programs: headers, what `Window.device` holds, and launches."""
 
 import functools
 import zlib
@@ -9,16 +9,17 @@ __all__ = ["include"]
 
 @functools.cache
 def include() -> tuple[str, ...]:
-    """Return the compiler's options for ``#include <mpishare.cuh>``.
+    """Return the compiler's options for ``#include <mpishare.cuh>`` and ``<mpishare_open.h>``.
 
     Local; needs no GPU.
 
     Returns
     -------
     tuple of str
-        For ``cupy.RawModule(options=mpishare.device.include())``, ``cupy.RawKernel`` and nvcc: the
-        folder, and a checksum of the header, by which CuPy's cache of compiled kernels, which looks
-        into no included file, takes another version's for another kernel.
+        For ``cupy.RawModule(options=mpishare.device.include())``, ``cupy.RawKernel``, nvcc and C
+        compilers: the folder, and a checksum of ``<mpishare.cuh>``, by which CuPy's cache of
+        compiled kernels, which looks into no included file, takes another version's for another
+        kernel.
     """
     header = Path(__file__).with_name("mpishare.cuh")
     return f"-I{header.parent}", f"-DMPISHARE_CUH={zlib.crc32(header.read_bytes())}"

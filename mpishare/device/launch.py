@@ -41,7 +41,8 @@ def launch_kernel(
         )
     devices = _devices_of(context, args)
     for each in devices:
-        context.check_lost(each)
+        each._check_kernels()
+    context.agreement.check()
     if time_sliced_gpus:
         raise UnsupportedError(
             f"{_CALL} failed: ranks share {time_sliced_gpus[0][:12]} without the Multi-Process "

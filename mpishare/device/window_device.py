@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.device.launch_order import LaunchOrder
+from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.epochs import epoch_counters
@@ -124,11 +126,13 @@ class WindowDevice(NodeObject):
     def _pending(self) -> list[int]:
         return self._marked(1, 1)
 
-    def _lost(self) -> list[int]:
-        return self._marked(1 + self._context.size, _LATE)
-
-    def _overwritten(self) -> list[int]:
-        return self._marked(1 + self._context.size, _OVERWRITTEN)
+    def _check_kernels(self) -> None:
+        here, call = self.agreement, f"{self.name}: a wait in a kernel"
+        start = 1 + self._context.size
+        if ranks := self._marked(start, _OVERWRITTEN):
+            here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
+        elif ranks := self._marked(start, _LATE):
+            here.fail_late(call, ranks, here.timeout_s)
 
     def _marked(self, start: int, mark: int) -> list[int]:
         """Return the ranks whose words of this rank's row, from `start` on, are the mark."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpishare import HaloExchange, Node
+from mpishare import HaloExchange, Node, PeerError, UnsupportedError
 
 
 @pytest.fixture
@@ -47,6 +47,17 @@ def test_what_windows_are_made_with_arrives(emptying):
     shared = emptying.share(np.arange(6.0).reshape(2, 3), owner=last)
     assert shared.array.tolist() == [[0, 1, 2], [3, 4, 5]]
     shared.fence()
+
+
+@pytest.mark.parametrize("call", ["share", "share_each", "share_all"])
+def test_filled_memory_is_not_shared_in_place(emptying, call):
+    source = emptying.xp.arange(5.0)
+    given = [source] if call == "share_all" else source
+    with pytest.raises((UnsupportedError, PeerError), match="would empty it on this machine"):
+        getattr(emptying, call)(given, copy=False)
+    assert source.tolist() == [0, 1, 2, 3, 4]
+    window = emptying.share_each(emptying.allocate_each(3, fill=2.0).array, copy=False)
+    assert window.array.tolist() == [2.0] * 3
 
 
 def test_what_an_exchange_sends_arrives(emptying):

@@ -64,12 +64,12 @@ def test_there_are_kernels():
     assert SOURCES
 
 
-# What includes work_items.cuh is compiled in the forms in which it is used. Each of the sizes of
-# elements that are transposed is on one architecture: no code depends on both.
+# What includes work_items.cuh is compiled in the forms in which it is used, each form of a source
+# on one architecture: no code depends on both.
 IN_FORMS = [path for path in SOURCES if "DEPTH" in source(path)]
 FORMS = [
     *((path, "DEPTH=1", each) for path in SOURCES for each in ARCHITECTURES),
-    *((path, "DEPTH=4", each) for path in IN_FORMS for each in ARCHITECTURES),
+    *((path, "DEPTH=4", ARCHITECTURES[n % 4]) for n, path in enumerate(IN_FORMS)),
     *((path, f"TILED={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(5)),
 ]
 

@@ -25,6 +25,12 @@ static PyMethodDef functions[] = {
     {"address_of", address_of, METH_O, "Return the address of the bytes of a writable buffer."},
     {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
+    {"watch_accesses", watch_accesses, METH_VARARGS,
+     "Protect whole pages: an address, bytes, and the starts of files that are passed over."},
+    {"unwatch_accesses", unwatch_accesses, METH_O, "Open the pages from an address on for good."},
+    {"take_accesses", take_accesses, METH_O,
+     "Begin an interval, watched or, if true is given, with all pages open; return the last one's "
+     "accesses: address, is_write, file, line."},
     {NULL, NULL, 0, NULL},
 };
 

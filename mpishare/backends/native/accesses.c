@@ -1,0 +1,259 @@
+/* The first accesses to pages of windows, seen by page protection, for MPISHARE_CHECK=1.
+ *
+ * Each interval begins with all pages protected. A fault is an access whose address is known to the
+ * byte; it opens its page until the next interval. On x86-64 the first `STEPS` accesses open their
+ * page for one instruction only, by the trap flag, so that small windows are seen completely.
+ *
+ * The handler notes the line of Python: a fault is synchronous, and its instruction is a load or a
+ * store of NumPy or another library, as safe a place for calls of Python as a callback. */
+
+#define _GNU_SOURCE
+#include "module.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum {
+    STEPS = 16,      /* in one interval; each costs several faults */
+    MAX_UNITS = 256, /* of pages that one fault opens, in a segment: bounds faults and mappings */
+    MAX_OPEN = 4,    /* pages that one instruction touches */
+};
+
+enum { PROTECTED, READABLE, WRITABLE };
+
+typedef struct Region {
+    struct Region *next;
+    char *start;
+    size_t nbytes, unit;
+    unsigned char states[MAX_UNITS];
+} Region;
+
+static Region *regions;
+static int steps_left;
+static size_t page_size;
+static PyObject *skipped;  /* the starts of files whose frames are passed over */
+static PyObject *accesses; /* a list, since the interval began */
+/* Never held while the GIL is waited for, nor while a page of a region is touched. */
+static atomic_flag lock = ATOMIC_FLAG_INIT;
+static struct sigaction previous_fault;
+
+static void acquire(void)
+{
+    while (atomic_flag_test_and_set_explicit(&lock, memory_order_acquire))
+        ;
+}
+
+static void release(void)
+{
+    atomic_flag_clear_explicit(&lock, memory_order_release);
+}
+
+static Region *region_of(const char *address)
+{
+    Region *region = regions;
+    while (region != NULL && (size_t)(address - region->start) >= region->nbytes)
+        region = region->next;
+    return region;
+}
+
+static void set_all(Region *region, int state)
+{
+    mprotect(region->start, region->nbytes, state == PROTECTED ? PROT_NONE : PROT_READ | PROT_WRITE);
+    memset(region->states, state, sizeof region->states);
+}
+
+static void open_unit(Region *region, size_t unit, int state)
+{
+    const size_t begin = unit * region->unit, left = region->nbytes - begin;
+    region->states[unit] = (unsigned char)state;
+    if (mprotect(region->start + begin, left < region->unit ? left : region->unit,
+                 state == WRITABLE ? PROT_READ | PROT_WRITE : PROT_READ))
+        set_all(region, WRITABLE); /* there were too many mappings: now one, that is not watched */
+}
+
+/* Notes an access with the innermost line of Python outside of this package and NumPy; none of a
+ * thread without Python, which might wait for the GIL of a thread that waits for it. */
+static void note(const char *address, int is_write)
+{
+    if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == NULL)
+        return;
+    PyObject *type, *value, *trace, *file = NULL, *access = NULL;
+    int line = 0, is_skipped = 1;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *frame = (PyObject *)PyThreadState_GetFrame(PyThreadState_Get());
+    while (frame != NULL && frame != Py_None && is_skipped) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        Py_XDECREF(file);
+        file = PyObject_GetAttrString(code, "co_filename");
+        Py_DECREF(code);
+        line = PyFrame_GetLineNumber((PyFrameObject *)frame);
+        is_skipped = 0;
+        for (Py_ssize_t at = 0; file != NULL && at < PyTuple_Size(skipped); at++)
+            is_skipped |= PyUnicode_Tailmatch(file, PyTuple_GetItem(skipped, at), 0,
+                                              PY_SSIZE_T_MAX, -1) == 1;
+        PyObject *outer = PyObject_GetAttrString(frame, "f_back");
+        Py_DECREF(frame);
+        frame = outer;
+    }
+    Py_XDECREF(frame);
+    if (file != NULL)
+        access = Py_BuildValue("KNNi", (unsigned long long)(uintptr_t)address,
+                               PyBool_FromLong(is_write), file, line);
+    if (access == NULL || PyList_Append(accesses, access))
+        PyErr_WriteUnraisable(NULL); /* of memory that is short */
+    Py_XDECREF(access);
+    PyErr_Restore(type, value, trace);
+    PyGILState_Release(state);
+}
+
+#ifdef __x86_64__
+/* Pages that are open for the next instruction of this thread. */
+static __thread char *open_pages[MAX_OPEN];
+static __thread int open_count;
+static struct sigaction previous_trap;
+
+enum { TRAP_FLAG = 0x100, WRITE_ERROR = 2 };
+
+static int step_over(char *page, ucontext_t *context)
+{
+    if (steps_left <= 0 || open_count == MAX_OPEN ||
+        mprotect(page, page_size, PROT_READ | PROT_WRITE))
+        return 0;
+    steps_left--;
+    open_pages[open_count++] = page;
+    context->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+    return 1;
+}
+
+static void on_trap(int number, siginfo_t *info, void *given)
+{
+    ucontext_t *context = given;
+    (void)info;
+    if (!open_count) {
+        sigaction(number, &previous_trap, NULL);
+        raise(number);
+        return;
+    }
+    const int error = errno;
+    acquire();
+    while (open_count) {
+        char *page = open_pages[--open_count];
+        Region *region = region_of(page);
+        if (region != NULL && !region->states[(size_t)(page - region->start) / region->unit])
+            mprotect(page, page_size, PROT_NONE);
+    }
+    release();
+    context->uc_mcontext.gregs[REG_EFL] &= ~TRAP_FLAG;
+    errno = error;
+}
+#endif
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    const int error = errno;
+    char *address = info->si_addr;
+    acquire();
+    Region *region = info->si_code == SEGV_ACCERR ? region_of(address) : NULL;
+    if (region == NULL) {
+        release();
+        sigaction(number, &previous_fault, NULL); /* the instruction faults again, for that one */
+        if (info->si_code <= 0)
+            raise(number); /* another process had sent it */
+        return;
+    }
+    const size_t offset = (size_t)(address - region->start), unit = offset / region->unit;
+#ifdef __x86_64__
+    const int is_write = (((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & WRITE_ERROR) != 0;
+    const int is_stepped = step_over(address - offset % page_size, context);
+#else
+    /* A page opens for reading first: where that did not suffice, the access is a write. */
+    const int is_write = region->states[unit] != PROTECTED, is_stepped = 0;
+    (void)context;
+#endif
+    if (!is_stepped)
+        open_unit(region, unit, is_write ? WRITABLE : READABLE);
+    release();
+    note(address, is_write);
+    errno = error;
+}
+
+/* Puts a handler where another one may have come since. */
+static void install(int number, void (*handler)(int, siginfo_t *, void *), struct sigaction *before)
+{
+    struct sigaction now, ours = {.sa_flags = SA_SIGINFO | SA_NODEFER, .sa_sigaction = handler};
+    if (sigaction(number, NULL, &now) || now.sa_sigaction == handler)
+        return;
+    *before = now;
+    sigaction(number, &ours, NULL);
+}
+
+PyObject *watch_accesses(PyObject *module, PyObject *given)
+{
+    (void)module;
+    unsigned long long address, nbytes;
+    PyObject *files;
+    if (!PyArg_ParseTuple(given, "KKO!", &address, &nbytes, &PyTuple_Type, &files))
+        return NULL;
+    Region *region = calloc(1, sizeof *region);
+    if (region == NULL)
+        return PyErr_NoMemory();
+    page_size = (size_t)sysconf(_SC_PAGESIZE);
+    region->start = (char *)(uintptr_t)address;
+    region->nbytes = nbytes;
+    for (region->unit = page_size; region->unit * MAX_UNITS < nbytes;)
+        region->unit *= 2;
+    Py_INCREF(files);
+    Py_XDECREF(skipped);
+    skipped = files;
+    acquire();
+    region->next = regions;
+    regions = region;
+    release();
+    Py_RETURN_NONE;
+}
+
+PyObject *unwatch_accesses(PyObject *module, PyObject *given)
+{
+    (void)module;
+    char *start = PyLong_AsVoidPtr(given);
+    if (PyErr_Occurred())
+        return NULL;
+    Region **at = &regions, *found;
+    acquire();
+    while ((found = *at) != NULL && found->start != start)
+        at = &found->next;
+    if (found != NULL) {
+        *at = found->next;
+        set_all(found, WRITABLE);
+    }
+    release();
+    free(found);
+    Py_RETURN_NONE;
+}
+
+PyObject *take_accesses(PyObject *module, PyObject *is_open)
+{
+    (void)module;
+    const int state = PyObject_IsTrue(is_open) ? WRITABLE : PROTECTED;
+    PyObject *taken = accesses == NULL ? PyList_New(0) : accesses;
+    accesses = PyList_New(0);
+    if (taken == NULL || accesses == NULL)
+        return PyErr_NoMemory();
+    install(SIGSEGV, on_fault, &previous_fault);
+#ifdef __x86_64__
+    install(SIGTRAP, on_trap, &previous_trap);
+#endif
+    acquire();
+    for (Region *region = regions; region != NULL; region = region->next)
+        set_all(region, state);
+    steps_left = STEPS;
+    release();
+    return taken;
+}

@@ -1,0 +1,268 @@
+"""A checker of accesses to windows (`MPISHARE_CHECK=1`): races of two ranks become errors.
+
+The accesses of a rank between two of its calls that order memory are an *interval*. Each rank has
+a vector clock, the number of intervals of every rank that are ordered before its own work, and
+publishes it at each such call. Two intervals without order that touched one element, one of them to
+write it, are a race. Each step compares the intervals of all ranks, so that all raise.
+
+What an interval touched is known by page protection (`accesses.c`): some addresses, never all. And
+a call takes over the clocks of all ranks, not only of those that it waits for. So a race may be
+missed, and none is reported between accesses that such calls order.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import mmap
+import os
+from bisect import bisect_right
+from collections import deque
+from itertools import combinations, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from mpishare.backends.host import HostMemory
+from mpishare.coordination.agreement import Agreement, note_agreed
+from mpishare.errors import EpochError, UnsupportedError, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpishare.runtime.context import NodeContext
+
+T = TypeVar("T")
+
+log = logging.getLogger("mpishare")
+
+# Frames of these files are passed over: an access is named by the line of the program.
+_PASSED_OVER = tuple(f"{Path(each).parent}/" for each in (np.__file__, Path(__file__).parent))
+_PLAN_CALLS = "exchange", "accumulate", "forward", "backward", "start", "wait", "reduce", "dot"
+_MAX_INTERVALS = 1000  # kept by a rank between two steps
+_VARIABLE = "MPISHARE_CHECK"
+
+
+class _Region(NamedTuple):
+    """A segment as this rank maps it."""
+
+    start: int
+    window: str
+    segment: str  # its name on all ranks
+    granule: int  # bytes of the smallest number that two ranks may write independently
+
+
+class Interval(NamedTuple):
+    """The accesses of a rank between two calls that order memory."""
+
+    number: int
+    clock: Sequence[int]  # when it began
+    accesses: list[tuple[str, bool, str, list[int]]]  # segment, is a write, line, elements
+
+
+class Checker:
+    """The intervals of this rank, and their comparison with those of the others."""
+
+    def __init__(self, context: NodeContext, rows: memoryview[int]) -> None:
+        self._module, self._memory_barrier = context.compiled, context.memory_barrier
+        self._rank, self._size = context.rank, context.size
+        self._rows = rows  # for each rank its clock as it was last published
+        self._clock = [0] * context.size
+        self._intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
+        self._regions: list[_Region] = []
+        self._races: list[str] = []
+        self._under_way: set[int] = set()  # plans in a call, which access memory on their own
+        self._kinds: dict[type, type] = {}
+
+    def watch(self, child: Any) -> None:
+        """Check the accesses to a new window, and let the calls of a new plan order memory."""
+        kind = type(child)
+        if kind not in self._kinds:
+            around = self._around_plan_call if child._closes_first else self._around_fence
+            calls = _PLAN_CALLS if child._closes_first else ("fence",)
+            own = {call: around(getattr(kind, call)) for call in calls if hasattr(kind, call)}
+            self._kinds[kind] = type(kind.__name__, (kind,), own)
+        child.__class__ = self._kinds[kind]  # attributes of the object would be a cycle
+        for rank, memory in enumerate(child._memories):
+            # Not a part of an allocation, nor another program's: neighbors may lie in its pages.
+            if type(memory) is HostMemory and memory.address % mmap.PAGESIZE == 0:
+                name = child.name if child.owner is not None else f"{child.name}.segment({rank})"
+                region = _Region(memory.address, child.name, name, _granule(child.dtype))
+                self._regions = sorted([*self._regions, region])
+                self._module.watch_accesses(memory.address, memory.nbytes, _PASSED_OVER)
+        self._end_interval()
+
+    def unwatch(self, child: Any) -> None:
+        """Open the pages of a window that closes."""
+        self._end_interval()
+        for region in [each for each in self._regions if each.window == child.name]:
+            self._module.unwatch_accesses(region.start)
+            self._regions.remove(region)
+
+    # --- order
+
+    def _around_fence(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def fence(window: Any, stream: Any = None) -> None:
+            name = f"{window.name}: fence"
+            window._check()
+            window._context.agreement.step(name, lambda: None)
+            self.raise_races(name)
+            method(window, stream)
+
+        return fence
+
+    def _around_plan_call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(plan: Any, *arguments: Any, **options: Any) -> Any:
+            self._under_way.add(id(plan))
+            self.order()
+            try:
+                return method(plan, *arguments, **options)
+            finally:
+                if not plan._is_in_call():
+                    self._under_way.discard(id(plan))
+                self.order()
+
+        return call
+
+    def order(self) -> None:
+        """Order this rank's last interval before, and its next one after, those of other ranks.
+
+        It takes the place of the barrier between memory and a counter that is read or written.
+        """
+        self._memory_barrier()
+        self._end_interval()
+        size, mine = self._size, self._rank
+        rows = [self._rows[first : first + size] for first in range(0, size * size, size)]
+        self._clock = [*map(max, self._clock, *rows)]
+        self._clock[mine] += 1
+        for rank, count in enumerate(self._clock):
+            rows[mine][rank] = count
+        self._memory_barrier()
+
+    def _end_interval(self) -> None:
+        """Note the accesses since the last call, and protect all pages again."""
+        number, clock = self._clock[self._rank] + 1, self._clock
+        found: dict[tuple[str, bool, str], set[int]] = {}
+        for address, is_write, file, line in self._module.take_accesses(bool(self._under_way)):
+            if at := bisect_right(self._regions, address, key=lambda each: each.start):
+                region = self._regions[at - 1]
+                elements = found.setdefault((region.segment, is_write, f"{file}:{line}"), set())
+                elements.add((address - region.start) // region.granule)
+        if found:
+            accesses = [(*what, sorted(elements)) for what, elements in found.items()]
+            self._intervals.append(Interval(number, clock, accesses))
+
+    # --- races
+
+    def take(self) -> tuple[list[Interval], Sequence[int]]:
+        """Return this rank's intervals and its clock, for `compare` on all ranks."""
+        self.order()
+        taken = [*self._intervals], self._clock
+        self._intervals.clear()
+        return taken
+
+    def compare(self, taken: Sequence[Any]) -> None:
+        """Look for races between the intervals of all ranks, which a step has ordered."""
+        # Not the published clocks: other ranks may be further by now.
+        self._clock = [*map(max, *(clock for _, clock in taken), self._clock)]
+        intervals = [[Interval(*each) for each in given] for given, _ in taken]
+        for a, b in combinations(range(self._size), 2):
+            for mine, other in product(intervals[a], intervals[b]):
+                if other.clock[a] < mine.number and mine.clock[b] < other.number:
+                    self._races += _races((a, mine), (b, other))
+
+    def raise_races(self, call: str) -> None:
+        """Raise `EpochError` if races were found; every rank has the same."""
+        if self._races:
+            first, more = self._races[0], len(self._races) - 1
+            self._races = []
+            error = EpochError(
+                f"{call} failed: {first}"
+                + (f" ({counted(more, 'more race')} like this)" if more else "")
+                + ". Call window.fence() between them on all ranks, or another call of mpishare "
+                "that orders memory. The program's own MPI messages and barriers do not count: on "
+                "GPUs they would not order streams either."
+            )
+            note_agreed(error)
+            raise error
+
+
+class CheckedAgreement(Agreement):
+    """An agreement whose steps compare what the ranks did before them."""
+
+    checker: Checker
+
+    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do a step, then compare what all ranks did before it."""
+        taken = self.checker.take()
+
+        def do() -> tuple[T, Any]:
+            kept, told = work()
+            return kept, [told, taken]
+
+        try:
+            kept, replies = super().step_keeping(call, do)
+        except BaseException:
+            self.checker.order()  # the ranks have met nevertheless
+            raise
+        self.checker.compare([each[1] for each in replies])
+        return kept, [each[0] for each in replies]
+
+    def meet(self, call: str, *, has_news: bool) -> bool:
+        """Meet in a step, which compares."""
+        replies = self.step(call, lambda: has_news)
+        self.checker.raise_races(call)
+        return any(replies)
+
+
+def is_asked() -> bool:
+    """Whether this rank's environment asks for the checker."""
+    value = os.environ.get(_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{_VARIABLE}={value!r} is neither '0' nor '1'")
+    return value == "1"
+
+
+def install(context: NodeContext) -> None:
+    """Check the accesses to windows of a new node. Collective."""
+    if context.backend.has_streams:
+        if context.rank == 0:
+            log.warning("%s=1 checks nothing here: accesses of GPUs are not seen", _VARIABLE)
+        return
+    if context.why_python:
+        raise UnsupportedError(
+            f"{_VARIABLE}=1 needs the compiled part of the host backend, which some rank lacks: "
+            f"{context.why_python}"
+        )
+    checker = Checker(context, context.take_counters("Node", context.size**2).view)
+    context.checker, context.memory_barrier = checker, checker.order
+    agreement = context.agreement
+    agreement.__class__ = CheckedAgreement
+    agreement.checker = checker  # type: ignore[attr-defined]
+
+
+def _granule(dtype: np.dtype[Any]) -> int:
+    if dtype.kind == "c":
+        return dtype.itemsize // 2
+    return dtype.itemsize if dtype.kind in "biufmM" else 1
+
+
+def _races(mine: tuple[int, Interval], other: tuple[int, Interval]) -> Iterator[str]:
+    """Yield a text for each pair of lines that touched an element without order."""
+    (a, first), (b, second) = mine, other
+    for (name, writes, line, elements), (name2, writes2, line2, elements2) in product(
+        first.accesses, second.accesses
+    ):
+        both = {*elements}.intersection(elements2) if name == name2 and writes | writes2 else ()
+        if both:
+            verbs = ["wrote" if each else "read" for each in (writes, writes2)]
+            which = f"element {min(both)}"
+            if len(both) > 1:
+                which = f"{len(both)} elements from {min(both)} to {max(both)}"
+            yield (
+                f"rank {a} {verbs[0]} {which} of {name} at {line}, and rank {b} {verbs[1]} at "
+                f"{line2}, with no order between them"
+            )
