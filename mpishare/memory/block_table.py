@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
 from mpishare.memory.shared import reserve
@@ -90,6 +90,10 @@ class BlockTable:
         """
         at = self._at(slot) + _PAGE_WORDS
         return [r for r in self._others if self._words[at + _PAGE_WORDS * r]]
+
+    def has(self, slot: Any) -> bool:
+        """Whether this is a slot that was ever used; other processes may give any value."""
+        return isinstance(slot, int) and 0 <= slot < self._n_groups * _PAGE_WORDS
 
     def give_back(self, slot: int) -> None:
         """Free a slot for another block, once its generation has ended."""

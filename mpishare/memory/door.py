@@ -30,9 +30,11 @@ from mpishare.errors import HandleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # Given a request, returns the reply and the file descriptors that go with it. Runs in the
-    # door's thread: it must not block, and call neither MPI nor CUDA.
-    Answer = Callable[[dict[str, Any]], tuple[dict[str, Any], Sequence[int]]]
+    # Given a request, returns the reply, None for no reply, and the file descriptors that go with
+    # it. Runs in the door's thread: it must not block, and call neither MPI nor CUDA.
+    Answer = Callable[[dict[str, Any]], tuple[dict[str, Any] | None, Sequence[int]]]
+    # What is called when a visitor has left, in the door's thread.
+    Left = Callable[[], object]
 
 NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 UNASKED = "unasked"  # marks a message that is no reply to a request
@@ -45,7 +47,7 @@ _STRANGERS = 64
 # process's time, however fast they connect.
 _REST_S = 0.05
 # Keys of requests that are remembered; see `Door.leases`.
-_MARKS = ("attaches", "maps", "wants_host_copies")
+_MARKS = ("attaches", "cut_off", "maps", "wants_host_copies")
 
 
 @dataclass(eq=False)
@@ -54,13 +56,14 @@ class _Lease:
     connection: socket.socket
     pid: int
     is_counted: bool
+    answer: Answer
+    left: Left
     asked: dict[str, Any] = field(default_factory=dict)
 
 
 class _Opening(NamedTuple):
     listener: socket.socket
-    answer: Answer
-    left: Callable[[], object]
+    receive: Callable[[], tuple[Answer, Left]]
     most: int | None
 
 
@@ -89,16 +92,25 @@ class Door:
         self,
         name: str,
         answer: Answer,
-        left: Callable[[], object] = lambda: None,
+        left: Left = lambda: None,
         *,
         most: int | None = None,
     ) -> str:
-        """Answer at a new address from now on, and return it.
+        """Answer all visitors alike, at a new address from now on, and return it.
 
-        The address begins with `name`, as a mark in a list of sockets. `left` is called in the
-        door's thread when a visitor of the address has left. `most` limits the visitors of this
-        process at all such addresses together, to save its descriptors; ranks of the job need no
-        limit. Raises `HandleError` if no address is free, `ValueError` if the name is too long.
+        Raises as `open_each`.
+        """
+        return self.open_each(name, lambda: (answer, left), most=most)
+
+    def open_each(
+        self, name: str, receive: Callable[[], tuple[Answer, Left]], *, most: int | None = None
+    ) -> str:
+        """Answer each visitor by functions that `receive` makes for it; return the new address.
+
+        The address begins with `name`, as a mark in a list of sockets. `most` limits the visitors
+        of this process at all such addresses together, to save its descriptors; ranks of the job
+        need no limit. Raises `HandleError` if no address is free, `ValueError` if the name is too
+        long.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -109,7 +121,7 @@ class Door:
             listener.close()
             raise
         with self._lock:
-            self._openings[address] = _Opening(listener, answer, left, most)
+            self._openings[address] = _Opening(listener, receive, most)
             self._selector.register(listener, selectors.EVENT_READ, address)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
@@ -219,7 +231,7 @@ class Door:
             connection.close()
             return
         connection.setblocking(False)
-        lease = _Lease(address, connection, pid, is_counted=opening.most is not None)
+        lease = _Lease(address, connection, pid, opening.most is not None, *opening.receive())
         self._leases.append(lease)
         self._selector.register(connection, selectors.EVENT_READ, lease)
 
@@ -249,10 +261,12 @@ class Door:
         fds: Sequence[int] = ()
         try:
             request = json.loads(text)
-            reply, fds = self._openings[lease.address].answer(request)
+            reply, fds = self._answered(lease, request)
             lease.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
         except Exception as error:  # any error: the job goes on, the visitor gets it as the reply
             reply = {"refused": f"{type(error).__name__}: {error}"}
+        if reply is None:
+            return
         try:
             socket.send_fds(lease.connection, [json.dumps(reply).encode()], list(fds))
         except OSError:
@@ -263,7 +277,14 @@ class Door:
         self._selector.unregister(lease.connection)
         lease.connection.close()
         if lease.address in self._openings:
-            self._openings[lease.address].left()
+            lease.left()
+
+    def _answered(
+        self, lease: _Lease, request: dict[str, Any]
+    ) -> tuple[dict[str, Any] | None, Sequence[int]]:
+        if lease.address not in self._openings:
+            raise HandleError("the address is withdrawn")
+        return lease.answer(request)
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()

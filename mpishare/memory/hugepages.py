@@ -14,17 +14,25 @@ import logging
 import mmap
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger("mpishare.window")
 
 # From the kernel's headers; mmap has no name for them before Python 3.13 (MAP_NORESERVE) or at all.
 _MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_int64]
+_mremap = _libc.mremap
+_mremap.restype = ctypes.c_void_p
+_mremap.argtypes = [ctypes.c_void_p, *2 * [ctypes.c_size_t], ctypes.c_int, ctypes.c_void_p]
 # Not the method of Python's mmap, which holds Python's lock and so stops the watchdog's thread.
 _madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -39,12 +47,34 @@ def huge_nbytes() -> int:
         return 0
 
 
-def map_file(fd: int, nbytes: int, offset: int = 0) -> tuple[mmap.mmap, memoryview]:
+def map_file(
+    fd: int, nbytes: int, offset: int = 0, *, is_writable: bool = True
+) -> tuple[mmap.mmap, memoryview]:
     """Map whole pages of a file, shared; for huge pages `offset` is a multiple of their size.
 
     Returns the holder of the addresses, unmapped by its `close` or with the last view of it, and
     the bytes of the file.
     """
+    protection = _PROTECTION if is_writable else mmap.PROT_READ
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    return _map_over(
+        nbytes, is_writable, lambda at: _mmap(at, nbytes, protection, flags, fd, offset)
+    )
+
+
+def duplicate(
+    address: int, fd: int, nbytes: int, offset: int, *, is_writable: bool
+) -> tuple[mmap.mmap, memoryview]:
+    """Map whole pages that are mapped, shared, at an address a second time; as `map_file`."""
+    del fd, offset  # the kernel takes both from the mapping
+    flags = _MREMAP_MAYMOVE | _MREMAP_FIXED
+    return _map_over(nbytes, is_writable, lambda at: _mremap(address, 0, nbytes, flags, at))
+
+
+def _map_over(
+    nbytes: int, is_writable: bool, place: Callable[[int], Any]
+) -> tuple[mmap.mmap, memoryview]:
+    """Let `place` map over addresses that are held for it."""
     huge = huge_nbytes()
     slack = huge if huge and nbytes >= huge else 0
     # Shared, which no limit on a process's own memory counts.
@@ -53,8 +83,9 @@ def map_file(fd: int, nbytes: int, offset: int = 0) -> tuple[mmap.mmap, memoryvi
     try:
         start = _address(held)
         skipped = -start % slack if slack else 0
-        _map_over(start + skipped, nbytes, fd, offset)
-        return held, memoryview(held)[skipped : skipped + nbytes]
+        _check(place(start + skipped) == start + skipped)
+        view = memoryview(held)[skipped : skipped + nbytes]
+        return held, view if is_writable else view.toreadonly()
     except BaseException:
         held.close()
         raise
@@ -83,9 +114,7 @@ def _address(buffer: mmap.mmap | memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def _map_over(address: int, nbytes: int, fd: int, offset: int) -> None:
-    """Map the file over an existing mapping."""
-    flags = mmap.MAP_SHARED | _MAP_FIXED
-    if _mmap(address, nbytes, _PROTECTION, flags, fd, offset) != address:
+def _check(is_done: bool) -> None:
+    if not is_done:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

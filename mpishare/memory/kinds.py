@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-_COPY = "or pass copy=True"
+COPY = "or pass copy=True"
 _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -22,6 +22,8 @@ class Kind(StrEnum):
     POOL = "pool"
     # Chunks of physical memory mapped one after the other: a descriptor for each.
     CHUNKS = "chunks"
+    # A part of a file, which every rank maps by a descriptor or out of its own mapping.
+    FILE = "file"
     EMPTY = "empty"
 
 
@@ -59,53 +61,67 @@ class Refusal(NamedTuple):
 FREED = Refusal("CUDA has no memory at its address: it was freed", "Share an array that is alive")
 HOST_ON_CUDA = Refusal(
     "it is in host memory, and windows of this node are in GPU memory",
-    f"Move it to the GPU with cupy.asarray, {_COPY}",
+    f"Move it to the GPU with cupy.asarray, {COPY}",
 )
 MAPPED = Refusal(
     "it is another rank's memory, mapped here, and in no open window",
-    f"Let the rank that owns it share it, {_COPY}",
+    f"Let the rank that owns it share it, {COPY}",
 )
-OUTSIDE = Refusal(
-    "it is in host memory outside of this node's windows, for which mpishare has no handle",
-    f"Allocate it with node.allocate_each and write into window.array, {_COPY}",
+PRIVATE = Refusal(
+    "it is private memory of this process, which no other process can map",
+    f"Allocate it with node.allocate_each and write into window.array, {COPY}",
 )
-
+UNNAMED = Refusal(
+    "the file has no name any more, and the rank that shares it no descriptor of it: only ranks "
+    "that have mapped it too can share it in place",
+    "Share memory that keeps its file, as multiprocessing.shared_memory and numpy.memmap do, "
+    f"{COPY}",
+)
+EMPTIED = Refusal(
+    "to take its handle would empty it on this machine (keeps_values is False in node.report())",
+    f"Allocate it with node.allocate_each and write into window.array, {COPY}",
+)
 POOLED = Refusal(
     "it is in a pool, whose arrays travel one by one",
-    f"Send pool.handle(array) to the others, which open it by pool.open, {_COPY}",
+    f"Send pool.handle(array) to the others, which open it by pool.open, {COPY}",
 )
 
 
-def classify(found: PointerAttributes, ordinal: int) -> Kind | Refusal:
-    """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not."""
+def classify(
+    found: PointerAttributes, ordinal: int, *, keeps_values: bool = True
+) -> Kind | Refusal:
+    """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not.
+
+    `keeps_values` is False where memory is emptied when its legacy handle is taken.
+    """
     if found.memory_type == MemoryType.UNKNOWN:
         return FREED
     if found.is_managed:
         return Refusal(
             "it is managed memory (cudaMallocManaged), which belongs to one process",
-            f"Use plain device memory, as CuPy's default pool gives, {_COPY}",
+            f"Use plain device memory, as CuPy's default pool gives, {COPY}",
         )
     if found.memory_type == MemoryType.HOST:
         return Refusal(
             "it is pinned host memory, for which CUDA has no handle",
-            f"Move it to the GPU with cupy.array(x, copy=True), {_COPY}",
+            f"Move it to the GPU with cupy.array(x, copy=True), {COPY}",
         )
     if found.ordinal != ordinal:
         return Refusal(
             f"it is on GPU {found.ordinal}, and the node of this rank uses GPU {ordinal}",
-            f"Make it there, or Node(device={found.ordinal}), {_COPY}",
+            f"Make it there, or Node(device={found.ordinal}), {COPY}",
         )
     if found.has_legacy_handle:
-        return Kind.BLOCK
+        return Kind.BLOCK if keeps_values else EMPTIED
     if found.handle_types & _POSIX_FD:
         return Kind.POOL if found.pool else Kind.CHUNKS
     if found.pool:
         return Refusal(
             "it is from a memory pool without handles (cudaMallocAsync, cupy.cuda.malloc_async)",
             "Use a pool made for POSIX file descriptors, CuPy's or PyTorch's default allocator, "
-            f"{_COPY}",
+            f"{COPY}",
         )
     return Refusal(
         "it was mapped without a handle for other processes, or is another process's memory",
-        f"Let the process that owns it share it, {_COPY}",
+        f"Let the process that owns it share it, {COPY}",
     )

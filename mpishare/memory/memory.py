@@ -46,6 +46,10 @@ class Memory(ABC):
         """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         return self._array(self._hold(), shape, dtype, strides, offset)
 
+    def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
+        """Return a part of memory that is new here, which calls `free` when it is closed."""
+        raise NotImplementedError
+
     def when_dropped(self, then: Callable[[], object]) -> None:
         """Call `then` when the last array on it is gone; not at exit of the interpreter."""
         if (anchor := self._anchor()) is not None:
@@ -76,6 +80,19 @@ class Memory(ABC):
 
     @abstractmethod
     def _release(self) -> None: ...
+
+
+def cut(whole: Memory, spans: Sequence[tuple[int, int]]) -> list[Memory]:
+    """Cut memory into parts of (offset, nbytes); the last of them to be closed closes it."""
+    left = len(spans)
+
+    def free() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            whole.close()
+
+    return [whole.part(offset, nbytes, free) for offset, nbytes in spans]
 
 
 def host_anchor(buffer: Any, nbytes: int = -1, offset: int = 0) -> np.ndarray[Any, Any]:

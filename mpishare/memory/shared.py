@@ -11,7 +11,6 @@ behind: its lock is gone then, so others may remove the file.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import logging
@@ -28,6 +27,7 @@ from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import limits
 from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
+from mpishare.memory.memory import host_anchor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -71,20 +71,21 @@ class SharedMemory:
     Views of `buffer` keep them mapped; `fd` stays open for locks.
     """
 
-    def __init__(self, fd: int, nbytes: int, offset: int = 0) -> None:
-        self.fd = fd
+    def __init__(
+        self, fd: int, nbytes: int, offset: int = 0, map_: Callable[..., Any] = map_file
+    ) -> None:
+        self.fd = fd  # -1 for none
         self.nbytes = nbytes
-        self._offset = offset
         try:
             with _explained(nbytes, {errno.ENOMEM: _no_addresses}):
-                self._mapping, self.buffer = map_file(fd, nbytes, offset)
+                self._mapping, self.buffer = map_(fd, nbytes, offset)
         except BaseException:
-            os.close(fd)
+            self.close_file()
             raise
 
     @property
     def address(self) -> int:
-        return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        return int(host_anchor(self.buffer).ctypes.data)
 
     def close_file(self) -> None:
         """Close the file; the mapping stays. May be repeated."""
@@ -110,7 +111,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     `UnsupportedError` if /dev/shm, the machine or a limit has not that much left, or if no file can
     be made there; no page has been touched by then.
     """
-    nbytes = _whole_pages(nbytes)
+    nbytes = whole_pages(nbytes)
     with _usable_folder():
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -121,7 +122,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
         os.close(fd)
 
 
-def _whole_pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
     return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -197,7 +198,7 @@ def attach(name: str, nbytes: int) -> SharedMemory:
     """
     fd = open_file(name, os.O_RDWR)
     size = os.fstat(fd).st_size
-    if size != _whole_pages(nbytes):
+    if size != whole_pages(nbytes):
         os.close(fd)
         raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
     return SharedMemory(fd, size)
@@ -225,6 +226,11 @@ def open_file(name: str, flags: int) -> int:
         return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
     finally:
         os.close(found)
+
+
+def path_of(fd: int) -> str:
+    """Return a path by which other processes of this user open a file, until it is closed here."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def forget(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import select
 import socket
@@ -33,32 +34,37 @@ class Visit:
         self, address: str, name: str, timeout_s: float, connect_s: float | None = None
     ) -> None:
         self._name = name
-        self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._connection = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.answer_within(timeout_s)
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             try:
                 is_in = _connect(connection, address, timeout_s if connect_s is None else connect_s)
             except OSError as error:
                 raise HandleError(
-                    f"nobody answers for {name} on this machine ({error.strerror}): the process "
-                    "has ended, or it is in another network namespace"
+                    f"nobody answers for {name} on this machine ({error.strerror}): its process "
+                    "has ended or has closed it, or is in another network namespace"
                 ) from None
             if not is_in:
                 raise self._late()
             if (owner := peer_of(connection)[1]) != os.getuid():
                 raise HandleError(f"{name} is answered by a process of another user, {owner}")
-            connection.settimeout(timeout_s)
+            self.answer_within(timeout_s)  # connecting has made the socket a blocking one
             undo.pop_all()
+
+    def answer_within(self, timeout_s: float) -> None:
+        """Give the door so long for each answer from now on."""
+        self._timeout_s = timeout_s
+        self._connection.settimeout(timeout_s)
 
     def is_over(self) -> bool:
         """Whether the door has ended the connection, or sent a message without a request."""
         return bool(self._wait(0))
 
-    def wait_until_over(self) -> None:
-        """Block until `is_over`, or until another thread calls `hang_up`."""
-        self._wait(None)
+    def wait_until_over(self, timeout_s: float | None = None) -> None:
+        """Block until `is_over`, another thread calls `hang_up`, or the time is up."""
+        self._wait(None if timeout_s is None else math.ceil(1e3 * timeout_s))
 
     def _wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
         waiter = select.poll()  # not `select`, for descriptors above 1023; one cannot be shared
@@ -100,6 +106,26 @@ class Visit:
             for fd in fds:
                 os.close(fd)
             raise
+
+    def tell(self, message: dict[str, Any], *, waits: bool) -> bool:
+        """Send a message that gets no reply; return whether there was room for it.
+
+        With `waits`, for room too: then `PeerTimeout` if the door takes no message in time. A door
+        that is gone is told nothing.
+        """
+        text = json.dumps(message).encode()
+        try:
+            if waits:
+                self._connection.send(text)
+            else:
+                os.write(self._connection.fileno(), text)  # `send` waits, whatever its flags
+        except TimeoutError:
+            raise self._late() from None
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _reply(self, text: bytes) -> dict[str, Any]:
         """Return the reply of a door, unless it is the end of the visit or a refusal."""

@@ -280,8 +280,9 @@ def test_a_withdrawn_address_keeps_its_leases(door):
         assert not visit.is_over()
         with pytest.raises(HandleError, match="nobody answers"):
             visit_of(address)
-        with pytest.raises(UnsupportedError, match="KeyError"):
-            visit.ask({})
+        with pytest.raises(UnsupportedError, match="withdrawn"):
+            visit.ask({"attaches": True})
+        assert door.leases(address, "attaches") == []
         door.notify(address, {"is_over": True})
         assert within(5, visit.is_over)
         door.shut(address)

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -30,6 +31,8 @@ def too_large(stage: Stage, unchecked: bool) -> None:
         stage.world.Barrier()
         before = free()
         stage.attempt("allocate", lambda: node.allocate(100 << 20, dtype="u1", owner=1))
+        tree = [np.ones(60 << 20, "u1"), np.ones(50 << 20, "u1")]
+        stage.attempt("share_all", lambda: node.share_all(tree, owner=1))
         stage.attempt("allocate_each", lambda: node.allocate_each(30 << 20, dtype="u1", fill=1))
         stage.world.Barrier()
         report({"kept": before - free()})
@@ -43,9 +46,10 @@ def too_large(stage: Stage, unchecked: bool) -> None:
 def test_a_window_larger_than_shm(unchecked):
     played = play(3, too_large, unchecked)
     assert played.rank(0)["total"] == 64 << 20
-    assert "--shm-size" in played.raised(1, "allocate", "UnsupportedError").text
-    for rank in (0, 2):
-        assert list(played.raised(rank, "allocate", "PeerError").failures) == [1]
+    for call in ("allocate", "share_all"):
+        assert "--shm-size" in played.raised(1, call, "UnsupportedError").text
+        for rank in (0, 2):
+            assert list(played.raised(rank, call, "PeerError").failures) == [1]
     # Three times 30 MiB: at least one does not fit, and nothing of the others is kept.
     errors = [played.told(rank, "allocate_each").error for rank in range(3)]
     assert set(errors) <= {"UnsupportedError", "PeerError"}
