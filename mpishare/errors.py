@@ -91,7 +91,8 @@ class ClosedError(MpiShareError, RuntimeError):
 class EpochError(MpiShareError, RuntimeError):
     """Calls in the wrong order: complete without start, wait without post, or either twice.
 
-    In kernels: a word of `put_word` that the next one overwrote before it was read.
+    With ``MPISHARE_CHECK=1`` also a race: two ranks touched an element without an order between
+    them. In kernels: a word of `put_word` that the next one overwrote before it was read.
     """
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.backends import Exported
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory.numbers import number_of
@@ -22,9 +24,8 @@ from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from mpishare.backends import Exported
     from mpishare.memory.handle import Handle
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
@@ -98,18 +99,25 @@ def make_window(
     others map it. `exported` is memory of another library that becomes this rank's segment. A
     window that `is_part` of another object is closed by that.
     """
-    step = partial(context.agreement.step_keeping, call)
-    sizes = [None if each is None else nbytes_of(each.shape, dtype) for each in segments]
+    sizes = [[] if each is None else [nbytes_of(each.shape, dtype)] for each in segments]
+
+    def fill(segment: Segment, memory: Memory) -> None:
+        if write is not None:
+            write(memory.array(segment.shape, dtype, segment.strides))
+
+    given: list[Given] = []
+    if (mine := segments[context.rank]) is not None:
+        is_filled = write is not None and nbytes_of(mine.shape, dtype)
+        given = [exported or (partial(fill, mine) if is_filled else None)]
     with ranges.span(call), undoing(context, call) as undo, ExitStack() as published:
-        new = _New(context, call, segments[context.rank], sizes, dtype, exported, undo, published)
-        memory, _ = step(partial(new.create, write))
-        _, handles = step(partial(new.publish, memory))
+        new = NewMemory(context, call, sizes, undo, published)
         # Viewers map this rank's own memory by its handle, too.
-        (opened, memories), _ = step(partial(new.open, handles, opens_mine=name is not None))
-        memories[context.rank] = memory
+        packed, opened, found = new.share(given, opens_mine=name is not None)
+        memories = [next(iter(each), None) for each in found]
         publication: Publication | None = None
         if name is not None:
-            publication = Publication(context, call, name, segments, opened, dtype)
+            first = [next(iter(each), None) for each in opened]
+            publication = Publication(context, call, name, segments, first, dtype)
             undo.local.callback(publication.discard)
         counters = context.take_counters(call, epoch_counters(context.size))
     number = context.next_number("window")
@@ -121,64 +129,89 @@ def make_window(
         segments,
         dtype,
         owner,
+        handles=[next(iter(each), "") for each in packed],
         publication=publication,
         is_part=is_part,
     )
 
 
-class _New(NamedTuple):
-    """The steps of this rank that make a window; `sizes` are those of all segments, in bytes."""
+Given = Exported | Callable[["Memory"], None] | None
+"""Memory of another library, or what fills new memory."""
+
+
+class NewMemory(NamedTuple):
+    """The steps that share new or exported memory; `sizes` are those of each rank, in bytes."""
 
     context: NodeContext
     call: str
-    segment: Segment | None  # of this rank
-    sizes: Sequence[int | None]
-    dtype: np.dtype[Any]
-    exported: Exported | None
+    sizes: Sequence[Sequence[int]]
     undo: Undo
     published: ExitStack
 
-    def create(self, write: Callable[[Any], None] | None) -> tuple[Memory | None, None]:
-        """Return the memory of this rank's segment, with its values."""
-        context, segment, nbytes = self.context, self.segment, self.sizes[self.context.rank]
-        if self.exported is not None:
-            self.undo.made.callback(self.exported.memory.close)
-            context.drain(self.call)  # the work on any stream is in the array now
-            return self.exported.memory, None
-        if segment is None or nbytes is None:
-            return None, None
-        memory = context.backend.allocate(nbytes)
-        self.undo.made.callback(memory.close)
-        if write is not None and nbytes:
-            write(memory.array(segment.shape, self.dtype, segment.strides))
-            context.synchronize(None, self.call)
-        return memory, None
+    def share(
+        self, given: Sequence[Given], *, opens_mine: bool = False
+    ) -> tuple[list[list[str]], list[list[Handle]], list[list[Memory]]]:
+        """Return all handles, those that this rank opened, and the memories, by rank. Collective.
 
-    def publish(self, memory: Memory | None) -> tuple[None, str]:
-        """Return the handle of this rank's segment; empty without one."""
-        context, nbytes = self.context, self.sizes[self.context.rank]
-        if memory is None or nbytes is None:
-            return None, ""
-        if (exported := self.exported) is not None:
-            place = exported.offset, memory.nbytes, exported.capacity
-            return None, context.handle(exported.token, *place, exported.kind)
-        token = context.backend.publish(memory)
-        self.published.callback(context.backend.retract, token)
-        return None, context.handle(token, 0, nbytes, memory.nbytes)
+        `given` has, for each memory of this rank, that of another library, or what fills a new one,
+        if anything does.
+        """
+        step = partial(self.context.agreement.step_keeping, self.call)
+        mine, _ = step(partial(self._create, given))
+        _, handles = step(partial(self._publish, given, mine))
+        (opened, memories), _ = step(partial(self._open, handles, opens_mine=opens_mine))
+        memories[self.context.rank] = mine
+        return handles, opened, memories
 
-    def open(
-        self, handles: Sequence[str], *, opens_mine: bool
-    ) -> tuple[tuple[list[Handle | None], list[Memory | None]], None]:
-        """Return the handles by rank, and the other ranks' memory, mapped."""
+    def _create(self, given: Sequence[Given]) -> tuple[list[Memory], None]:
+        """Return the memories of this rank, with their values."""
         context = self.context
-        opened: list[Handle | None] = [None] * context.size
-        memories: list[Memory | None] = [None] * context.size
-        for rank, nbytes in enumerate(self.sizes):
+        made: list[Memory] = []
+        for nbytes, each in zip(self.sizes[context.rank], given, strict=True):
+            if isinstance(each, Exported):
+                memory, fill = each.memory, None
+            else:
+                memory, fill = context.backend.allocate(nbytes), each
+            self.undo.made.callback(memory.close)
+            made.append(memory)
+            if fill is not None:
+                fill(memory)
+        if any(isinstance(each, Exported) for each in given):
+            context.drain(self.call)  # the work on any stream is in the arrays now
+        elif any(given):
+            context.synchronize(None, self.call)
+        return made, None
+
+    def _publish(self, given: Sequence[Given], made: Sequence[Memory]) -> tuple[None, list[str]]:
+        """Return the handles of this rank's memories."""
+        context, handles = self.context, list[str]()
+        for nbytes, each, memory in zip(self.sizes[context.rank], given, made, strict=True):
+            if isinstance(each, Exported):
+                place = each.offset, memory.nbytes, each.capacity
+                handles.append(context.handle(each.token, *place, each.kind))
+            else:
+                token = context.backend.publish(memory)
+                self.published.callback(context.backend.retract, token)
+                handles.append(context.handle(token, 0, nbytes, memory.nbytes))
+        return None, handles
+
+    def _open(
+        self, handles: Sequence[Sequence[str]], *, opens_mine: bool
+    ) -> tuple[tuple[list[list[Handle]], list[list[Memory]]], None]:
+        """Return the handles by rank, and the other ranks' memories, mapped."""
+        context = self.context
+        opened: list[list[Handle]] = [[] for _ in handles]
+        memories: list[list[Memory]] = [[] for _ in handles]
+        for rank, sizes in enumerate(self.sizes):
             is_mine = rank == context.rank
-            if nbytes is not None and (opens_mine or not is_mine):
-                opened[rank] = handle = context.open_handle(handles[rank], rank, nbytes)
+            if is_mine and not opens_mine:
+                continue
+            for packed, nbytes in zip(handles[rank], sizes, strict=True):
+                handle = context.open_handle(packed, rank, nbytes)
+                opened[rank].append(handle)
                 if not is_mine:
-                    memories[rank] = memory = open_memory(context, handle, rank)
+                    memory = open_memory(context, handle, rank)
+                    memories[rank].append(memory)
                     self.undo.opened.callback(memory.close)
         return (opened, memories), None
 

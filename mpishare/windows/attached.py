@@ -6,22 +6,27 @@ import contextlib
 import math
 import os
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.arguments import require_duration
+from mpishare.coordination.arguments import require_duration, require_wait
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.joined import join
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
-from mpishare.windows.names import check_name, find, job_text
+from mpishare.windows.names import check_name, find, job_text, listed
 from mpishare.windows.readers import CudaReader, HostReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.visit import Visit
+
+    Copied = tuple[int, dict[int, Any], dict[str, Any]]
 
 _PAUSE_S = 0.0005
 # Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.
@@ -34,11 +39,14 @@ class Frame:
     Attributes
     ----------
     number : int
-        From 1: the number of calls of each rank to `Window.snapshot`.
+        From 1: the number of calls of each rank to `Window.snapshot`; of frames of the channel.
+    numbers : dict
+        What the ranks gave `Window.snapshot` by name; of the lowest rank that gave the name.
     """
 
-    def __init__(self, number: int, arrays: dict[int, Any]) -> None:
+    def __init__(self, number: int, arrays: dict[int, Any], numbers: dict[str, Any]) -> None:
         self.number = number
+        self.numbers = numbers
         self._arrays = arrays
 
     @property
@@ -51,6 +59,26 @@ class Frame:
         if rank not in self._arrays:
             raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
         return self._arrays[rank]
+
+    def whole(self, dims: Sequence[int], width: Any = 0) -> Any:
+        """Return a new array of the whole of a Cartesian grid, joined from all segments.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The number of ranks along each axis of the segments, as of ``Create_cart`` of MPI; 1
+            along an axis that is not cut. The ranks lie row by row, as MPI numbers them. Blocks may
+            be of uneven size.
+        width : int, or sequence of int or (low, high)
+            The ghosts of each segment, which are left out: as of `HaloExchange`, but the same on
+            all ranks.
+
+        Raises
+        ------
+        ValueError
+            If the segments do not fit together so.
+        """
+        return join(self._arrays, dims, width)
 
     def __repr__(self) -> str:
         return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
@@ -96,6 +124,10 @@ class Attached:
         why = window.why_not_live
         self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
         self._why_not_here = ""  # empty unless frames come through host memory
+        self._lag = window.lag
+        self._why_closed = f"{name!r} is closed"
+        self._cursor = 0  # of a channel: the number of the last frame that was read
+        self._rest: deque[Copied] = deque()  # its frames that were copied when its memory went
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -104,7 +136,9 @@ class Attached:
         backend = self._open_memory(fds[0], window) if is_on_gpu else None
         if self._reader is None:
             self._reader = HostReader(fds[0], window)
-        if self._why_not_here:
+        if self._lag:
+            self._begin_at_the_next(name)
+        elif self._why_not_here:
             visit.ask({"wants_host_copies": True})
         if backend is not None:
             self._thread = threading.Thread(
@@ -168,7 +202,8 @@ class Attached:
         ClosedError
             If the job has ended or closed the window, or if this object is closed.
         UnsupportedError
-            If this process does not see the GPU, and the job has no room for copies on the host.
+            If this process does not see the GPU, and the job has no room for copies on the host;
+            and of a channel.
         ValueError
             If `timeout_s` is not a positive number, at most 1e9.
         """
@@ -176,6 +211,10 @@ class Attached:
         require_duration("latest failed: ", wait_s)
         found: list[Frame] = []
         self._check()
+        if self._lag:
+            raise UnsupportedError(
+                f"{self.name!r} is a channel, whose frames come one by one: for frame in there"
+            )
 
         def look() -> None:
             self._check()
@@ -188,20 +227,32 @@ class Attached:
     def __iter__(self) -> Iterator[Frame]:
         """Iterate over the snapshots, from the newest on, each at most once; some are skipped.
 
-        Waits for the next one as long as it takes; ends when the job closes the window or ends.
+        Waits for the next one as long as it takes; ends when the job closes the window or ends. Of
+        a channel it yields every frame that was put since `attach`, also in several loops, and ends
+        behind the last.
+
+        Raises
+        ------
+        ClosedError
+            If a frame of a channel was overwritten before it could be read: this process was too
+            slow, and is cut off. The job logs a warning with its identifier.
         """
-        number = 0
+        number = self._cursor
         found: list[Frame] = []
 
         def has_next() -> bool:
-            return self._read(number, found) or self._look_over()
+            return self._read(number, found) or self._is_last(number) or self._look_over()
 
+        if self._lag:
+            self._check_open()
         while not self._is_closed:
             poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
             if not found and not self._read(number, found):  # the last one, after the end
                 return
             frame = found.pop()
             number = frame.number
+            if self._lag:
+                self._cursor = number
             yield frame
 
     def close(self) -> None:
@@ -270,13 +321,51 @@ class Attached:
         """Add the newest snapshot to `found`, if its number is above `than`."""
         for _ in range(_TRIES):
             with self._lock:
-                copied = None if self._reader is None else self._reader.read(than)
+                if self._rest:
+                    copied: Copied | None = self._rest.popleft()
+                else:
+                    copied = None if self._reader is None else self._reader.read(than)
             if copied is None:
                 return False
             if copied[0]:
                 found.append(Frame(*copied))
                 return True
+            if self._lag:
+                self._cut_off()
         return False
+
+    def _begin_at_the_next(self, name: str) -> None:
+        """Let the frames of a channel begin with the first that is put from now on."""
+        if self._why_not_here or self._reader is None:
+            raise UnsupportedError(
+                f"attach({name!r}) failed: it is a channel on GPUs, whose frames cannot be mapped "
+                f"here: {self._why_not_here}. Attach where its producer's GPU is visible."
+            )
+        self._cursor = max(self._reader.numbers().values())
+
+    def _is_last(self, number: int) -> bool:
+        """Whether a channel was ended behind this frame."""
+        with self._lock:
+            return self._reader is not None and self._reader.last() == number
+
+    def _cut_off(self) -> None:
+        """Close this process's side of a channel that it read too slowly, and tell the job."""
+        with self._lock:
+            newest = self._cursor + self._lag + 1  # at least
+            if self._reader is not None:
+                newest = max(self._reader.numbers().values())
+        missed = newest - self._lag - self._cursor
+        self._why_closed = (
+            f"{self.name!r} has cut off this process, which was too slow: it missed {missed} "
+            f"frames from number {self._cursor + 1} on, of which the channel keeps {self._lag}. "
+            "Read faster, or make the channel with a larger lag=. attach() again goes on with the "
+            "next frame."
+        )
+        with contextlib.suppress(HandleError):  # the job has ended: nobody to tell
+            self._visit.ask({"cut_off": True})
+            self._visit.ask({"missed": missed})
+        self.close()
+        raise ClosedError(self._why_closed)
 
     def _look_over(self) -> bool:
         """Whether the job has closed the window, or has ended."""
@@ -284,9 +373,12 @@ class Attached:
             self._is_over = self._visit.is_over()
         return self._is_over or self._is_closed
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError(f"{self.name!r} is closed")
+            raise ClosedError(self._why_closed)
+
+    def _check(self) -> None:
+        self._check_open()
         if self._look_over():
             raise ClosedError(f"the job of {self.name!r} has ended, or has closed the window")
 
@@ -316,8 +408,16 @@ class Attached:
 
     def _let_go_in_time(self, backend: CudaBackend) -> None:
         """In a thread: when the window closes, unmap before its owners free the memory."""
-        backend.make_current()
+        backend.enter_thread()
         self._visit.wait_until_over()
+        with self._lock:
+            while self._lag and self._reader is not None:
+                than = self._rest[-1][0] if self._rest else self._cursor
+                if (copied := self._reader.read(than)) is None:
+                    break
+                self._rest.append(copied)
+                if not copied[0]:
+                    break  # too late: the loop is told when it comes to this place
         self._is_over = True
         self._let_go()
 
@@ -339,7 +439,12 @@ class Attached:
 
 
 def attach(
-    name: str, *, job: str | int | None = None, timeout_s: float = 10.0, writable: bool = False
+    name: str,
+    *,
+    job: str | int | None = None,
+    timeout_s: float = 10.0,
+    wait_s: float = 0.0,
+    writable: bool = False,
 ) -> Attached:
     """Attach to a named window of a job on this machine. Local, host-blocking: some milliseconds.
 
@@ -359,35 +464,45 @@ def attach(
         ``python -m mpishare.info --attachable`` lists them.
     timeout_s : float, seconds
         For the answer of the job, and the default of `Attached.latest`.
+    wait_s : float, seconds
+        How long to wait for a window that is not there yet; ``math.inf``: until it is. Windows of
+        other users do not count, one that is closed meanwhile is waited for anew, and several jobs
+        are an error at once. It is found within 2 ms, later within a 16th of the time waited, at
+        most 0.25 s; meanwhile no job is asked anything.
     writable : bool
         Whether live NumPy arrays may be written. Nothing orders such writes.
 
     Raises
     ------
     HandleError
-        If there is no such window, several jobs have one, or the job runs another version.
+        If there is no such window by then, several jobs have one, or the job runs another version.
     PeerTimeout
         If the job does not answer.
     UnsupportedError
         If it has too many visitors.
     ValueError
-        If `name` or `timeout_s` cannot be one: a name has 1 to 40 letters, digits, '.', '_' or '-',
-        a timeout is positive and at most 1e9.
+        If `name`, `timeout_s` or `wait_s` cannot be one: a name has 1 to 40 letters, digits, '.',
+        '_' or '-', a timeout is positive and at most 1e9, a wait may also be 0 or infinite.
     """
     check_name("attach", name)
     require_duration("attach failed: ", timeout_s)
-    window, visit = find(name, None if job is None else job_text(job), timeout_s)
-    with contextlib.ExitStack() as undo:
-        undo.callback(visit.close)
-        try:
-            reply, _ = visit.ask({"version": VERSION, "attaches": True})
-            described = Description.parse(reply)
-            with _files(visit, described.n_files) as fds:
-                there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
-        except HandleError as error:
-            raise HandleError(f"attach({name!r}) failed: {error}") from None
-        undo.pop_all()
-    return there
+    require_wait("attach failed: ", wait_s)
+    end, of_job = time.monotonic() + wait_s, None if job is None else job_text(job)
+    while True:
+        window, visit = find(name, of_job, timeout_s, max(end - time.monotonic(), 0.0))
+        with contextlib.ExitStack() as undo:
+            undo.callback(visit.close)
+            try:
+                reply, _ = visit.ask({"version": VERSION, "attaches": True})
+                described = Description.parse(reply)
+                with _files(visit, described.n_files) as fds:
+                    there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
+            except HandleError as error:
+                if window in listed() or time.monotonic() >= end:
+                    raise HandleError(f"attach({name!r}) failed: {error}") from None
+                continue  # it was closed meanwhile
+            undo.pop_all()
+        return there
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -16,9 +17,13 @@ from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import check_layout, make_window
+from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
 from mpishare.windows.event import receivers
+from mpishare.windows.names import check_name
+from mpishare.windows.page import MOST_LAG
+from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
-from mpishare.windows.slots import Block, Get, Put, channel_counters
+from mpishare.windows.slots import Block, Get, Put, channel_counters, free_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,18 +31,21 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.window import Window
 
+_SLOTS = 4
+
 log = logging.getLogger("mpishare.channel")
 
 
 class Channel(NodeObject):
     """A stream of arrays from one rank of a node to others. Made by `Node.channel`.
 
-    Every consumer gets every frame, in the order in which they were put.
+    Every consumer gets every frame, in the order in which they were put; or, of a channel made with
+    ``deal=True``, each frame goes to the first consumer that asks for one.
 
     Attributes
     ----------
     name : str
-        ``channel 2``: the number is the same on every rank, and never used again.
+        As given; else ``channel 2``: the number is the same on every rank, and never used again.
     producer : int
         The rank that puts, in ``node.comm``.
     consumers : tuple of int
@@ -50,6 +58,8 @@ class Channel(NodeObject):
         Of one frame.
     slots : int
         Number of frames that the producer may be ahead.
+    deal : bool
+        Whether each frame goes to one consumer.
     """
 
     _closes_first = True  # while its producer waits, no other object could see the streams end
@@ -61,8 +71,14 @@ class Channel(NodeObject):
         consumers: tuple[int, ...],
         window: Window,
         counters: Counters,
+        *,
+        deal: bool,
+        publication: Publication | None = None,
     ) -> None:
-        self.name = window.name = f"channel {context.next_number('channel')}"
+        self.deal = deal
+        number = context.next_number("channel")
+        self.name = window.name = publication.name if publication else f"channel {number}"
+        self._publication = publication
         self.producer, self.consumers = producer, consumers
         self.slots, *extents = window.shape
         self.shape: tuple[int, ...] = tuple(extents)
@@ -75,12 +91,16 @@ class Channel(NodeObject):
         self._is_ended = False
         self._sending: Put | None = None
         self._receiving: Get | None = None
-        if context.rank == producer:
-            arrays = self._arrays()
-            self._sending = Put(context, counters, arrays, self.name, consumers)
+        if context.rank == producer and deal and consumers:
+            self._sending = DealtPut(context, counters, self._arrays(), self.name, consumers)
+        elif context.rank == producer:
+            awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
+            self._sending = Put(context, counters, self._arrays(), self.name, awaited)
         elif context.rank in consumers:
-            arrays, place = self._arrays(), consumers.index(context.rank)
-            self._receiving = Get(context, counters, arrays, self.name, producer, place)
+            kind, place = DealtGet if deal else Get, consumers.index(context.rank)
+            self._receiving = kind(context, counters, self._arrays(), self.name, producer, place)
+        if self._sending is not None:
+            self._sending.publication = publication
         context.register(self)
         log.info(
             "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
@@ -105,6 +125,10 @@ class Channel(NodeObject):
         backend the beginning blocks until the slot is free. The contents of the slot at the
         beginning are undefined.
 
+        Where frames are dealt, the beginning waits on the host for any free slot, and the end for
+        any consumer that asks: the frame goes to it, in turn where several do, on streams to one
+        with the fewest frames unfinished.
+
         Parameters
         ----------
         stream : stream, optional
@@ -116,7 +140,8 @@ class Channel(NodeObject):
             If a consumer lags by more than the deadline, or died; `ranks` names it. A stream that
             waits for it is ended by `Node.synchronize`, which raises the same.
         EpochError
-            Inside another block of this channel, or after `end`.
+            Inside another block of this channel, or after `end`. At the end of the block where
+            frames are dealt, if all consumers have closed the channel.
         ValueError
             On a rank that is not the producer.
         TypeError
@@ -145,6 +170,10 @@ class Channel(NodeObject):
         host waits until the producer has *called* `put` for this frame, and my stream until it is
         written; at its end, also where it raises, the slot is given back. A consumer must not
         write into the slot, which other consumers read too, and must not read it after the block.
+
+        Where frames are dealt, entering the block asks for one: a frame is dealt to no consumer
+        that has not asked, so none is lost where a loop is left. After an interrupt of the wait
+        (Ctrl-C) the next `get` takes the frame that was asked for.
 
         Parameters
         ----------
@@ -209,6 +238,8 @@ class Channel(NodeObject):
         if not self._is_ended:
             block.end()
             self._is_ended = True
+            if self._publication is not None:
+                self._publication.end()
 
     def close(self) -> None:
         """Close the channel on all ranks; a producer ends its stream first.
@@ -234,7 +265,11 @@ class Channel(NodeObject):
             context.drain(call)
 
         context.agreement.step(call, finish)
-        counters, window = self._counters, self._window
+        counters, window, publication = self._counters, self._window, self._publication
+        viewers = [] if publication is None else publication.let_go(call)
+        if viewers:  # they map the copies on a GPU
+            context.retained.append(lambda: publication is None or not publication.let_go(call))
+        self._publication = None
         self._abandon()
         # No stream writes them any more; all ranks join the following steps before one takes them.
         if context.rank == 0:
@@ -249,6 +284,9 @@ class Channel(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         self._context.unregister(self)
+        if self._publication is not None:
+            self._publication.abandon()
+            self._publication = None
         for end in (self._sending, self._receiving):
             if end is not None:
                 end.close()
@@ -283,8 +321,10 @@ class Channel(NodeObject):
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
 
     def __repr__(self) -> str:
+        is_named = not self.name.startswith("channel ")
+        name = f"Channel {self.name!r}" if is_named else self.name.capitalize()
         return (
-            f"<mpishare.{self.name.capitalize()}: producer={self.producer}, "
+            f"<mpishare.{name}: producer={self.producer}, "
             f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
             f"slots={self.slots}{self._state()}>"
         )
@@ -297,6 +337,9 @@ def make_channel(
     slots: Any,
     producer: Any,
     consumers: Sequence[int] | None,
+    deal: Any,
+    name: Any,
+    lag: Any,
 ) -> Channel:
     """Make a channel. Collective; see `Node.channel`."""
     call = "Node.channel"
@@ -305,7 +348,9 @@ def make_channel(
         extents, found = check_layout(context, call, shape, dtype)
         source = context.rank_of(call, producer)
         ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
-        count = _slots(call, slots)
+        if not isinstance(deal, bool):
+            raise TypeError(f"{call} failed: deal must be True or False, not {deal!r}")
+        count = _slots(call, (2 * len(ranks) or 1) if slots is None and deal else slots)
         check_layout(context, call, (count, *extents), found)  # all of them can be addressed
         return {
             "shape": list(extents),
@@ -313,6 +358,9 @@ def make_channel(
             "slots": count,
             "producer": source,
             "consumers": ranks,
+            "deal": deal,
+            "name": check_name(call, name),
+            "lag": check_lag(call, lag),
         }
 
     replies = context.begin(call, check)
@@ -324,17 +372,40 @@ def make_channel(
     owner = ranks[0] if len(ranks) == 1 else source
     segments: list[Segment | None] = [None] * context.size
     segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
-    counters = context.take_counters(call, channel_counters(len(ranks)))
+    count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
+    counters = context.take_counters(call, count)
     try:
         window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
     except BaseException:
         context.counter_pool.give(counters)
         raise
-    return Channel(context, source, ranks, window, counters)
+    publication: Publication | None = None
+    if name is not None:
+        segments = [Segment(window.shape[1:]) if r == source else None for r in range(context.size)]
+        with ExitStack() as undo:
+            undo.callback(context.counter_pool.give, counters)
+            undo.callback(window.close)
+            handles = [None] * context.size
+            publication = Publication(context, call, name, segments, handles, window.dtype, lag)
+            undo.callback(publication.discard)
+            context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
+            undo.pop_all()
+    return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
+
+
+def check_lag(call: str, lag: Any) -> int:
+    """Return the number of frames that a viewer may be behind, or raise."""
+    if not is_int(lag):
+        raise TypeError(f"{call} failed: lag must be an int, a number of frames, not {lag!r}")
+    if not 1 <= lag <= MOST_LAG:
+        raise ValueError(f"{call} failed: lag must be from 1 to {MOST_LAG} frames, not {lag}")
+    return operator.index(lag)
 
 
 def _slots(call: str, value: Any) -> int:
     """Return the number of slots that the user gave, or raise `TypeError` or `ValueError`."""
+    if value is None:
+        return _SLOTS
     if not is_int(value):
         raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
     count = operator.index(value)

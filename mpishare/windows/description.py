@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.errors import HandleError
 from mpishare.memory import dtypes
 from mpishare.memory.visit import printable
-from mpishare.windows.page import is_dense
+from mpishare.windows.page import BUFFERS, MOST_LAG, Places, is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Version of the messages of doors, of descriptions and of pages.
-VERSION = 2
+VERSION = 3
 
 # Descriptors in one reply: the kernel takes 253.
 MAX_FDS = 200
@@ -50,6 +50,13 @@ class Description:
     pid: int  # of the leader of the node
     since: int | None = None  # ns on the machine's clock, when the door had been opened
     viewers: tuple[int, ...] = ()  # processes that have attached
+    lag: int = 0  # of a channel: frames that a viewer may be behind
+
+    def page_places(self) -> Places:
+        """Return where things lie in the file of its page."""
+        by_rank = {segment.rank: segment.nbytes for segment in self.segments}
+        sizes = [by_rank.get(rank) for rank in range(self.size)]
+        return Places(sizes, self.lag + 1 if self.lag else BUFFERS)
 
     @property
     def n_files(self) -> int:
@@ -87,6 +94,7 @@ class Description:
             _take(received, "pid", _is_count),
             _take(received, "since", lambda value: value is None or _is_count(value)),
             tuple(_take(received, "viewers", _is_counts)),
+            _take(received, "lag", lambda value: _is_count(value) and value <= MOST_LAG),
         )
         ranks = [segment.rank for segment in described.segments]
         if ranks != sorted({*ranks}) or ranks[-1] >= size:

@@ -7,6 +7,7 @@ calls themselves store and poll the same counters, and block.
 
 from __future__ import annotations
 
+from functools import cached_property, lru_cache
 from os import sched_yield
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -47,6 +48,19 @@ class CounterOp:
         self.signals: Signals | None = None
 
 
+@lru_cache
+def _fence_rounds(rank: int, size: int, radix: int) -> tuple[list[Any], list[tuple[int, int]]]:
+    """Return what a rank does in each round of a fence, alike for all windows of a node.
+
+    That is the slot to write, and the slots to wait for with their ranks; behind it all waits.
+    """
+    found = [
+        (SLOT_WORDS * rank + number, {SLOT_WORDS * r + number: r for r in awaited})
+        for number, awaited in enumerate(rounds(rank, size, radix))
+    ]
+    return found, [wait for _, waits in found for wait in waits.items()]
+
+
 class Group(NamedTuple):
     """Ranks that were named together, with the counter operations of each call."""
 
@@ -85,15 +99,9 @@ class Epochs:
         else:
             self._write, self._await = Epochs._store, Epochs._poll
         self._epoch = 0
-        # For each round of a fence, the slot to write, and the slots to wait for with their ranks.
-        self._rounds = [
-            (SLOT_WORDS * self._rank + number, {SLOT_WORDS * r + number: r for r in awaited})
-            for number, awaited in enumerate(rounds(self._rank, self._size, radix or RADIX))
-        ]
-        self._waits = [wait for _, waits in self._rounds for wait in waits.items()]
+        self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix or RADIX)
         self._operations = len(self._rounds) + len(self._waits)
-        slots = [(write, [*waits]) for write, waits in self._rounds]
-        self._meet: Callable[[int], Any] = context.fence(self._view, slots)
+        self._make_fence = context.fence
         # Both sides of a pair count, without communication.
         self._exposed = [0] * self._size  # posts to each origin
         self._completed = [0] * self._size  # done signals awaited from each origin
@@ -105,6 +113,11 @@ class Epochs:
         self._fence_signals: Signals | None = None
 
     # --- fence
+
+    @cached_property
+    def _meet(self) -> Callable[[int], Any]:
+        """The fence on the host, made at its first call: `Node.share_all` makes hundreds."""
+        return self._make_fence(self._view, [(write, [*waits]) for write, waits in self._rounds])
 
     def fence(self, stream: Any = None) -> None:
         """Order the work enqueued on all ranks before it against the work enqueued after it.

@@ -18,6 +18,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
 _MAX_JOB = 31
 _TURN_S = 0.05
+# A wait for a window reads the list of sockets, which costs the kernel some 0.1 ms and the job
+# nothing; no event announces an abstract socket. The pause is a share of the time waited so far.
+_PAUSE_SHARE, _MIN_PAUSE_S, _MAX_PAUSE_S = 1 / 16, 0.002, 0.25
 _GRACE_S = 0.5
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
@@ -112,17 +115,29 @@ def visit_mine(
         wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
 
 
-def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
+def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> tuple[Listed, Visit]:
     """Visit this user's window of that name, of that job or of the only one that has it.
 
-    Raises `HandleError` if there is none, or if several jobs have one, `PeerTimeout` if the only
-    ones take no connections.
+    Waits for it, at most `wait_s`. Raises `HandleError` if there is none, or at once if several
+    jobs have one, `PeerTimeout` if the only ones take no connections.
     """
-    there = listed()
-    named = [window for window in there if window.name == name and job in (None, window.job)]
-    visits, full = visit_mine(named, timeout_s, timeout_s)
-    if len(visits) == 1:
-        return visits.popitem()
+    begin, tried, full = time.monotonic(), list[Listed](), list[Listed]()
+    while True:
+        waited_s = time.monotonic() - begin
+        is_last = waited_s >= wait_s
+        there = listed()
+        named = [window for window in there if window.name == name and job in (None, window.job)]
+        # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
+        if is_last or full or named != tried:
+            connect_s = timeout_s if is_last else min(timeout_s, _GRACE_S)
+            visits, full = visit_mine(named, timeout_s, connect_s)
+            if len(visits) == 1:
+                return visits.popitem()
+            if visits or is_last:
+                break
+            tried = named
+        pause_s = min(max(_PAUSE_SHARE * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        time.sleep(min(pause_s, max(wait_s - waited_s, 0.0)))
     for visit in visits.values():
         visit.close()
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"

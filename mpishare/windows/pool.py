@@ -15,6 +15,7 @@ import operator
 import os
 import threading
 import warnings
+import weakref
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,19 +30,24 @@ from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import check_layout
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
+from mpishare.windows.pool_door import PoolDoor
 from mpishare.windows.pool_handle import is_inside, pack, unpack
 from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import OwnMemory, PeerMemory
+    from mpishare.backends import Backend, OwnMemory, PeerMemory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
 
 T = TypeVar("T")
 
 log = logging.getLogger("mpishare.pool")
+
+# The open pools of this process, by the address of their door.
+_pools: dict[str, weakref.ref[Pool]] = {}
+os.register_at_fork(after_in_child=_pools.clear)
 
 
 class Pool(NodeObject):
@@ -64,15 +70,20 @@ class Pool(NodeObject):
         number: int,
         owner: int,
         key: bytes,
+        address: str,
         blocks: OwnBlocks | OpenBlocks,
+        door: PoolDoor | None,
     ) -> None:
         self.name = f"pool {number}"
         self.owner = owner
         self._context = context
         self._key = key
+        self._address = address
         self._blocks = blocks
+        self._door = door  # on the owner
         self._is_unmapped = False
         context.register(self)
+        _pools[address] = weakref.ref(self)
         log.info("%s made, of rank %d", self.name, owner)
 
     # --- the owner
@@ -110,7 +121,9 @@ class Pool(NodeObject):
             On a rank that is not the owner.
         """
         call = f"{self.name}: allocate"
-        own = self._owned(call)
+        return self._allocate(call, self._owned(call), shape, dtype, stream)
+
+    def _allocate(self, call: str, own: OwnBlocks, shape: Any, dtype: Any, stream: Any) -> Any:
         sizes, found = check_layout(self._context, call, shape, dtype)
         number, keeper = self._enter(call, stream)
         nbytes = math.prod(sizes) * found.itemsize
@@ -120,21 +133,58 @@ class Pool(NodeObject):
         except UnsupportedError as error:
             raise UnsupportedError(f"{call} failed: {error}") from None
 
-    def handle(self, array: Any) -> bytes:
-        """Return a handle of an array of this pool, for `open` on other ranks. Owner only.
+    def malloc(self, nbytes: int) -> Any:
+        """Allocate bytes on CuPy's current stream, as CuPy's allocators do. Owner only.
 
-        Local; does not block. Send it when the array is written, after `Node.synchronize` or
-        another ordering of the ranks, and keep the array until the others have opened it.
+        Local; stream-ordered; in any thread. For ``cupy.cuda.set_allocator(pool.malloc)`` and
+        ``cupy.cuda.using_allocator(pool.malloc)``: then each array that CuPy makes, temporaries
+        too, is one of the pool, which `handle` takes, and is given back as one of `allocate`. Set
+        CuPy's allocator back before the pool is closed.
+
+        Parameters
+        ----------
+        nbytes : int, bytes
+            0 is allowed.
+
+        Returns
+        -------
+        cupy.cuda.MemoryPointer
+
+        Raises
+        ------
+        UnsupportedError
+            On the host backend, since NumPy lets only its C API set an allocator; in a stream
+            capture.
+        CudaError, ValueError
+            As `allocate`.
+        """
+        call = f"{self.name}: malloc"
+        own = self._owned(call, in_any_thread=True)
+        if not self._context.backend.has_streams:
+            raise UnsupportedError(
+                f"{call} failed: it is for CuPy. NumPy takes its memory from elsewhere only by its "
+                "C API (NEP 49), which mpishare does not use. Make arrays by pool.allocate, and "
+                "let NumPy write into them: out=..."
+            )
+        return self._allocate(call, own, (nbytes,), "u1", None).data
+
+    def handle(self, array: Any) -> bytes:
+        """Return a handle of an array of this pool. Owner only.
+
+        For `open` on other ranks, and for `mpishare.open_handle` in any process of this user on
+        this machine. Local; does not block. Send it when the array is written, after
+        `Node.synchronize` or another ordering of the ranks, and keep the array until the others
+        have opened it.
 
         Parameters
         ----------
         array : array
-            Of `allocate`, or a view of one.
+            Of `allocate`, or made by CuPy with `malloc` as its allocator; or a view of one.
 
         Returns
         -------
         bytes
-            About 100 to 200 bytes, which can be pickled, stored, and sent by any means.
+            About 150 to 250 bytes, which can be pickled, stored, and sent by any means.
 
         Raises
         ------
@@ -156,7 +206,7 @@ class Pool(NodeObject):
             raise ValueError(
                 f"{call} failed: the view reaches beyond the array that it is made of."
             )
-        return pack(self._key, block, own.publish(block), layout)
+        return pack(self._key, self._address, block, own.publish(block), layout)
 
     # --- the other ranks
 
@@ -230,12 +280,20 @@ class Pool(NodeObject):
         context.agreement.check()
         context.begin_close(f"{self.name}: close")
         self._is_closed = True
+        _pools.pop(self._address, None)
         is_held = self._blocks.is_held
         is_gone = self._release()
         context.unregister(self)
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
             context.retained.append(self._release)
+        if not is_gone and self._door is not None and (openers := self._door.openers):
+            warnings.warn(
+                f"{self.name} was closed while processes {openers} outside the node map it: its "
+                "memory is kept",
+                ResourceWarning,
+                stacklevel=2,
+            )
         if is_held:
             warnings.warn(
                 f"{self.name} was closed while arrays of it are held: its memory stays mapped "
@@ -255,7 +313,7 @@ class Pool(NodeObject):
 
         def release() -> bool:
             if isinstance(blocks, OwnBlocks):
-                return True
+                return self._door is None or self._door.end()
             self._context.drain(call)
             blocks.finish()
             return (is_host or blocks.is_empty) and self._unmap()
@@ -272,6 +330,8 @@ class Pool(NodeObject):
     def _unmap(self) -> bool:
         if not self._is_unmapped:
             self._is_unmapped = True
+            if self._door is not None:
+                self._door.close()
             self._blocks.close()
         return True
 
@@ -280,20 +340,24 @@ class Pool(NodeObject):
 
     def _abandon(self) -> None:
         self._is_closed = True
+        _pools.pop(self._address, None)
+        if self._door is not None:
+            self._door.close()
         self._context.unregister(self)
 
     def __repr__(self) -> str:
         return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{self._state()}>"
 
-    def _check(self, call: str) -> None:
+    def _check(self, call: str, *, in_any_thread: bool = False) -> None:
         agreement = self._context.agreement
-        if agreement.is_forked or threading.get_ident() != agreement.thread:
+        is_elsewhere = not in_any_thread and threading.get_ident() != agreement.thread
+        if agreement.is_forked or is_elsewhere:
             agreement.check()
         if self._is_closed:
             raise ClosedError(f"{call} failed: the pool is closed")
 
-    def _owned(self, call: str) -> OwnBlocks:
-        self._check(call)
+    def _owned(self, call: str, *, in_any_thread: bool = False) -> OwnBlocks:
+        self._check(call, in_any_thread=in_any_thread)
         if isinstance(self._blocks, OpenBlocks):
             raise ValueError(  # noqa: TRY004
                 f"{call} failed: rank {self.owner} is the owner, not rank {self._context.rank}. "
@@ -302,12 +366,17 @@ class Pool(NodeObject):
         return self._blocks
 
     def _enter(self, call: str, stream: Any) -> tuple[int, Any]:
-        number, keeper, _, is_capturing = self._context.backend.enter(stream)
-        if is_capturing:
-            raise UnsupportedError(
-                f"{call} failed: the stream is being captured. Call it before the capture."
-            )
-        return number, keeper
+        return enter(self._context.backend, call, stream)
+
+
+def enter(backend: Backend, call: str, stream: Any) -> tuple[int, Any]:
+    """Return the stream of a call, and what keeps it alive; it must not be under capture."""
+    number, keeper, _, is_capturing = backend.enter(stream)
+    if is_capturing:
+        raise UnsupportedError(
+            f"{call} failed: the stream is being captured. Call it before the capture."
+        )
+    return number, keeper
 
 
 def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
@@ -328,16 +397,42 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
         undo.local.callback(words.close)
         if not is_owner:
             words.close_file()  # its owner reserves the pages
-        # The proof that a handle is of a rank of this pool: no other process has the key.
-        key = step(lambda: os.urandom(32).hex() if is_owner else "")[own]
         mine, imported = _share_memory(context, call, own, nbytes, undo)
-    table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-    blocks: OwnBlocks | OpenBlocks
-    if mine is not None:
-        blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
-    elif imported is not None:
-        blocks = OpenBlocks(context.backend, imported, table)
-    return Pool(context, context.next_number("pool"), own, bytes.fromhex(key), blocks)
+        table = BlockTable(words, context.rank, context.size, context.memory_barrier)
+        blocks: OwnBlocks | OpenBlocks
+        if mine is not None:
+            blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
+        elif imported is not None:
+            blocks = OpenBlocks(context.backend, imported, table)
+
+        def open_door() -> tuple[PoolDoor | None, list[str]]:
+            if mine is None or isinstance(blocks, OpenBlocks):
+                return None, []
+            # The proof that a handle is of this pool: the ranks have the key, and the door gives it
+            # to processes of this user alone.
+            key, door, held = os.urandom(32), context.descriptors.door, blocks.held_outside
+            opened = PoolDoor(door, key, context.backend, mine, table, held)
+            undo.local.callback(opened.close)
+            return opened, [key.hex(), opened.address]
+
+        door, replies = context.agreement.step_keeping(call, open_door)
+    key, address = replies[own]
+    number = context.next_number("pool")
+    return Pool(context, number, own, bytes.fromhex(key), address, blocks, door)
+
+
+def pool_here(address: str) -> Pool | None:
+    """Return the open pool of this address, if this process is a rank of its node.
+
+    Raises `HandleError` if it is, and has dropped the pool: it may not map its own memory anew.
+    """
+    found = _pools.get(address)
+    if found is None:
+        return None
+    pool = found()
+    if pool is None:
+        raise HandleError("this process is a rank of the pool's node, and has dropped the pool")
+    return pool
 
 
 def _share_memory(

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.errors import HandleError, MpiShareError
 
@@ -63,9 +63,13 @@ class OwnBlocks:
         self._memory = memory
         self._table = table
         self._is_dead = is_dead
+        # By slot, how many processes outside the node hold its block; see `PoolDoor`.
+        self.held_outside: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
         self._dropped: deque[Block] = deque()
         self._limbo: deque[Block] = deque()
+        # Reentrant: CuPy may allocate in the midst of a call, in a finalizer.
+        self._lock = threading.RLock()
 
     @property
     def is_empty(self) -> bool:
@@ -79,6 +83,10 @@ class OwnBlocks:
 
     def allocate(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
         """Return an array on a new block, after freeing some of those in limbo."""
+        with self._lock:
+            return self._new(layout, nbytes, stream, keeper)
+
+    def _new(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
         self.give_back(_LOOKS)
         try:
             address = self._memory.allocate(nbytes, stream)
@@ -107,9 +115,10 @@ class OwnBlocks:
 
     def publish(self, block: Block) -> bytes:
         """Return the name of a block for `OpenBlocks.open`."""
-        if block.token is None:
-            block.token = self._memory.publish(block.address)
-        return block.token
+        with self._lock:
+            if block.token is None:
+                block.token = self._memory.publish(block.address)
+            return block.token
 
     def give_back(self, looks: int | None = None) -> bool:
         """Free unused blocks among `looks` in limbo, default all; return whether any was freed."""
@@ -137,6 +146,8 @@ class OwnBlocks:
             return True  # a free would become a part of the graph
         if block.token is None:
             return False
+        if block.slot in self.held_outside:
+            return True
         return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
 
     def _drop(self, watch: _Watch) -> None:
@@ -164,10 +175,21 @@ class _Held:
     openings: set[_Opening] = field(default_factory=set)
 
 
-class OpenBlocks:
-    """The blocks of a pool that a rank which is not its owner opened."""
+class Holder(Protocol):
+    """Holds blocks for this process: a rank's `BlockTable`, or a `Lease` outside the node."""
 
-    def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
+    @property
+    def is_writable(self) -> bool: ...
+    def hold(self, slot: int, generation: int) -> bool: ...
+    def is_alive(self, slot: int, generation: int) -> bool: ...
+    def let_go(self, slot: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class OpenBlocks:
+    """The blocks of a pool that a process which is not its owner opened."""
+
+    def __init__(self, backend: Backend, memory: PeerMemory, table: Holder) -> None:
         self._backend = backend
         self._memory = memory
         self._table = table

@@ -1,13 +1,16 @@
-"""The handle of an array of a pool: its block, and its layout there.
+"""The handle of an array of a pool: the address of the pool's door, a block, and a layout in it.
 
 A handle may go through a file or a queue that others can write. So it begins with a digest that
-requires the key of the pool, which only its ranks know, and is parsed only after that matches.
+requires the key of the pool, and is parsed only after that matches. The ranks of the node have the
+key; the door gives it to processes of the same user. They read the address alone before that: what
+is in there cannot be trusted, but they ask the kernel whose process answers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import struct
 from typing import Any
 
@@ -18,6 +21,7 @@ from mpishare.memory.block_table import MAX_BLOCKS
 from mpishare.windows.pool_blocks import Block
 
 _DIGEST_NBYTES = 16
+_ADDRESS = re.compile(rb"(mpishare/\d{1,10}/pool/[\w-]{6})\0")
 _HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
 
 
@@ -34,26 +38,34 @@ def is_inside(layout: BlockLayout, nbytes: int) -> bool:
     return first >= 0 and last + layout.dtype.itemsize <= nbytes
 
 
-def pack(key: bytes, block: Block, token: bytes, layout: BlockLayout) -> bytes:
-    """Return a handle: a digest, and the description of the array."""
+def pack(key: bytes, address: str, block: Block, token: bytes, layout: BlockLayout) -> bytes:
+    """Return a handle: a digest, the address of the door, and the description of the array."""
     shape, ndim = layout.shape, len(layout.shape)
     head = block.nbytes, block.slot, block.generation, layout.offset, ndim, len(token)
     extents = struct.pack(f"<{2 * ndim}q", *shape, *layout.strides)
-    body = _HEAD.pack(*head) + extents + token + dtypes.dump(layout.dtype).encode()
+    text = dtypes.dump(layout.dtype).encode()
+    body = address.encode() + b"\0" + _HEAD.pack(*head) + extents + token + text
     return _digest(key, body) + body
+
+
+def address_of(handle: Any) -> str:
+    """Return the address of the door in a handle, which may be forged."""
+    found = _ADDRESS.match(_raw(handle), _DIGEST_NBYTES)
+    if found is None:
+        raise HandleError("these bytes are no handle of a pool, or were damaged on their way")
+    return found[1].decode()
 
 
 def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
     """Return the block and the layout of a handle; `HandleError` if it is not of this pool."""
-    if not isinstance(handle, bytes | bytearray | memoryview):
-        raise TypeError(f"a handle of a pool is bytes, not {type(handle).__name__}")
-    raw = bytes(handle)
+    raw = _raw(handle)
     digest, body = raw[:_DIGEST_NBYTES], raw[_DIGEST_NBYTES:]
     if not hmac.compare_digest(digest, _digest(key, body)):
         raise HandleError(
             "the handle is of another pool or of another job, or was damaged on its way: its "
             "digest does not match"
         )
+    body = body.partition(b"\0")[2]
     try:
         nbytes, slot, generation, offset, ndim, token_nbytes = _HEAD.unpack_from(body)
         extents = struct.unpack_from(f"<{2 * ndim}q", body, _HEAD.size)
@@ -72,6 +84,12 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
     if not is_right:
         raise HandleError("the handle is of an array that cannot be in a pool")
     return Block(0, nbytes, slot, generation, token), layout
+
+
+def _raw(handle: Any) -> bytes:
+    if not isinstance(handle, bytes | bytearray | memoryview):
+        raise TypeError(f"a handle of a pool is bytes, not {type(handle).__name__}")
+    return bytes(handle)
 
 
 def _digest(key: bytes, body: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -9,19 +10,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, MpiShareError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
+from mpishare.memory.shared import path_of
 from mpishare.windows import description
 from mpishare.windows import page as layout
 from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
 from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from mpishare.windows.segment import Segment
     from mpishare.windows.stream_chain import StreamChain
 
-# The time that closing a window leaves to viewers that map its memory on a GPU.
-LET_GO_S = 3.0
-
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
+_NONE: Mapping[str, Any] = {}
+
+log = logging.getLogger("mpishare.window")
 
 
 class Publication:
@@ -44,7 +46,8 @@ class Publication:
 
     A rank without a segment has None in `segments` and `handles`. On the host backend the tokens of
     these are still published. Memory that was shared in place cannot be mapped by its handle
-    outside the job: then there are snapshots alone. Raises `ValueError` on all ranks if another
+    outside the job: then there are snapshots alone. So it is for a channel, whose viewers may be
+    `lag` frames behind. Raises `ValueError` on all ranks if another
     window of this job has the name; `UnsupportedError` if there is no room, if an array leaves gaps
     in its memory, or if its dtype has no text.
     """
@@ -57,10 +60,14 @@ class Publication:
         segments: Sequence[Segment | None],
         handles: Sequence[Handle | None],
         dtype: np.dtype[Any],
+        lag: int = 0,
     ) -> None:
         self.name = name
         self._context = context
-        self._window, self._files = _describe(context, segments, handles, dtype)
+        self._window, self._files = _describe(context, segments, handles, dtype, lag)
+        mine = handles[context.rank]
+        self._token = mine.token if mine and mine.kind == Kind.ALLOCATION else ""
+        self._places = self._window.page_places()
         self._check(call)
         self._number = 0  # of snapshots
         self._fds: list[int] = []
@@ -68,16 +75,19 @@ class Publication:
         self._held = ExitStack()  # that memory, and what is made on it
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
         self._address = ""
+        self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
         step = context.agreement.step
         self._memory = map_on_all_ranks(
             lambda work: step(call, work),
-            layout.page_nbytes(context.size),
+            self._places.page_nbytes(),
             is_maker=self._is_leader,
         )
         self._held.callback(self._memory.close)
         try:
-            self.job, is_taken = step(call, self._open)[0]
+            replies = step(call, self._open)
+            self.job, is_taken = replies[0][:2]
+            self.paths = [path for _, _, path in replies]  # to the segments' files, or empty
         except BaseException:
             self.discard()
             raise
@@ -92,18 +102,31 @@ class Publication:
     def _is_leader(self) -> bool:
         return self._context.rank == 0
 
-    def take(self, array: Any, chain: StreamChain, stream: Any) -> None:
+    def reserve(self, array: Any) -> None:
+        """Take the memory of the copies of such an array now, and not at the first one."""
+        if self._snapshots is not None:
+            self._snapshots.make_buffers(array)
+
+    def end(self) -> None:
+        """Tell the viewers of a channel that there are no more frames."""
+        if self._memory is not None:
+            layout.store(self._memory, layout.LAST, self._number + 1)
+
+    def take(
+        self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = _NONE
+    ) -> None:
         """Take a snapshot of this rank's segment; see `Window.snapshot`."""
         # Counts all calls, even those that raise: else the numbers of the ranks would drift apart
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
+        words = layout.pack_numbers(f"{self.name}: snapshot", numbers)
         backend = self._context.backend
         if backend.has_streams:
             handle = chain.enter("snapshot", stream)
         else:
             handle, _ = backend.stream(stream)
         if self._snapshots is not None:
-            self._snapshots.take(self._number, array, handle)
+            self._snapshots.take(self._number, array, words, handle)
         chain.leave()
 
     def let_go(self, call: str) -> list[int]:
@@ -146,25 +169,32 @@ class Publication:
                 )
 
     def _open(self) -> list[Any]:
-        """Open the files and the door; return the job, and whether the name is taken."""
+        """Open the files and the door; return the job, whether the name is taken, and a path."""
         context, memory = self._context, self._memory
         if memory is None:  # for the type checker
             return []
-        parts = {part.rank: part for part in self._window.segments}
-        sizes = [parts[r].nbytes if r in parts else None for r in range(context.size)]
         if self._is_leader:
-            os.ftruncate(memory.fd, layout.block_offsets(sizes)[1])
+            os.ftruncate(memory.fd, self._places.blocks()[1])
         address = context.backend.register(memory)
         self._held.callback(context.backend.unregister, memory)
-        if sizes[context.rank] is not None:
-            page = Page(memory, address, context.rank, sizes)
+        if self._places.sizes[context.rank] is not None:
+            page = Page(memory, address, context.rank, self._places)
             self._held.callback(page.words.release)
             self._snapshots = (
                 CudaSnapshots(page, context.backend)
                 if context.backend.has_streams
                 else HostSnapshots(page, context.memory_barrier)
             )
-        return self._open_door(memory.fd) if self._is_leader else ["", False]
+        job = self._open_door(memory.fd) if self._is_leader else ["", False]
+        return [*job, self._open_mine()]
+
+    def _open_mine(self) -> str:
+        """Return a path that leads to the file of this rank's segment; empty if it has none."""
+        fd = self._context.backend.descriptor(self._token) if self._token else None
+        if fd is None:
+            return ""
+        self._held.callback(os.close, fd)
+        return path_of(fd)
 
     def _open_door(self, page: int) -> list[Any]:
         """Open the door, behind which viewers get the files, that of the page first."""
@@ -210,11 +240,28 @@ class Publication:
         if "fds" in request:
             first = int(request["fds"])
             return {}, self._fds[first : first + MAX_FDS]
+        if "missed" in request:
+            self._warn_of_cut_off(int(request["missed"]))
+            return {}, []
         if request.get("wants_host_copies"):
             self._want_host_copies(1)
             return {}, []
         viewers = self._context.descriptors.door.leases(self._address, "attaches")
         return replace(self._window, viewers=tuple(viewers)).pack(), []
+
+    def _warn_of_cut_off(self, missed: int) -> None:
+        """Warn of processes that could not read the frames of a channel in time, once of each."""
+        cut_off = self._context.descriptors.door.leases(self._address, "cut_off")
+        for pid in sorted({*cut_off} - self._warned):
+            self._warned.add(pid)
+            log.warning(
+                "%s: process %d was cut off: %d frames were overwritten before it had read them. "
+                "The channel keeps lag=%d",
+                self.name,
+                pid,
+                missed,
+                self._window.lag,
+            )
 
     def _viewer_left(self) -> None:
         if not self._context.descriptors.door.leases(self._address, "wants_host_copies"):
@@ -222,8 +269,7 @@ class Publication:
 
     def _want_host_copies(self, value: int) -> None:
         if self._memory is not None:
-            # One byte of the word, the others are zero: no view would outlive the page.
-            self._memory.buffer[8 * layout.WANTED] = value
+            layout.store(self._memory, layout.WANTED, value)
 
     # --- closing
 
@@ -237,16 +283,12 @@ class Publication:
             return []
         if not self._is_ended:
             door.withdraw(self._address)
-            door.notify(self._address, {"is_over": True})
-            poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
+            end_leases(door, self._address, "maps")
             self._is_ended = True
-        viewers = self._mapping()
+        viewers = door.leases(self._address, "maps")
         if not viewers:
             self.abandon()
         return viewers
-
-    def _mapping(self) -> list[int]:
-        return self._context.descriptors.door.leases(self._address, "maps")
 
     def _free(self, *, is_viewed: bool) -> None:
         """Free the buffers, the page and the files, after the last write there."""
@@ -263,6 +305,7 @@ def _describe(
     segments: Sequence[Segment | None],
     handles: Sequence[Handle | None],
     dtype: np.dtype[Any],
+    lag: int,
 ) -> tuple[Description, list[str]]:
     """Return a window as viewers read it, and the tokens of its files.
 
@@ -280,6 +323,7 @@ def _describe(
         )
         if segment is not None
     )
-    why = "it was shared in place" if is_in_place else ""
-    window = Description(context.backend.name, dtype, context.size, parts, why, os.getpid())
+    why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
+    pid = os.getpid()
+    window = Description(context.backend.name, dtype, context.size, parts, why, pid, lag=lag)
     return window, files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import CudaError, HandleError, format_nbytes
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.windows import page as layout
-from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
+from mpishare.windows.page import BEGIN, DEVICE, END, HOST, MARK, NUMBERS, NUMBERS_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,51 +33,84 @@ def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mm
 
 
 class Reader(ABC):
-    """Reads the newest snapshot that is complete on all ranks.
+    """Reads snapshots that are complete on all ranks: the newest, or of a channel the next.
 
-    `fd` is the file of the page and of the buffers in host memory, `track` the word of the buffers
-    to read, `checked` the words with the number of a complete snapshot.
+    `fd` is the file of the page and of the buffers in host memory, `track` that of the buffers to
+    read, `checked` the words with the number of a complete snapshot.
     """
 
     def __init__(self, fd: int, window: Description, track: int, checked: Sequence[int]) -> None:
-        page = map_part(fd, layout.page_nbytes(window.size), 0, is_writable=False)
+        self.places = window.page_places()
+        page = map_part(fd, self.places.page_nbytes(), 0, is_writable=False)
         self._page = memoryview(page).cast("Q")
         self._segments = window.segments
         self._dtype = window.dtype
         self._checked = checked
-        self._starts = [layout.slot(segment.rank) + track for segment in window.segments]
+        self._track = track
+        self._reads_all = window.lag > 0
 
-    def read(self, than: int) -> tuple[int, dict[int, Any]] | None:
-        """Return the newest complete snapshot, its number and its arrays by rank.
+    def read(self, than: int) -> tuple[int, dict[int, Any], dict[str, Any]] | None:
+        """Return a complete snapshot: its number, its arrays by rank, and the numbers beside it.
 
-        None if there is none that is newer than the number `than`; the number 0 if it was
-        overwritten during the copy.
+        That is the newest, or of a channel the one behind the number `than`. None if there is none
+        above `than`; the number 0 if it was overwritten before its copy was over.
         """
-        page, starts = self._page, self._starts
-        number = layout.newest(page, starts, self._checked)
-        if number <= than:
-            return None
+        page = self._page
+        number = than + 1 if self._reads_all else self._newest()
+        if number <= than or not self._is_complete(number):
+            return (0, {}, {}) if self._reads_all and self._is_overwritten(number) else None
         layout.load_barrier()
-        arrays = self._copy(number % BUFFERS)
+        arrays = self._copy(number % self.places.buffers)
+        words = [page[at : at + NUMBERS + NUMBERS_WORDS] for at in self._records(number)]
+        words = [memoryview(each.tobytes()).cast("Q") for each in words]
         layout.load_barrier()
-        return (0, {}) if layout.is_begun_over(page, starts, number) else (number, arrays)
+        if self._is_overwritten(number):
+            return 0, {}, {}
+        numbers: dict[str, Any] = {}
+        for each in reversed(words):
+            numbers |= layout.unpack_numbers(each, 0)
+        return number, arrays, numbers
 
     def numbers(self) -> dict[int, int]:
         """Return for each rank the number of its newest snapshot."""
-        ends = zip(self._segments, self._starts, strict=True)
-        return {s.rank: max(self._page[at + END : at + END + BUFFERS]) for s, at in ends}
+        return {segment.rank: max(self._ends(segment.rank)) for segment in self._segments}
+
+    def last(self) -> int | None:
+        """Return the number of the last frame of a channel that was ended."""
+        return self._page[layout.LAST] - 1 if self._page[layout.LAST] else None
+
+    def _records(self, number: int) -> list[int]:
+        return [self.places.track(s.rank, self._track, number) for s in self._segments]
+
+    def _newest(self) -> int:
+        """Return the newest snapshot that is complete on all ranks; 0 if there is none."""
+        found = sorted(self._ends(self._segments[0].rank), reverse=True)
+        return next((n for n in found if n and self._is_complete(n)), 0)
+
+    def _ends(self, rank: int) -> list[int]:
+        """Return the numbers of the snapshots in that rank's buffers."""
+        places, buffers = self.places, range(self.places.buffers)
+        return [self._page[places.track(rank, self._track, n) + END] for n in buffers]
+
+    def _is_complete(self, number: int) -> bool:
+        records = self._records(number)
+        return all(self._page[at + word] == number for at in records for word in self._checked)
+
+    def _is_overwritten(self, number: int) -> bool:
+        """Whether any rank has begun to write a later snapshot into the buffer of this one."""
+        return any(self._page[at + BEGIN] > number for at in self._records(number))
 
     def failed(self) -> list[int]:
         """Return the ranks that have no room for snapshots in host memory."""
         ranks = [segment.rank for segment in self._segments]
-        return [rank for rank in ranks if self._page[layout.slot(rank) + layout.HOST_FAILED]]
+        return [rank for rank in ranks if self._page[self.places.slot(rank) + layout.HOST_FAILED]]
 
     def close(self) -> None:
         self._page.release()
 
     @abstractmethod
     def _copy(self, place: int) -> dict[int, Any]:
-        """Copy one of the three buffers of each rank."""
+        """Copy one of the buffers of each rank."""
 
 
 class HostReader(Reader):
@@ -86,14 +119,14 @@ class HostReader(Reader):
     def __init__(self, fd: int, window: Description) -> None:
         marks = (MARK,) if window.backend == "cuda" else ()
         super().__init__(fd, window, HOST, (BEGIN, END, *marks))
-        by_rank = {segment.rank: segment.nbytes for segment in window.segments}
-        offsets, _ = layout.block_offsets([by_rank.get(rank) for rank in range(window.size)])
-        self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(BUFFERS)]
+        offsets, _ = self.places.blocks()
+        buffers = self.places.buffers
+        self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(buffers)]
         for segment in window.segments:
             step = layout.buffer_nbytes(segment.nbytes)
-            mapping = map_part(fd, BUFFERS * step, offsets[segment.rank], is_writable=False)
+            mapping = map_part(fd, buffers * step, offsets[segment.rank], is_writable=False)
             whole = host_anchor(mapping)
-            for place in range(BUFFERS):
+            for place in range(buffers):
                 part = host_array(whole, segment.shape, window.dtype, segment.strides, place * step)
                 self._buffers[place].append((segment.rank, part))
 
@@ -118,7 +151,7 @@ class CudaReader(Reader):
         for segment in self._segments:
             if segment.uuid not in hidden:
                 continue
-            if not self._page[layout.slot(segment.rank) + layout.TOKEN_READY]:
+            if not self._page[self.places.slot(segment.rank) + layout.TOKEN_READY]:
                 return f"{segment.uuid[:12]} is not visible"
             try:
                 self._buffers_of(segment)
@@ -147,8 +180,8 @@ class CudaReader(Reader):
     def _buffers_of(self, segment: Segment) -> Memory:
         rank = segment.rank
         if rank not in self._memories:
-            token = layout.token_bytes(self._page, rank).hex()
-            nbytes = BUFFERS * (layout.buffer_nbytes(segment.nbytes) + 8)
+            token = layout.token_bytes(self._page, self.places.slot(rank)).hex()
+            nbytes = self.places.buffers * (layout.buffer_nbytes(segment.nbytes) + 8)
             self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 

@@ -29,7 +29,7 @@ _ON_GPU = (2, 13)  # DLPack's device types kDLCUDA and kDLCUDAManaged
 
 
 @dataclass
-class _Source:
+class Source:
     """This rank's array, and its memory where that is shared in place."""
 
     array: Any
@@ -39,7 +39,7 @@ class _Source:
     why_copied: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return the description for the other ranks; see `_segment`."""
+        """Return the description for the other ranks; see `segment_of`."""
         shape, strides = self.segment
         return {
             "shape": list(shape),
@@ -51,14 +51,14 @@ class _Source:
 def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any = None) -> Window:
     """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
     call = "Node.share"
-    mine: list[_Source] = []
+    mine: list[Source] = []
 
     def inspect() -> dict[str, Any]:
         rank = owner_rank(context, call, owner)
-        arguments: dict[str, Any] = {"owner": rank, "copy": _check_copy(call, copy)}
+        arguments: dict[str, Any] = {"owner": rank, "copy": check_copy(call, copy)}
         arguments["name"] = check_name(call, name)
         if context.rank == rank:
-            mine.append(_inspect(context, call, source, copy))
+            mine.append(inspect_source(context, call, source, copy))
             arguments |= mine[0].describe()
         return arguments
 
@@ -68,26 +68,26 @@ def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any
         require_same(call, same, context.rank)
         rank = replies[0]["owner"]
         segments: list[Segment | None] = [None] * context.size
-        segments[rank], dtype = _segment(replies[rank])
+        segments[rank], dtype = segment_of(replies[rank])
         return _make(context, call, segments, dtype, rank, mine, name)
     except BaseException:
-        _let_go(mine)
+        let_go(mine)
         raise
 
 
 def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None) -> Window:
     """Make a window whose segments are the ranks' own arrays. Collective; see `Node.share_each`."""
     call = "Node.share_each"
-    mine: list[_Source] = []
+    mine: list[Source] = []
 
     def inspect() -> dict[str, Any]:
-        arguments = {"copy": _check_copy(call, copy), "name": check_name(call, name)}
-        mine.append(_inspect(context, call, source, copy))
+        arguments = {"copy": check_copy(call, copy), "name": check_name(call, name)}
+        mine.append(inspect_source(context, call, source, copy))
         return arguments | mine[0].describe()
 
     try:
         replies = context.begin(call, inspect)
-        found = [_segment(reply) for reply in replies]
+        found = [segment_of(reply) for reply in replies]
         same = [
             {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
             for reply, (_, dtype) in zip(replies, found, strict=True)
@@ -96,7 +96,7 @@ def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None
         segments = [segment for segment, _ in found]
         return _make(context, call, segments, found[context.rank][1], None, mine, name)
     except BaseException:
-        _let_go(mine)
+        let_go(mine)
         raise
 
 
@@ -106,7 +106,7 @@ def _make(
     segments: list[Any],
     dtype: np.dtype[Any],
     owner: int | None,
-    mine: list[_Source],
+    mine: list[Source],
     name: str | None,
 ) -> Window:
     def write(array: Any) -> None:
@@ -128,35 +128,38 @@ def _make(
     return window
 
 
-def _let_go(mine: list[_Source]) -> None:
+def let_go(mine: list[Source]) -> None:
     for source in mine:
         if source.exported is not None:
             source.exported.retract()
             source.exported.memory.close()
 
 
-def _segment(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
+def segment_of(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
     """Return the segment and the dtype that a rank described."""
     strides = None if reply["strides"] is None else tuple(reply["strides"])
     return Segment(tuple(reply["shape"]), strides), dtypes.load(reply["dtype"])
 
 
-def _check_copy(call: str, copy: Any) -> bool | None:
+def check_copy(call: str, copy: Any) -> bool | None:
     if copy is None or isinstance(copy, bool):
         return copy
     raise TypeError(f"{call} failed: copy must be True, False or None, not {copy!r}")
 
 
-def _inspect(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
-    """Return this rank's source, or raise the reason why it cannot be shared."""
-    array = _as_array(context, call, source() if callable(source) else source)
-    shape, dtype = check_layout(context, call, tuple(array.shape), np.dtype(array.dtype))
+def inspect_source(
+    context: NodeContext, call: str, source: Any, copy: bool | None, place: str = ""
+) -> Source:
+    """Return this rank's source, at a `place` among others; or raise why it cannot be shared."""
+    what = call + place
+    array = _as_array(context, what, source() if callable(source) else source)
+    shape, dtype = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
     nbytes = nbytes_of(shape, dtype)
-    if nbytes and not is_host and not context.in_place.is_alive(_address(array)):
+    if nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
         # Its copy would end the GPU's context.
-        raise UnsupportedError(f"{call} failed: {FREED.why}. {FREED.remedy}.")
-    found = _Source(array, Segment(shape, _f_strides(array)), dtype)
+        raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
+    found = Source(array, Segment(shape, _f_strides(array)), dtype)
     if copy is True:
         return found
     try:
@@ -165,11 +168,13 @@ def _inspect(context: NodeContext, call: str, source: Any, copy: bool | None) ->
         if copy is False:
             raise
         given = Refusal(str(error), "")
+    if copy is None and isinstance(given, Exported) and given.doubt is not None:
+        given = given.doubt
     if isinstance(given, Refusal):
         if copy is False:
             raise UnsupportedError(
-                f"{call}(copy=False) failed: the array cannot be shared in place: {given.why}. "
-                f"{given.remedy}."
+                f"{call}(copy=False){place} failed: the array cannot be shared in place: "
+                f"{given.why}. {given.remedy}."
             )
         found.why_copied = given.why
     else:
@@ -211,7 +216,7 @@ def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal
             f"its strides are {array.strides}, and must be positive",
             "Share the array that it is a view of, or pass copy=True",
         )
-    address = _address(array)
+    address = address_of(array)
     span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
     if (part := _window_part(context, address, span)) is not None:
         return part
@@ -229,7 +234,7 @@ def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | 
     return Exported(part, Kind.WINDOW, token, location.offset, whole.nbytes)
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 

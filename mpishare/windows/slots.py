@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.publication import Publication
 
 # On streams: frames that the producer's host enqueues before there is room for them. The queue of a
 # stream is finite, and a host that fills it would wait in the driver, without a deadline.
 AHEAD = 64
 
-_FULL, _SENT, _FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
+FULL, SENT, FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
 # Added to the counter of a rank that sends or takes no more frames.
-_ENDED = 1 << 61
+ENDED = 1 << 61
 
 
 class Block:
     """The ``with`` block of one end of a channel, made once and entered for each frame.
 
-    `awaited` has the places of the other end's counters by rank, `mine` is that of this rank's.
+    `awaited` has the places of the other end's counters by rank, `mine` those of this rank's.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Block:
         name: str,
         call: str,
         awaited: dict[int, int],
-        mine: int,
+        mine: Sequence[int],
     ) -> None:
         self.stream: Any = None
         self.is_open = False
@@ -135,13 +136,19 @@ class Put(Block):
         counters: Counters,
         arrays: list[Any],
         name: str,
-        consumers: Sequence[int],
+        awaited: dict[int, int],
+        mine: Sequence[int] = (FULL,),
     ) -> None:
-        awaited = {rank: _free(i) for i, rank in enumerate(consumers)}
-        super().__init__(context, counters, arrays, name, "put", awaited, _FULL)
+        super().__init__(context, counters, arrays, name, "put", awaited, mine)
+        self._sent_at = SENT
+        self.publication: Publication | None = None  # for processes that attach
+        if self._signals is not None:
+            self._chain = self._signals.chain
+        else:
+            self._chain = StreamChain(context.backend, name)
         self._ahead = AHEAD if self._signals is not None else 0
         # The last frame that is known to have a free slot; without a consumer there is no last.
-        self._room = self._slots if consumers else _ENDED
+        self._room = self._slots if awaited else ENDED
 
     def __enter__(self) -> Any:
         if self.is_open or self._is_over:
@@ -168,13 +175,19 @@ class Put(Block):
         if signals is not None:
             signals.write(number)
         self._memory_barrier()
-        self._view[_SENT] = self._count = number
+        self._view[self._sent_at] = self._count = number
+        if self.publication is not None:
+            self.publication.take(self.written(), self._chain, self.stream)
+
+    def written(self) -> Any:
+        """Return the slot of the last frame."""
+        return self._arrays[self._count % self._slots]
 
     def end(self) -> None:
         """Publish that the last frame has been sent."""
         self._is_over = True
         self._memory_barrier()
-        self._view[_SENT] = self._count + _ENDED
+        self._view[SENT] = self._count + ENDED
 
     def _find_room(self, number: int) -> None:
         oldest = number - self._slots
@@ -196,9 +209,9 @@ class Get(Block):
         producer: int,
         place: int,
     ) -> None:
-        awaited = {producer: _FULL if context.backend.has_streams else _SENT}
-        self._mine = _free(place)
-        super().__init__(context, counters, arrays, name, "get", awaited, self._mine)
+        awaited = {producer: FULL if context.backend.has_streams else SENT}
+        self._mine = free_at(place)
+        super().__init__(context, counters, arrays, name, "get", awaited, [self._mine])
         self._sent = 0  # frames that are known to be sent
 
     def __enter__(self) -> Any:
@@ -232,15 +245,15 @@ class Get(Block):
         """Publish that this rank takes no more frames: the producer no longer waits for it."""
         if self._signals is not None:
             self._signals.enter(None)
-            self._signals.write(_ENDED)
+            self._signals.write(ENDED)
         else:
             self._memory_barrier()
-            self._view[self._mine] = _ENDED
+            self._view[self._mine] = ENDED
 
     def _find_sent(self, number: int) -> None:
-        sent = self._reach((_SENT,), number)
-        if sent >= _ENDED:
-            sent -= _ENDED
+        sent = self._reach((SENT,), number)
+        if sent >= ENDED:
+            sent -= ENDED
             if number > sent:
                 raise EOFError(f"{self._call}: rank {self._ranks[0]} ended the stream")
         self._sent = sent
@@ -256,14 +269,15 @@ class _StreamSignals:
         call: str,
         counters: Counters,
         awaited: Sequence[int],
-        mine: int,
+        mine: Sequence[int],
     ) -> None:
         address, backend = counters.address, context.backend
         self.awaited = 0  # the count of the last wait
         self._name, self._call = name, call
         self._count = len(awaited)
         self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
-        self._write = backend.signals([("write", address + 8 * mine)])
+        self._writes = [backend.signals([("write", address + 8 * place)]) for place in mine]
+        self._write = self._writes[0]
         self._is_capturing = backend.is_capturing
         self.chain = StreamChain(backend, name)
         self._stream = 0
@@ -278,6 +292,10 @@ class _StreamSignals:
             self._waits.enqueue(self._stream, [count] * self._count)
         self.awaited = count
 
+    def aim(self, index: int) -> None:
+        """Let `write` raise another one of the counters of this end."""
+        self._write = self._writes[index]
+
     def write(self, count: int) -> None:
         """Raise the counter of this end, after the stream's work so far."""
         if self._is_capturing(self._stream):
@@ -290,8 +308,8 @@ class _StreamSignals:
 
 
 def channel_counters(consumers: int) -> int:
-    return _free(consumers)
+    return free_at(consumers)
 
 
-def _free(place: int) -> int:
-    return _FREE + SLOT_WORDS * place
+def free_at(place: int) -> int:
+    return FREE + SLOT_WORDS * place

@@ -1,10 +1,11 @@
-"""Snapshots of one rank's segment: copies in three buffers in turn, without waiting for readers."""
+"""Snapshots of one rank's segment: copies in buffers in turn, without waiting for readers."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from array import array as array_of
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from mpishare.errors import describe
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import reserve_part
 from mpishare.windows import page as layout
-from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST
+from mpishare.windows.page import BEGIN, DEVICE, END, HOST, NUMBERS, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,31 +34,36 @@ log = logging.getLogger("mpishare.window")
 class Page:
     """The page of a window, and this rank's part of the file behind it.
 
-    `address` is that of the page on this rank's GPU, 0 on the host backend; `sizes` has the bytes
-    of every rank's segment, None without one.
+    `address` is that of the page on this rank's GPU, 0 on the host backend.
     """
 
-    def __init__(
-        self, memory: SharedMemory, address: int, rank: int, sizes: Sequence[int | None]
-    ) -> None:
+    def __init__(self, memory: SharedMemory, address: int, rank: int, places: Places) -> None:
+        sizes = places.sizes
         self.words = memoryview(memory.buffer).cast("Q")
         self.nbytes = sizes[rank] or 0
+        self.buffers = places.buffers
         self.step = layout.buffer_nbytes(self.nbytes)
-        self.slot = layout.slot(rank)
-        self.rank = rank
+        self.slot = places.slot(rank)
         self.total_nbytes = sum(filter(None, sizes))
         self.is_first = all(nbytes is None for nbytes in sizes[:rank])
+        self._places = places
+        self._rank = rank
         self._fd = memory.fd
-        self._offset = layout.block_offsets(sizes)[0][rank]
+        self._offset = places.blocks()[0][rank]
         self._address = address
 
-    def address(self, word: int) -> int:
-        """Return the address of a word of this rank's slot on the GPU."""
-        return self._address + 8 * (self.slot + word)
+    def at(self, track: int, number: int) -> int:
+        """Return the first word of this rank's record of a snapshot."""
+        return self._places.track(self._rank, track, number)
+
+    def addresses(self, track: int, number: int, words: Sequence[int]) -> list[int]:
+        """Return the addresses of words of that record on the GPU."""
+        first = self.at(track, number)
+        return [self._address + 8 * (first + word) for word in words]
 
     def reserve(self) -> SharedMemory:
         """Reserve and map the host buffers of this rank; `UnsupportedError` if there is no room."""
-        memory = reserve_part(self._fd, self._offset, BUFFERS * self.step)
+        memory = reserve_part(self._fd, self._offset, self.buffers * self.step)
         memory.close_file()  # the mapping does not need it
         return memory
 
@@ -71,17 +77,18 @@ class HostSnapshots:
         self._buffers: list[Any] = []
         self._memory: SharedMemory | None = None
 
-    def take(self, number: int, array: Any, stream: int) -> None:
-        """Copy the segment into the buffer of this number. Host-blocking."""
+    def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
+        """Copy the segment into the buffer of this number, with these words. Host-blocking."""
         del stream
         if not self._buffers:
-            self._make_buffers(array)
-        words, place = self._page.words, self._page.slot + HOST + number % BUFFERS
-        words[place + BEGIN] = number
+            self.make_buffers(array)
+        words, at = self._page.words, self._page.at(HOST, number)
+        words[at + BEGIN] = number
         self._memory_barrier()
-        np.copyto(self._buffers[number % BUFFERS], array)
+        words[at + NUMBERS : at + NUMBERS + len(numbers)] = memoryview(array_of("Q", numbers))
+        np.copyto(self._buffers[number % len(self._buffers)], array)
         self._memory_barrier()
-        words[place + END] = number
+        words[at + END] = number
 
     def close(self, *, is_viewed: bool) -> bool:
         del is_viewed  # what viewers map stays theirs
@@ -91,46 +98,47 @@ class HostSnapshots:
             self._memory = None
         return True
 
-    def _make_buffers(self, array: Any) -> None:
+    def make_buffers(self, array: Any) -> None:
+        """Take the memory of the copies of such an array."""
         self._memory = self._page.reserve()
         whole = host_anchor(self._memory.buffer)
         step = self._page.step
         self._buffers = [
             host_array(whole, array.shape, array.dtype, array.strides, place * step)
-            for place in range(BUFFERS)
+            for place in range(self._page.buffers)
         ]
 
 
 class CudaSnapshots:
     """Snapshots on CUDA: copies within the GPU, in the order of a stream.
 
-    Behind the three buffers stand three marks on the GPU: the number that each buffer holds or is
-    about to hold, for copies to the host that run behind.
+    Behind the buffers stand as many marks on the GPU: the number that each buffer holds or is about
+    to hold, for copies to the host that run behind.
     """
 
     def __init__(self, page: Page, backend: Backend) -> None:
         self._page = page
         self._backend = backend
         self._memory: Memory | None = None
-        self._begin: list[Signals] = []
-        self._end: list[Signals] = []
+        self._records: Records | None = None
         self._host_copies: HostCopies | None = None
 
-    def take(self, number: int, array: Any, stream: int) -> None:
-        """Enqueue the copy of the segment into the buffer of this number."""
+    def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
+        """Enqueue the copy of the segment into the buffer of this number, with these words."""
         page, backend = self._page, self._backend
-        memory = self._memory or self._make_buffers()
-        place = number % BUFFERS
+        if self._memory is None or self._records is None:
+            self._memory, self._records = self.make_buffers(array)
+        memory, place = self._memory, number % page.buffers
         # The mark is written behind BEGIN and before the copy: each write is visible everywhere
         # before the next operation on the stream begins.
-        self._begin[place].enqueue(stream, [number, number])
+        self._records.begin(number, numbers, stream)
         if page.nbytes:
             backend.copy(memory.address + place * page.step, array.data.ptr, page.nbytes, stream)
-        self._end[place].enqueue(stream, [number])
+        self._records.end(number, stream)
         if page.words[layout.WANTED]:
             if self._host_copies is None:
                 self._host_copies = HostCopies(page, backend, memory.address)
-            self._host_copies.follow(number, stream)
+            self._host_copies.follow(number, numbers, stream)
 
     def close(self, *, is_viewed: bool) -> bool:
         """Free the buffers, unless a viewer still maps them, once all streams are done."""
@@ -141,25 +149,56 @@ class CudaSnapshots:
             self._memory = None
         return self._memory is None
 
-    def _make_buffers(self) -> Memory:
+    def make_buffers(self, array: Any) -> tuple[Memory, Records]:
+        """Take the memory of the copies, and tell viewers where it is."""
+        del array  # the page has its size
         page, backend = self._page, self._backend
-        memory = backend.allocate(BUFFERS * page.step + 8 * BUFFERS)
+        memory = backend.allocate(page.buffers * (page.step + 8))
         try:
             token = bytes.fromhex(backend.publish(memory))
-            marks = memory.address + BUFFERS * page.step
-            for place in range(BUFFERS):
-                begin, end = (page.address(DEVICE + place + part) for part in (BEGIN, END))
-                begins = [("write", begin), ("write", marks + 8 * place)]
-                self._begin.append(backend.signals(begins))
-                self._end.append(backend.signals([("write", end)]))
         except BaseException:
             memory.close()
-            self._begin, self._end = [], []
             raise
-        layout.write_token(page.words, page.rank, token)
+        layout.write_token(page.words, page.slot, token)
         page.words[page.slot + layout.TOKEN_READY] = 1
-        self._memory = memory
-        return memory
+        marks = memory.address + page.buffers * page.step
+        self._memory, self._records = memory, Records(page, backend, DEVICE, marks)
+        return self._memory, self._records
+
+
+class Records:
+    """The records of one track, written in the order of a stream.
+
+    `marks` is the address of the marks of the buffers on the GPU, 0 where they are not written.
+    """
+
+    def __init__(self, page: Page, backend: Backend, track: int, marks: int = 0) -> None:
+        self._page = page
+        self._backend = backend
+        self._track = track
+        self._marks = marks
+        self._begins: dict[tuple[int, int], Signals] = {}
+        self._ends: dict[int, Signals] = {}
+
+    def begin(self, number: int, numbers: list[int], stream: int) -> None:
+        """Enqueue the begin of a snapshot, and the numbers beside it."""
+        place = number % self._page.buffers
+        key = place, len(numbers)
+        if key not in self._begins:
+            words = [BEGIN, *range(NUMBERS, NUMBERS + len(numbers))]
+            addresses = self._page.addresses(self._track, number, words)
+            addresses[1:1] = [self._marks + 8 * place] if self._marks else []
+            self._begins[key] = self._backend.signals([("write", each) for each in addresses])
+        marks = [number] if self._marks else []
+        self._begins[key].enqueue(stream, [number, *marks, *numbers])
+
+    def end(self, number: int, stream: int) -> None:
+        """Enqueue the end of a snapshot."""
+        place = number % self._page.buffers
+        if place not in self._ends:
+            (address,) = self._page.addresses(self._track, number, [END])
+            self._ends[place] = self._backend.signals([("write", address)])
+        self._ends[place].enqueue(stream, [number])
 
 
 class HostCopies:
@@ -177,8 +216,7 @@ class HostCopies:
         self._held = ExitStack()  # what `_prepare` has made, as far as it came
         self._target = 0
         self._buffer = 0
-        self._begin: list[Signals] = []
-        self._end: list[Signals] = []
+        self._records = Records(page, backend, HOST)
         self._stream: Any = None
         self._event: Any = None
         self._last = 0.0
@@ -187,7 +225,7 @@ class HostCopies:
         self._thread = threading.Thread(target=self._prepare, name="mpishare-host-copies")
         self._thread.start()
 
-    def follow(self, number: int, stream: int) -> None:
+    def follow(self, number: int, numbers: list[int], stream: int) -> None:
         """Enqueue the copy of the snapshot that was just enqueued on a stream, if it is its turn.
 
         All ranks copy the same numbers, so that there are snapshots of every rank, and no more of
@@ -199,19 +237,20 @@ class HostCopies:
         if self._page.is_first:
             self._pace(stride)
         page, backend, own = self._page, self._backend, self._stream
-        place = number % BUFFERS
-        buffer, marks = self._buffer, self._source + BUFFERS * page.step
+        place = number % page.buffers
+        buffer, marks = self._buffer, self._source + page.buffers * page.step
         backend.record(self._event, stream)
         backend.wait_event(self._event, own)
         if page.nbytes:
             backend.copy(buffer, self._source + place * page.step, page.nbytes, own)
         # The mark has another number by now if the buffer was overwritten meanwhile.
         backend.copy(buffer + page.step, marks + 8 * place, 8, own)
-        self._begin[place].enqueue(own, [number])
+        self._records.begin(number, numbers, own)
         if page.nbytes:
             backend.copy(self._target + place * page.step, buffer, page.nbytes, own)
-        backend.copy(page.address(HOST + layout.MARK + place), buffer + page.step, 8, own)
-        self._end[place].enqueue(own, [number])
+        (mark,) = page.addresses(HOST, number, [layout.MARK])
+        backend.copy(mark, buffer + page.step, 8, own)
+        self._records.end(number, own)
 
     def close(self) -> None:
         """Unpin and unmap, once the stream is done. Waits for the thread."""
@@ -241,10 +280,6 @@ class HostCopies:
             held.callback(backend.close_events, [self._event])
             self._stream = int(backend.new_stream())
             held.callback(backend.close_stream, self._stream)
-            for place in range(BUFFERS):
-                begin, end = (page.address(HOST + place + part) for part in (BEGIN, END))
-                self._begin.append(backend.signals([("write", begin)]))
-                self._end.append(backend.signals([("write", end)]))
         except Exception as error:
             # Not an error of this rank: the page reports it to the viewer that asked.
             page.words[page.slot + layout.HOST_FAILED] = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.attached import attach_again
 from mpishare.windows.epochs import Epochs
+from mpishare.windows.export import Export, make_export
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,12 +58,14 @@ class Window(Epochs, NodeObject):
         dtype: np.dtype[Any],
         owner: int | None,
         *,
+        handles: Sequence[str],
         publication: Publication | None = None,
         is_part: bool = False,
     ) -> None:
         super().__init__(context, counters, publication.name if publication else f"window {number}")
         self._number = number
         self._publication = publication
+        self._handles = handles
         self._context = context
         self._memories: list[Memory | None] = memories
         self._segments = segments
@@ -74,17 +78,18 @@ class Window(Epochs, NodeObject):
         self.dtype = dtype
         home = segments[self._home]
         self.shape = home.shape if home is not None else ()
-        self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
+        self.nbytes = math.prod(self.shape) * dtype.itemsize
         context.register(self, is_part=is_part)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
-        log.info(
-            "%s made: shape %s, dtype %s, %s, %s",
-            self.name,
-            self.shape,
-            dtype,
-            format_nbytes(self.nbytes),
-            "one segment per rank" if owner is None else f"of rank {owner}",
-        )
+        if log.isEnabledFor(logging.INFO):  # `Node.share_all` makes hundreds
+            log.info(
+                "%s made: shape %s, dtype %s, %s, %s",
+                self.name,
+                self.shape,
+                dtype,
+                format_nbytes(self.nbytes),
+                "one segment per rank" if owner is None else f"of rank {owner}",
+            )
 
     @property
     def array(self) -> Any:
@@ -135,6 +140,50 @@ class Window(Epochs, NodeObject):
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
             self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
+
+    def export(self, rank: int | None = None) -> Export:
+        """Return a segment's memory in a form that C and C++ programs open by ``mpishare_open.h``.
+
+        Local; does not block. Any process of this user on this machine may open it while the window
+        is open; nothing orders its accesses. What was opened on the host stays mapped there; on a
+        GPU the program must close it before the window is closed.
+
+        Parameters
+        ----------
+        rank : int, optional
+            Whose segment. Default: as of `array`.
+
+        Returns
+        -------
+        Export
+            Its ``str`` is a line of text for ``mpishare_parse``. `mpishare.device.include` tells
+            the folder of the header.
+
+        Raises
+        ------
+        UnsupportedError
+            On the host, if mpishare allocated the window without ``name=``. For memory that was
+            shared in place: if it is a part of another window, has no descriptor, or has several.
+            If `Node.share_all` copied it, together with others.
+        HandleError
+            If the rank's process cannot be seen: it has ended, or has another PID namespace.
+        ValueError
+            If that rank has no segment here.
+        ClosedError
+            If the window is closed.
+        """
+        self._check()
+        rank = self._home if rank is None else rank
+        nbytes = self.segment(rank).nbytes
+        call = f"{self.name}: export"
+        if not self._handles[rank]:
+            raise UnsupportedError(
+                f"{call} failed: Node.share_all copied it into memory that it shares with other "
+                "windows. Share it alone, by node.share"
+            )
+        handle = self._context.open_handle(self._handles[rank], rank, nbytes)
+        path = "" if self._publication is None else self._publication.paths[rank]
+        return make_export(call, handle, path)
 
     @property
     def device(self) -> np.ndarray[Any, Any]:
@@ -203,7 +252,7 @@ class Window(Epochs, NodeObject):
         self._lent = self.array
         return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
 
-    def snapshot(self, stream: Any = None) -> None:
+    def snapshot(self, stream: Any = None, **numbers: Any) -> None:
         """Copy this rank's segment as it is now, for processes that `attach`.
 
         Local; on CUDA stream-ordered, it does not block, and waits neither for a viewer nor for
@@ -215,9 +264,14 @@ class Window(Epochs, NodeObject):
         ----------
         stream : stream, optional
             As of `fence`.
+        **numbers : int, float or bool
+            What the viewer finds beside the frame in `Frame.numbers`: the time, the step. Names may
+            differ from call to call; names and numbers together take at most 488 bytes.
 
         Raises
         ------
+        TypeError, ValueError
+            If one of the numbers is none, or if they are too long; the call counts all the same.
         UnsupportedError
             If the window has no name, if there is no room in /dev/shm for the copies, or if the
             stream is being captured.
@@ -231,7 +285,7 @@ class Window(Epochs, NodeObject):
                 "Make it with name='...'."
             )
         if self._memories[self._home] is not None and self._home == self._context.rank:
-            self._publication.take(self.segment(self._home), self._chain, stream)
+            self._publication.take(self.segment(self._home), self._chain, stream, numbers)
 
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, LIMIT_S, play
-from tests.helpers.stage import Stage
+from tests.helpers.stage import Stage, leftovers
 
 TIMEOUT_S = 2.0
 
@@ -64,6 +64,110 @@ def test_the_killed_end_is_named_on_every_survivor(victim, backend):
         for name in ("then", "close channel"):
             assert played.raised(rank, name, "PeerTimeout").ranks == [victim]
         played.worked([rank], "close")
+
+
+def killed_at_a_deal(stage: Stage, victim: int, holds: bool) -> None:
+    """Rank 1 may hold the only slot; else it asks for none, and rank 2 waits for it elsewhere."""
+    node = stage.node()
+    channel = node.channel(1000, slots=1, deal=True)
+
+    def put_many() -> None:
+        while True:
+            with channel.put() as slot:
+                slot[...] = 1
+
+    def get_many() -> None:
+        for slot in channel:
+            slot.sum()
+
+    if stage.rank == 0 and holds:
+        with channel.put() as slot:
+            slot[...] = 1
+    elif stage.rank == 1 and holds:
+        channel.get().__enter__()
+    node.barrier()
+    if stage.rank == victim:
+        stage.die(0.4)
+    if stage.rank == 0:
+        stage.attempt("first", put_many)
+    else:
+        stage.attempt("first", get_many if holds or victim == 0 else node.barrier)
+    stage.attempt("close", node.close)
+    stage.end()
+
+
+@pytest.mark.parametrize(
+    ("victim", "holds"),
+    [(0, False), (1, True), (1, False)],
+    ids=["producer", "consumer with the slot", "consumer that does not ask"],
+)
+def test_the_killed_end_of_a_deal_is_named_on_every_survivor(victim, holds):
+    played = play(3, killed_at_a_deal, victim, holds, survivable=True)
+    died = played.rank(victim)["died"]
+    for rank in {0, 1, 2} - {victim}:
+        first = played.raised(rank, "first", "PeerTimeout")
+        assert first.ranks == [victim]
+        assert first.end - died < LIMIT_S
+        played.worked([rank], "close")
+
+
+# Runs in a viewer, which attaches anew where it is cut off.
+LOOK_ON = """
+while True:
+    try:
+        for frame in there: pass
+    except mpishare.ClosedError:
+        there.close()
+        there = attach('viewed')
+"""
+
+
+def viewed(stage: Stage, look_on: str, frames: int) -> None:
+    """One viewer is killed at half of the frames, another one stopped."""
+    from tests.helpers.held import held
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    node.channel(1000, name="warm").close()
+    viewers = [Viewer(), Viewer()] if stage.rank == 0 else []
+    before = held()
+    channel = node.channel(1000, name="viewed", lag=4)
+    for viewer in viewers:
+        viewer("there = attach('viewed')")
+        viewer.send(look_on)
+    node.barrier()
+    begin, slowest = time.monotonic(), 0.0
+    if stage.rank == 0:
+        for value in range(frames):
+            if viewers and value == frames // 2:
+                viewers[0].process.kill()
+                os.kill(viewers[1].pid, signal.SIGSTOP)
+            start = time.monotonic()
+            with channel.put() as slot:
+                slot[...] = value
+            slowest = max(slowest, time.monotonic() - start)
+        channel.end()
+        taken, slot = frames, None
+    else:
+        taken = sum(bool(slot[0] == number) for number, slot in enumerate(channel))
+    stage.attempt("close", channel.close)
+    report({"taken": taken, "seconds": time.monotonic() - begin, "slowest": slowest})
+    for viewer in viewers:
+        viewer.kill()
+    report({"before": str(before), "after": str(held())})
+    stage.attempt("node", node.close)
+    report({"leftovers": leftovers()})
+
+
+def test_viewers_that_are_killed_or_stopped_amid_many_frames():
+    played = play(2, viewed, LOOK_ON, 10_000, shared=True)
+    played.worked([0, 1], "close", "node")
+    for rank in range(2):
+        assert played.rank(rank)["taken"] == 10_000
+        assert played.rank(rank)["after"] == played.rank(rank)["before"]
+        assert played.rank(rank)["leftovers"] == []
+    assert played.rank(0)["slowest"] < 1
+    assert played.result.returncode == 0, played.describe()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

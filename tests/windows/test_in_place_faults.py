@@ -9,6 +9,7 @@ from tests.helpers.stage import Stage
 ON_GPU = [pytest.mark.gpu, pytest.mark.kills]
 KINDS = [
     ("host", "window"),
+    ("host", "file"),
     *(
         pytest.param("cuda", kind, marks=ON_GPU)
         for kind in ("window", "by_cupy", "by_pool", "by_torch", "by_torch_expandable")
@@ -21,6 +22,13 @@ def killed(stage: Stage, kind: str) -> None:
     if kind == "window":
         source = node.allocate_each(64, "f4").array[8:]
         array = source
+    elif kind == "file":
+        import tempfile
+
+        import numpy as np
+
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            source = array = np.memmap(file, "f4", shape=64)
     else:
         from tests.windows import test_in_place_gpu as makers
 

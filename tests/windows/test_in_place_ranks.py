@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import tempfile
 
 import numpy as np
 import pytest
@@ -185,15 +184,9 @@ def test_an_array_of_a_part_outlives_both(node):
 # --- what cannot be shared in place
 
 
-def mapped_file():
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        return np.memmap(file, "i8", shape=4)
-
-
 def refusals():
     return {
         "NumPy": lambda: np.arange(4),
-        "memory that other processes could map": mapped_file,
         "list": lambda: [1, 2],
         "callable": lambda: lambda: np.arange(4),
     }
@@ -210,7 +203,7 @@ def test_memory_that_is_not_shared_in_place(node, kind):
             hint = "node.allocate_each" if node.backend == "host" else "cupy.asarray"
             assert hint in str(error)
             assert "copy=True" in str(error)
-            why = "outside of this node's windows" if node.backend == "host" else "host memory"
+            why = "private memory of this process" if node.backend == "host" else "host memory"
             assert why in str(error)
             del error
 
@@ -273,7 +266,7 @@ def test_none_of_one_rank_for_all(node, caplog):
         assert node.comm.allgather(is_same) == [not is_copied] * node.size
 
 
-def test_an_array_of_a_host_pool_is_not_called_private(host_node):
+def test_an_array_of_a_host_pool_is_refused_by_name(host_node):
     node = host_node
     pool = node.pool(max_nbytes=1 << 16)
     source = pool.allocate(4) if node.rank == pool.owner else None

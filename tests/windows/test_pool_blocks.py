@@ -26,6 +26,7 @@ from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import is_inside, pack, unpack
 
 KEY = b"pool"
+DOOR = "mpishare/4294967295/pool/a-_Z09"
 SIZE = 3
 
 
@@ -52,7 +53,7 @@ class Ranks:
     def handle(self, array):
         block, offset = self.own.find(array)
         layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
-        return pack(KEY, block, self.own.publish(block), layout)
+        return pack(KEY, DOOR, block, self.own.publish(block), layout)
 
     def open(self, rank, handle):
         return self.others[rank].open(*unpack(KEY, handle), 0, None)
@@ -279,12 +280,12 @@ def test_a_layout_inside_its_block(offset, shape, strides, is_right):
 
 ARRAY = BlockLayout(8, (2, 3), (24, 8), np.dtype("f8"))
 BLOCK = Block(0, 64, 5, 3)
-HANDLE = pack(KEY, BLOCK, bytes(8), ARRAY)
+HANDLE = pack(KEY, DOOR, BLOCK, bytes(8), ARRAY)
 
 
 def test_a_handle_comes_back():
     for layout in (ARRAY, ARRAY._replace(shape=(), strides=(), dtype=np.dtype("S3"))):
-        block, found = unpack(KEY, bytearray(pack(KEY, BLOCK, b"token", layout)))
+        block, found = unpack(KEY, bytearray(pack(KEY, DOOR, BLOCK, b"token", layout)))
         assert found == layout
         assert (block.nbytes, block.slot, block.generation, block.token) == (64, 5, 3, b"token")
     assert unpack(KEY, memoryview(HANDLE).cast("B", (1, len(HANDLE))))[1] == ARRAY
@@ -345,7 +346,7 @@ def test_what_knows_the_key_is_refused_in_words(body):
 def test_a_right_digest_of_what_cannot_be(monkeypatch, block, layout):
     monkeypatch.setattr(dtypes, "dump", lambda dtype: f'"{dtype.str}"')  # objects too
     fields = {"nbytes": 64, "slot": 5, "generation": 3} | block
-    handle = pack(KEY, Block(0, **fields), bytes(8), ARRAY._replace(**layout))
+    handle = pack(KEY, DOOR, Block(0, **fields), bytes(8), ARRAY._replace(**layout))
     with pytest.raises(HandleError):
         unpack(KEY, handle)
 

@@ -150,3 +150,47 @@ def test_a_limited_pool_is_used_again_and_again(node):
             node.synchronize()
             pool._blocks.finish()
         node.barrier()
+
+
+@TWO
+def test_arrays_of_cupy_travel_where_the_pool_is_its_allocator(node):
+    """Temporaries and views of them, also made and dropped in another thread."""
+    import threading
+
+    import cupy
+
+    pool = node.pool()
+    if node.is_leader:
+        with cupy.cuda.using_allocator(pool.malloc):
+            x = cupy.arange(1 << 18, dtype="f8")
+            found = (x * 2)[1::2]
+            empty = cupy.empty(0)
+        made = []
+
+        def make():
+            cupy.cuda.Device(node.device.ordinal).use()
+            with cupy.cuda.using_allocator(pool.malloc):
+                made.append(cupy.full(100, 7.0) + 1)
+            cupy.cuda.get_current_stream().synchronize()
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        node.synchronize()
+        node.comm.bcast([pool.handle(each) for each in (found, empty, made[0])])
+        with pytest.raises(ValueError, match="not an array of the pool"):
+            pool.handle(cupy.zeros(3))
+        node.barrier()
+        made.clear()
+        del x, found, empty
+    else:
+        found, empty, made = (pool.open(each) for each in node.comm.bcast(None))
+        assert bool((found == 2 * cupy.arange(1, 1 << 18, 2, dtype="f8")).all())
+        assert empty.size == 0
+        assert made.tolist() == [8.0] * 100
+        with pytest.raises(ValueError, match="is the owner"):
+            pool.malloc(8)
+        node.synchronize()
+        del found, empty, made
+        node.barrier()
+    pool.close()

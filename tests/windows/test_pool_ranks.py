@@ -506,3 +506,13 @@ def test_a_pool_leaves_nothing():
                 del view
                 gc.collect()
                 node._context.release_retained()  # as when the node is closed
+
+
+def test_malloc_is_for_cupy(node, pool):
+    if node.rank != pool.owner:
+        with pytest.raises(ValueError, match="is the owner"):
+            pool.malloc(8)
+    elif node.backend == "host":
+        with pytest.raises(UnsupportedError, match=r"NEP 49.*pool\.allocate"):
+            pool.malloc(8)
+    node.barrier()

@@ -67,7 +67,7 @@ def test_numbers_count_the_calls_also_where_one_raises(node, view, monkeypatch):
     with monkeypatch.context() as patch:
         if node.rank == last:
             kind = type(window._publication._snapshots)
-            patch.setattr(kind, "_make_buffers", lambda *_: {}["no room"])
+            patch.setattr(kind, "make_buffers", lambda *_: {}["no room"])
             with pytest.raises(KeyError, match="no room"):
                 take(node, window, 1)
         else:

@@ -16,26 +16,46 @@ from mpishare.errors import CudaError
 from mpishare.memory.door import Door
 from mpishare.windows import names
 from mpishare.windows import page as layout
+from mpishare.windows.attached import Frame
 from mpishare.windows.description import Description, Segment
 from mpishare.windows.live import map_on_gpu
-from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK
+from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK, Places
+from mpishare.windows.readers import Reader
+
+PLACES = Places([8, None, 8])
 
 
 @pytest.fixture
 def page():
-    return memoryview(bytearray(layout.page_nbytes(3))).cast("Q")
+    return memoryview(bytearray(PLACES.page_nbytes())).cast("Q")
 
 
-STARTS = [layout.slot(0) + HOST, layout.slot(2) + HOST]
+def reader_of(page, checked=(BEGIN, END), lag=0):
+    """A reader of a page in plain memory, whose copies are the numbers of the buffers."""
+
+    class PageReader(Reader):
+        def __init__(self):
+            self.places = PLACES._replace(buffers=lag + 1) if lag else PLACES
+            self._page, self._track, self._checked = page, HOST, checked
+            self._segments = [Segment(rank, (1,), None, 8) for rank in (0, 2)]
+            self._reads_all = lag > 0
+            self.during = int
+
+        def _copy(self, place):
+            self.during()
+            return {0: place}
+
+    return PageReader()
 
 
-def write(page, rank, number, words=(BEGIN, END, MARK)):
+def write(page, rank, number, words=(BEGIN, END, MARK), places=PLACES):
     for word in words:
-        page[layout.slot(rank) + HOST + word + number % BUFFERS] = number
+        page[places.track(rank, HOST, number) + word] = number
 
 
 def newest(page, checked=(BEGIN, END)):
-    return layout.newest(page, STARTS, checked)
+    copied = reader_of(page, checked).read(0)
+    return copied[0] if copied else 0
 
 
 def test_the_newest_snapshot_is_whole_on_all_ranks(page):
@@ -55,7 +75,7 @@ def test_a_snapshot_whose_source_was_overwritten_does_not_count(page):
     for rank in (0, 2):
         write(page, rank, 4)
         write(page, rank, 5)
-    page[STARTS[1] + MARK + 5 % BUFFERS] = 8
+    page[PLACES.track(2, HOST, 5) + MARK] = 8
     assert newest(page, (BEGIN, END, MARK)) == 4
     assert newest(page) == 5
 
@@ -74,11 +94,88 @@ def test_snapshots_with_gaps(page):
 def test_a_copy_is_torn_if_any_rank_has_begun_another(page):
     for rank in (0, 2):
         write(page, rank, 7)
-    assert not layout.is_begun_over(page, STARTS, 7)
-    write(page, 2, 8, [BEGIN])
-    assert not layout.is_begun_over(page, STARTS, 7)
-    write(page, 2, 10, [BEGIN])
-    assert layout.is_begun_over(page, STARTS, 7)
+    reader = reader_of(page)
+    reader.during = lambda: write(page, 2, 8, [BEGIN])
+    assert reader.read(0)[0] == 7
+    reader.during = lambda: write(page, 2, 10, [BEGIN])
+    assert reader.read(0)[0] == 0
+
+
+def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
+    places = PLACES._replace(buffers=3)
+    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    reader = reader_of(page, lag=2)
+    assert reader.read(0) is None
+    for number in (1, 2):
+        for rank in (0, 2):
+            write(page, rank, number, places=places)
+    assert [reader.read(than)[0] for than in (0, 1)] == [1, 2]
+    assert reader.read(2) is None
+    write(page, 0, 3, [BEGIN], places=places)
+    assert reader.read(2) is None
+    reader.during = lambda: write(page, 0, 5, [BEGIN], places=places)
+    assert reader.read(0)[0] == 1
+    assert reader.read(1)[0] == 0  # begun over during the copy
+    assert reader.read(1)[0] == 0  # and before
+
+
+def test_numbers_stand_in_whole_words():
+    of_numpy = {"i": np.int32(-3), "f": np.float32(0.5), "b": np.bool_(True)}
+    plain = {"time": 0.1, "step": -(1 << 63), "done": True}
+    for numbers in ({}, plain, {"\u03b8" * 3: float("inf")}, of_numpy, {"n" * 457: 1}):
+        words = layout.pack_numbers("snapshot", numbers)
+        page = memoryview(bytearray(8 * 64)).cast("Q")
+        for word, value in enumerate(words, layout.NUMBERS):
+            page[word] = value
+        found = layout.unpack_numbers(page, 0)
+        assert found == numbers
+        assert {type(value) for value in found.values()} <= {int, float, bool}
+    with pytest.raises(ValueError, match="take 528 bytes, of 488"):
+        layout.pack_numbers("snapshot", {"n" * 500: 1})
+    with pytest.raises(ValueError, match="needs more than 64 bits"):
+        layout.pack_numbers("snapshot", {"step": 1 << 63})
+    for wrong in ("text", None, 1j, [1], np.ones(1)):
+        with pytest.raises(TypeError, match=r"snapshot failed: time=.* is no number: give an int"):
+            layout.pack_numbers("snapshot", {"time": wrong})
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{", b'{"":""}', b'{"":[]}', b"\xff\xff"], ids=str)
+def test_forged_numbers_are_an_error(text):
+    page = memoryview(bytearray(8 * 64)).cast("Q")
+    page[layout.NUMBERS] = len(text)
+    page[layout.NUMBERS + 1] = int.from_bytes(text.ljust(8), "little")
+    with pytest.raises(HandleError, match="numbers beside a frame that are none"):
+        layout.unpack_numbers(page, 0)
+
+
+def test_a_forged_length_of_numbers_is_an_error():
+    page = memoryview(bytearray(8 * 64)).cast("Q")
+    for word, value in enumerate(layout.pack_numbers("snapshot", {"n": 1}), layout.NUMBERS):
+        page[word] = value
+    for length in (480, 1 << 62):
+        page[layout.NUMBERS] = length
+        with pytest.raises(HandleError, match="numbers beside a frame that are none"):
+            layout.unpack_numbers(page, 0)
+
+
+def test_the_whole_of_uneven_blocks_with_ghosts():
+    whole = np.arange(7 * 9).reshape(7, 9)
+    padded = np.pad(whole, ((1, 2), (1, 2)), constant_values=-1)
+    cuts = [((0, 3), (0, 5)), ((0, 3), (5, 9)), ((3, 7), (0, 5)), ((3, 7), (5, 9))]
+    parts = {2 * rank: padded[a : b + 3, c : d + 3] for rank, ((a, b), (c, d)) in enumerate(cuts)}
+    frame = Frame(1, parts, {})
+    assert np.array_equal(frame.whole((2, 2), width=[(1, 2), (1, 2)]), whole)
+    assert np.array_equal(Frame(1, {0: whole}, {}).whole((1, 1)), whole)
+    for dims, width, words in [
+        ((2, 1), 0, "do not fit 4 segments"),
+        ((4,), 0, "do not fit 4 segments of"),
+        ((4, 1), 0, r"rank 2 at \(1, 0\) has"),
+        ((2, 2), -1, "none of them negative"),
+        ((2, 2), (1, 2, 3), "for each of 2 axes"),
+        ((2, 2), 9, "is all ghosts"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            frame.whole(dims, width)
 
 
 def test_strides_use_all_buffers_in_turn():
@@ -92,8 +189,9 @@ def test_strides_use_all_buffers_in_turn():
     "segments", [[0], [8, None, 8], [1 << 21, 1, None, 3 << 20], [None, 5]], ids=str
 )
 def test_blocks_lie_apart_and_behind_the_page(segments):
-    offsets, end = layout.block_offsets(segments)
-    before = layout.page_nbytes(len(segments))
+    places = Places(segments)
+    offsets, end = places.blocks()
+    before = places.page_nbytes()
     for offset, nbytes in zip(offsets, segments, strict=True):
         if nbytes is not None:
             assert offset >= before
@@ -124,9 +222,10 @@ def test_dense_is_without_gaps_in_any_order(shape, strides, dense):
 
 def test_a_token_comes_back(page):
     token = os.urandom(64)
-    layout.write_token(page, 1, token)
-    assert layout.token_bytes(page, 1) == token
-    assert layout.token_bytes(page, 0) == layout.token_bytes(page, 2) == bytes(64)
+    slots = [PLACES.slot(rank) for rank in range(3)]
+    layout.write_token(page, slots[1], token)
+    assert layout.token_bytes(page, slots[1]) == token
+    assert layout.token_bytes(page, slots[0]) == layout.token_bytes(page, slots[2]) == bytes(64)
 
 
 class WalledGpu:

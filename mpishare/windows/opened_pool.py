@@ -1,0 +1,246 @@
+"""Arrays of a pool in processes that are not ranks of its node: without MPI, by a handle alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.host import HostBackend
+from mpishare.coordination.arguments import require_duration
+from mpishare.coordination.poll import poll
+from mpishare.errors import HandleError
+from mpishare.memory.visit import Visit
+from mpishare.windows.live import open_gpu
+from mpishare.windows.pool import enter, pool_here
+from mpishare.windows.pool_blocks import OpenBlocks
+from mpishare.windows.pool_door import VERSION
+from mpishare.windows.pool_handle import address_of, unpack
+
+if TYPE_CHECKING:
+    from mpishare.backends import Backend
+
+_NAME = "the pool of this handle"
+_ENDED = f"{_NAME} was closed, or its owner has ended"
+_KEY = re.compile("[0-9a-f]{64}")
+# At most so late is memory on a GPU let go, or memory of a pool that was closed.
+_LOOK_S = 0.1
+_SLOTS = 4096  # of a message
+
+_opened: dict[str, _OpenedPool] = {}
+# By address: an owner that is stopped holds up nobody who opens other pools.
+_opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+class _Lease:
+    """The blocks that this process holds, as the door of the pool's owner counts them."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+        self._pid = os.getpid()
+        self._given_back: list[int] = []  # slots that the door does not know of yet
+        # An answer that was not waited for may still come: then the next one cannot be told from
+        # it, and there is a new visit for all that is opened from now on.
+        self.is_spoiled = False
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process may give back: not a fork of the one that holds the lease."""
+        return os.getpid() == self._pid
+
+    def is_over(self) -> bool:
+        """Whether the pool is closed, its owner has ended, or the lease can hold no more."""
+        return self.is_spoiled or self._visit.is_over()
+
+    def hold(self, slot: int, generation: int) -> bool:
+        try:
+            self._give_back(waits=True)  # first: this slot may be among them
+            reply, _ = self._visit.ask({"hold": [slot, generation]})
+        except BaseException:
+            self.is_spoiled = True
+            raise
+        return reply.get("is_held") is True
+
+    def is_alive(self, slot: int, generation: int) -> bool:  # noqa: ARG002  held: not reused
+        return True
+
+    def let_go(self, slot: int) -> None:
+        # Never waits: the last array may be dropped in the midst of anything. Where the owner is
+        # stopped and its socket full, the next call tells it.
+        self._given_back.append(slot)
+        self._give_back(waits=False)
+
+    def close(self) -> None:
+        self._visit.close()
+
+    def _give_back(self, *, waits: bool) -> None:
+        given = self._given_back
+        while given and self._visit.tell({"let_go": given[:_SLOTS]}, waits=waits):
+            del given[:_SLOTS]
+
+
+class _OpenedPool:
+    """A pool as this process maps it, once for all of its blocks.
+
+    It stays mapped until it is closed, or its owner has ended, and no array of it is left: a thread
+    waits for that. Raises as `open_handle`; a handle is checked before anything is mapped.
+    """
+
+    def __init__(self, address: str, handle: Any, timeout_s: float) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.visit = Visit(address, _NAME, timeout_s)
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
+            undo.callback(self.visit.close)
+            reply, fds = self.visit.ask({"version": VERSION}, most_fds=1)
+            for fd in fds:
+                received.callback(os.close, fd)
+            self._key = _key_of(reply, len(fds))
+            unpack(self._key, handle)
+            self._backend: Backend = (
+                HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
+            )
+            memory = self._backend.import_pool(fds[0])
+            self._lease = _Lease(self.visit)
+            self._blocks = OpenBlocks(self._backend, memory, self._lease)
+            undo.pop_all()
+        threading.Thread(target=self._serve, name="mpishare-opened", daemon=True).start()
+
+    def is_over(self) -> bool:
+        return self._is_closed or self._lease.is_over()
+
+    def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
+        block, layout = unpack(self._key, handle)
+        with self._lock:
+            if self.is_over():
+                raise HandleError(_ENDED)
+            self.visit.answer_within(timeout_s)
+            self._backend.make_current()
+            number, keeper = enter(self._backend, "open_handle", stream)
+            return self._blocks.open(block, layout, number, keeper)
+
+    # --- in its thread
+
+    def _serve(self) -> None:
+        """Let go of what was dropped; close the pool when it is over and no array is left."""
+        backend = self._backend
+        backend.enter_thread()
+        while not self._has_ended():
+            self.visit.wait_until_over(_LOOK_S if backend.has_streams else None)
+            if backend.has_streams:
+                self._blocks.finish()
+        poll(self._close, math.inf, pause_s=_LOOK_S)
+
+    def _has_ended(self) -> bool:
+        with self._lock:  # not while an answer is about to be read
+            return self._lease.is_over()
+
+    def _close(self) -> bool:
+        with self._lock:
+            self._blocks.finish()
+            if not self._blocks.is_empty:
+                return False
+            self._is_closed = True
+            self._blocks.close()
+        if _opened.get(self._address) is self:
+            del _opened[self._address]
+        return True
+
+
+def open_handle(handle: Any, stream: Any = None, *, timeout_s: float = 10.0) -> Any:
+    """Open an array of a pool by its handle: the same bytes, no copy. Local, host-blocking.
+
+    In any process of the same user on this machine: needs no MPI and starts none. In a rank of the
+    pool's node it does what `Pool.open` does. The first call for a pool maps it, which takes some
+    milliseconds on the host; the first for an array asks its owner, and every further one is local.
+    The owner reuses the memory when all arrays and views of it are dropped here, and when this
+    process ends in whatever way; on CUDA once the work enqueued on `stream` until then is done.
+    Nothing orders this process and the owner: open an array when it is written. On CUDA the GPU of
+    the array becomes the current one, or another one where this process does not see it. A forked
+    child opens handles itself: what it inherits is held by its parent alone.
+
+    Parameters
+    ----------
+    handle : bytes
+        Of `Pool.handle`.
+    stream : stream, optional
+        On which the array is used. Default: CuPy's current stream. One given as a number must
+        outlive the array. Ignored on the host backend.
+    timeout_s : float, seconds
+        For each answer of the owner.
+
+    Returns
+    -------
+    cupy.ndarray or numpy.ndarray
+        It stays valid after the owner has ended, or has closed the pool.
+
+    Raises
+    ------
+    HandleError
+        If the owner has dropped the array, has closed the pool or has ended; if it is another
+        user's; or if the handle is damaged or forged.
+    PeerTimeout
+        If the owner does not answer.
+    CudaError
+        If the GPU cannot map the pool.
+    UnsupportedError
+        If the pool is on a GPU and this process sees none, if the owner has too many visitors, or
+        in a stream capture.
+    TypeError, ValueError
+        If `handle` is not bytes, or `timeout_s` no duration; in the owner's own process.
+    """
+    require_duration("open_handle failed: ", timeout_s)
+    try:
+        address = address_of(handle)
+        pool = pool_here(address)
+        if pool is not None:
+            return pool.open(handle, stream)
+        return _opened_pool(address, handle, timeout_s).open(handle, stream, timeout_s)
+    except HandleError as error:
+        raise HandleError(f"open_handle failed: {error}") from None
+
+
+def _opened_pool(address: str, handle: Any, timeout_s: float) -> _OpenedPool:
+    pool = _opened.get(address)
+    if pool is None or pool.is_over():
+        with _opening[address]:
+            pool = _opened.get(address)
+            if pool is None or pool.is_over():
+                pool = _opened[address] = _OpenedPool(address, handle, timeout_s)
+    return pool
+
+
+def _key_of(reply: dict[str, Any], count: int) -> bytes:
+    """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
+    if reply.get("is_closed"):
+        raise HandleError(_ENDED)
+    key, uuid = reply.get("key"), reply.get("uuid")
+    is_known = reply.get("version") == VERSION and reply.get("backend") in ("host", "cuda")
+    if (
+        is_known
+        and isinstance(uuid, str)
+        and isinstance(key, str)
+        and _KEY.fullmatch(key)
+        and count
+    ):
+        return bytes.fromhex(key)
+    raise HandleError(
+        f"{_NAME} is described in another way than this mpishare expects, or its file did not "
+        "arrive: run the same mpishare everywhere, and look at `ulimit -n`"
+    )
+
+
+def _forget() -> None:
+    """In a fork: the leases are the parent's, and end with it."""
+    _opening.clear()
+    for pool in _opened.values():
+        pool.visit.close()
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,121 @@
+"""The door of a pool's owner: processes that are not ranks of its node open blocks through it.
+
+Such a process has no row in the `BlockTable`. The door counts for it, in its thread, which blocks
+it holds. The connection is the lease: the kernel ends it with the process.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mpishare.windows.leases import end_leases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpishare.backends import Backend, OwnMemory
+    from mpishare.memory.block_table import BlockTable
+    from mpishare.memory.door import Answer, Door, Left
+
+# Version of the messages of this door, and of handles.
+VERSION = 1
+
+MOST_OPENERS = 256
+
+
+class PoolDoor:
+    """Lends the memory of a pool to processes outside the node.
+
+    `held` has by slot the number of these processes that hold its block. It is written by the
+    door's thread before that looks whether the block is alive, and read by the owner after it has
+    ended the block's generation: as in the `BlockTable`, at least one of the two sees the other.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        key: bytes,
+        backend: Backend,
+        memory: OwnMemory,
+        table: BlockTable,
+        held: dict[int, int],
+    ) -> None:
+        self._door = door
+        self._table = table
+        self._held = held
+        self._is_ended = False
+        self._has_gpu = backend.has_streams
+        self._description = {
+            "version": VERSION,
+            "key": key.hex(),
+            "backend": backend.name,
+            "uuid": backend.device.uuid if backend.device else "",
+        }
+        # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
+        self._fds = [memory.export()]
+        try:
+            self.address = door.open_each("pool", self._receive, most=MOST_OPENERS)
+        except BaseException:
+            os.close(self._fds.pop())
+            raise
+
+    @property
+    def openers(self) -> list[int]:
+        """The processes that map the pool."""
+        return self._door.leases(self.address)
+
+    def end(self) -> bool:
+        """Lend no more blocks; return whether no other process needs the memory any longer.
+
+        Mappings on the host are no hazard to anybody, and stay. Host-blocking, where the memory is
+        on a GPU: other processes must unmap it before it is freed.
+        """
+        if self._has_gpu and not self._is_ended:
+            self._is_ended = True
+            end_leases(self._door, self.address)
+        return not self._has_gpu or not self.openers
+
+    def close(self) -> None:
+        """End all leases. May be repeated."""
+        self._door.shut(self.address)
+        while self._fds:
+            os.close(self._fds.pop())
+
+    # --- in the door's thread
+
+    def _receive(self) -> tuple[Answer, Left]:
+        slots: set[int] = set()  # that this visitor holds
+        return partial(self._answer, slots), lambda: self._let_go(slots, list(slots))
+
+    def _answer(
+        self, slots: set[int], request: dict[str, Any]
+    ) -> tuple[dict[str, Any] | None, Sequence[int]]:
+        if "let_go" in request:
+            self._let_go(slots, request["let_go"])
+            return None, []
+        if self._is_ended:
+            return {"is_closed": True}, []
+        if "hold" in request:
+            return {"is_held": self._hold(slots, *request["hold"])}, []
+        return self._description, self._fds
+
+    def _hold(self, slots: set[int], slot: int, generation: int) -> bool:
+        if not self._table.has(slot) or not generation % 2:
+            return False
+        if slot in slots:
+            return self._table.is_alive(slot, generation)
+        slots.add(slot)
+        self._held[slot] = self._held.get(slot, 0) + 1
+        is_alive = self._table.is_alive(slot, generation)
+        if not is_alive:
+            self._let_go(slots, [slot])
+        return is_alive
+
+    def _let_go(self, slots: set[int], given: Iterable[int]) -> None:
+        for slot in slots.intersection(given):
+            slots.remove(slot)
+            self._held[slot] -= 1
+            if not self._held[slot]:
+                del self._held[slot]

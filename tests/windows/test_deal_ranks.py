@@ -1,0 +1,192 @@
+"""Frames that are dealt: each reaches one consumer, once, and nobody who has left its loop."""
+
+import time
+
+import pytest
+
+from mpishare import EpochError, MismatchError, PeerError
+from mpishare.windows.deal import _ASKED
+from tests.helpers.latch import within
+
+TWO, THREE = pytest.mark.ranks(min=2), pytest.mark.ranks(min=3)
+
+
+def deal(channel, values):
+    for value in values:
+        with channel.put() as slot:
+            slot[...] = value
+
+
+def all_ask(channel):
+    view, end = channel._counters.view, channel._sending
+    pairs = zip(end._begins, end._dealt, strict=True)
+    return all(view[at + _ASKED] > dealt for at, dealt in pairs)
+
+
+@TWO
+@pytest.mark.parametrize("slots", [1, 2, None])
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_every_frame_reaches_one_consumer_in_order(node, slots, last):
+    channel = node.channel(
+        (3, 5), "i8", slots=slots, deal=True, producer=node.size - 1 if last else 0
+    )
+    assert channel.deal
+    assert channel.slots == (slots or 2 * (node.size - 1))
+    found = []
+    if node.rank == channel.producer:
+        deal(channel, range(500))
+        channel.end()
+    else:
+        for slot in channel:
+            (value,) = set(slot.ravel().tolist())
+            found.append(value)
+            if value % 50 == node.rank:
+                time.sleep(2e-3)
+        assert list(channel) == []
+    assert found == sorted(found)
+    told = node.comm.allgather(found)
+    assert sorted(value for values in told for value in values) == list(range(500))
+
+
+@THREE
+def test_consumers_that_ask_take_turns(node):
+    """All have asked before each frame."""
+    rounds, channel = 10, node.channel(1, "i8", deal=True)
+    found = []
+    if node.rank == channel.producer:
+        for value in range(rounds * len(channel.consumers)):
+            deal(channel, [value])
+            node.comm.recv(tag=4)  # it has been read, and its consumer asks again at once
+            assert within(20, lambda: all_ask(channel))
+        channel.end()
+    else:
+        if node.rank == 2:
+            time.sleep(0.01)
+        for slot in channel:
+            found.append(int(slot[0]))
+            node.comm.send(None, channel.producer, tag=4)
+    told = node.comm.allgather(found)
+    for rank in channel.consumers:
+        assert abs(len(told[rank]) - rounds) <= 1
+
+
+@THREE
+def test_nothing_is_dealt_to_a_consumer_that_left_its_loop(node):
+    """It waits in a collective call meanwhile, which is no deadlock: others still ask."""
+    channel, found = node.channel(1, "i8", deal=True), []
+    if node.rank == channel.producer:
+        begin = time.monotonic()
+        deal(channel, range(10))
+        while time.monotonic() - begin < 3:  # longer than it takes to find a deadlock
+            deal(channel, [-1])
+        channel.end()
+    elif node.rank == 1:
+        for slot in channel:
+            found.append(int(slot[0]))
+            break
+    else:
+        for slot in channel:
+            found.append(int(slot[0]))
+            time.sleep(0.6)
+    node.barrier()
+    told = [each for rank in node.comm.allgather(found) for each in rank]
+    assert sorted(value for value in told if value >= 0) == list(range(10))
+    assert len(node.comm.allgather(found)[1]) == 1
+
+
+@TWO
+def test_a_slot_comes_back_however_the_block_is_left(node):
+    channel = node.channel(4, "i8", slots=1, deal=True)
+
+    def fail(block):
+        with block as slot:
+            if node.rank == channel.producer:
+                slot[...] = -1
+            raise ZeroDivisionError(int(slot[0]))
+
+    if node.rank == channel.producer:
+        for value in range(3 * (node.size - 1)):
+            with pytest.raises(ZeroDivisionError):
+                fail(channel.put())
+            deal(channel, [value])
+        channel.end()
+        with pytest.raises(EpochError, match="the stream was ended"):
+            channel.put()
+        found = []
+    else:
+        found = []
+        try:
+            while True:
+                try:
+                    fail(channel.get())
+                except ZeroDivisionError as error:
+                    found.append(error.args[0])
+        except EOFError:
+            pass
+    told = node.comm.allgather(found)
+    assert sorted(v for values in told for v in values) == list(range(3 * (node.size - 1)))
+
+
+@TWO
+def test_a_frame_that_nobody_can_take_is_an_error(node):
+    channel = node.channel(4, "i8", deal=True)
+    if node.rank == channel.producer:
+        with pytest.raises(EpochError, match="all consumers have closed the channel"):
+            deal(channel, [1])
+    channel.close()
+
+
+@TWO
+def test_a_producer_whose_consumers_all_wait_for_it_is_a_deadlock(node):
+    """The rank that sees it first tells the others."""
+    channel = node.channel(4, "i8", deal=True)
+    waits = node.barrier if channel._receiving else lambda: deal(channel, [1])
+    with pytest.raises((MismatchError, PeerError), match="ranks wait for each other") as caught:
+        waits()
+    assert MismatchError in node.comm.allgather(caught.type)
+
+
+@TWO
+def test_an_interrupt_behind_a_frame_that_is_sent_loses_none(node, monkeypatch):
+    """It comes while the frame is copied for viewers."""
+    channel, found = node.channel(1, "i8", deal=True, slots=2, name="interrupted"), []
+    if node.rank == channel.producer:
+        for value in range(20):
+            with monkeypatch.context() as patched:
+                patched.setattr(channel._publication, "take", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    deal(channel, [value])
+        channel.end()
+    else:
+        found = [int(slot[0]) for slot in channel]
+    told = node.comm.allgather(found)
+    assert sorted(value for values in told for value in values) == list(range(20))
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@TWO
+def test_more_consumers_than_frames(node):
+    with node.channel(4, "i8", deal=True) as channel:
+        if node.rank == channel.producer:
+            deal(channel, [7])
+        else:
+            assert [slot.tolist() for slot in channel] in ([], [[7] * 4])
+
+
+def test_without_consumers_frames_are_lost(node):
+    channel = node.channel(4, "i8", consumers=[], deal=True)
+    if node.is_leader:
+        deal(channel, range(20))
+        channel.end()
+    channel.close()
+
+
+def test_wrong_arguments(node):
+    with pytest.raises(TypeError, match="deal must be True or False, not 1"):
+        node.channel(4, deal=1)
+    for lag, words in [(0, "from 1 to 4096"), (1 << 13, "from 1 to"), (1.5, "must be an int")]:
+        with pytest.raises((TypeError, ValueError), match=f"lag must be.*|{words}"):
+            node.channel(4, name="lagging", lag=lag)

@@ -1,0 +1,165 @@
+"""Channels with a name: a process outside the job gets every frame, or is cut off by name."""
+
+import gc
+import time
+
+import pytest
+
+from tests.helpers.held import held
+
+
+def put(channel, *values):
+    if channel._sending:
+        for value in values:
+            with channel.put() as slot:
+                slot[...] = value
+
+
+def take(channel, count):
+    if channel._receiving and not channel.deal:
+        for _ in range(count):
+            with channel.get():
+                pass
+
+
+@pytest.mark.parametrize("producer", ["leader", "last"])
+def test_a_viewer_gets_every_frame_from_attach_on(node, view, producer):
+    rank = 0 if producer == "leader" else node.size - 1
+    channel = node.channel(5, "i8", producer=rank, name="every", lag=8)
+    assert channel.name == "every"
+    assert "Channel 'every'" in repr(channel)
+    put(channel, 1, 2)
+    take(channel, 2)
+    view("there = attach('every'); it = iter(there)")
+    put(channel, *range(3, 11))
+    take(channel, 8)
+    got = "[(f.number, host(f.array)) for f in (next(it) for _ in range(%d))]"
+    assert view(got % 5) == [[number, [number] * 5] for number in range(3, 8)]
+    view("it = iter(there)")  # another loop goes on
+    assert view(got % 1) == [[8, [8] * 5]]
+    assert view("f = next(it)\nn = f.numbers") is None
+    assert view("n") == {}
+    told = view("there.latest()")
+    assert (told["error"], "come one by one" in told["text"]) == ("UnsupportedError", True)
+    assert "it is a channel" in view("there.array")["text"]
+    put(channel, 11)
+    if channel._sending:
+        channel.end()
+    take(channel, 1)
+    assert view("[f.number for f in it]") == [10, 11]
+    assert view("[f.number for f in there]") == []
+    channel.close()
+
+
+def test_frames_that_are_left_when_the_channel_closes(node, view):
+    channel = node.channel(5, "i8", name="left", lag=4)
+    view("there = attach('left')")
+    put(channel, 1, 2, 3, 4)
+    channel.close()
+    assert view("[(f.number, host(f.array)[4]) for f in there]") == [[n, n] for n in (1, 2, 3, 4)]
+    assert view("list(there)") == []
+
+
+def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
+    channel = node.channel(5, "i8", name="slow", lag=3)
+    view("there = attach('slow')")
+    put(channel, 1, 2, 3)
+    take(channel, 3)
+    assert view("[next(iter(there)).number for _ in range(3)]") == [1, 2, 3]
+    put(channel, *range(4, 14))
+    take(channel, 10)
+    for _ in range(2):
+        told = view("next(iter(there))")
+        assert told["error"] == "ClosedError"
+        assert (
+            "too slow: it missed 7 frames from number 4 on, of which the channel keeps 3"
+            in (told["text"])
+        )
+    if node.rank == 0:
+        words = f"slow: process {view.viewer.pid} was cut off: 7 frames were overwritten"
+        assert [words in each for each in caplog.messages].count(True) == 1
+    view("there = attach('slow')")
+    put(channel, 14)
+    take(channel, 1)
+    assert view("next(iter(there)).number") == 14
+    channel.close()
+
+
+@pytest.mark.ranks(min=2)
+def test_dealt_frames_are_seen_in_the_order_of_their_puts(node, view):
+    channel = node.channel(2, "i8", deal=True, name="dealt-and-seen", lag=64)
+    view("there = attach('dealt-and-seen')")
+    if channel._sending:
+        put(channel, *range(40))
+        channel.end()
+    else:
+        for _ in channel:
+            pass
+    assert view("[host(f.array)[1] for f in there]") == list(range(40))
+    channel.close()
+
+
+def test_a_stopped_viewer_delays_nothing(host_node):
+    import os
+    import signal
+
+    from tests.helpers.viewer import viewing
+
+    with viewing(host_node) as view:
+        channel = host_node.channel(1000, name="stopped-viewer", lag=2)
+        view("there = attach('stopped-viewer')")
+        if view.viewer:
+            os.kill(view.viewer.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        put(channel, *range(200))
+        take(channel, 200)
+        channel.close()
+        assert time.monotonic() - begin < 5
+        if view.viewer:
+            os.kill(view.viewer.pid, signal.SIGCONT)
+        assert "missed" in view("list(there)")["text"]
+
+
+def test_a_name_that_is_taken_leaves_nothing(node):
+    channel = node.channel(4, name="one-channel")
+    states = []
+    for _ in range(3):
+        with pytest.raises(ValueError, match="'one-channel' is taken"):
+            node.channel(4, name="one-channel")
+        gc.collect()
+        states.append((held(), node._context.counter_pool._fresh))
+    assert states[1] == states[2]
+    channel.close()
+
+
+def test_numbers_beside_a_frame(node, view):
+    import numpy as np
+
+    window = node.allocate_each((2, 3), name="numbers", fill=1.0)
+    mine = {"only_last": node.rank} if node.rank == node.size - 1 else {}
+    window.snapshot(time=0.1 + node.rank, step=np.int32(7), done=False, **mine)
+    view("there = attach('numbers')")
+    expected = {"time": 0.1, "step": 7, "done": False, "only_last": node.size - 1}
+    assert view("there.latest().numbers") == expected
+    for wrong in ("text", [1], None):
+        with pytest.raises(TypeError, match=r"numbers: snapshot failed: phase=.* is no number"):
+            window.snapshot(phase=wrong)
+    with pytest.raises(ValueError, match=r"take \d+ bytes, of 488"):
+        window.snapshot(**{f"number_{i}": i for i in range(50)})
+    assert view("there.latest().numbers") == expected
+    window.snapshot(other=2.5)
+    assert view("(lambda f: [f.number, f.numbers])(there.latest())") == [6, {"other": 2.5}]
+
+
+@pytest.mark.ranks(min=4, max=4)
+def test_the_whole_of_a_grid(node, view):
+    """Of uneven blocks with ghosts, as a halo exchange has them."""
+    import numpy as np
+
+    whole = np.arange(7 * 9.0).reshape(7, 9)
+    row, column = divmod(node.rank, 2)
+    block = whole[[slice(0, 3), slice(3, 7)][row], [slice(0, 5), slice(5, 9)][column]]
+    window = node.share_each(node.xp.asarray(np.pad(block, 1)), name="grid")
+    window.snapshot(time=1.5)
+    view("frame = attach('grid').latest()")
+    assert view("host(frame.whole((2, 2), width=1))") == whole.tolist()

@@ -1,0 +1,248 @@
+"""Openers and owners of a pool that die, forged handles, and windows that are waited for."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import mpishare
+from mpishare.memory.visit import Visit
+from mpishare.windows import names, opened_pool
+from mpishare.windows.pool_handle import address_of
+from tests.helpers.latch import within
+from tests.helpers.launch import ROOT
+from tests.helpers.reporting import report
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage, leftovers
+
+OWNER = """
+import sys, mpishare
+with mpishare.Node(backend="host") as node:
+    pool = node.pool(max_nbytes=1 << 20)
+    array, other = pool.allocate(4, "i8"), pool.allocate(4, "i8")
+    array[...] = other[...] = 42
+    print(pool.handle(array).hex(), pool.handle(other).hex(), flush=True)
+    sys.stdin.read()
+"""
+VICTIM = "import sys, mpishare; a = mpishare.open_handle(bytes.fromhex(sys.argv[1])); "
+KILLED = VICTIM + "print('in', flush=True); sys.stdin.read()"
+
+
+def killed_openers(stage: Stage, source: str, kills: int) -> None:
+    import subprocess
+
+    from tests.helpers.latch import within
+
+    node = stage.node()
+    pool = node.pool(max_nbytes=1 << 20)
+    if stage.rank == 0:
+        array = pool.allocate(1 << 20, "u1")
+        handle = pool.handle(array).hex()
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        env = mpishare.outside_environment()
+        openers = [
+            subprocess.Popen([sys.executable, "-c", source, handle], env=env, **pipe)
+            for _ in range(kills)
+        ]
+        for opener in openers:
+            assert opener.stdout.readline() == b"in\n"
+        report({"held": list(pool._blocks.held_outside.values())})
+        del array
+        for opener in openers:
+            opener.kill()
+            opener.wait()
+        report({"let go": within(5, lambda: not pool._blocks.held_outside)})
+        stage.attempt("reuse", pool.allocate, 1 << 20, "u1")
+    node.barrier()
+    stage.attempt("close", node.close)
+    report({"leftovers": leftovers()})
+
+
+def test_openers_that_are_killed_hold_nothing():
+    played = play(2, killed_openers, KILLED, 8, shared=True)
+    played.ended_well()
+    assert played.rank(0)["held"] == [8]
+    assert played.rank(0)["let go"] is True
+    played.worked([0], "reuse")
+    played.worked([0, 1], "close")
+    assert played.rank(0)["leftovers"] == played.rank(1)["leftovers"] == []
+
+
+@contextlib.contextmanager
+def owning():
+    """A plain program, without mpirun, that has a pool; and the handles of its arrays."""
+    env = mpishare.outside_environment() | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OWNER]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, cwd=ROOT, **pipe) as process:
+        try:
+            yield process, *map(bytes.fromhex, process.stdout.readline().decode().split())
+        finally:
+            process.kill()  # also where it is stopped
+
+
+def stop(process):
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # until all of its threads stand still
+
+
+@pytest.fixture
+def owner():
+    with owning() as (process, handle, _):
+        yield process, handle
+
+
+def test_what_is_open_outlives_a_killed_owner(owner):
+    process, handle = owner
+    array = mpishare.open_handle(handle)
+    process.kill()
+    process.wait()
+    assert array.tolist() == [42] * 4
+    with pytest.raises(mpishare.HandleError, match=r"open_handle failed: .* has ended"):
+        mpishare.open_handle(handle)
+    assert within(5, lambda: threading.active_count() > 1)  # waits for the array
+    del array
+    assert within(5, lambda: not any(t.name == "mpishare-opened" for t in threading.enumerate()))
+
+
+def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
+    with owning() as (process, handle, other), owning() as (_, elsewhere, _):
+        stop(process)
+        with pytest.raises(mpishare.PeerTimeout, match=r"within 0\.2 s: its process is stopped"):
+            mpishare.open_handle(handle, timeout_s=0.2)
+        stuck = threading.Thread(target=mpishare.open_handle, args=[handle], daemon=True)
+        stuck.start()
+        assert within(5, lambda: opened_pool._opening[address_of(handle)].locked())
+        assert mpishare.open_handle(elsewhere).tolist() == [42] * 4
+        assert stuck.is_alive()
+        process.send_signal(signal.SIGCONT)
+        stuck.join()
+        array = mpishare.open_handle(handle)
+        stop(process)
+        assert mpishare.open_handle(handle).tolist() == [42] * 4
+        with pytest.raises(mpishare.PeerTimeout, match=r"within 0\.2 s: its process is stopped"):
+            mpishare.open_handle(other, timeout_s=0.2)
+        process.send_signal(signal.SIGCONT)
+        assert mpishare.open_handle(other).tolist() == array.tolist()
+
+
+def test_a_changed_handle_maps_nothing(owner):
+    _, handle = owner
+    for at in (0, 15, -1):
+        changed = bytearray(handle)
+        changed[at] ^= 1
+        with pytest.raises(mpishare.HandleError, match="digest does not match"):
+            mpishare.open_handle(changed)
+    assert not any(t.name == "mpishare-opened" for t in threading.enumerate())
+
+
+def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):
+    _, handle = owner
+    address = handle[16:].partition(b"\0")[0].decode()
+    with Visit(address, "door", 5.0) as visit:
+        for slot, generation in (
+            (-1, 1),
+            (1 << 40, 1),
+            (0.5, 1),
+            ("x", 1),
+            (0, 2),
+            (0, "y"),
+            (5, 0),
+        ):
+            try:
+                reply, _ = visit.ask({"hold": [slot, generation]})
+            except mpishare.UnsupportedError:
+                continue
+            assert reply == {"is_held": False}
+        assert visit.tell({"let_go": [7, "x", None]}, waits=False)
+        assert visit.ask({"hold": [0, 1]}) == ({"is_held": True}, [])
+    assert mpishare.open_handle(handle).tolist() == [42] * 4
+
+
+def test_a_forked_child_opens_by_itself(owner):
+    _, handle = owner
+    array = mpishare.open_handle(handle)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = int(mpishare.open_handle(handle).tolist() != [42] * 4)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert mpishare.open_handle(handle) is not array
+    assert array.tolist() == [42] * 4
+
+
+ATTACKER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.bind(chr(0) + sys.argv[1]); door.listen()
+print("in", flush=True)
+connection, _ = door.accept()
+print(connection.recv(100), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_handle_that_leads_to_another_user_is_refused_before_a_word(owner):
+    _, handle = owner
+    address = f"mpishare/0/pool/{os.getpid() % 1000000:06d}"
+    forged = handle[:16] + address.encode() + b"\0" + handle[16:].partition(b"\0")[2]
+    command = [sys.executable, "-c", ATTACKER, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdout.readline() == b"in\n"
+        with pytest.raises(mpishare.HandleError, match="by a process of another user, 65534"):
+            mpishare.open_handle(forged)
+        assert attacker.stdout.readline() == b"b''\n"
+
+
+# --- windows that are waited for
+
+
+def awaited(stage: Stage, name: str) -> None:
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    if stage.rank == 0:
+        with Viewer() as viewer:
+            viewer.send(f"host(mpishare.attach({name!r}, wait_s=float('inf')).array)")
+            window = node.allocate(3, fill=6.0, name=name)
+            report({"saw": viewer.answer()})
+    else:
+        window = node.allocate(3, fill=6.0, name=name)
+    node.barrier()
+    window.close()
+    node.close()
+
+
+def test_a_viewer_that_came_first():
+    played = play(2, awaited, f"awaited-{os.getpid()}", shared=True)
+    played.ended_well()
+    assert played.rank(0)["saw"] == [6.0] * 3
+
+
+def test_a_wait_asks_nobody_who_is_no_use(monkeypatch):
+    """Sockets of others are asked once, however long the wait is."""
+    asked = []
+    there = names.Listed(os.getuid(), "1", "nobody", "mpishare/0/window/1/nobody/AAAAAA")
+    monkeypatch.setattr(names, "listed", lambda: [there])
+    monkeypatch.setattr(names, "visit_mine", lambda *call: (asked.append(call), ({}, []))[1])
+    begin, cpu = time.monotonic(), time.process_time()
+    with pytest.raises(mpishare.HandleError, match="no process of this user has a window"):
+        mpishare.attach("nobody", wait_s=0.5)
+    assert 0.5 <= time.monotonic() - begin < 5
+    assert time.process_time() - cpu < 0.25
+    assert len(asked) == 3  # at the begin, at the end, and for the text of the error
+
+
+@pytest.mark.parametrize("wait_s", [-1, float("nan"), -float("inf"), True, "1", None, 2e9])
+def test_a_wait_is_no_negative_number(wait_s):
+    with pytest.raises(ValueError, match="attach failed: wait_s must be a number of seconds"):
+        mpishare.attach("nobody", wait_s=wait_s)

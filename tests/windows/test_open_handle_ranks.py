@@ -1,0 +1,135 @@
+"""Arrays of a pool opened outside the node: the same bytes, counted, and nothing left."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import HandleError, UnsupportedError
+from tests.helpers.held import held
+from tests.helpers.latch import within
+from tests.helpers.windows import MIB, values_of
+
+OPEN = "bytes.fromhex('{}')"
+
+
+def made(node, pool, shape, dtype="f8", value=1):
+    """An array of the leader's pool, and its handle as source for a viewer, on all ranks."""
+    array = pool.allocate(shape, dtype) if node.is_leader else None
+    if node.is_leader:
+        array[...] = value
+        node.synchronize()
+    return array, node.comm.bcast(OPEN.format(pool.handle(array).hex()) if node.is_leader else "")
+
+
+def test_a_process_without_mpi_sees_and_writes_the_same_bytes(node, view):
+    pool = node.pool()
+    array, handle = made(node, pool, (2, 3), "i4", value=7)
+    assert view(f"a = mpishare.open_handle({handle})\nb = a") is None
+    assert view("host(a)") == [[7] * 3] * 2
+    assert view("str(a.dtype), 'mpi4py.MPI' in sys.modules") == ["int32", False]
+    view("a[1] = 5")
+    view("host(a)")  # on a GPU: when it is done
+    if node.is_leader:
+        assert values_of(array).tolist() == [[7] * 3, [5] * 3]
+    node.barrier()
+
+
+def test_a_view_and_the_block_are_held_once(node, view):
+    pool = node.pool()
+    array, handle = made(node, pool, (4, 6), "i8")
+    part = node.comm.bcast(OPEN.format(pool.handle(array[1:, ::2]).hex()) if node.is_leader else "")
+    view(f"a = mpishare.open_handle({handle}); b = mpishare.open_handle({part})")
+    view("a[1, 2] = 9")
+    assert view("host(b)[0]") == [1, 9, 1]
+    if node.is_leader:
+        assert list(pool._blocks.held_outside.values()) == [1]
+    view("del a")
+    if node.is_leader:
+        assert list(pool._blocks.held_outside.values()) == [1]
+    view("del b; gc.collect()")
+    if node.is_leader:
+        assert within(5, lambda: not pool._blocks.held_outside)
+    node.barrier()
+
+
+def test_a_block_is_reused_when_the_other_process_has_let_go(host_node, view):
+    node = host_node
+    pool = node.pool(max_nbytes=4 * MIB)
+    array, handle = made(node, pool, 4 * MIB, "u1", value=3)
+    view(f"a = mpishare.open_handle({handle})")
+    del array
+    gc.collect()
+    if node.is_leader:
+        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
+            pool.allocate(4 * MIB, "u1")
+    # It holds the block: what the owner dropped is still the same array here.
+    assert view(f"int(mpishare.open_handle({handle})[-1])") == 3
+    view("del a; gc.collect()")
+    if node.is_leader:
+        assert within(5, lambda: not pool._blocks.held_outside)
+        pool.allocate(4 * MIB, "u1")[...] = 1
+    refused = view(f"mpishare.open_handle({handle})")
+    assert refused["error"] == "HandleError"
+    assert "its array was dropped by the owner" in refused["text"]
+
+
+def test_in_a_rank_of_the_node_it_is_what_the_pool_does(node):
+    pool = node.pool()
+    array = pool.allocate(3) if node.is_leader else None
+    handle = node.comm.bcast(pool.handle(array) if node.is_leader else None)
+    if node.is_leader:
+        with pytest.raises(ValueError, match="rank 0 is the owner, and has the array"):
+            mpishare.open_handle(handle)
+    else:
+        opened = mpishare.open_handle(handle)
+        assert opened.shape == (3,)
+        assert not pool._blocks.is_empty
+        del opened
+    node.barrier()
+
+
+def test_a_closed_pool_leaves_arrays_readable_and_nothing_mapped(host_node, view):
+    node = host_node
+    pool = node.pool()
+    array, handle = made(node, pool, 5, value=4)
+    view(f"a = mpishare.open_handle({handle})")
+    del array
+    pool.close()
+    assert view("host(a)") == [4.0] * 5
+    refused = view(f"mpishare.open_handle({handle})")
+    assert refused["error"] == "HandleError"
+    assert "open_handle failed: " in refused["text"]
+    view("del a; gc.collect(); from tests.helpers.held import held")
+    view("from tests.helpers.latch import within")
+    assert view("within(5, lambda: held().mapped == 0)")
+
+
+def test_nothing_is_left_of_pools_that_others_opened(host_node, view):
+    node = host_node
+    view("from tests.helpers.held import held")
+    node.pool().close()
+    before, there = held(), view("held().fds")
+    for _ in range(5):
+        with node.pool() as pool:
+            array, handle = made(node, pool, 100)
+            assert view(f"float(mpishare.open_handle({handle}).sum())") == 100.0
+            del array
+    gc.collect()
+    view("from tests.helpers.latch import within")
+    assert view(f"within(5, lambda: held().fds == {there})")
+    assert held() == before
+
+
+@pytest.mark.parametrize("bad", [b"", b"x" * 200, bytes(300), np.zeros(3), "text", None])
+def test_what_is_no_handle(bad):
+    kind = HandleError if isinstance(bad, bytes) else TypeError
+    with pytest.raises(kind, match="handle"):
+        mpishare.open_handle(bad)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), True, "1"])
+def test_a_timeout_is_a_duration(timeout_s):
+    with pytest.raises(ValueError, match=r"open_handle failed: timeout_s must be a positive"):
+        mpishare.open_handle(b"", timeout_s=timeout_s)

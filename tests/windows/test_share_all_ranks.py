@@ -1,0 +1,166 @@
+"""Many arrays shared at once: a tree of windows, in one allocation or in place."""
+
+import logging
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+
+from mpishare import MismatchError, PeerError, UnsupportedError
+from tests.helpers.windows import nothing_leaked, on_every_rank, some, values_of
+
+Pair = namedtuple("Pair", "weight bias")
+
+
+@pytest.mark.parametrize("owner", [None, -1], ids=["leader", "last"])
+def test_the_tree_comes_back_with_windows_at_its_leaves(node, owner):
+    rank = 0 if owner is None else node.size - 1
+    first, order = some((3, 5), "i4"), np.asfortranarray(some((4, 2), "f8"))
+    tree = OrderedDict(
+        first=node.xp.asarray(first),
+        layers=[Pair(first[1:], some(7, "u1")), (node.xp.asarray(order),)],
+    )
+    tree[3] = np.zeros((0, 2), "f4")
+    windows = node.share_all(tree if node.rank == rank else None, owner=rank)
+    assert list(windows) == ["first", "layers", 3]
+    pair, (last,) = windows["layers"]
+    assert np.array_equal(values_of(windows["first"].array), first)
+    assert np.array_equal(values_of(pair.weight.array), first[1:])
+    assert np.array_equal(values_of(pair.bias.array), some(7, "u1"))
+    assert np.array_equal(values_of(last.array), order)
+    assert last.array.flags.f_contiguous
+    assert (windows[3].shape, windows[3].dtype) == ((0, 2), np.dtype("f4"))
+    assert windows["first"].owner == rank
+    pair.bias.fence()
+    if node.rank == node.size - 1:
+        pair.bias.array[...] = 250
+    pair.bias.fence()
+    assert np.array_equal(values_of(pair.bias.array), np.full(7, 250))
+    # Its neighbors in the allocation are as they were.
+    assert np.array_equal(values_of(pair.weight.array), first[1:])
+    assert np.array_equal(values_of(last.array), order)
+
+
+def test_tied_weights_stay_tied(node):
+    first = node.xp.asarray(some((2, 3), "f4"))
+    found = node.share_all({"in": first, "out": first, "again": first[:], "flat": first.reshape(6)})
+    assert found["in"] is found["out"] is found["again"]
+    assert found["flat"] is not found["in"]
+
+
+def test_a_callable_runs_on_the_owner_alone(node):
+    called = []
+
+    def make():
+        called.append(1)
+        return [np.arange(3), lambda: np.arange(2)]
+
+    first, second = node.share_all(make)
+    assert len(called) == int(node.is_leader)
+    assert values_of(second.array).tolist() == [0, 1]
+    assert values_of(first.array).tolist() == [0, 1, 2]
+
+
+def test_a_state_dict(node):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 2)
+    windows = node.share_all(model.state_dict())
+    assert list(windows) == ["weight", "bias"]
+    expected = node.comm.bcast(model.bias.detach().numpy())
+    assert np.array_equal(values_of(windows["bias"].array), expected)
+
+
+def test_memory_goes_with_the_last_window(node):
+    def share():
+        found = node.share_all([np.ones(100_000), np.zeros(3), np.arange(5)])
+        found[0].close()
+        assert values_of(found[2].array).tolist() == [0, 1, 2, 3, 4]
+        found[2].close()
+        found[1].close()
+
+    share()
+    with nothing_leaked(node):
+        share()
+        node.share_all({})
+
+
+def test_an_array_stays_after_its_window(node):
+    window, other = node.share_all([np.arange(4), np.zeros(1)])
+    array = window.array
+    with pytest.warns(ResourceWarning, match="while arrays of it are held"):
+        window.close()
+    other.close()
+    assert values_of(array).tolist() == [0, 1, 2, 3]
+
+
+def test_in_place(node):
+    base = node.allocate(12, "i8")
+    parts = [base.array[:4], {"odd": base.array[5::2]}]
+    shared = node.share_all(parts if node.is_leader else None, copy=False)
+    base.fence()
+    if node.is_leader:
+        base.array[...] = node.xp.arange(12)
+    base.fence()
+    assert values_of(shared[0].array).tolist() == [0, 1, 2, 3]
+    assert values_of(shared[1]["odd"].array).tolist() == [5, 7, 9, 11]
+
+
+def test_some_in_place_and_some_copied(node, caplog):
+    base = node.allocate(4, "i8", fill=3)
+    with caplog.at_level(logging.WARNING, "mpishare.window"):
+        shared = node.share_all([np.arange(3), base.array, np.arange(2)], copy=None)
+    assert [values_of(each.array).tolist() for each in shared] == [[0, 1, 2], [3] * 4, [0, 1]]
+    texts = [text for text in caplog.messages if "copied" in text]
+    assert len(texts) == int(node.is_leader)
+    assert all("2 arrays were copied" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "words"),
+    [
+        (1.5, "is not an array"),
+        (None, "is not an array"),
+        ("text", "is not an array"),
+        (np.array([object()]), "Python objects"),
+    ],
+    ids=["float", "None", "str", "objects"],
+)
+def test_a_wrong_leaf_is_named_by_its_path(node, leaf, words):
+    tree = {"layer3": [np.ones(3), leaf]}
+    with nothing_leaked(node):
+        error, names = on_every_rank(node, lambda: node.share_all(tree if node.is_leader else None))
+    assert names == ["TypeError"] + ["PeerError"] * (node.size - 1)
+    assert "source['layer3'][1]" in str(error)
+    assert words in str(error)
+
+
+def test_a_wrong_key(node):
+    error, names = on_every_rank(node, lambda: node.share_all({"a": {(1, 2): np.ones(2)}}))
+    assert names[0] == "TypeError"
+    assert "source['a'] has the key (1, 2)" in str(error)
+
+
+def test_a_list_that_contains_itself(node):
+    tree = {"a": [np.ones(2)]}
+    tree["a"].append((tree["a"],))
+    with nothing_leaked(node):
+        error, names = on_every_rank(node, lambda: node.share_all(tree if node.is_leader else None))
+    assert names == ["TypeError"] + ["PeerError"] * (node.size - 1)
+    assert "source['a'][1][0] is a list that contains itself" in str(error)
+    twice = [np.ones(2)]
+    assert len(node.share_all([twice, twice])) == 2
+
+
+def test_what_cannot_be_shared_in_place_is_named(node):
+    tree = {"a": np.zeros(0), "b": [np.ones(3)[::-1]]}
+    with nothing_leaked(node):
+        error, names = on_every_rank(node, lambda: node.share_all(tree, copy=False))
+    assert names == ["UnsupportedError"] + ["PeerError"] * (node.size - 1)
+    assert isinstance(error, UnsupportedError | PeerError)
+    assert "source['b'][0] failed: the array cannot be shared in place" in str(error)
+
+
+@pytest.mark.ranks(min=2)
+def test_arguments_that_differ(node):
+    with pytest.raises(MismatchError, match="copy=None"):
+        node.share_all([np.ones(2)], copy=None if node.is_leader else True)
