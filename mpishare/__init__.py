@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare import device as device  # for `mpishare.device.include`
 from mpishare.errors import (
     ClosedError,
     CudaError,
@@ -23,6 +24,7 @@ from mpishare.runtime.outside import outside_environment
 from mpishare.windows.attached import attach
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
+from mpishare.windows.opened_pool import open_handle
 from mpishare.windows.pool import Pool
 from mpishare.windows.window import Window
 
@@ -51,7 +53,13 @@ __all__ = [
     "__version__",
     "attach",
     "capture",
+    "open_handle",
     "outside_environment",
 ]
 
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """Return the public names, without the modules behind them."""
+    return [*__all__, "device", "ranges"]

@@ -14,6 +14,7 @@ from mpishare.windows import allocate, share
 from mpishare.windows.channel import Channel, make_channel
 from mpishare.windows.event import Event, make_event
 from mpishare.windows.pool import Pool, make_pool
+from mpishare.windows.share_all import share_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Node(NotPicklable):
 
     def __init__(
         self,
-        comm: MPI.Comm | None = None,
+        comm: MPI.Intracomm | None = None,
         *,
         backend: str = "auto",
         device: Any = None,
@@ -80,7 +81,7 @@ class Node(NotPicklable):
         self._report = parts.report
         self._comms = parts.comms
         self._is_closed = False
-        self.comm: MPI.Comm = parts.comms[0]
+        self.comm: MPI.Intracomm = parts.comms[0]
         self.ranks = tuple(member.given_rank for member in parts.report.members)
 
     @property
@@ -271,10 +272,13 @@ class Node(NotPicklable):
         Notes
         -----
         In place (``copy=False``) works for any part of an open window of this node, also of another
-        rank's segment; and on CUDA for memory on this rank's GPU: of ``cuMemAlloc`` (CuPy's and
-        PyTorch's default allocators), of pools made for POSIX file descriptors (RMM, cuda.core) and
-        of PyTorch's expandable segments. The window holds the array until it is closed. A handle of
-        ``cuMemAlloc`` opens the allocator's whole block to the other ranks, not only the array.
+        rank's segment; on the host backend for files that are mapped shared
+        (``multiprocessing.shared_memory``, `numpy.memmap`, memfds), and for shared windows of MPI
+        among ranks that have them; and on CUDA for memory on this rank's GPU: of ``cuMemAlloc``
+        (CuPy's and PyTorch's default allocators), of pools made for POSIX file descriptors (RMM,
+        cuda.core) and of PyTorch's expandable segments. The window holds the array until it is
+        closed. A handle of ``cuMemAlloc`` opens the allocator's whole block to the other ranks, not
+        only the array.
         Negative strides are refused. Closing the window leaves the array as it is.
         """
         return share.share(self._context, source, owner, copy, name=name)
@@ -308,6 +312,45 @@ class Node(NotPicklable):
             As `share`.
         """
         return share.share_each(self._context, source, copy, name=name)
+
+    def share_all(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Any:
+        """Share many arrays of one rank at once: a tree of them, with a window for each.
+
+        Collective, host-blocking, as `share`; one agreement and, for copies, one allocation.
+
+        Parameters
+        ----------
+        source : dict, list or tuple of arrays, or callable without arguments that returns one
+            Read, or called, on the owner alone; the others' is ignored. Dicts, lists and (named)
+            tuples may be within each other; keys are str or int. Arrays that are the same memory in
+            the same layout, as tied weights, become one window.
+        owner : int, optional
+            As of `share`.
+        copy : {True, False, None}
+            As of `share`; None decides for each array, and warns once.
+
+        Returns
+        -------
+        dict, list or tuple of Window
+            In the form of the owner's tree, with plain dicts. Each window is closed on its own, or
+            with the node; memory for copies is freed when the last of them is closed.
+
+        Raises
+        ------
+        TypeError
+            On the owner, if a leaf is no array, with its path: ``source['layer3'][1]``.
+        UnsupportedError, CudaError, PeerError, MismatchError
+            As `share`; then no array is shared.
+
+        Examples
+        --------
+        >>> with Node() as node:
+        ...     weights = {"w": numpy.ones((2, 3)), "b": [numpy.zeros(3)]}
+        ...     windows = node.share_all(weights if node.is_leader else None)
+        ...     windows["w"].shape, windows["b"][0].array.tolist()
+        ((2, 3), [0.0, 0.0, 0.0])
+        """
+        return share_all(self._context, source, owner, copy)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.
@@ -354,9 +397,12 @@ class Node(NotPicklable):
         shape: Any,
         dtype: Any = float,
         *,
-        slots: int = 4,
+        slots: int | None = None,
         producer: int | None = None,
         consumers: Sequence[int] | None = None,
+        deal: bool = False,
+        name: str | None = None,
+        lag: int = 16,
     ) -> Channel:
         """Make a channel: one rank streams arrays of one shape to others.
 
@@ -369,13 +415,23 @@ class Node(NotPicklable):
             Of one frame; 0 is allowed.
         dtype : dtype
             Of the elements, as in `allocate`.
-        slots : int
+        slots : int, optional
             Number of frames that the producer may be ahead of the slowest consumer; at least 1.
+            Default: 4; where they are dealt, two for each consumer.
         producer : int, optional
             The rank in `comm` that puts. Default: the leader.
         consumers : sequence of int, optional
             The ranks that get. Default: all others. Where there are none, as on a node of one rank,
             the producer never waits, and the frames are lost.
+        deal : bool
+            False: every consumer gets every frame. True: each frame goes to one, the first that
+            asks, as tasks of a server to its workers.
+        name : str, optional
+            As of `allocate`: a process that attaches gets every frame from then on, beside the
+            consumers. The producer then copies each frame, and waits for no such process.
+        lag : int, optional
+            Number of frames that a process which attached may be behind, at most 4096; for one more
+            than these there is memory. One that is slower is cut off.
 
         Raises
         ------
@@ -383,7 +439,7 @@ class Node(NotPicklable):
             As `allocate`.
         """
         source = self.leader if producer is None else producer
-        return make_channel(self._context, shape, dtype, slots, source, consumers)
+        return make_channel(self._context, shape, dtype, slots, source, consumers, deal, name, lag)
 
     def launch(
         self,

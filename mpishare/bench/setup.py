@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -87,12 +87,12 @@ class _SharedWindow:
     """Memory of MPI for the ranks of a node, filled by the leader."""
 
     def __init__(self, node: Node) -> None:
-        comm = cast("MPI.Intracomm", node.comm)
-        self._window = MPI.Win.Allocate_shared(_NBYTES if node.is_leader else 0, 8, comm=comm)
+        nbytes = _NBYTES if node.is_leader else 0
+        self._window = MPI.Win.Allocate_shared(nbytes, 8, comm=node.comm)
         self.array: Any = np.asarray(self._window.Shared_query(node.leader)[0]).view("u8")
         if node.is_leader:
             self.array.fill(_FILL)
-        comm.Barrier()
+        node.comm.Barrier()
 
     def close(self) -> None:
         self._window.Free()

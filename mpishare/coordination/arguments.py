@@ -21,6 +21,13 @@ def is_duration(value: Any) -> bool:
     return is_number and 0 < value <= MAX_DURATION_S
 
 
+def require_wait(failed: str, wait_s: Any) -> None:
+    """Raise `ValueError` as `require_duration`, unless a wait is a duration, 0 or inf."""
+    if not (is_duration(wait_s) or (wait_s in (0, float("inf")) and not isinstance(wait_s, bool))):
+        wanted = f"wait_s must be a number of seconds from 0 to {MAX_DURATION_S:g}, or inf"
+        raise ValueError(f"{failed}{wanted}, not {wait_s!r}")
+
+
 def require_duration(failed: str, timeout_s: Any) -> None:
     """Raise `ValueError`, whose text begins with `failed`, unless a timeout is a duration."""
     if not is_duration(timeout_s):

@@ -61,13 +61,8 @@ class NodeObject(NotPicklable):
         """Return the ranks whose signals the work enqueued by this rank waits for."""
         return []
 
-    def _lost(self) -> list[int]:
-        """Return the ranks that a kernel has given up waiting for, at the deadline."""
-        return []
-
-    def _overwritten(self) -> list[int]:
-        """Return the ranks of which a kernel has missed a word, since the next one came before."""
-        return []
+    def _check_kernels(self) -> None:
+        """Break the node if a wait in a kernel has failed. The watchdog's thread calls it too."""
 
     def _let_go(self) -> bool:
         """Return whether this rank, having dropped the object, uses none of its views any more."""

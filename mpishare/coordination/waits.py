@@ -96,12 +96,15 @@ class Waits:
         finally:
             self.thread = owner
 
-    def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:
-        """Mark the node broken; the first reason stands. The watchdog's thread calls it too."""
+    def fail(
+        self, failure: Callable[[], MpiShareError], *, fatal: bool
+    ) -> Callable[[], MpiShareError]:
+        """Mark the node broken; return the first reason. The watchdog's thread calls it too."""
         with self._lock:
             if self.failure is None:
                 self.is_fatal = fatal
                 self.failure = failure
+            return self.failure
 
     def leave(self, call: str, error: BaseException) -> None:
         """Leave the node by an exception: publish it, and refuse later calls here."""
@@ -257,13 +260,16 @@ class Waits:
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
+        return self._raised(self.fail_late(call, awaited, timeout_s)())
+
+    def fail_late(
+        self, call: str, awaited: Sequence[int], timeout_s: float
+    ) -> Callable[[], MpiShareError]:
+        """Break the node since ranks are missing; the watchdog's thread calls it too."""
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
-        if self.failure is not None:
-            return self._raised(self.failure())
-        failure = partial(late_ranks, call, ranks, timeout_s, self.here)
-        return self.fail_and_tell(failure, fatal=True, missing=ranks)
+        return self.fail(partial(late_ranks, call, ranks, timeout_s, self.here), fatal=True)
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""

@@ -25,8 +25,6 @@ from mpishare.errors import (
     describe_death,
     describe_stragglers,
     died,
-    late_ranks,
-    overwritten,
     peer_error,
 )
 from mpishare.memory.shared import remove_abandoned
@@ -122,7 +120,7 @@ class Watchdog:
                         else:
                             self._outside_since.clear()
                         if self._releases:
-                            self._check_lost()
+                            self._check_kernels()
                             self._check_stragglers()
                 if self._agreement.failure is not None and self._after_failure():
                     return
@@ -217,15 +215,10 @@ class Watchdog:
         since = self._outside_since = {rank: since.get(rank, now) for rank in outside}
         return {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
 
-    def _check_lost(self) -> None:
-        here = self._agreement
+    def _check_kernels(self) -> None:
+        # In a frame of its own: in that of the thread the last object would be held for ever.
         for item in self.objects():
-            call = f"{item.name}: a wait in a kernel"
-            if ranks := item._overwritten():
-                here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
-            elif ranks := item._lost():
-                why = partial(late_ranks, call, ranks, here.timeout_s, here.here)
-                here.fail(why, fatal=True)
+            item._check_kernels()
 
     def _check_stragglers(self) -> None:
         now = time.monotonic()

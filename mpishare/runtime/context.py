@@ -14,7 +14,6 @@ from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
-from mpishare.errors import overwritten
 from mpishare.memory.allocation import keeping, map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
@@ -83,6 +82,8 @@ class NodeContext:
         self.compiled: Any = None
         # Why ranks have none; empty if all have it, None on CUDA, where none is needed.
         self.why_python: str | None = None
+        # Finds races of accesses to windows, where `MPISHARE_CHECK` asks for it.
+        self.checker: Any = None
         # Incremented whenever a window opens or closes.
         self.windows_version = 0
         # Why messages of plans cannot go out of GPU memory; empty: they can; None: none go.
@@ -158,6 +159,8 @@ class NodeContext:
         if child._memories:
             self._segments[child._number] = child._memories
             self.windows_version += 1
+        if self.checker is not None and not is_part:
+            self.checker.watch(child)
 
     def unregister(self, child: NodeObject) -> None:
         """Remove an object, before any memory that the watchdog reads is unmapped."""
@@ -168,6 +171,8 @@ class NodeContext:
         if child._memories:
             del self._segments[child._number]
             self.windows_version += 1
+            if self.checker is not None:
+                self.checker.unwatch(child)
 
     @property
     def children(self) -> list[NodeObject]:
@@ -328,21 +333,11 @@ class NodeContext:
         agreement = self.agreement
         if self.backend.has_streams and agreement.failure is None:
             for child in self._children.registered():
-                self.check_lost(child)
+                child._check_kernels()
         is_released = self.backend.has_streams and agreement.block.is_broken()
         if agreement.failure is None and is_released:
             self.watchdog.look()
         agreement.check()
-
-    def check_lost(self, child: NodeObject) -> None:
-        """Raise if a wait in a kernel failed: at the deadline, or for a word that is gone."""
-        call = f"{child.name}: a wait in a kernel"
-        if ranks := child._overwritten():
-            here = self.agreement
-            here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
-            here.check()
-        if ranks := child._lost():
-            raise self.agreement.timed_out(call, ranks, self.agreement.timeout_s)
 
     def stream_timeout(self, call: str) -> MpiShareError:
         """Return the error for a stream that was not done by the deadline."""
@@ -363,6 +358,8 @@ class NodeContext:
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams are done. Collective."""
         self.agreement.step(call, lambda: self.drain(call))
+        if self.checker is not None:
+            self.checker.raise_races(call)
 
     def release_retained(self) -> None:
         """Try again to release the memory of closed windows that arrays held. Collective."""

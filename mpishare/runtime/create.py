@@ -8,7 +8,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
@@ -27,7 +27,7 @@ from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.shared import remove_abandoned
-from mpishare.runtime import places
+from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.places import Place
@@ -55,10 +55,10 @@ class NodeParts:
     shutdown: Shutdown
     report: Report
     # The node's communicator, which now belongs to the user, and the duplicate of the given one.
-    comms: tuple[MPI.Comm, ...] = ()
+    comms: tuple[MPI.Intracomm, ...] = ()
 
 
-def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     try:
         return _create_node(comm, backend, device, timeout_s)
@@ -69,7 +69,9 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
         raise
 
 
-def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+def _create_node(
+    comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any
+) -> NodeParts:
     from mpi4py import MPI
 
     check_fork()
@@ -152,12 +154,12 @@ def _making_communicator(deadline_s: float) -> Iterator[None]:
         yield
 
 
-def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[MPI.Comm, int, list[str]]:
+def _find_node(all_comm: MPI.Intracomm, deadline_s: float) -> tuple[MPI.Intracomm, int, list[str]]:
     """Return the ranks that share memory, the lowest of them, and notes on oddities."""
     from mpi4py import MPI
 
     with _making_communicator(deadline_s):
-        comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
+        comm = cast("MPI.Intracomm", all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank))
     group, all_ranks = comm.Get_group(), all_comm.Get_group()
     first = int(group.Translate_ranks([0], all_ranks)[0])
     group.Free()
@@ -172,13 +174,13 @@ def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[MPI.Comm, int, li
     if len({*known}) > len({each.group for each in known}):  # MPI's ranks are of several nodes
         comm.Free()
         with _making_communicator(deadline_s):
-            comm = all_comm.Split(color, all_comm.rank)
+            comm = cast("MPI.Intracomm", all_comm.Split(color, all_comm.rank))
     return comm, color, notes
 
 
 def _build(
-    all_comm: MPI.Comm,
-    node_comm: MPI.Comm,
+    all_comm: MPI.Intracomm,
+    node_comm: MPI.Intracomm,
     chosen: str,
     device: Any,
     deadline_s: float,
@@ -222,7 +224,7 @@ def _build(
 
 
 def _make_context(
-    all_comm: MPI.Comm,
+    all_comm: MPI.Intracomm,
     agreement: Agreement,
     watchdog: Watchdog,
     chosen: str,
@@ -246,6 +248,7 @@ def _make_context(
             "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "seen": look_around(),
+            "is checked": checker.is_asked(),
         }
 
     replies = agreement.step(CALL, begin)
@@ -269,6 +272,8 @@ def _make_context(
         found = native.find(step_keeping, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
     agreement.open_meetings(context.fence)
+    if any(each["is checked"] for each in replies):
+        checker.install(context)
     return context, members, [each["seen"] for each in replies]
 
 
@@ -282,6 +287,7 @@ def _report(
     time_sliced = time_sliced_gpus(members)
     if context.backend.name == "cuda":
         pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(time_sliced))
+        context.in_place.keeps_values = keeps_values[context.rank]
         members = tuple(
             replace(member, keeps_values=kept)
             for member, kept in zip(members, keeps_values, strict=True)
@@ -331,7 +337,7 @@ def _warn_of_blocked(pairs: Sequence[Pair], host: str) -> None:
         )
 
 
-def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
+def _control_block(node_comm: MPI.Intracomm, deadline_s: float) -> ControlBlock:
     def step(work: Callable[[], Any]) -> list[Any]:
         return agree(node_comm, CALL, work, deadline_s)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
-VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
+VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_CHECK", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
 def choose_backend(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MPS_GAIN = (
     "Under the Multi-Process Service a halo exchange would take about 18 us instead of about 900 "
     "(four ranks on one NVIDIA H200, faces of up to 64 KiB, a synchronize after each): start with "
-    "`scripts/with-mps mpirun ...`"
+    "`python -m mpishare.mps mpirun ...`"
 )
 
 

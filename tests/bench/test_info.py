@@ -119,7 +119,7 @@ def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
     without = run_ranks(2, SHARING_A_GPU.replace("MPS", "False"), env=HOST)
     assert without.returncode == 0, without.describe()
     assert without.stdout.count("about 18 us instead of about 900") == 1, without.describe()
-    assert "scripts/with-mps" in without.stdout, without.describe()
+    assert "python -m mpishare.mps" in without.stdout, without.describe()
     under = run_ranks(2, SHARING_A_GPU.replace("MPS", "True"), args=["--json"], env=HOST)
     (node,) = json.loads(under.stdout)["nodes"]
     assert node["mps_gain"] is None

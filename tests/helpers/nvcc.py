@@ -19,6 +19,16 @@ def find_nvcc():
     return shutil.which("nvcc") or next(iter(found), None)
 
 
+def find_cuda_include():
+    """The folder of cuda.h, of the system or of the wheels nvidia-cuda-*, or None."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(folder) for folder in (spec.submodule_search_locations if spec else [])]
+    folders = [wheel / name / "include" for wheel in wheels for name in ("cu13", "cuda_runtime")]
+    folders.append(Path("/usr/local/cuda/include"))
+    found = [str(folder) for folder in folders if (folder / "cuda.h").exists()]
+    return next(iter(found), None)
+
+
 def compile_by_nvcc(file, to, *more):
     """Compile a file to what the name `to` ends in; what the compiler said, and its status."""
     kind = {".ptx": "-ptx", ".cubin": "-cubin", ".o": "-c"}[Path(to).suffix]

@@ -1,7 +1,8 @@
 """A job whose ranks stay and play one scene after another, so that MPI and imports are paid once.
 
 For scenes in which no rank dies, none is missing in a call of MPI itself, and nothing of the
-process is changed for good. Each scene has reports, a stderr and a communicator of its own, so that
+process is changed for good. Environment variable `TESTS_APART=1` gives each a job of its own, as
+`scripts/test --all` does. Each scene has reports, a stderr and a communicator of its own, so that
 messages that are left open meet none of the next scene. Where a rank raised, hung or ended, or a
 thread of mpishare's goes on, the job is ended behind the scene, and the next one starts another.
 """
@@ -42,6 +43,10 @@ def play_shared(
     timeout_s: float = 40.0,
 ) -> launch.Result:
     """Run the source of a scene on the job of `n` ranks that was started in this way."""
+    if "TESTS_APART" in os.environ:
+        return launch.run_ranks(
+            n, program, env=env, extra_mpirun=extra_mpirun, before=before, timeout_s=timeout_s
+        )
     key = (n, frozenset(env.items()), *extra_mpirun, *before)
     if key not in _jobs:
         _jobs[key] = SharedJob(n, env, extra_mpirun, before)

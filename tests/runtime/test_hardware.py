@@ -171,7 +171,7 @@ def test_exclusive_gpus_need_mps():
     exclusive = [gpu(number, compute_mode="exclusive process") for number in range(2)]
     (note,) = Hardware([view(exclusive)]).notes
     assert note.startswith("#0, #1 in compute mode exclusive process, for one process alone")
-    assert "scripts/with-mps" in note
+    assert "python -m mpishare.mps" in note
     views = [view(exclusive)] * 2
     assert Hardware(views, report(exclusive[:1] * 2, mps=True)).notes[1:] == []
     assert "#0 in compute" in Hardware(views, report(exclusive[:1] * 2)).notes[0]

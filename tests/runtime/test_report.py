@@ -162,7 +162,7 @@ def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
     members = tuple(member(rank, device) for rank, device in enumerate(devices))
     found = Report("cuda", None, 0, members, tuple(WHOLE), ())
     assert found.time_sliced_gpus == ((GPUS[0].uuid,) if shares_gpu else ())
-    assert ("scripts/with-mps" in (found.mps_gain or "")) is shares_gpu
+    assert ("python -m mpishare.mps" in (found.mps_gain or "")) is shares_gpu
 
 
 def test_the_host_backend_gains_nothing_by_mps():
