@@ -132,7 +132,8 @@ class HaloExchange(Plan):
     grid : Grid
         The grid of ranks.
     block : Block
-        This rank's owned cells and ghosts.
+        This rank's owned cells (`extents`) and ghosts (`widths`) along each axis of the grid, and
+        where its first owned cell is in the whole (`start`).
 
     Raises
     ------
@@ -280,7 +281,7 @@ def _find(agreed: AgreedFields) -> _Cells:
 
     return _Cells(
         grid,
-        blocks[rank],
+        blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks)),
         axes,
         (sends, recvs),
         [message(each, each.receiver, each.source) for each in sends],
@@ -297,7 +298,7 @@ def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block |
                 f"field {number} owns {cut.block.extents} cells along the axes of the grid, "
                 f"field 0 {first.block.extents}: a plan is for fields on the same cells"
             )
-    if expected is not None and first.block != expected:
+    if expected is not None and first.block != expected._replace(start=()):
         raise ValueError(
             f"field 0 of shape {shape} has {first.block.shape} cells along its axes "
             f"{first.axes}, which the grid cuts (axes=); the plan was made for a block of "

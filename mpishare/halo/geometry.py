@@ -31,10 +31,15 @@ _MOST_AXES = 64
 
 
 class Block(NamedTuple):
-    """The cells of one rank: `extents` owned ones, and ghosts of `widths` around them."""
+    """The cells of one rank: `extents` owned ones, and ghosts of `widths` around them.
+
+    `start`, of a plan's own block, has how many cells of the whole come before the first owned one
+    along each axis of the grid.
+    """
 
     extents: tuple[int, ...]
     widths: Widths
+    start: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, shape: Sequence[int], widths: Widths, axes: Sequence[int]) -> Block:
@@ -229,6 +234,16 @@ def check(grid: Grid, blocks: Sequence[Block], *, corners: bool) -> None:
     """Raise the first error of `transfers` on any rank: the same one on every rank."""
     for rank, direction in product(range(prod(grid.dims)), grid.directions(corners=corners)):
         _transfer(direction, grid.neighbor(rank, direction), rank, blocks)
+
+
+def start_of(grid: Grid, rank: int, blocks: Sequence[Block]) -> tuple[int, ...]:
+    """Return how many cells come before a rank's own along each axis, on its line of ranks."""
+    found = []
+    for axis, extent in enumerate(grid.dims):
+        stride = prod(grid.dims[axis + 1 :])
+        before = range(rank - rank // stride % extent * stride, rank, stride)
+        found.append(sum(blocks[each].extents[axis] for each in before))
+    return tuple(found)
 
 
 def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer]) -> Box:

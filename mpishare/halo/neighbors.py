@@ -48,7 +48,7 @@ class NeighborExchange(Plan):
         the k-th place of its ``sends`` for this rank. No place is named twice, and none is in
         ``sends``.
     fields : array or Layout, or list or tuple of them
-        As for `HaloExchange`, of any shape, with the same extent along `axis`. ``Layout(n, None)``
+        As for `HaloExchange`, of any shape, with the same extent along `axis`. ``Layout.any(n)``
         is for any fields with `n` places along it.
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.

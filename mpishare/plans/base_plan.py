@@ -76,7 +76,8 @@ class BasePlan(NodeObject):
         self._is_closed = True
         self._forget()  # first: the watchdog must not read memory that is about to be unmapped
         # The importers first, then the owners.
-        setup.comm.step(call, lambda: each("release"))
+        if any(engine.has_imports for engine in self._engines):
+            setup.comm.step(call, lambda: each("release"))
         setup.comm.step(call, lambda: each("close"))
         self._log.debug("%s closed", self.name)
         for made in self._setups:

@@ -68,8 +68,11 @@ class PlanComm:
         agreement = self.context.agreement
         if self._ranks.is_node:
             return agreement.step_keeping(call, work)
+        self.context.memory_barrier()
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            return self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)
+            made = self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)
+        self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
+        return made
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""

@@ -110,6 +110,7 @@ class PlanEngine(Protocol):
     """
 
     staging_nbytes: int  # of this rank, and those that its node shares
+    has_imports: bool = False  # memory that `release` unmaps; the same on all ranks
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002
         """Whether the stream of a call is being captured into a graph."""

@@ -20,6 +20,9 @@ from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
+
+    from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,14 @@ class Layout:
 
     Notes
     -----
-    ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
-    with only the axes that the plan cuts, and each call may give any number of fields, of any
-    dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names those that are
-    cut), in any order in memory. The ranks agree on each new combination of these at its first
-    call, which is host-blocking, allocates, and cannot be captured into a graph. The combination is
-    kept until the plan is closed, and later calls cost as much as those of a plan for these fields
-    alone. If one rank gives a known combination while others give a new one, all of them get an
-    error.
+    ``Layout(shape, None)``, or `Layout.any`, makes one plan for all fields of a block: `shape` is
+    that of a field with only the axes that the plan cuts, and each call may give any number of
+    fields, of any dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names
+    those that are cut), in any order in memory. The ranks agree on each new combination of these at
+    its first call, which is host-blocking, allocates, and cannot be captured into a graph. The
+    combination is kept until the plan is closed, and later calls cost as much as those of a plan
+    for these fields alone. If one rank gives a known combination while others give a new one, all
+    of them get an error.
 
     Raises
     ------
@@ -131,7 +134,7 @@ class Layout:
 
     One plan for any fields of a block of four cells:
 
-    >>> halo = HaloExchange(node.comm, Layout(4, None), 1, dims=(1,), periods=True, node=node)
+    >>> halo = HaloExchange(node.comm, Layout.any(4), 1, dims=(1,), periods=True, node=node)
     >>> pairs = numpy.array([[0, 0], [1, 2], [3, 4], [0, 0]])
     >>> halo.exchange(u, pairs)
     >>> pairs.tolist()
@@ -142,6 +145,26 @@ class Layout:
     shape: tuple[int, ...]
     dtype: Any = float
     order: str = "C"
+
+    @classmethod
+    def any(cls, shape: int | Sequence[int]) -> Layout:
+        """Return the layout of any fields of a block: ``Layout(shape, None)``. Local.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of the axes that the plan cuts, ghosts counted.
+        """
+        return cls(shape, None)
+
+    if TYPE_CHECKING:  # what may be given, where the fields have what it becomes
+
+        def __init__(
+            self,
+            shape: int | Sequence[int],
+            dtype: DTypeLike | None = float,
+            order: Literal["C", "F"] = "C",
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         """Normalize the shape to a tuple and the dtype to a `numpy.dtype`."""

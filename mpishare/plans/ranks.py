@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MAX_POOLED_NBYTES = 1 << 17
 _CHUNK_NBYTES = 1 << 18
+_MAX_SPARE_NBYTES = 1 << 22
+"""Memory of closed plans that is kept for later ones: to map it anew takes milliseconds."""
 
 
 class PlanMemory(NamedTuple):
@@ -57,6 +59,7 @@ class PlanRanks:
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
         self._chunks: list[SharedMemory] = []
+        self._spare: list[tuple[SharedMemory, int]] = []  # the newest last
 
     @classmethod
     def of(
@@ -98,10 +101,7 @@ class PlanRanks:
         nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
         # Nodes may need different sizes, and could not agree whether to map more.
         if 8 * nwords > _MAX_POOLED_NBYTES or len(self.here) < len(self.nodes):
-            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
-            return PlanMemory(
-                memory.buffer, address, memory.nbytes, lambda: context.unmap_registered(memory)
-            )
+            return self._take_mapped(step, nbytes, is_maker=is_maker)
         pool = self._memory_pool
         if not pool.has(nwords):
             memory, address = context.map_registered(step, _CHUNK_NBYTES, is_maker=is_maker)
@@ -116,9 +116,30 @@ class PlanRanks:
 
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
+    def _take_mapped(self, step: Steps, nbytes: int, *, is_maker: bool) -> PlanMemory:
+        """Return memory that has a mapping of its own, if it can be that of a closed plan."""
+        fits = [each for each in self._spare if nbytes <= each[0].nbytes < 2 * nbytes]
+        if fits:
+            self._spare.remove(fits[-1])
+        memory, address = (
+            fits[-1] if fits else self.context.map_registered(step, nbytes, is_maker=is_maker)
+        )
+
+        def give_back() -> None:
+            if len(self.here) < len(self.nodes) or memory.nbytes > _MAX_SPARE_NBYTES:
+                self.context.unmap_registered(memory)
+                return
+            if is_maker:
+                memory.buffer[:] = bytes(memory.nbytes)
+            self._spare.append((memory, address))
+            while sum(each.nbytes for each, _ in self._spare) > _MAX_SPARE_NBYTES:
+                self.context.unmap_registered(self._spare.pop(0)[0])
+
+        return PlanMemory(memory.buffer, address, memory.nbytes, give_back)
+
     def close(self) -> None:
         """Free memory that the plans shared. Collective."""
-        for memory in self._chunks:
+        for memory in (*self._chunks, *(memory for memory, _ in self._spare)):
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
         if len(self.here) == len(self.nodes):

@@ -90,6 +90,8 @@ class AcrossNodes(PlanEngine):
     Collective to make, host-blocking. `count` is the number of elements, one at least.
     """
 
+    has_imports = True
+
     def __init__(
         self, setup: PlanSetup, count: int, operation: Operation, transfer: Transfer, call: str
     ) -> None:

@@ -16,7 +16,7 @@ from mpishare.plans.node_cache import ranks_left_out
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refuse_left_out
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, make_transfer
-from mpishare.reduction.operation import Operation
+from mpishare.reduction.operation import Operation, name_of
 from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ class Allreduce(BasePlan):
         a `Layout` that stands for one. Shape and dtype are the same on all ranks; strides may
         differ. float16 to float64, complex64 and complex128, integers, and bool; bfloat16 where
         ml_dtypes is installed. It is not kept.
-    op : str
-        ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"`` or ``"minloc"``. NaN is larger and
+    op : str or mpi4py.MPI.Op
+        ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"`` or ``"minloc"``, or that of MPI
+        with the same name, such as ``MPI.SUM``. NaN is larger and
         smaller than everything, as in `numpy.maximum`; integers wrap. Complex numbers have no max
         and min. bool has only those: whether any element is true, or all are. maxloc and minloc
         take complex numbers, ``value + 1j * index``: of equal values, and of several NaNs, the one
@@ -82,15 +83,16 @@ class Allreduce(BasePlan):
     _log = logging.getLogger("mpishare.allreduce")
 
     def __init__(
-        self, comm: MPI.Intracomm, like: Any, op: str = "sum", *, node: Node | None = None
+        self, comm: MPI.Intracomm, like: Any, op: str | MPI.Op = "sum", *, node: Node | None = None
     ) -> None:
         require_intracomm(_CALL, comm)
+        name = name_of(op)
 
         def describe(given: GivenFields) -> Description:
             if given.takes_any:
                 raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
             (layout,) = given.layouts
-            operation = Operation(op, layout.dtype)
+            operation = Operation(name, layout.dtype)
             return Description({"op": operation.name, "shape": layout.shape})
 
         with plan_setup(_CALL, comm, node) as start:
@@ -98,7 +100,7 @@ class Allreduce(BasePlan):
             replies = setup.comm.begin(_CALL, lambda: _check(setup))
             refuse_left_out(_CALL, replies)
             self._layout = layout = setup.mine[0]
-            self._operation = operation = Operation(op, layout.dtype)
+            self._operation = operation = Operation(name, layout.dtype)
             self._engine = engine_class(setup)(setup, layout, operation)
             self._across: dict[str, AcrossNodes] = {}
             if len({*setup.comm.nodes}) > 1:

@@ -53,6 +53,14 @@ _REFUSED = {
 }
 
 
+def name_of(op: Any) -> Any:
+    """Return the name of an operation of MPI, such as `MPI.SUM`; anything else as it is."""
+    from mpi4py import MPI
+
+    known = OPERATIONS if isinstance(op, MPI.Op) else ()
+    return next((name for name in known if op == getattr(MPI, name.upper())), op)
+
+
 @dataclass(frozen=True)
 class Operation:
     """A reduction operation on one dtype, applied in the order of the ranks.

@@ -372,13 +372,34 @@ def test_a_slow_route_is_said_once(host_node, caplog, monkeypatch):
 
 
 def test_a_plan_that_was_closed_holds_no_memory(host_node):
-    """Whoever keeps the object does not keep its staging."""
+    """Whoever keeps the object does not keep its staging, if that is more than a node keeps."""
     before = shared_bytes()
     cart = host_node.comm.Create_cart([host_node.size], [True])
-    field = np.zeros((6, 1 << 12))  # packed: it is in no window; more than a part of the pool
-    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=host_node)
+    field = np.zeros((1 << 17, 4))  # packed: it is in no window, and its faces are columns
+    halo = mpishare.HaloExchange(cart, field, 1, axes=(1,), node=host_node)
     halo.exchange()
     assert host_node.size == 1 or shared_bytes() > before
     halo.close()
     assert shared_bytes() == before
+    cart.Free()
+
+
+@pytest.mark.ranks(min=2)
+def test_the_next_plan_takes_the_staging_of_a_closed_one(host_node):
+    """Zeroed: its counts of calls begin anew."""
+    cart = host_node.comm.Create_cart([host_node.size], [True])
+    low = (cart.rank - 1) % cart.size
+    held = []
+    for turn in range(3):
+        field = np.full((6, 1 << 12), turn * cart.size + cart.rank, float)  # no part of the pool
+        halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=host_node)
+        for step in range(3):
+            field[1:-1] += 1
+            halo.exchange()
+            assert (field[0] == turn * cart.size + low + step + 1).all()
+        held.append(shared_bytes())
+        halo.close()
+        held.append(shared_bytes())
+        host_node.barrier()
+    assert len({*held}) == 1
     cart.Free()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpishare.halo import geometry
-from mpishare.halo.geometry import Block, Grid
+from mpishare.halo.geometry import Block, Grid, start_of
 from mpishare.plans.cells import Box
 from tests.helpers import halos
 from tests.helpers.halos import POISON
@@ -609,3 +609,12 @@ def test_boxes_that_are_none(box, axis, n, kind):
 def test_an_axis_that_no_field_has():
     with pytest.raises(ValueError, match=r"fields with \[2\] axes have no axis 2"):
         geometry.shifted((slice(1, 3),), 2, 1, [(5, 5)])
+
+
+def test_where_a_block_starts():
+    """Uneven blocks on 2 x 3 ranks: 5 + 2 rows, 4 + 1 + 6 columns."""
+    rows, columns = (5, 2), (4, 1, 6)
+    blocks = [Block((n, m), ((1, 1), (0, 2))) for n in rows for m in columns]
+    grid = Grid((2, 3), (True, False))
+    starts = [start_of(grid, rank, blocks) for rank in range(6)]
+    assert starts == [(0, 0), (0, 4), (0, 5), (5, 0), (5, 4), (5, 5)]

@@ -235,6 +235,15 @@ def test_an_overflow_raises_nowhere(host_node):
         assert float(total.dot(large, large)) == np.inf
 
 
+def test_operations_of_mpi_by_their_handles(host_node):
+    rank, size = host_node.rank, host_node.size
+    for op, wanted in ((MPI.SUM, size * (size - 1) / 2), (MPI.MAX, size - 1), (MPI.MIN, 0.0)):
+        x = np.array([float(rank)])
+        with Allreduce(host_node.comm, x, op, node=host_node) as plan:
+            plan.reduce(x)
+        assert x == wanted
+
+
 # --- dot
 
 
@@ -426,7 +435,7 @@ def raises_on_all(node, kind, text, call):
         ("c16", "max", TypeError, "complex numbers have no max"),
         ("f8", "mean", ValueError, "op must be one of 'sum', .*, 'minloc', not 'mean'"),
         ("f8", np.add, TypeError, "op must be one of 'sum', .*, not <ufunc"),
-        ("f8", MPI.SUM, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
+        ("f8", MPI.BAND, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
         (">f8", "sum", TypeError, "byte order"),
     ],
 )

@@ -26,6 +26,7 @@ class CudaPlanEngine:
     """Calls that are enqueued on streams, and counted in the flags of the plan."""
 
     staging_nbytes: int
+    has_imports = True
     _buffers: PlanBuffers
     _flags: PinnedFlags
     _chain: StreamChain
