@@ -15,7 +15,7 @@ N = 32  # cells per rank along each axis of the images
 with mpishare.Node() as node:
     world = MPI.COMM_WORLD
     cart = world.Create_cart(MPI.Compute_dims(world.size, 2), periods=[True, True])
-    place = f"cuda:{node.device.ordinal}" if node.backend == "cuda" else "cpu"
+    place = f"cuda:{node.device.ordinal}" if node.device else "cpu"
     # A batch of 2 images with 3 channels; the grid cuts the last two axes.
     images = torch.zeros((2, 3, N + 2, N + 2), device=place, dtype=torch.float64)
     halo = mpishare.HaloExchange(cart, images, width=1, corners=True, axes=(-2, -1), node=node)

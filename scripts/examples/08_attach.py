@@ -17,13 +17,13 @@ import mpishare  # no MPI is needed, and none is started
 
 with mpishare.attach("density") as there:
     for frame in there:  # the newest snapshot each time; some are skipped
-        parts = [frame.segment(rank) for rank in there.ranks]
-        if any(float(part.min()) != frame.number or float(part.max()) != frame.number
-               for part in parts):
+        whole = frame.whole((len(there.ranks),), width=1)  # joined, without the ghosts
+        step = frame.numbers["step"]
+        if float(whole.min()) != step or float(whole.max()) != step:
             raise SystemExit(f"frame {frame.number} is torn")
-        if frame.number >= 100:
+        if step >= 100:
             break
-print(f"{len(parts)} segments of {there.shape}, every frame whole")
+print(f"{len(there.ranks)} segments as {whole.shape}, every frame whole")
 """
 
 with mpishare.Node() as node:
@@ -32,9 +32,11 @@ with mpishare.Node() as node:
     if node.is_leader:
         viewer = subprocess.Popen([sys.executable, "-c", VIEWER], stdout=subprocess.PIPE, text=True)
     is_watched = True
+    step = 0
     while is_watched:
-        u.array[...] += 1  # the step
-        u.snapshot()  # a copy for who looks; waits for nobody
+        step += 1
+        u.array[...] = step
+        u.snapshot(step=step)  # a copy for who looks, and numbers; waits for nobody
         is_watched = node.comm.bcast(viewer is None or viewer.poll() is None)
     if viewer:
         said, _ = viewer.communicate()

@@ -18,8 +18,8 @@ with mpishare.Node() as node:
     if node.is_leader:
         sizes = np.random.default_rng(7).integers(1, 5000, PATCHES)
         patches = [pool.allocate(int(size)) for size in sizes]
-        for number, patch in enumerate(patches):
-            patch[...] = number
+        for number in range(PATCHES):
+            patches[number][...] = number
         node.synchronize()  # written, before anybody hears of them
         comm.bcast([pool.handle(patch) for patch in patches])
     else:
@@ -28,9 +28,9 @@ with mpishare.Node() as node:
     right = [float(number * patch.size) for number, patch in enumerate(patches)]
     if sums != right:
         raise SystemExit(f"rank {node.rank}: WRONG: {sums}")
-    total = comm.reduce(sum(sums))
+    total = comm.allreduce(sum(sums))
     # The others let go before the owner does.
-    patches = patch = None
+    patches.clear()
     node.barrier()
     if node.is_leader:
         print(f"{PATCHES} patches on {node.size} ranks, sum {total / node.size:.0f} on each: right")

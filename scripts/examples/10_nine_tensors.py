@@ -1,9 +1,10 @@
-"""Nine tensors from a producer to a consumer, each in memory of its own, and each intact.
+"""Nine tensors from a producer to a consumer, each in a place of its own, and each intact.
 
     mpirun -n 2 python -m mpi4py scripts/examples/10_nine_tensors.py
 
 By hand, with one handle per tensor, some drivers empty the memory when its handle is taken after
-the data was written, and small tensors share a block. `share` allocates, exports, then writes.
+the data was written, and small tensors share a block. `share_all` allocates, exports, then
+writes, for all of them at once.
 """
 
 import mpishare
@@ -17,10 +18,9 @@ def tensor(number, xp):
 
 
 with mpishare.Node() as node:
-    windows = [
-        node.share(lambda n=number: tensor(n, node.xp), owner=PRODUCER)
-        for number in range(1, COUNT + 1)
-    ]
+    windows = node.share_all(
+        lambda: [tensor(number, node.xp) for number in range(1, COUNT + 1)], owner=PRODUCER
+    )
     received = [window.array.tolist() for window in windows]  # here, on every rank
     right = [[number, 2 * number] for number in range(1, COUNT + 1)]
     if received != right:

@@ -12,7 +12,7 @@ PART = 1 << 20  # elements per rank
 with mpishare.Node() as node:
     xp, comm = node.xp, node.comm
     pool = node.pool()
-    buffer = handle = None
+    handle = None
     if node.is_leader:
         buffer = pool.allocate(PART * node.size, "i4")
         handle = pool.handle(buffer)

@@ -22,7 +22,7 @@ SIZE = MPI.COMM_WORLD.size
 
 with mpishare.Node() as node:
     # One GPU per rank, and the same as the node's.
-    if node.backend == "cuda":
+    if node.device:
         jax.config.update("jax_default_device", jax.devices()[node.device.ordinal])
     else:
         jax.config.update("jax_platforms", "cpu")

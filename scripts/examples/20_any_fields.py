@@ -14,7 +14,7 @@ NX, NY, TRACERS = 8, 6, 3
 
 with mpishare.Node() as node:
     xp, comm = node.xp, MPI.COMM_WORLD
-    block = mpishare.Layout((NX + 2, NY), None)
+    block = mpishare.Layout.any((NX + 2, NY))
     halo = mpishare.HaloExchange(
         comm, block, width=(1, 0), dims=(comm.size, 1), periods=True, node=node
     )

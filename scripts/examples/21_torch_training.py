@@ -43,16 +43,16 @@ def train(u, wanted, padded, add_up=lambda _: None):
 
 
 with mpishare.Node() as node, torch.autograd.set_multithreading_enabled(False):  # in one thread
-    torch.set_default_device(f"cuda:{node.device.ordinal}" if node.backend == "cuda" else "cpu")
+    torch.set_default_device(f"cuda:{node.device.ordinal}" if node.device else "cpu")
     cart = node.comm.Create_cart(MPI.Compute_dims(node.size, 2), periods=[True, True])
     u = torch.arange(CELLS).cos().double().view(1, 1, *(N * n for n in cart.dims))
     wanted = u.roll((1, 1), (2, 3)) - u
-    here = (..., *(slice(N * c, N * c + N) for c in cart.coords))
+    here = (..., *[slice(N * c, N * c + N) for c in cart.coords])
     like = [mpishare.Layout((1, channels, N + 2, N + 2)) for channels in (1, 4)]
     halos = [mpishare.HaloExchange(cart, f, 1, axes=(2, 3), corners=True, node=node) for f in like]
     total = mpishare.Allreduce(cart, mpishare.Layout(72), node=node)
     filled = lambda v, layer: Exchange.apply(pad(v, (1,) * 4), halos[layer])  # noqa: E731
-    losses = sum(cart.allgather(train(u[here], wanted[here], filled, total.reduce)))
+    losses = torch.stack(cart.allgather(train(u[here], wanted[here], filled, total.reduce))).sum(0)
     whole = train(u, wanted, lambda v, _: pad(v, (1,) * 4, "circular"))
     if (error := (losses / whole - 1).abs().max()) > 1e-9 or losses[-1] > losses[0] / 3:
         raise SystemExit(f"WRONG: losses differ by {error}")

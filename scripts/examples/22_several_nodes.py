@@ -34,7 +34,7 @@ with mpishare.Node() as node:
     # Slabs: each face lies in one piece, and goes out of the field without a copy before.
     u, v = (node.allocate_each((ROWS + 2, COLUMNS), fill=0).array for _ in range(2))
     with mpishare.HaloExchange(cart, u, width=1, axes=(0,), node=node) as halo:
-        routes = world.gather(halo.routes)
+        routes = world.allgather(halo.routes)
         u[halo.owned] = 0
         if world.rank == 0:
             u[ROWS // 2] = 1  # warm rows
@@ -47,7 +47,7 @@ with mpishare.Node() as node:
             u, v = v, u
         heat, tail = float(u[halo.owned].sum()), float(u[halo.owned].max())
 
-    heats, tails = world.gather(heat), world.gather(tail)
+    heats, tails = world.allgather(heat), world.allgather(tail)
     if world.rank == 0:
         for rank, found in enumerate(routes):
             print(f"rank {rank}:", ", ".join(f"rank {r} by {route}" for r, route in found.items()))

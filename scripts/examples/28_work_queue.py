@@ -47,7 +47,7 @@ with mpishare.Node() as node:
     node.launch(work, (BLOCKS,), (THREADS,), (device, np.uint32(NTASKS), taken))
     node.synchronize()
 
-    shares = node.comm.gather(int(taken[0]))
+    shares = node.comm.allgather(int(taken[0]))
     if node.rank == 0:
         found = window.array[1:].get()
         wrong = [i for i in range(0, NTASKS, 7) if found[i] != steps_from(i + 1)]
