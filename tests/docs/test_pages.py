@@ -10,18 +10,19 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, programs
 from tests.helpers import autograd
 from tests.helpers.launch import run_ranks
+from tests.helpers.shared_job import play_shared
 
 HOST = {"MPISHARE_BACKEND": "host"}
 
 #: Commands that no test of this folder starts, and why not.
 NOT_RUN = {
-    "scripts/with-mps mpirun -n 4 python -m mpi4py program.py": "tests/tools/test_with_mps.py",
+    "python -m mpishare.mps mpirun -n 4 python -m mpi4py program.py": (
+        "tests/tools/test_with_mps.py"
+    ),
     "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 50 --compare --check": (
         "20 s; tests/applications runs it with fewer steps"
     ),
-    "pip install .": "tests/packaging installs the wheel and the sdist",
-    "pip install '.[mpich]'": "the same, with that extra",
-    "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
+    "pip install '.[mpich,cu13]'": "tests/packaging installs the wheel; CuPy is 350 MB",
     "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
     "PYTHONPATH=docs/ports scripts/with-mps mpirun -n 2 python -m mpi4py "
@@ -47,14 +48,11 @@ NOT_RUN = {
 
 @pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
 @pytest.mark.parametrize(("block", "shown"), programs(), ids=lambda each: getattr(each, "name", ""))
-def test_a_program_prints_what_the_page_says(block: Block, shown: str | None, tmp_path) -> None:
+def test_a_program_prints_what_the_page_says(block: Block, shown: str | None) -> None:
     assert shown is not None, "a program without what it prints"
     if "import torch\n" in block.text:
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    program = tmp_path / "program.py"
-    program.write_text(block.text)
-    command = [sys.executable, "-m", "mpi4py", program]
-    done = run_ranks(4, command, timeout_s=40, env=HOST)
+    done = play_shared(4, block.text, env=HOST, timeout_s=120)
     assert done.returncode == 0, done.describe()
     assert done.stdout == shown
 
@@ -123,10 +121,12 @@ def test_the_step_that_overlaps_computes_each_cell_once() -> None:
 
 
 def test_every_fragment_is_known() -> None:
-    """A block of Python that is no program has a test of its own, above; two are of an example."""
+    """A block of Python that is no program has a test of its own, or is of an example, or MPI."""
     found = [b for p in PAGES for b in blocks(p) if b.language == "python" and not b.is_program]
     assert sorted(b.text.splitlines()[0] for b in found) == [
         "# in a notebook",  # scripts/examples/08_attach.py
+        "# in a rank, or in a plain program",  # scripts/examples/31_open_handle.py
+        "# in any other process of this user on the machine",
         "# in the job",
         "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
@@ -137,6 +137,7 @@ def test_every_fragment_is_known() -> None:
         'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
         "def gradients_in_one_array(weights):",
         "halo.start(u)",
+        "send[...] = u[1].get()  # before: for each face through the host, which waits twice",
         # Its kernel: tests/device/test_header.py
         "window = node.allocate_each(1000, signals=8)  # 8 signals for each pair of ranks",
     ]

@@ -48,7 +48,7 @@ CUT_SHORT = {**FIRST, "test_second": "unfinished"}
     [
         ("pass", {}, 0, "passed", WHOLE),
         ("pass", {"options": ["-k", "no_such_name"]}, 0, "passed", {}),
-        ("time.sleep(40)", {"seconds": 3}, 124, r"cut off after \d+ s", CUT_SHORT),
+        ("time.sleep(40)", {"seconds": 8}, 124, r"cut off after \d+ s", CUT_SHORT),
         ("assert False", {}, 1, r"failed .* s, exit status 1", {**WHOLE, "test_second": "failed"}),
         # The exit status of a limit, before the limit.
         ("import os; os._exit(124)", {}, 124, r"failed after .*", CUT_SHORT),
