@@ -89,8 +89,8 @@ class Agreement(Waits):
         try:
             messages = self._exchange(call, json.dumps(reply).encode())
         except MpiShareError:
-            if mine is None:
-                raise
+            if mine is None or isinstance(mine, HandleError):
+                raise  # what a rank had shared may have gone with it, before it said so
             # This rank's own error comes first, with the departure of the others as its context.
             raise mine  # noqa: B904
         except BaseException as error:

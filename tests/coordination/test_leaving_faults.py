@@ -516,6 +516,49 @@ def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
         assert dies or "ZeroDivisionError: the words of rank 0" in told.text
 
 
+def goes_between_steps(stage: Stage) -> None:
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.poll import poll
+    from mpishare.memory import allocation, shared
+
+    node = stage.node(timeout_s=20.0)
+    keeping, forget, require = allocation.keeping, shared.forget, Agreement.require_all_here
+    attach = shared.attach
+
+    def leave_before_attaching(step, work):
+        if work.__name__ == "attach":
+            raise ZeroDivisionError("the words of rank 0")
+        return keeping(step, work)
+
+    def forget_and_hold(name: str) -> None:
+        forget(name)
+        for rank in (1, 2):
+            stage.world.recv(source=rank)
+
+    def attach_late(name: str, nbytes: int) -> object:
+        assert poll(lambda: not os.path.lexists(f"{shared.FOLDER}/{name}"), 10)
+        return attach(name, nbytes)
+
+    def require_and_tell(self: Agreement, call: str) -> None:
+        require(self, call)
+        stage.world.send(None, 0)
+
+    if stage.rank == 0:
+        allocation.keeping, shared.forget = leave_before_attaching, forget_and_hold
+    else:
+        shared.attach, Agreement.require_all_here = attach_late, require_and_tell
+    stage.attempt("call", lambda: node.pool(max_nbytes=4096))
+
+
+def test_an_owner_whose_file_goes_before_its_last_words_is_named():
+    """The others look between the two: nobody has left, and the file is not there."""
+    played = play(3, goes_between_steps)
+    for rank in (1, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.ranks == [0]
+        assert "ZeroDivisionError: the words of rank 0" in told.text
+
+
 @pytest.mark.parametrize(
     ("call", "arguments"),
     [("mpishare.Node", "[]"), ("mpishare.HaloExchange", "[np.zeros(8), 1]")],
