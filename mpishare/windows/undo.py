@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.agreement import is_agreed
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def undoing(context: NodeContext, call: str) -> Iterator[Undo]:
     try:
         yield undo
     except BaseException as error:
+        if not is_agreed(error):
+            # The others are in the next step, and must not take the one below for this rank's part.
+            context.agreement.leave(call, error)
         _clear_frames(error)
         undo.local.close()
         try:
