@@ -17,7 +17,7 @@ from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import check_layout, make_window
-from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
+from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters, dealt_part
 from mpishare.windows.event import receivers
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
@@ -97,8 +97,10 @@ class Channel(NodeObject):
             awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
             self._sending = Put(context, counters, self._arrays(), self.name, awaited)
         elif context.rank in consumers:
-            kind, place = DealtGet if deal else Get, consumers.index(context.rank)
-            self._receiving = kind(context, counters, self._arrays(), self.name, producer, place)
+            kind, mine, place = Get, counters, consumers.index(context.rank)
+            if deal:
+                kind, mine, place = DealtGet, dealt_part(counters, place), 0
+            self._receiving = kind(context, mine, self._arrays(), self.name, producer, place)
         if self._sending is not None:
             self._sending.publication = publication
         context.register(self)

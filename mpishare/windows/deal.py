@@ -1,9 +1,9 @@
 """The two ends of a channel whose frames are dealt: each goes to the first consumer that asks.
 
-Every consumer has four counters, each written by one side: `full` and `sent` as in `slots`, but of
-the frames dealt to it; `free` of those that it gave back; and `asked`, the number of the frame that
-it waits for. Behind `sent` stands the slot of its last frame. Since nothing is dealt to a consumer
-that has not asked, it has read that word before the next is written there.
+Every consumer has four counters, each written by one side: `full` and `sent` as in `slots`, but for
+the frames dealt to it; `free`, which counts the frames it gave back; and `asked`, the number of the
+frame that it waits for. Behind `sent` stands the slot of its last frame. Since nothing is dealt to
+a consumer that has not asked, it has read that word before the next is written there.
 
 The producer writes into any free slot, and chooses the consumer at the end of its block. On streams
 its host waits for a slot that is really free, so that its stream never waits; of the consumers that
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.deadlock import find_cycle
 from mpishare.coordination.poll import SPINS
 from mpishare.errors import EpochError
@@ -24,6 +24,7 @@ from mpishare.windows.slots import ENDED, FREE, FULL, SENT, Get, Put
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
 
 _SLOT = SENT + 1
@@ -34,6 +35,12 @@ _WORDS = _ASKED + SLOT_WORDS  # of one consumer
 def dealt_counters(consumers: int) -> int:
     """Return the number of counters of a channel with so many consumers."""
     return _WORDS * consumers
+
+
+def dealt_part(counters: Counters, place: int) -> Counters:
+    """Return the counters of one consumer."""
+    begin, end = _WORDS * place, _WORDS * (place + 1)
+    return counters._replace(view=counters.view[begin:end], address=counters.address + 8 * begin)
 
 
 class DealtPut(Put):
@@ -173,21 +180,7 @@ class DealtPut(Put):
 
 
 class DealtGet(Get):
-    """A consumer's end: entering a block asks for a frame."""
-
-    def __init__(
-        self,
-        context: NodeContext,
-        counters: Counters,
-        arrays: list[Any],
-        name: str,
-        producer: int,
-        place: int,
-    ) -> None:
-        begin, end = _WORDS * place, _WORDS * (place + 1)
-        address = counters.address + 8 * begin
-        own = counters._replace(view=counters.view[begin:end], address=address)
-        super().__init__(context, own, arrays, name, producer, 0)
+    """A consumer's end, on its own counters alone: entering a block asks for a frame."""
 
     def __enter__(self) -> Any:
         if not self._is_over:
