@@ -113,7 +113,7 @@ def made(folder: str | None) -> Iterator[str]:
 
 
 def require_first() -> None:
-    """Raise where this is one of several ranks, each of which would have a daemon of its own."""
+    """Raise where a launcher started several ranks here: each would start its own daemon."""
     for name, of_machine in RANKS.items():
         if name in os.environ:  # the first is that of the nearest launcher
             if ranks_here(os.environ[name], os.environ.get(of_machine)) > 1:

@@ -110,8 +110,8 @@ class Visit:
     def tell(self, message: dict[str, Any], *, waits: bool) -> bool:
         """Send a message that gets no reply; return whether there was room for it.
 
-        With `waits`, for room too: then `PeerTimeout` if the door takes no message in time. A door
-        that is gone is told nothing.
+        With `waits`, for room too: then `PeerTimeout` if the door takes no message in time. Where
+        the door is gone, nothing is sent.
         """
         text = json.dumps(message).encode()
         try:

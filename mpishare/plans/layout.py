@@ -110,11 +110,11 @@ class Layout:
     ``Layout(shape, None)``, or `Layout.any`, makes one plan for all fields of a block: `shape` is
     that of a field with only the axes that the plan cuts, and each call may give any number of
     fields, of any dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names
-    those that are cut), in any order in memory. The ranks agree on each new combination of these at
-    its first call, which is host-blocking, allocates, and cannot be captured into a graph. The
-    combination is kept until the plan is closed, and later calls cost as much as those of a plan
-    for these fields alone. If one rank gives a known combination while others give a new one, all
-    of them get an error.
+    those that are cut), in any order in memory. The first call with a new
+    combination is an agreement of the ranks: it is host-blocking, allocates, and cannot be captured
+    into a graph. The combination is kept until the plan is closed, and later calls cost as much as
+    those of a plan for these fields alone. If one rank gives a known combination while others give
+    a new one, all of them get an error.
 
     Raises
     ------

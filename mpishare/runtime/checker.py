@@ -6,7 +6,7 @@ publishes it at each such call. Two intervals without order that touched one ele
 write it, are a race. Each step compares the intervals of all ranks, so that all raise.
 
 What an interval touched is known by page protection (`accesses.c`): some addresses, never all. And
-a call takes over the clocks of all ranks, not only of those that it waits for. So a race may be
+a call takes over the clocks of all ranks, even where it waits for some of them. So a race may be
 missed, and none is reported between accesses that such calls order.
 """
 

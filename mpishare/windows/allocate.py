@@ -151,7 +151,7 @@ class NewMemory(NamedTuple):
     def share(
         self, given: Sequence[Given], *, opens_mine: bool = False
     ) -> tuple[list[list[str]], list[list[Handle]], list[list[Memory]]]:
-        """Return all handles, those that this rank opened, and the memories, by rank. Collective.
+        """Return three lists by rank: all handles, the opened handles, the memories. Collective.
 
         `given` has, for each memory of this rank, that of another library, or what fills a new one,
         if anything does.

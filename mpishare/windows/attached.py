@@ -417,7 +417,7 @@ class Attached:
                     break
                 self._rest.append(copied)
                 if not copied[0]:
-                    break  # too late: the loop is told when it comes to this place
+                    break  # too late: the loop raises when it comes to this frame
         self._is_over = True
         self._let_go()
 
