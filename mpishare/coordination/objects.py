@@ -42,6 +42,7 @@ class NodeObject(NotPicklable):
     _registration: Registration | None = None
     _is_closed = False
     _closes_first = False  # a plan: its fields may lie in windows
+    _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
     _memories: Sequence[Any] = ()  # of a window: each rank's segment
 
     @property
@@ -186,6 +187,7 @@ class Children:
         self._last = 0
         self._by_place: dict[int, Callable[[], Any]] = {}
         self._noted: list[Any] = []  # appended to by finalizers, in whatever thread
+        self.kernels = 0  # how many of them have kernels of users that wait
 
     def add(self, child: Any, dropped: Dropped | None) -> None:
         """Register an object of the ranks that share `dropped`."""
@@ -193,10 +195,12 @@ class Children:
         number = 0 if dropped is None else dropped.next_number()
         child._registration = Registration(self._last, dropped, number, self._noted.append)
         self._by_place[self._last] = weakref.ref(child)
+        self.kernels += child._has_kernels
 
     def remove(self, child: Any) -> None:
         place, dropped, number, _ = child._registration
         child._registration = None
+        self.kernels -= child._has_kernels
         del self._by_place[place]
         if dropped is not None:
             dropped.forget(number)

@@ -55,6 +55,7 @@ class WindowDevice(NodeObject):
     # The open ones of this process, by the field ``host`` of their records.
     of_address: ClassVar[WeakValueDictionary[int, WindowDevice]] = WeakValueDictionary()
     _closes_first = True  # its kernels use the window
+    _has_kernels = True
 
     def __init__(self, context: NodeContext, window: Window, slots: int) -> None:
         call, size, rank = "Node.allocate_each", context.size, context.rank

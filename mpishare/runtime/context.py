@@ -331,7 +331,7 @@ class NodeContext:
     def check_released(self) -> None:
         """Raise if a failure released the wait that has just ended: then no signal ended it."""
         agreement = self.agreement
-        if self.backend.has_streams and agreement.failure is None:
+        if self._children.kernels and agreement.failure is None:
             for child in self._children.registered():
                 child._check_kernels()
         is_released = self.backend.has_streams and agreement.block.is_broken()
