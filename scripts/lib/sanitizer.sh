@@ -32,6 +32,16 @@ in_allreduce=(
   'test_replays_and_calls_mixed['{own-300,own-40003}']'
 )
 in_capture=(test_a_step_is_run_once_captured_once_and_replayed)
+in_redistribute=(
+  'test_random_distributions_by_forced_routes['{0-copy,0-pinned}']'
+  'test_transposed_parts_of_any_size[one after the other-f8]'
+)
+in_device=(
+  'test_every_group_puts_from_anywhere_to_anywhere['{1-starts0,8-starts1}-{thread,warp,block}-1000']'
+  'test_a_barrier_orders_all_stores_before_it[3]'
+  test_words_come_with_their_epochs
+  test_remote_atomics_add_up
+)
 # shellcheck disable=SC2034  # for the caller
 kernel_tests=(
   "${in_fused[@]/#/tests/halo/test_fused_gpu.py::}"
@@ -40,6 +50,8 @@ kernel_tests=(
   "${in_accumulate[@]/#/tests/halo/test_accumulate_ranks.py::}"
   "${in_allreduce[@]/#/tests/reduction/test_allreduce_gpu.py::}"
   "${in_capture[@]/#/tests/graphs/test_capture_gpu.py::}"
+  "${in_redistribute[@]/#/tests/redistribution/test_redistribute_gpu.py::}"
+  "${in_device[@]/#/tests/device/test_device_gpu.py::}"
 )
 
 # find_sanitizer PYTHON FOLDER: sets `sanitizer` to its path, or `no_sanitizer` to why it cannot be
