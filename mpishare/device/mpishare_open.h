@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 #ifdef MPISHARE_WITH_CUDA
@@ -93,8 +94,11 @@ static inline int mpishare_open_file(const mpishare_export *e, int writable, mpi
   return 0;
 }
 
-#ifdef CUDA_VERSION
-/* Borrows the descriptor of a memory pool from the process that owns it. */
+#ifndef MPISHARE_ANSWER_S
+#define MPISHARE_ANSWER_S 10 /* for an owner that is stopped */
+#endif
+
+/* Borrows the descriptor of a memory pool from its owner, a process of this user; -1 without one. */
 static inline int mpishare_borrow(const char *path) {
   char request[64], byte, *key;
   union {
@@ -104,6 +108,9 @@ static inline int mpishare_borrow(const char *path) {
   struct sockaddr_un to;
   struct iovec part;
   struct msghdr message;
+  struct timeval wait = {MPISHARE_ANSWER_S, 0};
+  struct ucred owner;
+  socklen_t size = sizeof owner;
   int fd = -1, door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   memset(&to, 0, sizeof to);
   memset(&message, 0, sizeof message);
@@ -120,7 +127,11 @@ static inline int mpishare_borrow(const char *path) {
     message.msg_iovlen = 1;
     message.msg_control = control.room;
     message.msg_controllen = sizeof control.room;
+    setsockopt(door, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait); /* of connect, too */
+    setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+    /* Any user may bind an address whose owner has ended. */
     if (!connect(door, (struct sockaddr *)&to, (socklen_t)(sizeof(sa_family_t) + (size_t)length)) &&
+        !getsockopt(door, SOL_SOCKET, SO_PEERCRED, &owner, &size) && owner.uid == getuid() &&
         send(door, request, (size_t)n, MSG_NOSIGNAL) == n &&
         recvmsg(door, &message, MSG_CMSG_CLOEXEC) > 0 && message.msg_controllen >= CMSG_LEN(sizeof fd))
       memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
@@ -129,6 +140,7 @@ static inline int mpishare_borrow(const char *path) {
   return fd;
 }
 
+#ifdef CUDA_VERSION
 static inline int mpishare_open_cuda(const mpishare_export *e, mpishare_memory *m) {
   CUcontext context;
   CUdeviceptr base = 0, start;

@@ -225,10 +225,7 @@ class Door:
         self._strangers = 0
         n_counted = sum(lease.is_counted for lease in self._leases)
         if opening.most is not None and n_counted >= opening.most:
-            why = f"it has {opening.most} visitors already"
-            with contextlib.suppress(OSError):
-                connection.send(json.dumps({"refused": why}).encode())
-            connection.close()
+            _refuse(connection, f"it has {opening.most} visitors already")
             return
         connection.setblocking(False)
         lease = _Lease(address, connection, pid, opening.most is not None, *opening.receive())
@@ -239,7 +236,7 @@ class Door:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""
         os.close(self._spare)
         with contextlib.suppress(OSError):
-            listener.accept()[0].close()
+            _refuse(listener.accept()[0], "its process has no descriptor left (ulimit -n)")
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _stop(self, address: str) -> None:
@@ -297,6 +294,13 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _refuse(connection: socket.socket, why: str) -> None:
+    """Hang up, on a visitor of this user with the reason."""
+    with connection, contextlib.suppress(OSError):
+        if peer_of(connection)[1] == os.getuid():
+            connection.send(json.dumps({"refused": why}).encode(), socket.MSG_DONTWAIT)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -10,6 +10,7 @@ once more out of its own mapping.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -49,7 +50,8 @@ class FilePart(NamedTuple):
 
 
 def _lines() -> Iterator[_Line]:
-    with Path("/proc/self/maps").open(errors="surrogateescape") as maps:
+    # A name may have a carriage return in it; the kernel escapes line feeds alone.
+    with Path("/proc/self/maps").open(errors="surrogateescape", newline="\n") as maps:
         for text in maps:
             span, flags, offset, device, inode, *path = text.rstrip("\n").split(" ", 5)
             start, end = (int(bound, 16) for bound in span.split("-"))
@@ -94,7 +96,7 @@ def open_again(part: FilePart, nbytes: int, *, is_writable: bool) -> int | None:
     with os.scandir("/proc/self/fd") as entries:
         names = [entry.path for entry in entries if _leads_to(entry.path, part.path)]
     for name in [part.path, *names]:
-        with contextlib.suppress(OSError):
+        try:
             if not stat.S_ISREG(Path(name).stat().st_mode):
                 continue  # to open a device has effects of its own
             fd = os.open(name, flags | os.O_NONBLOCK)  # of a FIFO too, put there since
@@ -106,6 +108,9 @@ def open_again(part: FilePart, nbytes: int, *, is_writable: bool) -> int | None:
                     os.close(fd)
             if is_found:
                 return fd
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise  # it may be the file
     return None
 
 

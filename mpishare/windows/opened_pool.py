@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.host import HostBackend
 from mpishare.coordination.arguments import require_duration
 from mpishare.coordination.poll import poll
-from mpishare.errors import HandleError
+from mpishare.errors import HandleError, late
 from mpishare.memory.visit import Visit
 from mpishare.windows.live import open_gpu
 from mpishare.windows.pool import enter, pool_here
@@ -22,6 +22,8 @@ from mpishare.windows.pool_door import VERSION
 from mpishare.windows.pool_handle import address_of, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mpishare.backends import Backend
 
 _NAME = "the pool of this handle"
@@ -116,7 +118,7 @@ class _OpenedPool:
 
     def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
         block, layout = unpack(self._key, handle)
-        with self._lock:
+        with _held(self._lock, timeout_s):
             if self.is_over():
                 raise HandleError(_ENDED)
             self.visit.answer_within(timeout_s)
@@ -208,11 +210,22 @@ def open_handle(handle: Any, stream: Any = None, *, timeout_s: float = 10.0) -> 
 def _opened_pool(address: str, handle: Any, timeout_s: float) -> _OpenedPool:
     pool = _opened.get(address)
     if pool is None or pool.is_over():
-        with _opening[address]:
+        with _held(_opening[address], timeout_s):
             pool = _opened.get(address)
             if pool is None or pool.is_over():
                 pool = _opened[address] = _OpenedPool(address, handle, timeout_s)
     return pool
+
+
+@contextlib.contextmanager
+def _held(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
+    """Hold a lock. Its holder may be this thread, where a handler of a signal calls amid a call."""
+    if not lock.acquire(timeout=timeout_s):
+        raise late(f"no access to {_NAME}", timeout_s, ": another call waits for its owner")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _key_of(reply: dict[str, Any], count: int) -> bytes:

@@ -58,6 +58,7 @@ def unpack(packed: Any, leaves: list[Any]) -> Any:
         return {key: unpack(item, leaves) for key, item in items}
     if kind == "named":
         name, fields, *items = items
-        return namedtuple(name, fields)(*(unpack(item, leaves) for item in items))
+        # Without `rename` it refuses its own names of renamed fields, such as _0.
+        return namedtuple(name, fields, rename=True)(*(unpack(item, leaves) for item in items))
     found = [unpack(item, leaves) for item in items]
     return tuple(found) if kind == "tuple" else found

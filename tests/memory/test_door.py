@@ -364,7 +364,7 @@ sys.stdin.readline()
         text=True,
     ) as process:
         address = process.stdout.readline().strip()
-        with visit_of(address) as visit, pytest.raises(HandleError, match="is gone"):
+        with visit_of(address) as visit, pytest.raises(UnsupportedError, match="ulimit -n"):
             visit.ask({})
         process.stdin.write("\n")
         process.stdin.flush()

@@ -1,4 +1,5 @@
-/* Opens an export: prints the sum of its doubles, and adds 1 to each if there is a second argument. */
+/* Opens an export: prints the sum of its doubles, and adds 1 to each if there is a second argument.
+   With "borrow" the first is an address, and it prints whether that has lent a descriptor. */
 #include <mpishare_open.h>
 
 int main(int argc, char **argv) {
@@ -8,6 +9,8 @@ int main(int argc, char **argv) {
   double sum = 0;
   int failed;
   size_t i, n;
+  if (argc > 2 && !strcmp(argv[2], "borrow"))
+    return puts(mpishare_borrow(argv[1]) < 0 ? "-" : "lent"), 0;
   if (argc < 2 || mpishare_parse(argv[1], &line)) return puts("no export"), 2;
   failed = mpishare_open(&line, argc > 2, &memory);
   if (failed) return printf("%d: %s\n", failed, memory.why), 1;

@@ -5,6 +5,7 @@ import ctypes
 import logging
 import mmap
 import os
+import resource
 import tempfile
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
@@ -233,6 +234,26 @@ def test_another_file_of_the_same_name_is_not_taken(host_node, tmp_path):
     os.mkfifo(path)
     fd = mapped.open_again(part, array.nbytes, is_writable=True)  # its name is another one now
     assert fd is None
+
+
+def test_a_name_of_two_lines_is_one_name(host_node, tmp_path):
+    path = tmp_path / "a\rb"
+    array = np.memmap(path, "f8", "w+", shape=8)
+    part = mapped.find(array.ctypes.data, array.nbytes, is_writable=True)
+    assert part.path == str(path)
+
+
+def test_a_process_without_descriptors_does_not_call_the_file_nameless(host_node, tmp_path):
+    array = np.memmap(tmp_path / "data", "f8", "w+", shape=8)
+    part = mapped.find(array.ctypes.data, array.nbytes, is_writable=True)
+    free, limits = os.dup(0), resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            mapped.open_again(part, array.nbytes, is_writable=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_part_of_such_a_window_is_shared_once_more(host_node, made):

@@ -91,6 +91,11 @@ def stop(process):
     os.waitpid(process.pid, os.WUNTRACED)  # until all of its threads stand still
 
 
+def nobody_waits():
+    """Whether no thread of this process waits for the end of a pool."""
+    return not any(t.name == "mpishare-opened" for t in threading.enumerate())
+
+
 @pytest.fixture
 def owner():
     with owning() as (process, handle, _):
@@ -107,7 +112,7 @@ def test_what_is_open_outlives_a_killed_owner(owner):
         mpishare.open_handle(handle)
     assert within(5, lambda: threading.active_count() > 1)  # waits for the array
     del array
-    assert within(5, lambda: not any(t.name == "mpishare-opened" for t in threading.enumerate()))
+    assert within(5, nobody_waits)
 
 
 def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
@@ -131,6 +136,32 @@ def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
         assert mpishare.open_handle(other).tolist() == array.tolist()
 
 
+def test_a_signal_amid_a_call_whose_handler_calls_again_ends_in_time():
+    told = []
+
+    def open_again(*_):
+        with pytest.raises(mpishare.PeerTimeout) as raised:
+            mpishare.open_handle(handle, timeout_s=0.1)
+        told.append(str(raised.value))
+
+    before = signal.signal(signal.SIGALRM, open_again)
+    try:
+        with owning() as (process, handle, other):
+            array = mpishare.open_handle(handle)
+            stop(process)
+            for _ in "a mapped pool", "one that is being opened":
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with pytest.raises(mpishare.PeerTimeout, match="its process is stopped"):
+                    mpishare.open_handle(other, timeout_s=0.5)
+            assert array.tolist() == [42] * 4
+        del array
+        assert within(5, nobody_waits)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(told) == 2
+    assert all("within 0.1 s: another call waits for its owner" in text for text in told)
+
+
 def test_a_changed_handle_maps_nothing(owner):
     _, handle = owner
     for at in (0, 15, -1):
@@ -138,7 +169,7 @@ def test_a_changed_handle_maps_nothing(owner):
         changed[at] ^= 1
         with pytest.raises(mpishare.HandleError, match="digest does not match"):
             mpishare.open_handle(changed)
-    assert not any(t.name == "mpishare-opened" for t in threading.enumerate())
+    assert nobody_waits()
 
 
 def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):

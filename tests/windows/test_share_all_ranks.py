@@ -41,6 +41,13 @@ def test_the_tree_comes_back_with_windows_at_its_leaves(node, owner):
     assert np.array_equal(values_of(last.array), order)
 
 
+def test_a_field_that_namedtuple_renamed_keeps_its_name(node):
+    kind = namedtuple("Kind", "class bias", rename=True)
+    found = node.share_all(kind(some(3, "u1"), some(2, "u1")))
+    assert found._fields == ("_0", "bias")
+    assert np.array_equal(values_of(found[0].array), some(3, "u1"))
+
+
 def test_tied_weights_stay_tied(node):
     first = node.xp.asarray(some((2, 3), "f4"))
     found = node.share_all({"in": first, "out": first, "again": first[:], "flat": first.reshape(6)})
