@@ -59,20 +59,25 @@ def _lines() -> Iterator[_Line]:
             yield _Line(start, end, flags, int(offset, 16), file)
 
 
-def find(address: int, nbytes: int, *, is_writable: bool) -> FilePart | Refusal:
-    """Return the file behind bytes of this process, or why no other process can map them.
+def _covering(address: int, nbytes: int) -> list[_Line]:
+    """Return the mappings of these bytes: none if a part of them is not mapped.
 
-    They may lie in several mappings that continue each other, as `mprotect` leaves them.
+    They are several where `mprotect` cut one into pieces that continue each other.
     """
-    parts: list[_Line] = []
-    at, end = address, address + nbytes
+    parts, at = list[_Line](), address
     for line in _lines():
         if line.start <= at < line.end:
             parts.append(line)
             at = line.end
-        if at >= end:
-            break
-    if at < end or not parts or "/" not in parts[0].file:
+        if at >= address + nbytes:
+            return parts
+    return []
+
+
+def find(address: int, nbytes: int, *, is_writable: bool) -> FilePart | Refusal:
+    """Return the file behind bytes of this process, or why no other process can map them."""
+    parts = _covering(address, nbytes)
+    if not parts or "/" not in parts[0].file:
         return PRIVATE
     first = parts[0]
     part = FilePart(first.file, address - first.start + first.offset)

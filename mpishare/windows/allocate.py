@@ -229,8 +229,7 @@ def check_layout(
         raise TypeError(
             f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
         )
-    is_cupys = found.isbuiltin == 1 and number_of(found) is not None
-    if context.backend.name == "cuda" and not is_cupys:
+    if context.backend.name == "cuda" and (found.isbuiltin != 1 or number_of(found) is None):
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,38 +16,49 @@ if TYPE_CHECKING:
 
 def join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
     """Return a new array of all segments without their ghosts; see `Frame.whole`."""
-    ranks = list(segments)
     axes = {array.ndim for array in segments.values()}
-    if math.prod(dims) != len(ranks) or axes != {len(dims)}:
+    if math.prod(dims) != len(segments) or axes != {len(dims)}:
         raise ValueError(
-            f"whole failed: dims {tuple(dims)} do not fit {len(ranks)} segments of {sorted(axes)} "
-            "axes: give the number of ranks along each axis, 1 for one that is not cut"
+            f"whole failed: dims {tuple(dims)} do not fit {len(segments)} segments of "
+            f"{sorted(axes)} axes: give the number of ranks along each axis, 1 for one that is not "
+            "cut"
         )
     ghosts = _ghosts(width, len(dims))
-    blocks = {}
-    for place, rank in zip(np.ndindex(*dims), ranks, strict=True):
-        shape = segments[rank].shape
-        if any(low + high > extent for (low, high), extent in zip(ghosts, shape, strict=True)):
-            raise ValueError(f"whole failed: the segment of rank {rank}, {shape}, is all ghosts")
-        cuts = (slice(low, n - high) for (low, high), n in zip(ghosts, shape, strict=True))
-        blocks[place] = segments[rank][tuple(cuts)]
-    extents = [
-        [blocks[tuple(i * (a == axis) for a in range(len(dims)))].shape[axis] for i in range(count)]
-        for axis, count in enumerate(dims)
-    ]
-    first = segments[ranks[0]]
-    whole = np.empty_like(first, shape=tuple(map(sum, extents)), order="C")  # CuPy's where it is
-    for (place, block), rank in zip(blocks.items(), ranks, strict=True):
-        expected = tuple(extents[axis][i] for axis, i in enumerate(place))
+    owned = [_owned(rank, segment, ghosts) for rank, segment in segments.items()]
+    blocks = dict(zip(np.ndindex(*dims), owned, strict=True))
+    bounds = _bounds(blocks, dims)
+    # CuPy's where the segments are.
+    whole = np.empty_like(owned[0], shape=tuple(each[-1] for each in bounds), order="C")
+    for (place, block), rank in zip(blocks.items(), segments, strict=True):
+        cells = tuple(slice(*each[i : i + 2]) for each, i in zip(bounds, place, strict=True))
+        expected = whole[cells].shape
         if block.shape != expected:
             raise ValueError(
                 f"whole failed: rank {rank} at {place} has {block.shape} cells of its own, not "
                 f"{expected} as its neighbors in the grid"
             )
-        starts = [sum(extents[axis][:i]) for axis, i in enumerate(place)]
-        cells = (slice(s, s + n) for s, n in zip(starts, expected, strict=True))
-        whole[tuple(cells)] = block
+        whole[cells] = block
     return whole
+
+
+def _owned(rank: int, segment: Any, ghosts: Ghosts) -> Any:
+    """Return the part of a segment that its rank owns."""
+    axes = list(zip(ghosts, segment.shape, strict=True))
+    if any(low + high > extent for (low, high), extent in axes):
+        raise ValueError(
+            f"whole failed: the segment of rank {rank}, {segment.shape}, is all ghosts"
+        )
+    return segment[tuple(slice(low, extent - high) for (low, high), extent in axes)]
+
+
+def _bounds(blocks: Mapping[tuple[int, ...], Any], dims: Sequence[int]) -> list[list[int]]:
+    """Return where the blocks begin along each axis, and where the last one ends."""
+    zeros = (0,) * len(dims)
+    extents = (
+        [blocks[(*zeros[:axis], i, *zeros[axis + 1 :])].shape[axis] for i in range(count)]
+        for axis, count in enumerate(dims)
+    )
+    return [list(accumulate(each, initial=0)) for each in extents]
 
 
 def _ghosts(width: Any, naxes: int) -> Ghosts:

@@ -12,7 +12,7 @@ from mpishare.errors import HandleError, PeerTimeout, late
 from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
@@ -121,39 +121,55 @@ def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> t
     Waits for it, at most `wait_s`. Raises `HandleError` if there is none, or at once if several
     jobs have one, `PeerTimeout` if the only ones take no connections.
     """
-    begin, tried, full = time.monotonic(), list[Listed](), list[Listed]()
-    while True:
-        waited_s = time.monotonic() - begin
-        is_last = waited_s >= wait_s
-        there = listed()
-        named = [window for window in there if window.name == name and job in (None, window.job)]
+    visits, full, tried = dict[Listed, Visit](), list[Listed](), list[Listed]()
+    for is_last in _looks(wait_s):
+        named = _listed_as(name, job)
         # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
         if is_last or full or named != tried:
             connect_s = timeout_s if is_last else min(timeout_s, _GRACE_S)
             visits, full = visit_mine(named, timeout_s, connect_s)
-            if len(visits) == 1:
-                return visits.popitem()
-            if visits or is_last:
-                break
             tried = named
-        pause_s = min(max(_PAUSE_SHARE * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
-        time.sleep(min(pause_s, max(wait_s - waited_s, 0.0)))
+        if visits:
+            break
+    if len(visits) == 1:
+        return visits.popitem()
     for visit in visits.values():
         visit.close()
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"
-    if visits:
-        jobs = ", ".join(repr(window.job) for window in visits)
-        raise HandleError(
+    raise _why_not_one(call, name, visits, full, timeout_s)
+
+
+def _looks(wait_s: float) -> Iterator[bool]:
+    """Yield whenever it is time to look for a window: whether it is the last time."""
+    begin = time.monotonic()
+    while (waited_s := time.monotonic() - begin) < wait_s:
+        yield False
+        pause_s = min(max(_PAUSE_SHARE * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        time.sleep(min(pause_s, wait_s - waited_s))
+    yield True
+
+
+def _listed_as(name: str, job: str | None) -> list[Listed]:
+    return [window for window in listed() if window.name == name and job in (None, window.job)]
+
+
+def _why_not_one(
+    call: str, name: str, mine: Iterable[Listed], full: list[Listed], timeout_s: float
+) -> HandleError | PeerTimeout:
+    """Return the error where this user has no window of that name, or several."""
+    if jobs := ", ".join(repr(window.job) for window in mine):
+        return HandleError(
             f"{call} failed: jobs {jobs} have a window of that name. Pass job= with one of them."
         )
     if full:
         why = ": its process is stopped, or the window is another user's"
-        raise late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
-    raise HandleError(_why_none(call, name, there, timeout_s))
+        return late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
+    return HandleError(_why_none(call, name, timeout_s))
 
 
-def _why_none(call: str, name: str, there: list[Listed], timeout_s: float) -> str:
+def _why_none(call: str, name: str, timeout_s: float) -> str:
     """Return the text of an error where this user has no window of that name."""
+    there = listed()
     others = visit_mine(there, timeout_s, 0.0)[0]
     for visit in others.values():
         visit.close()

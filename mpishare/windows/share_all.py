@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import rounded
 from mpishare.coordination.agreement import require_same
@@ -44,9 +44,7 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
         if context.rank == rank:
             tree = source() if callable(source) else source
             arguments["tree"] = pack(tree, mine.add, _CALL, "source")
-            arguments["leaves"] = [
-                each.describe() | {"is_copied": each.exported is None} for each in mine.sources
-            ]
+            arguments |= mine.describe()
         return arguments
 
     try:
@@ -54,7 +52,7 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
         same = [{key: reply[key] for key in ("owner", "copy")} for reply in replies]
         require_same(_CALL, same, context.rank)
         rank = replies[0]["owner"]
-        windows = _make(context, rank, replies[rank]["leaves"], mine.sources)
+        windows = _make(context, rank, _leaves_of(replies[rank]), mine.sources)
     except BaseException:
         let_go(mine.sources)
         raise
@@ -88,24 +86,57 @@ class _Leaves:
             let_go([source])
         return number
 
+    def describe(self) -> dict[str, Any]:
+        """Return the description for the other ranks: each layout once; see `_leaves_of`."""
+        numbers: dict[Any, int] = {}
+        layouts: list[Any] = []
+        leaves = []
+        for each in self.sources:
+            key = each.segment, each.dtype, each.exported is None
+            if key not in numbers:
+                numbers[key] = len(layouts)
+                layouts.append(each.describe() | {"is_copied": each.exported is None})
+            leaves.append(numbers[key])
+        return {"layouts": layouts, "leaves": leaves}
+
+
+class _Leaf(NamedTuple):
+    """What all ranks know of an array."""
+
+    segment: Segment
+    dtype: np.dtype[Any]
+    is_copied: bool
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes_of(self.segment.shape, self.dtype)
+
+
+def _leaves_of(reply: dict[str, Any]) -> list[_Leaf]:
+    """Return the arrays that the owner described."""
+    layouts = [_Leaf(*segment_of(each), each["is_copied"]) for each in reply["layouts"]]
+    return [layouts[number] for number in reply["leaves"]]
+
 
 class _Copies:
     """The arrays that are copied, by their numbers, and where each lies in one new allocation."""
 
-    def __init__(self, leaves: list[Any], found: list[tuple[Segment, np.dtype[Any]]]) -> None:
-        self.numbers = [n for n, leaf in enumerate(leaves) if leaf["is_copied"]]
-        self._found = found
-        sizes = [rounded(nbytes_of(found[n][0].shape, found[n][1])) for n in self.numbers]
+    def __init__(self, leaves: list[_Leaf]) -> None:
+        self.numbers = [n for n, leaf in enumerate(leaves) if leaf.is_copied]
+        self._leaves = leaves
+        sizes = [rounded(leaves[n].nbytes) for n in self.numbers]
         *begins, self.nbytes = accumulate(sizes, initial=0)
         self._spans = list(zip(begins, sizes, strict=True))
 
     def fill(self, memory: Memory, sources: list[Source], xp: Any) -> None:
         """Copy the owner's arrays into the new memory."""
+        whole = memory.array((self.nbytes,), "u1")  # holds the memory's anchor for all arrays
         for n, (begin, _) in zip(self.numbers, self._spans, strict=True):
-            segment, dtype = self._found[n]
+            segment, dtype, _ = self._leaves[n]
             memory.array(segment.shape, dtype, segment.strides, begin)[...] = xp.asarray(
                 sources[n].array
             )
+        del whole
 
     def cut(self, memory: Memory) -> dict[int, Memory]:
         """Return the memory of each copy."""
@@ -113,14 +144,13 @@ class _Copies:
 
 
 def _make(
-    context: NodeContext, owner: int, leaves: list[Any], sources: list[Source]
+    context: NodeContext, owner: int, leaves: list[_Leaf], sources: list[Source]
 ) -> list[Window]:
     """Make the windows: of parts of one new allocation, or of what is shared in place."""
-    found = [segment_of(leaf) for leaf in leaves]
-    copies = _Copies(leaves, found)
+    copies = _Copies(leaves)
     in_place = sorted({*range(len(leaves))} - {*copies.numbers})
     each_nbytes: list[list[int]] = [[] for _ in range(context.size)]
-    each_nbytes[owner] = [nbytes_of(found[n][0].shape, found[n][1]) for n in in_place]
+    each_nbytes[owner] = [leaves[n].nbytes for n in in_place]
     given: list[Given] = [each.exported for each in sources if each.exported is not None]
     if copies.numbers:
         each_nbytes[owner].append(copies.nbytes)
@@ -142,8 +172,8 @@ def _make(
         memory_of |= copies.cut(memories[-1])
     handle_of = dict(zip(in_place, packed[owner], strict=False))
     windows = [
-        _window(context, owner, counters[n], memory_of[n], *found[n], handle_of.get(n, ""))
-        for n in range(len(leaves))
+        _window(context, owner, counters[n], memory_of[n], leaf, handle_of.get(n, ""))
+        for n, leaf in enumerate(leaves)
     ]
     _warn(windows, sources)
     return windows
@@ -154,16 +184,15 @@ def _window(
     owner: int,
     counters: Counters,
     memory: Memory,
-    segment: Segment,
-    dtype: np.dtype[Any],
+    leaf: _Leaf,
     handle: str,
 ) -> Window:
     segments: list[Segment | None] = [None] * context.size
     memories: list[Memory | None] = [None] * context.size
     handles = [""] * context.size
-    segments[owner], memories[owner], handles[owner] = segment, memory, handle
+    segments[owner], memories[owner], handles[owner] = leaf.segment, memory, handle
     number = context.next_number("window")
-    return Window(context, number, counters, memories, segments, dtype, owner, handles=handles)
+    return Window(context, number, counters, memories, segments, leaf.dtype, owner, handles=handles)
 
 
 def _warn(windows: list[Window], sources: list[Source]) -> None:

@@ -33,7 +33,7 @@ ROW = re.compile(
 MOST_LINES = 6
 
 HARNESS = """
-import gc, os, pickle, subprocess, sys, threading, time
+import gc, os, pickle, subprocess, sys, tempfile, threading, time
 import numpy as np
 from mpi4py import MPI
 import mpishare

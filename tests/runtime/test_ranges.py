@@ -43,9 +43,12 @@ def silent(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
-    ranges._library_or_warning.cache_clear()
+    cached = ranges._library_or_warning, ranges._is_tool_there
+    for each in cached:
+        each.cache_clear()
     yield
-    ranges._library_or_warning.cache_clear()
+    for each in cached:
+        each.cache_clear()
 
 
 @pytest.fixture
