@@ -11,6 +11,8 @@ BOTH = ("host", "cuda")
 NEWEST = ("nccl4py", "nvshmem", "torch")
 GPU_LIBRARIES = ("mpi", "nccl", *NEWEST)
 UPPER_BOUNDS = "ceilings"
+#: Those with functions for kernels.
+DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 
 
 def _messages(name: str, naxes: int, max_nbytes: int | None) -> Case:
@@ -110,6 +112,25 @@ _CASES = (
         is_sized=True,
         sizes={"host": (8 << 10,), "cuda": (128 << 10,)},
         max_nbytes=1 << 20,
+    ),
+    Case(
+        "pingpong",
+        "a few bytes there and back between two ranks, in one kernel",
+        {"host": (), "cuda": DEVICE_LIBRARIES},
+        "benchmarks.kernels",
+        on_request=frozenset(DEVICE_LIBRARIES),
+    ),
+    Case(
+        "swap",
+        "words both ways between two ranks, in a kernel of one's own and by the host",
+        {"host": (), "cuda": DEVICE_LIBRARIES},
+        "benchmarks.kernels",
+        on_request=frozenset(DEVICE_LIBRARIES),
+        is_sized=True,
+        sizes={"host": (8, 64 << 10), "cuda": (8, 64 << 10, 1 << 20, 16 << 20)},
+        max_nbytes=16 << 20,
+        note="'kernel' puts, signals and waits, each block its part; 'halo' is a HaloExchange of a "
+        "face; 'fence' and 'post .. wait' are a copy into the window, ordered by these calls.",
     ),
     Case(
         "calls",

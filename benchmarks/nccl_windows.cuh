@@ -84,3 +84,57 @@ extern "C" __global__ void __launch_bounds__(512)
   if (rank < team.nRanks) session.recv<unsigned long long>(last + rank);
   session.endEpoch(block);
 }
+
+// Whether the host has ended the waits, in some rounds: those of NCCL end by themselves then, but late.
+__device__ bool is_given_up(const ncclDevComm& comm, long long round) {
+  return round % 128 == 0 && *static_cast<volatile uint32_t*>(comm.abortFlag);
+}
+
+// Each round rank 0 stores a word and rank 1 answers with its own; a barrier of one thread is the
+// only order that the interface has between stores and loads. Compares as `ping` of kernels.cuh.
+extern "C" __global__ void ping(ncclDevComm comm, ncclWindow_t window,
+                                const unsigned long long* source, long long rounds,
+                                const unsigned long long* expected, unsigned long long* wrong) {
+  ncclCoopThread thread;
+  ncclLsaBarrierSession<ncclCoopThread> barrier(thread, comm, ncclTeamTagLsa(), 0);
+  const int rank = ncclTeamLsa(comm).rank;
+  void* theirs = ncclGetLsaPointer(window, 0, 1 - rank);
+  unsigned long long* there = static_cast<unsigned long long*>(theirs);
+  const volatile unsigned long long* here =
+      static_cast<unsigned long long*>(ncclGetLocalPointer(window, 0));
+  unsigned long long bad = 0;
+  long long k = 0;
+  for (; k < rounds; ++k) {
+    if (is_given_up(comm, k)) break;
+    if (rank == 0) there[k] = source[k];
+    barrier.sync(thread, cuda::memory_order_acq_rel);
+    if (rank == 1) there[k] = source[k];
+    barrier.sync(thread, cuda::memory_order_acq_rel);
+    if (expected) bad += here[k] != expected[k];
+  }
+  *wrong += bad + (rounds - k);
+}
+
+// The same by words of 8 bytes beside their epoch; the received ones are stored `here`.
+extern "C" __global__ void ping_words(ncclDevComm comm, unsigned int buffer, unsigned int slots,
+                                      const unsigned long long* source, long long rounds,
+                                      const unsigned long long* expected, unsigned long long* here,
+                                      unsigned long long* wrong) {
+  ncclCoopThread thread;
+  const ncclTeam team = ncclTeamLsa(comm);
+  const ncclLLA2AHandle handle = {buffer, slots};
+  ncclLLA2ASession<ncclCoopThread> session(thread, comm, team, handle, 0, (int)slots);
+  unsigned long long bad = 0;
+  long long k = 0;
+  for (; k < rounds; ++k) {
+    if (is_given_up(comm, k)) break;
+    unsigned long long got = 0;
+    if (team.rank == 1) got = session.recv<unsigned long long>(0);
+    session.send(1 - team.rank, 0, source[k]);
+    if (team.rank == 0) got = session.recv<unsigned long long>(0);
+    session.endEpoch(thread);
+    here[k] = got;
+    if (expected) bad += got != expected[k];
+  }
+  *wrong += bad + (rounds - k);
+}

@@ -193,8 +193,9 @@ class NcclDevice(NcclSend):
         code = Path(__file__).with_suffix(".cuh").read_text()
         with refusals(self.label, RuntimeError, OSError, xp.cuda.compiler.CompileException):
             module = xp.RawModule(code=code, backend="nvcc", options=options)
-            names = "exchange", "exchange_words"
-            self._kernel, self._few_kernel = (module.get_function(name) for name in names)
+            module.compile()
+        #: A kernel of the file by its name.
+        self.kernel: Callable[[str], Any] = module.get_function
         self._blocks = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
         most = _FEW_TRANSFERS * _BLOCK + session.comm.size
         few = self._core.LLA2ARequirement(_FEW_BLOCKS, most, 8)
@@ -202,8 +203,15 @@ class NcclDevice(NcclSend):
         with refusals(self.label, self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
-        # One element, which CuPy passes by value.
-        self._state = np.frombuffer(state, f"V{nbytes}").copy()
+        #: A word that ends the waits of its kernels once it is not 0.
+        self.is_given_up = xp.zeros(1, "u4")
+        found = np.frombuffer(state, self._calls.dev_comm_dtype).copy()
+        found["abort_flag"] = int(self.is_given_up.data.ptr)
+        #: The first argument of each kernel: one element, which CuPy passes by value.
+        self.state = found.view(f"V{nbytes}")
+        (handle,) = self._device_comm.resource_handles
+        #: Arguments of kernels whose words travel beside numbers.
+        self.few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         session, xp = self.session, self.session.node.xp
@@ -214,11 +222,9 @@ class NcclDevice(NcclSend):
         rows["into"] = [int(each.into.data.ptr) for each in transfers]
         most, count = max(each.words for each in transfers), np.int32(len(transfers))
         if most <= _FEW_BLOCKS * _BLOCK and count <= _FEW_TRANSFERS:
-            (handle,) = self._device_comm.resource_handles
-            few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
-            words = self._state, xp.asarray(rows.view("u1")), count, *few
+            words = self.state, xp.asarray(rows.view("u1")), count, *self.few
             session.line_up()  # all ranks are here before any of them spins
-            return partial(self._few_kernel, (-(-most // _BLOCK),), (_BLOCK,), words)
+            return partial(self.kernel("exchange_words"), (-(-most // _BLOCK),), (_BLOCK,), words)
         places = [self.place(each.into) for each in transfers]
         is_staged = not all(window for window, _ in places)
         if is_staged:
@@ -235,9 +241,18 @@ class NcclDevice(NcclSend):
         blocks = min(-(-most // (2 * _BLOCK)), self._blocks)  # a thread copies 2 words at a time
         table, steps = xp.asarray(rows.view("u1")), xp.zeros(blocks, "u4")
         is_ready_first = np.int32(not (early or is_staged))
-        arguments = self._state, table, count, is_ready_first, np.int64(half), steps
+        arguments = self.state, table, count, is_ready_first, np.int64(half), steps
         session.line_up()  # what `empty` wrote is there on all ranks before any rank stores
-        return partial(self._kernel, (blocks,), (_BLOCK,), arguments)
+        return partial(self.kernel("exchange"), (blocks,), (_BLOCK,), arguments)
+
+    def table(self, out: Any, into: Any, to: int) -> Any:
+        """Return one transfer as kernels read it; what lands in a window is not copied there."""
+        row = np.zeros(1, _TRANSFER)
+        row["out"], row["words"], row["to"] = int(out.data.ptr), int(out.size), to
+        window, row["offset"] = self.place(into)
+        row["window"] = 0 if window is None else window.handle
+        row["into"] = int(into.data.ptr) if window is None else 0
+        return self.session.node.xp.asarray(row.view("u1"))
 
     def close(self) -> None:
         self.session.synchronize()

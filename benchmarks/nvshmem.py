@@ -1,11 +1,14 @@
-"""NVSHMEM: puts with a signal on the stream, and waits of the stream for the signals."""
+"""NVSHMEM: puts with signals and waits for these, on the stream and in kernels."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,8 @@ class Nvshmem(Library):
 
         self._core, self._bindings = nvshmem.core, nvshmem.bindings
         self._signals: list[Any] = []
+        self._module: Any = None
+        self._no_module: str | None = None  # why it cannot be made
         comm, device = session.comm, Device(session.node.xp.cuda.Device().id)
         device.set_current()
         types = nvshmem.core.nvshmem_types
@@ -134,6 +139,55 @@ class Nvshmem(Library):
             barrier(stream)
 
         return move
+
+    def kernel(self, name: str) -> Any:
+        """Return a kernel of `nvshmem.cuh`. Collective: rank 0 compiles at the first call."""
+        if self._module is None and self._no_module is None:
+            comm, attempt = self.session.comm, self.session.attempt
+            cubin, self._no_module = attempt(lambda: None if comm.rank else self._compiled())
+            if self._no_module is None:
+                cubin = comm.bcast(cubin)
+                self._module, self._no_module = attempt(lambda: self._loaded(cubin))
+        if self._no_module is not None:
+            raise UnsupportedError(self._no_module)
+        return self._module.get_function(name)
+
+    def _compiled(self) -> bytes:
+        """Return the kernels as machine code for this GPU, linked with NVSHMEM's own. Local."""
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        cuda, file = self.session.node.xp.cuda, Path(__file__).with_suffix(".cuh")
+        nvcc = cuda.get_nvcc_path()
+        if nvcc is None:
+            raise UnsupportedError(f"{self.label}: there is no nvcc to link its kernels")
+        # The same package as that of the host's library, which looks at the version.
+        folder = Path(str(load_nvidia_dynamic_lib("nvshmem_host").abs_path)).parents[1]
+        if not (folder / "lib" / "libnvshmem_device.a").exists():
+            raise UnsupportedError(f"{self.label}: {folder} has no lib/libnvshmem_device.a")
+        with tempfile.TemporaryDirectory(prefix="mpishare-") as work:
+            made, cubin = Path(work, "kernels.o"), Path(work, "kernels.cubin")
+            architecture = f"-arch=sm_{cuda.Device().compute_capability}"
+            of_code = f"-I{folder / 'include'}", "-std=c++17", "-rdc=true", "-x", "cu", "-dc"
+            of_link = f"-L{folder / 'lib'}", "-lnvshmem_device", "-dlink", "-cubin"
+            for words in ((*of_code, file, "-o", made), (made, *of_link, "-o", cubin)):
+                command = [*nvcc.split(), architecture, *map(str, words)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+                    why = said[0] if said else f"exit status {done.returncode}"
+                    raise UnsupportedError(f"{self.label}: nvcc: {why}")
+            return cubin.read_bytes()
+
+    def _loaded(self, cubin: bytes) -> Any:
+        cuda = self.session.node.xp.cuda
+        module = cuda.Module()
+        # CUDA's, those of a library that is too old for it, and its own.
+        errors = RuntimeError, AttributeError, self._bindings.nvshmem.NVSHMEMError
+        with refusals(self.label, *errors):
+            module.load(cubin)
+            # NVSHMEM's state, which its functions for kernels read.
+            self._bindings.cumodule_init(int(module.ptr))
+        return module
 
     def close(self) -> None:
         for signals in self._signals:

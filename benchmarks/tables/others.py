@@ -49,6 +49,22 @@ SPREADS = {
     "permuted": "the same, axes in the order 1, 2, 0",
     "allgather": "all-gather, per rank",
 }
+#: The ways of the cases of two ranks: the first word of their arms, and what columns call them.
+KERNELS = {
+    "kernel": "mpishare",
+    "nvshmem": "NVSHMEM",
+    "nccl": "NCCL's windows",
+    "halo": "`HaloExchange`",
+    "fence": "copy, `fence`",
+    "post": "`post` .. `wait`",
+}
+IN_GRAPH = "graph of 20"
+BY_HAND = ("fence", "post")  # in no graph
+#: A line for what goes there and back: the arms of mpishare and of the columns of others.
+PINGS = {
+    "8 B, then a signal": ("put_signal", "nvshmem put_signal", "nccl barrier", "nccl words"),
+    "4 B beside their epoch": ("put_word", "nvshmem signal", "", "nccl words"),
+}
 SOLVES = {
     "kernels": "the kernels alone, each rank in its own box",
     "graph": "mpishare, graphs of 50 iterations",
@@ -171,7 +187,8 @@ def _absent(rows: list[dict]) -> list[str]:
         if row["kind"] == "rival" and not row["ok"]:
             # A reason begins with the name that the bench has for the library.
             why = "" if row["wrong"] else row["reason"].partition(": ")[2] or row["reason"]
-            found.setdefault((names.get(row["arm"], row["arm"]), why), []).append(row)
+            name = names.get(row["arm"]) or KERNELS.get(_way(row["arm"]), row["arm"])
+            found.setdefault((name, why), []).append(row)
     lines = []
     for (name, why), failed in found.items():
         failing = ", ".join(size(n) for n in sorted({row["nbytes"] for row in failed}))
@@ -183,6 +200,56 @@ def _absent(rows: list[dict]) -> list[str]:
             else f"- {name} gave wrong {what} of {failing}, and was not timed there"
         )
     return [*lines, *[""] * bool(lines)]
+
+
+def kernels(rows: list[dict]) -> list[str]:
+    """Kernels of two ranks beside others: a few bytes there and back, then words both ways."""
+    return [*_pings(rows), *_swaps(rows), *_absent(rows)]
+
+
+def _pings(rows: list[dict]) -> list[str]:
+    found = {arm: time for (_, arm), time in on_clock(rows, "pingpong").items()}
+    cells = []
+    for text, line in PINGS.items():
+        own, nvshmem, *nccl = (found.get(arm) for arm in line)
+        if own:
+            cells.append([text, us(own), us(nvshmem), *map(us, nccl)])
+            cells[-1] += over(own, [nvshmem]), over(own, nccl)
+    heads = ["there and back in one kernel", "mpishare, µs", "NVSHMEM", "NCCL, barriers"]
+    heads += ["NCCL, 8 B beside their number", "mpishare over NVSHMEM", "over the faster of NCCL"]
+    return table(heads, cells)
+
+
+def _way(arm: str) -> str:
+    return arm.split()[0].rstrip(",")
+
+
+def _swaps(rows: list[dict]) -> list[str]:
+    """A line per size, back to back: called / a twentieth of a graph of twenty.
+
+    Of several numbers of blocks the fastest counts.
+    """
+    found = on_clock(rows, "swap")
+    cells = []
+    for nbytes in sizes(found):
+        times: dict[str, list[float | None]] = {}
+        for way in KERNELS:
+            ran = [arm for n, arm in found if n == nbytes and _way(arm) == way]
+            forms = (
+                [found[nbytes, arm] for arm in ran if arm.endswith(IN_GRAPH) == is_graph]
+                for is_graph in (False, True)
+            )
+            times[way] = [min(form, default=None) for form in forms]
+        own, halo = times["kernel"], times["halo"]
+        words = [pair(each[: 1 + (way not in BY_HAND)]) for way, each in times.items()]
+        rates = [nbytes / each[1] / 1e3 if each[1] else None for each in (own, halo)]
+        beside = ratios(own, times["nvshmem"]), ratios(own, times["nccl"])
+        by_hand = min(filter(None, (times[way][0] for way in BY_HAND)), default=None)
+        beside += (over(by_hand, times["nccl"]),)
+        cells.append([size(nbytes), *words, *beside, pair(rates)])
+    heads = ["both ways, µs", *KERNELS.values(), "mpishare over NVSHMEM", "over NCCL's"]
+    heads += ["windows by hand over NCCL's", "GB/s, mpishare / halo"]
+    return table(heads, cells)
 
 
 def solves(rows: list[dict]) -> list[str]:

@@ -74,6 +74,9 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "fresh": lambda folder: of_runs(folder, "fresh-", halos.fresh),
         "applications": lambda folder: others.applications(folder / "applications.jsonl"),
     },
+    "docs/device.md": {
+        "kernels": lambda folder: of_runs(folder, "kernels-", others.kernels, is_whole=False)
+    },
     "docs/jax.md": {"jax": lambda folder: of_runs(folder, "jax-", others.jax)},
     "docs/solvers.md": {
         "solves": lambda folder: of_runs(folder, "newest-", others.solves, is_whole=False)

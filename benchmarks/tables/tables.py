@@ -28,7 +28,7 @@ CORES = {
 #: The title of each file: its cases beyond those of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
-    for kind in ("", "newest-", "jax-", "fresh-", "messages-", "redistribute-")
+    for kind in ("", "newest-", "jax-", "fresh-", "messages-", "redistribute-", "kernels-")
     for place, title in PLACES.items()
 } | CORES
 

@@ -99,3 +99,21 @@ def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> 
     assert ("allgather", "private graph of 20") in own
     for row in rows:
         assert row["ok"] or row["arm"].startswith("nccl"), row
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
+def test_kernels_of_two_ranks_are_right_and_rivals_too_or_say_why_not() -> None:
+    words = ["pingpong", "swap", "--against", "all", "--max", "64KiB", "--seconds", "60"]
+    command = [sys.executable, "-m", "benchmarks", *words, *QUICK]
+    result = run_ranks(2, command, timeout_s=95, env=CUDA)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    rows = found["rows"]
+    crowded = any(len(gpu["ranks"]) > 1 and not gpu["mps"] for gpu in found["header"]["gpus"])
+    for row in rows:
+        by_host = row["arm"].startswith(("halo", "fence", "post"))
+        assert row["ok"] or row["reason"], row
+        assert row["ok"] or row["kind"] == "rival" or (crowded and not by_host), row
+    arms = {row["arm"] for row in rows}
+    assert {"put_signal", "put_word", "nvshmem put_signal", "nccl barrier", "nccl words"} <= arms

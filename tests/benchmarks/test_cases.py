@@ -39,6 +39,23 @@ PairwiseRing.store = store
 )
 
 
+# One word of each copy is another, which no order can mend.
+WITH_A_WRONG_WORD = altered(
+    """
+from benchmarks.kernels import _Fence, _Post
+
+def before(step):
+    def step_then_spoil(self):
+        step(self)
+        self.received()[-1] += 1
+
+    return step_then_spoil
+
+_Fence.step, _Post.step = before(_Fence.step), before(_Post.step)
+""",
+    main="benchmarks.__main__",
+)
+
 # The ghosts of a solve never come.
 WITHOUT_GHOSTS = altered(
     """
@@ -127,6 +144,22 @@ def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
     }
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_ranks_by_the_host_and_why_not_by_kernels(ranks: int) -> None:
+    words = ("pingpong", "swap", "--max", "64KiB", "--against", "nvshmem", *QUICK)
+    result = run(ranks, *words)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    by_host = {"halo, windows", "halo", "fence", "post .. wait"}
+    assert {row["arm"] for row in rows if row["ok"]} == (by_host if ranks == 2 else set())
+    reasons = {row["arm"]: row["reason"] for row in rows if not row["ok"]}
+    assert reasons.pop("nvshmem") == "the host backend has no baseline nvshmem"
+    assert {"put_signal", "put_word", "kernel, 16 blocks"} <= set(reasons)
+    why = "the host backend has no kernels" if ranks == 2 else "between two ranks of one node"
+    assert all(why in reason for reason in reasons.values()), reasons
+
+
 def test_steps_of_jax_with_and_without_the_exchange() -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     words = ("jax", "--max", "8", "--iters", "2", "--repeat", "1")
@@ -152,6 +185,10 @@ def test_a_product_that_misses_a_rank_is_seen() -> None:
 )
 def test_a_ring_without_order_or_a_face_is_seen(program: str, arms: set[str]) -> None:
     assert wrong_arms(4, program, "fence", "ring", "--max", "512") == arms
+
+
+def test_a_swap_that_brings_another_word_is_seen() -> None:
+    assert wrong_arms(2, WITH_A_WRONG_WORD, "swap", "--max", "8") == {"fence", "post .. wait"}
 
 
 def test_the_cases_of_the_package_are_there_too() -> None:

@@ -125,39 +125,3 @@ extern "C" __global__ void hang(Device d, int kind, int peer, int* ended) {
     if (kind == 5) ok = wait<warp>(d, peer, 1, 1);
     if (kind) *ended = ok ? 2 : 1;
 }
-
-extern "C" __global__ void ping(Device d, long long rounds, int* failed) {
-    const Word launch = epoch(d, 0), before = (launch - 1) * rounds;
-    const int peer = d.rank ^ 1;
-    double* mine = at<double>(d, d.rank);
-    if (peer >= d.size) return;
-    for (long long k = 1; k <= rounds; ++k) {
-        if (d.rank & 1 && !wait(d, peer, 1, before + k)) break;
-        put_signal<mpishare::thread>(d, peer, 1, mine, 1, 1, before + k);
-        if (!(d.rank & 1) && !wait(d, peer, 1, before + k)) break;
-        if (k == rounds) *failed = 0;
-    }
-}
-
-extern "C" __global__ void ping_word(Device d, long long rounds, int* failed) {
-    const Word launch = epoch(d, 0), before = (launch - 1) * rounds;
-    const int peer = d.rank ^ 1;
-    float word = 1;
-    if (peer >= d.size) return;
-    for (long long k = 1; k <= rounds; ++k) {
-        if (d.rank & 1 && !get_word(d, peer, 2, before + k, &word)) break;
-        put_word(d, peer, 2, word, before + k);
-        if (!(d.rank & 1) && !get_word(d, peer, 2, before + k, &word)) break;
-        if (k == rounds) *failed = 0;
-    }
-}
-
-// Both ranks of a pair send `n` doubles to each other, each block its part.
-extern "C" __global__ void swap(Device d, const double* from, long long n, int* failed) {
-    const Word launch = epoch(d, 0);
-    const int peer = d.rank ^ 1;
-    const long long part = n / gridDim.x, first = blockIdx.x * part;
-    if (peer >= d.size) return;
-    put_signal<block>(d, peer, first, from + first, part, 1 + blockIdx.x, launch);
-    if (wait<block>(d, peer, 1 + blockIdx.x, launch)) *failed = 0;
-}

@@ -10,7 +10,8 @@ from tests.backends.test_kernels import ARCHITECTURES, compile_cuda
 from tests.helpers.launch import ROOT
 
 FOLDER = ROOT / "tests" / "device"
-SOURCES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu"))}
+FILES = [*sorted(FOLDER.glob("*.cu")), ROOT / "benchmarks" / "kernels.cuh"]
+SOURCES = {path.name: path.read_text() for path in FILES}
 for path in sorted((ROOT / "scripts" / "examples").glob("*.py")):
     if (found := re.search('r"""(.*?)"""', path.read_text(), re.DOTALL)) is not None:
         SOURCES[path.stem] = found[1]

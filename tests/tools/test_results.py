@@ -164,6 +164,39 @@ def test_the_columns_of_mpi4jax_stand_where_it_ran(folder):
     assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in made(folder, JAX)
 
 
+def test_kernels_of_two_ranks_stand_beside_those_of_libraries(folder):
+    run = a_run()
+    pings = {"put_signal": 2.0, "put_word": 1.0, "nvshmem put_signal": 8.0, "nccl words": 4.0}
+    swaps = {
+        "kernel, 32 blocks": 10.0,
+        "kernel, 32 blocks, graph of 20": 5.0,
+        "kernel, 64 blocks, graph of 20": 4.0,
+        "nvshmem, 32 blocks": 20.0,
+        "nvshmem, 32 blocks, graph of 20": 16.0,
+        "nccl, 32 blocks": 5.0,
+        "halo, graph of 20": 8.0,
+        "fence": 20.0,
+        "post .. wait": 30.0,
+    }
+    of_kernels = [("pingpong", pings, 8), ("swap", swaps, 1 << 20)]
+    run["rows"] = [
+        row(arm, "rival", "throughput", us, nbytes, case=case)
+        for case, times, nbytes in of_kernels
+        for arm, us in times.items()
+    ]
+    why = "NVSHMEM: there is no nvcc to link its kernels"
+    run["rows"].append(
+        row("nvshmem signal", "rival", "throughput", None, case="pingpong", reason=why)
+    )
+    (folder / "kernels-gpus2.json").write_text(json.dumps(run))
+    lines = made(folder, "docs/device.md")
+    assert "| 8 B, then a signal | 2 | 8 | - | 4 | 0.25 | 0.50 |" in lines
+    assert "| 4 B beside their epoch | 1 | - | - | 4 | - | 0.25 |" in lines
+    ways = "10 / 4 | 20 / 16 | 5 / - | - / 8 | 20 | 30"
+    assert f"| 1 MiB | {ways} | 0.50 / 0.25 | 2.00 / - | 4.00 | 262 / 131 |" in lines
+    assert "- NVSHMEM was not timed: there is no nvcc to link its kernels" in lines
+
+
 def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
     run = a_run()
     run["header"] |= {"cores_per_rank": 1, "cores_of_machine": 32, "cpu": "Xeon", "ranks": 8}

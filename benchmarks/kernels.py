@@ -1,0 +1,499 @@
+"""Cases ``pingpong`` and ``swap``: two ranks, by kernels of one's own and by calls of the host.
+
+``pingpong`` sends a few bytes there and back a thousand times in one kernel; a time is that of one
+round. ``swap`` gives the words of each rank to the other: in a kernel that puts, signals and waits,
+by windows from the host, and by a `HaloExchange` of as many bytes. The same kernels stand on
+NVSHMEM and on NCCL's windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import mpishare
+from mpishare import UnsupportedError
+from mpishare.bench.cases import Case
+from mpishare.bench.check import Pattern
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.library import captured, included, open_library
+from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session
+from mpishare.coordination.poll import poll
+from mpishare.errors import counted
+
+_ROUNDS = 1000
+#: Launches in a graph.
+_STEPS = 20
+_BLOCK, _MAX_BLOCKS = 512, 64
+#: Each of these numbers of bytes per block, as powers of 2, is tried.
+_SHARES = (15, 14, 12)
+#: NCCL's words beside numbers, by `NcclDevice`: no more words than this.
+_FEW_WORDS = 16 * _BLOCK
+#: Messages of memory that a rank allocates for all variants of a size.
+_COPIES = 90
+#: Within which a first launch must end: the waits of the libraries have no deadline.
+_LIMIT_S = 10.0
+_NULL = np.uint64(0)
+
+
+def run(session: Session, case: Case) -> None:
+    if case.name == "pingpong":
+        _run_pingpong(session, case)
+        return
+    for nbytes in session.sizes(case, _COPIES):
+        _run_swap(session, case, nbytes)
+
+
+def _refusal(session: Session) -> str | None:
+    is_pair = session.comm.size == session.node.size == 2
+    return None if is_pair else "it is between two ranks of one node"
+
+
+def _run_pingpong(session: Session, case: Case) -> None:
+    pair, unfit = _Pair(session, _ROUNDS), _refusal(session)
+    comparison = Comparison(session, case, nbytes=8, unfit=unfit, clocks=("throughput",))
+    signaled = ("nvshmem put_signal", "nccl barrier", "nccl words")
+    comparison.add("put_signal", partial(_OwnPing, pair), against=signaled)
+    words = ("nvshmem signal", "nccl words")
+    comparison.add("put_word", partial(_OwnPingWord, pair), against=words, nbytes=4)
+    for name, library, refusal in _libraries(comparison):
+        for arm, (kind, nbytes) in _PINGS[name].items():
+            make = partial(kind, pair, library)
+            comparison.add(arm, make, kind=BASELINE, nbytes=nbytes, unfit=refusal)
+    comparison.run()
+
+
+def _run_swap(session: Session, case: Case, nbytes: int) -> None:
+    pair, unfit = _Pair(session, nbytes // 8), _refusal(session)
+    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
+    blocks = sorted({min(max(nbytes >> share, 1), _MAX_BLOCKS) for share in _SHARES})
+
+    def add(arm: str, make: Callable[..., Variant], **arguments: Any) -> None:
+        comparison.add(arm, make, **arguments)
+        if session.on_cuda:
+            make_graph = captured(session, partial(make, steps=_STEPS))
+            comparison.add(f"{arm}, graph of {_STEPS}", make_graph, **arguments)
+
+    for count in blocks:
+        add(_named("kernel", count), partial(_OwnSwap, pair, blocks=count))
+    add("halo, windows", partial(_Halo, pair, in_window=True))
+    add("halo", partial(_Halo, pair, in_window=False))
+    comparison.add("fence", partial(_Fence, pair))
+    comparison.add("post .. wait", partial(_Post, pair))
+    for name, library, refusal in _libraries(comparison):
+        of_library = {"kind": BASELINE, "unfit": refusal}
+        for count in blocks:
+            make = partial(_SWAPS[name], pair, library, blocks=count)
+            add(_named(_NAMES[name], count), make, **of_library)
+        if name == "nccl4py" and pair.words <= _FEW_WORDS:
+            count = -(-pair.words // _BLOCK)
+            add("nccl, words", partial(_NcclSwapWords, pair, library, blocks=count), **of_library)
+    comparison.run()
+
+
+def _named(arm: str, blocks: int) -> str:
+    return f"{arm}, {counted(blocks, 'block')}"
+
+
+def _libraries(comparison: Comparison) -> Any:
+    """Yield the name of each library that the run includes, itself, and why it cannot run."""
+    for name, module, _ in included(comparison):
+        library, refusal = open_library(comparison.session, getattr(module, _KINDS[name]))
+        yield name, library, refusal
+
+
+class _Pair:
+    """The two ranks, and how many words each gives the other."""
+
+    def __init__(self, session: Session, words: int) -> None:
+        self.session, self.node, self.words = session, session.node, words
+        self.rank, self.peer = session.comm.rank, 1 - session.comm.rank
+        self.pattern = Pattern(self.node.xp, words)
+
+    def zeros(self, count: int, dtype: str = "u8") -> Any:
+        return self.node.xp.zeros(count, dtype)
+
+    def kernel(self, name: str) -> Any:
+        xp, file = self.node.xp, Path(__file__).with_suffix(".cuh")
+        options = ("--std=c++17", *mpishare.device.include())
+        return xp.RawModule(code=file.read_text(), options=options).get_function(name)
+
+
+class _Between(Variant):
+    """A variant in which each of the two ranks gives its words to the other."""
+
+    def __init__(self, pair: _Pair) -> None:
+        self.pair, self.check = pair, pair.pattern
+        self.source = pair.zeros(pair.words)
+
+    def received(self) -> Any:
+        """Return where the words of the last step are; may wait for the GPU."""
+        raise NotImplementedError
+
+    def fill(self, token: int) -> None:
+        self.check.fill(self.source, self.pair.rank, 0, token)
+
+    def poison(self) -> None:
+        self.check.poison(self.received())
+
+    def verify(self, token: int) -> None:
+        self.check.verify(self.received(), self.pair.peer, 0, token)
+
+
+class _Fence(_Between):
+    """A copy into the segment of the other rank, and a fence; two places take turns."""
+
+    def __init__(self, pair: _Pair) -> None:
+        super().__init__(pair)
+        self.window, self.turn = pair.node.allocate_each((2, pair.words), "u8", fill=0), 0
+        there = self.window.segment(pair.peer)
+        self.places, self.copy = [there[0], there[1]], pair.node.xp.copyto
+
+    def step(self) -> None:
+        self.turn = 1 - self.turn
+        self.copy(self.places[self.turn], self.source)
+        self.window.fence()
+
+    def received(self) -> Any:
+        return self.window.array[self.turn]
+
+    def close(self) -> None:
+        del self.places
+        self.window.close()
+
+
+class _Post(_Fence):
+    """The same by post, start, complete and wait."""
+
+    def step(self) -> None:
+        window, peers = self.window, (self.pair.peer,)
+        self.turn = 1 - self.turn
+        window.post(peers)
+        window.start(peers)
+        self.copy(self.places[self.turn], self.source)
+        window.complete()
+        window.wait()
+
+
+class _Halo(_Between):
+    """A `HaloExchange` of one face: a row of cells of each rank, the ghosts of the other."""
+
+    def __init__(self, pair: _Pair, *, in_window: bool, steps: int = 1) -> None:
+        super().__init__(pair)
+        shape, node, self.steps = (4, pair.words), pair.node, steps
+        self.window = node.allocate_each(shape, float, fill=0) if in_window else None
+        field = node.xp.zeros(shape) if self.window is None else self.window.array
+        self.cart = pair.session.comm.Create_cart([2], [False], reorder=False)
+        self.halo = mpishare.HaloExchange(self.cart, field, width=1, axes=(0,), node=node)
+        self.exchange = partial(self.halo.exchange, field)
+        rows = field.view("u8")
+        self.source, self.ghosts = (rows[1], rows[0]) if pair.rank else (rows[2], rows[3])
+
+    def step(self) -> None:
+        for _ in range(self.steps):
+            self.exchange()
+
+    def received(self) -> Any:
+        return self.ghosts
+
+    def close(self) -> None:
+        self.halo.close()
+        self.cart.Free()
+        del self.halo, self.exchange, self.source, self.ghosts
+        if self.window is not None:
+            self.window.close()
+
+
+class _ByKernel(_Between):
+    """A variant by a kernel that waits for the other rank.
+
+    `bind` allocates what it needs and sets `launch`; then it is launched once, within a limit.
+    """
+
+    launch: Callable[..., object]
+    here: Any  # where words land
+
+    def __init__(self, pair: _Pair, library: Any = None) -> None:
+        super().__init__(pair)
+        self.library = library
+        self.owned: list[Any] = []  # memory of the library
+        self.bind()
+        pair.session.line_up()  # what is zero at first is so on both ranks
+        self.step()
+        stream = pair.session.stream
+        if poll(lambda: stream.done, _LIMIT_S):
+            return
+        self.rescue()
+        if not poll(lambda: stream.done, _LIMIT_S):
+            if pair.session.signals.first is not None:
+                pair.session.signals.first()  # what was finished is written
+            raise RuntimeError(f"{type(self).__name__}: its kernel does not end")
+        raise UnsupportedError(f"its kernel did not end within {_LIMIT_S:g} s")
+
+    def bind(self) -> None:
+        raise NotImplementedError
+
+    def rescue(self) -> None:
+        """End the waits of a kernel of mpishare: at their deadline, which raises."""
+        self.pair.node.synchronize()
+
+    def empty(self, words: int) -> Any:
+        """Return memory of the library, which `close` frees. Collective."""
+        self.owned.append(self.library.empty(words))
+        return self.owned[-1]
+
+    def raise_beside(self, words: Any) -> None:
+        """Make words of the GPU as large as they can be, beside the kernel that polls them."""
+        cuda = self.pair.node.xp.cuda
+        stream = cuda.Stream(non_blocking=True)
+        cuda.runtime.memsetAsync(int(words.data.ptr), 0x7F, int(words.nbytes), int(stream.ptr))
+        stream.synchronize()
+
+    def close(self) -> None:
+        self.pair.session.synchronize()
+        # Views of what is freed.
+        self.here = self.source = self.launch = None  # type: ignore[assignment]
+        while self.owned:
+            self.library.free(self.owned.pop())
+
+
+class _OfWindow(_ByKernel):
+    """One on a window of mpishare."""
+
+    def allocate(self, shape: Any, kernel: str, grid: int, block: int, signals: int = 1) -> Any:
+        """Return this rank's segment; `launch` then takes the arguments behind the window's."""
+        node = self.pair.node
+        self.window = node.allocate_each(shape, "u8", signals=signals, fill=0)
+        device, function = self.window.device, self.pair.kernel(kernel)
+
+        def launch(*arguments: Any) -> None:
+            node.launch(function, (grid,), (block,), (device, *arguments))
+
+        self.start = launch
+        return self.window.array
+
+    def close(self) -> None:
+        super().close()
+        del self.start
+        self.window.close()
+
+
+class _OfNvshmem(_ByKernel):
+    """One on memory of NVSHMEM, with so many signals."""
+
+    def signals(self, count: int) -> Any:
+        self.awaited = self.empty(count)
+        return self.awaited
+
+    def rescue(self) -> None:
+        self.raise_beside(self.awaited)
+
+    def close(self) -> None:
+        del self.awaited
+        super().close()
+
+
+class _OfNccl(_ByKernel):
+    """One on NCCL's windows."""
+
+    def rescue(self) -> None:
+        self.raise_beside(self.library.is_given_up)
+
+
+class _Ping(_ByKernel):
+    """Words there and back: one in a round, each at a place of its own.
+
+    Checked steps compare each word as soon as it is there, too, which would cost a timed one a
+    load.
+    """
+
+    steps = _ROUNDS
+
+    def __init__(self, pair: _Pair, library: Any = None) -> None:
+        self.expected, self.compared = pair.zeros(pair.words), _NULL
+        self.bad = pair.zeros(1, "i8")
+        super().__init__(pair, library)
+
+    def step(self) -> None:
+        self.launch(self.compared)
+
+    def received(self) -> Any:
+        return self.here
+
+    def fill(self, token: int) -> None:
+        super().fill(token)
+        self.check.fill(self.expected, self.pair.peer, 0, token)
+
+    def verify(self, token: int) -> None:
+        super().verify(token)
+        self.check.add(self.bad[0])
+        self.bad.fill(0)
+
+    def check_around(self, step: Callable[[], None], token: int) -> None:
+        session = self.pair.session
+        self.fill(token)
+        self.poison()
+        session.line_up()  # the first word may land at once
+        self.compared = self.expected
+        step()
+        self.compared = _NULL
+        session.line_up()
+        self.verify(token)
+
+
+class _PingWord(_Ping):
+    """Words of 4 bytes there and back, compared as they come: they are in no memory."""
+
+    def fill(self, token: int) -> None:
+        words = (
+            np.uint32(token % 2**19 << 12 | rank << 31) for rank in (self.pair.rank, self.pair.peer)
+        )
+        self.mine, self.theirs = words
+
+    def poison(self) -> None:
+        pass
+
+    def verify(self, token: int) -> None:  # noqa: ARG002
+        self.check.add(self.bad[0])
+        self.bad.fill(0)
+
+
+class _OwnPing(_Ping, _OfWindow):
+    def bind(self) -> None:
+        self.here = self.allocate(self.pair.words, "ping", 1, 1)
+        rounds = np.int64(_ROUNDS)
+        self.launch = lambda expected: self.start(self.source, rounds, expected, self.bad)
+
+
+class _OwnPingWord(_PingWord, _OfWindow):
+    def bind(self) -> None:
+        self.fill(0)
+        self.here = self.allocate(1, "ping_word", 1, 1)
+        rounds = np.int64(_ROUNDS)
+        self.launch = lambda _: self.start(self.mine, self.theirs, rounds, self.bad)
+
+
+class _NvshmemPing(_Ping, _OfNvshmem):
+    def bind(self) -> None:
+        kernel = self.library.kernel("ping")
+        source, self.here, signal = self.empty(_ROUNDS), self.empty(_ROUNDS), self.signals(1)
+        self.source, launches = source, self.pair.zeros(1)
+        first = source, self.here, signal, np.int64(_ROUNDS), np.int32(self.pair.rank)
+        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.bad, launches))
+
+
+class _NvshmemPingWord(_PingWord, _OfNvshmem):
+    def bind(self) -> None:
+        self.fill(0)
+        kernel, signal, launches = (
+            self.library.kernel("ping_word"),
+            self.signals(1),
+            self.pair.zeros(1),
+        )
+        rest = np.int64(_ROUNDS), np.int32(self.pair.rank), self.bad, launches
+        self.launch = lambda _: kernel((1,), (1,), (signal, self.mine, self.theirs, *rest))
+
+
+class _NcclPing(_Ping, _OfNccl):
+    def bind(self) -> None:
+        kernel, state, self.here = (
+            self.library.kernel("ping"),
+            self.library.state,
+            self.empty(_ROUNDS),
+        )
+        window, _ = self.library.place(self.here)
+        first = state, np.uint64(window.handle), self.source, np.int64(_ROUNDS)
+        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.bad))
+
+
+class _NcclPingWords(_Ping, _OfNccl):
+    def bind(self) -> None:
+        kernel, self.here = self.library.kernel("ping_words"), self.pair.zeros(_ROUNDS)
+        first = self.library.state, *self.library.few, self.source, np.int64(_ROUNDS)
+        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.here, self.bad))
+
+
+class _Swap(_ByKernel):
+    """Words both ways; they land in two halves in turn, by the number of the launch.
+
+    That lies in GPU memory, so that a graph of launches knows it, too.
+    """
+
+    turns: Any  # launches so far, by block
+    dtype: ClassVar[str] = "u8"
+
+    def __init__(self, pair: _Pair, library: Any = None, *, blocks: int, steps: int = 1) -> None:
+        self.blocks, self.steps = blocks, steps
+        pairs = -(-pair.words // (2 * blocks))  # a thread moves two words at a time
+        self.block = min(-(-pairs // 32) * 32, _BLOCK)
+        self.turns = pair.zeros(blocks, self.dtype)
+        super().__init__(pair, library)
+
+    def step(self) -> None:
+        for _ in range(self.steps):
+            self.launch()
+
+    def received(self) -> Any:
+        words, half = self.pair.words, (int(self.turns[0]) - 1) % 2
+        return self.here[half * words : (half + 1) * words]
+
+
+class _OwnSwap(_Swap, _OfWindow):
+    def bind(self) -> None:
+        blocks, words = self.blocks, self.pair.words
+        self.here = self.allocate(2 * words, "swap", blocks, self.block, blocks)
+        self.launch = partial(self.start, self.source, np.int64(words), self.turns)
+
+
+class _NvshmemSwap(_Swap, _OfNvshmem):
+    def bind(self) -> None:
+        words, kernel = self.pair.words, self.library.kernel("swap")
+        self.source, self.here = self.empty(words), self.empty(2 * words)
+        rest = self.signals(self.blocks), np.int64(words), np.int32(self.pair.rank), self.turns
+        arguments = self.source, self.here, *rest
+        self.launch = partial(kernel, (self.blocks,), (self.block,), arguments)
+
+
+class _NcclSwap(_Swap, _OfNccl):
+    dtype = "u4"
+
+    def bind(self) -> None:
+        words = self.pair.words
+        self.here = self.empty(2 * words)
+        table = self.library.table(self.source, self.here, self.pair.peer)
+        rest = np.int32(1), np.int32(0), np.int64(8 * words), self.turns
+        kernel, arguments = self.library.kernel("exchange"), (self.library.state, table, *rest)
+        self.launch = partial(kernel, (self.blocks,), (self.block,), arguments)
+
+
+class _NcclSwapWords(_Swap, _OfNccl):
+    """By words that travel beside a number each, which need no two halves."""
+
+    def bind(self) -> None:
+        self.here = self.pair.zeros(self.pair.words)
+        self.block = min(-(-self.pair.words // 32) * 32, _BLOCK)
+        table = self.library.table(self.source, self.here, self.pair.peer)
+        arguments = self.library.state, table, np.int32(1), *self.library.few
+        kernel = self.library.kernel("exchange_words")
+        self.launch = partial(kernel, (self.blocks,), (self.block,), arguments)
+
+    def received(self) -> Any:
+        return self.here
+
+
+#: The class of each library, and its variants.
+_KINDS = {"nccl4py": "NcclDevice", "nvshmem": "Nvshmem"}
+_PINGS: dict[str, dict[str, tuple[Callable[..., Variant], int]]] = {
+    "nvshmem": {
+        "nvshmem put_signal": (_NvshmemPing, 8),
+        "nvshmem signal": (_NvshmemPingWord, 4),
+    },
+    "nccl4py": {"nccl barrier": (_NcclPing, 8), "nccl words": (_NcclPingWords, 8)},
+}
+_SWAPS: dict[str, Callable[..., Variant]] = {"nvshmem": _NvshmemSwap, "nccl4py": _NcclSwap}
+_NAMES = {"nvshmem": "nvshmem", "nccl4py": "nccl"}
