@@ -133,6 +133,14 @@ class Cells(NamedTuple):
         return sorted(range(len(self.shape)), key=self.strides.__getitem__)
 
 
+def cut_item(item: Any, extent: int, first: int, last: int) -> Any:
+    """Return an item of a key with its places from `first` up to before `last` alone."""
+    if not isinstance(item, slice):
+        return item[first:last]
+    places = range(extent)[item][first:last]
+    return slice(places.start, places.stop, places.step)
+
+
 class Loop(NamedTuple):
     """A loop over cells in one memory or several: with a step in each, or a table of offsets."""
 
