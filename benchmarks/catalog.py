@@ -77,6 +77,15 @@ _CASES = (
         naxes=1,
     ),
     Case(
+        "mesh",
+        "cells of an unstructured mesh, by their places: contiguous, in runs, scattered",
+        {"host": ("isend",), "cuda": ()},
+        "benchmarks.mesh",
+        is_sized=True,
+        sizes=dict.fromkeys(BOTH, (8, 512, 4 << 10, 64 << 10, 1 << 20)),
+        max_nbytes=1 << 20,
+    ),
+    Case(
         "fresh",
         "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
         {"host": ("sendrecv",), "cuda": ("staged",)},

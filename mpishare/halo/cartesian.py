@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.rank_group import require_intracomm
@@ -187,12 +188,12 @@ class HaloExchange(Plan):
 
             super().__init__(agreed, cells.sends, cells.recvs, agree_on_more)
 
-    @property
+    @cached_property
     def owned(self) -> Index:
         """Slices of the cells that this rank owns. Local."""
         return self._index(self.block.owned)
 
-    @property
+    @cached_property
     def interior(self) -> Index:
         """Slices of the owned cells that no neighbor reads and that need no neighbor. Local.
 
@@ -201,7 +202,7 @@ class HaloExchange(Plan):
         """
         return self._index(self._interior())
 
-    @property
+    @cached_property
     def shell(self) -> tuple[Index, ...]:
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
         return tuple(map(self._index, geometry.shell(self.block, self._interior())))

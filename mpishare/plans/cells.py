@@ -133,12 +133,21 @@ class Cells(NamedTuple):
         return sorted(range(len(self.shape)), key=self.strides.__getitem__)
 
 
+def cut_item(item: Any, extent: int, first: int, last: int) -> Any:
+    """Return an item of a key with its places from `first` up to before `last` alone."""
+    if not isinstance(item, slice):
+        return item[first:last]
+    places = range(extent)[item][first:last]
+    return slice(places.start, places.stop, places.step)
+
+
 class Loop(NamedTuple):
     """A loop over cells in one memory or several: with a step in each, or a table of offsets."""
 
     extent: int
     steps: tuple[int, ...]
     places: tuple[Array | None, ...]
+    nbytes: Array | None = None  # of the run at each place, where these differ
 
     @property
     def is_plain(self) -> bool:
@@ -167,6 +176,31 @@ def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loo
     return found
 
 
+# Up to so many bytes at a place are a single move, a run of any length is a call of memcpy: runs
+# of 5 doubles took 1.16 of the time of single moves, runs of 6 took 0.90, runs of 8 took 0.69.
+_MAX_MOVED_NBYTES, _MIN_PLACES_OF_RUN = 16, 6
+
+
+def _in_runs(loop: Loop, nbytes: int) -> Loop:
+    """Return a loop over runs of `nbytes` as one over runs of those that follow each other.
+
+    The same loop if few do.
+    """
+    if loop.is_plain:
+        return loop
+    ends = [
+        step * np.arange(loop.extent) if at is None else at
+        for step, at in zip(loop.steps, loop.places, strict=True)
+    ]
+    follows = np.logical_and.reduce([np.diff(at) == nbytes for at in ends])
+    first = np.flatnonzero(np.r_[True, ~follows])
+    least = _MIN_PLACES_OF_RUN if nbytes <= _MAX_MOVED_NBYTES else 1
+    if least * len(first) >= loop.extent:
+        return loop
+    lengths = nbytes * np.diff(np.r_[first, loop.extent])
+    return Loop(len(first), (0,) * len(ends), tuple(at[first] for at in ends), lengths)
+
+
 # C moves shorter runs in tiles, along the axes that are fastest at either end: these come last.
 _MAX_TILED_NBYTES = 8
 
@@ -177,7 +211,8 @@ def lower(
     """Return a copy as C makes it, in the order in which the cells of `by` lie; None for no cells.
 
     ``(nbytes, to, from, loops)``: so many bytes at each place of the loops, slowest first, from two
-    offsets on. Each loop is ``(count, to, from, to_at, from_at)``: steps, or tables of offsets.
+    offsets on. Each loop is ``(count, to, from, to_at, from_at, nbytes_at)``: steps, or tables of
+    offsets, and of the bytes at each place instead of `nbytes`.
     """
     if 0 in to.shape:
         return None
@@ -187,8 +222,13 @@ def lower(
             fastest = min(range(len(outer)), key=lambda at: outer[at].steps[end], default=0)
             if fastest > 1:
                 outer.insert(1, outer.pop(fastest))
+    outer[:1] = [_in_runs(each, run.extent) for each in outer[:1]]
     axes = (
-        (each.extent, *each.steps, *(at if at is None else at.tobytes() for at in each.places))
+        (
+            each.extent,
+            *each.steps,
+            *(at if at is None else at.tobytes() for at in (*each.places, each.nbytes)),
+        )
         for each in reversed(outer)
     )
     return run.extent, to.offset, source.offset, tuple(axes)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.plans.cells import Box, Cells
+import numpy as np
+
+from mpishare.plans.cells import Box, Cells, cut_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.runtime.route import Route
@@ -22,37 +22,46 @@ ALIGN = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The cells of one field in one message: a box, or all cells at `indices` along `axis`."""
+    """The cells of one field in one message: a box, or all cells at some places along an axis."""
 
     field: int  # index among the plan's fields
     shape: tuple[int, ...]  # of the cells, in the order in which they travel: last axis fastest
     nbytes: int  # without padding
+    key: tuple[Any, ...]  # their index in an array of the field, with an item for each axis
     box: Box | None = None
-    axis: int = 0
-    indices: np.ndarray[Any, Any] | None = None  # in the order in which they travel
+    axis: int | None = None  # whose places were named: at the other end they may be no box
     far: int | None = None  # index of the field at the other end, where it is another one
 
     @classmethod
     def of_box(cls, field: int, layout: FieldLayout, box: Box, far: int | None = None) -> Part:
         """Return the part of a box in the axes of the field."""
-        return cls(field, box.shape, box.size * layout.dtype.itemsize, box, far=far)
+        return cls(field, box.shape, box.size * layout.dtype.itemsize, box.slices, box, far=far)
 
     @classmethod
     def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
-        shape = list(layout.shape)
-        shape[axis] = len(indices)
+        """Return the part of all cells at some places along an axis: ints, or a slice upwards."""
+        extent = layout.shape[axis]
+        places = indices if isinstance(indices, slice) else _slice_of(indices)
+        shape = [*layout.shape]
+        shape[axis] = len(indices if places is None else range(extent)[places])
         nbytes = prod(shape) * layout.dtype.itemsize
-        return cls(field, tuple(shape), nbytes, None, axis, indices)
+        key: list[Any] = [slice(0, n) for n in layout.shape]
+        key[axis] = indices if places is None else places
+        box = None
+        if places is not None and places.step == 1:
+            box = Box((0,) * len(shape), layout.shape).within(axis, places.start, places.stop)
+        return cls(field, tuple(shape), nbytes, tuple(key), box, axis)
 
     def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
         """Return one of `count` pieces, possibly empty.
 
-        Cut along the longest axis, or that of the indices: both ends cut alike.
+        Cut along the longest axis, or that of the places: both ends cut alike.
         """
-        axis = self.axis if self.box is None else self.shape.index(max(self.shape))
+        axis = self.shape.index(max(self.shape)) if self.axis is None else self.axis
         begin, end = (_cut(self.shape[axis], at, count) for at in (number, number + 1))
-        if self.indices is not None:
-            return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
+        if self.axis is not None:
+            places = cut_item(self.key[axis], layout.shape[axis], begin, end)
+            return Part.of_indices(self.field, layout, axis, places)
         box = self.box or Box((), ())
         return Part.of_box(self.field, layout, box.cut(axis, begin, end), self.far)
 
@@ -62,15 +71,14 @@ class Part:
         return self.field if self.far is None else self.far
 
     @property
-    def key(self) -> Any:
-        """The index of the cells in an array of the field."""
-        if self.box is not None:
-            return self.box.slices
-        return (*[slice(None)] * self.axis, self.indices)
+    def indices(self) -> np.ndarray[Any, Any] | None:
+        """The places in the order in which they travel; None if a slice has them."""
+        places = None if self.axis is None else self.key[self.axis]
+        return None if isinstance(places, slice) else places
 
     def cells(self, layout: FieldLayout) -> Cells:
         """Return where the cells lie in a field: those at indices without their places."""
-        key = () if self.box is None else self.key
+        key = self.key if self.indices is None else ()
         return Cells.of_key(layout, key)._replace(shape=self.shape)
 
 
@@ -192,6 +200,14 @@ def parts_sent(
             if route in (None, message.route):
                 for part in message.parts:
                     yield key_of_sent(sender, message, part), part, message.route
+
+
+def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:
+    """Return indices at equal steps upwards as a slice; None for others."""
+    first, last = (int(indices[0]), int(indices[-1])) if len(indices) else (0, -1)
+    step = int(indices[1]) - first if len(indices) > 1 else 1
+    is_equal = step > 0 and bool((np.diff(indices) == step).all())
+    return slice(first, last + 1, step) if is_equal else None
 
 
 def _cut(extent: int, number: int, count: int) -> int:

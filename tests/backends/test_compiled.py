@@ -188,6 +188,39 @@ def test_copies_are_those_of_numpy(module, dtype):
         check_copy(module, array, to, source)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16", "V24"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_places_in_runs_are_moved_run_by_run(module, dtype, axis):
+    """Runs end where they end at either end; places that lie in other steps have none."""
+    rng = np.random.default_rng(axis)
+    nbytes = np.dtype(dtype).itemsize
+    array = rng.integers(0, 255, (200, 200, nbytes), "u1").view(dtype)[..., 0]
+    runs = [range(at, at + n) for at, n in ((3, 8), (50, 1), (11, 20), (80, 9))]
+    places = np.concatenate([np.array(run) for run in runs])
+    for to in (np.arange(100, 138), np.r_[100:105, 110:143]):
+        keys = ((slice(None),) * axis + (each,) for each in (to, places))
+        check_copy(module, array, *keys)
+    layout = layout_of(array)
+    whole, there = (Cells.of_key(layout, (slice(None),) * axis + (each,)) for each in (to, places))
+    _, _, _, loops = lower(whole, there, nbytes, by=whole)
+    count, *_, lengths = loops[-1]
+    row = nbytes if axis else 200 * nbytes
+    assert (np.frombuffer(lengths, "i8") == row * np.array([5, 3, 1, 20, 9])).all()
+    assert count == 5
+    apart = np.repeat(array, 2, axis=1)[:, ::2]
+    check_copy(module, apart, *((slice(None),) * axis + (each,) for each in (to, places)))
+
+
+@pytest.mark.parametrize("nbytes", [4, 8, 16])
+def test_runs_are_not_worth_a_call_each_if_they_are_short(nbytes):
+    """Elements one by one are single moves."""
+    for length, is_worth in ((6, False), (7, True)):
+        places = nbytes * np.add.outer(np.arange(0, 90, 9), np.arange(length)).ravel()
+        cells = Cells(0, places.shape, (nbytes,), {0: places})
+        _, _, _, (loop,) = lower(cells, cells, nbytes, by=cells)
+        assert (loop[-1] is not None) == is_worth
+
+
 NUMBERS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8", "c8", "c16")
 
 
@@ -198,7 +231,7 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
     dtype = np.dtype(dtype)
     rng = np.random.default_rng([dtype.itemsize, skew])
     for number in range(40):
-        shape = (8, *map(int, rng.integers(1, 9, rng.integers(0, 3))))
+        shape = (16, *map(int, rng.integers(1, 9, rng.integers(0, 3))))
         memory = np.zeros(dtype.itemsize * int(np.prod(shape)) + 1, "u1")
         array = np.ndarray(shape, dtype, memory, skew, order="CF"[number % 2])
         if dtype.kind in "iu":
@@ -208,6 +241,8 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
         to, source = ((slice(0, 3),), (slice(4, 7),))
         if number % 4 > 1:
             to, source = (rng.integers(0, 3, 6),), (rng.integers(4, 8, 6),)
+        if number % 8 == 7:  # in runs
+            to, source = (np.tile(np.arange(8), 3),), (8 + np.arange(24) % 8,)
         right = array.copy()
         add(right, to, right[source])
         right[source] = 0
@@ -283,7 +318,7 @@ def test_cells_that_lie_together_are_one_run():
     whole = Cells.of_key(layout, (slice(1, 3),))
     assert lower(whole, whole, 8, by=whole) == (2 * 5 * 6 * 8, 240, 240, ())
     face = Cells.of_key(layout, (slice(None), slice(1, 2)))
-    assert lower(face, face, 8, by=face) == (48, 48, 48, ((4, 240, 240, None, None),))
+    assert lower(face, face, 8, by=face) == (48, 48, 48, ((4, 240, 240, None, None, None),))
     none = Cells.of_key(layout, (slice(2, 2),))
     assert lower(none, none, 8, by=none) is None
 
@@ -346,7 +381,13 @@ def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
 
 FIELD = (np.dtype("f8"), (3, 4), (32, 8), 96, False, "f8")
 CELL = (8, 0, 0, ())
+PLACE, RUN = (0).to_bytes(8, "little"), (16).to_bytes(8, "little")
 WORDS = np.zeros(8, "u8")
+
+
+def of_axes(*axes):
+    """A part to send with these loops."""
+    return 0, 0, (8, 0, 0, axes), 1, 1, None, ()
 
 
 @pytest.mark.parametrize(
@@ -361,7 +402,12 @@ WORDS = np.zeros(8, "u8")
         {"senders": ((0, 1, 1, (0, 0), 1, ((0, 0, CELL, None, None, None, ()),)),)},
         {"senders": ((0, 1, 1, (0, 0), 1, ((5, 0, CELL, 1, 1, None, ()),)),)},
         {"out": ((0, 0, CELL, 1, None, None, ()),)},
-        {"out": ((0, 0, (8, 0, 0, ((2, 8, 8, b"", None),)), 1, 1, None, ()),)},  # a table too short
+        # A table too short; runs without places, not innermost, with a share of a cell, of no cell.
+        {"out": (of_axes((2, 8, 8, b"", None, None)),)},
+        {"out": (of_axes((1, 8, 8, PLACE, None, RUN)),)},
+        {"out": (of_axes((1, 8, 8, PLACE, PLACE, RUN), (2, 8, 8, None, None, None)),)},
+        {"out": (of_axes((1, 8, 8, PLACE, PLACE, (12).to_bytes(8, "little"))),)},
+        {"out": (of_axes((1, 8, 8, PLACE, PLACE, PLACE)),)},
         {"out": (3,)},
         {"zeroed": None},
         {"zeroed": ((0, 0, CELL, 1, 1, None, ()),)},  # nowhere in the field

@@ -56,6 +56,24 @@ _Fence.step, _Post.step = before(_Fence.step), before(_Post.step)
     main="benchmarks.__main__",
 )
 
+# Ghosts that are scattered come in another order.
+IN_ANOTHER_ORDER = altered(
+    """
+from benchmarks import mesh
+
+init = mesh.Private.__init__
+
+def init_in_another_order(self, problem, field=None):
+    problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
+    init(self, problem, field)
+    problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
+
+mesh.KINDS = ("scattered",)
+mesh.Private.__init__ = init_in_another_order
+""",
+    main="benchmarks.__main__",
+)
+
 # The ghosts of a solve never come.
 WITHOUT_GHOSTS = altered(
     """
@@ -121,13 +139,18 @@ def test_conjugate_gradients(ranks: int) -> None:
     assert {(row["nbytes"], row["clock"]) for row in rows} == {(512, "throughput")}
 
 
+def test_ghosts_in_another_order_are_a_wrong_result() -> None:
+    words = ("mesh", "--min", "512", "--max", "512", "--repeat", "2")
+    assert wrong_arms(2, IN_ANOTHER_ORDER, *words) == {"scattered", "scattered, windows"}
+
+
 def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
     assert wrong_arms(2, WITHOUT_GHOSTS, *SOLVE) == {"calls", "calls, dot"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    cases = ("faces", "calls", "fresh", "bandwidth", "messages1d")
+    cases = ("faces", "calls", "fresh", "bandwidth", "messages1d", "mesh")
     words = (*cases, "--max", "4KiB", "--repeat", "2")
     result = run(ranks, *words)
     assert result.returncode == 0, result.describe()
@@ -141,6 +164,11 @@ def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
         "bandwidth": {"own", "neighbor", "memcpy"},
         "messages1d": {"messages", "through the host", "persistent", SPINNING},
         "fresh": {"new arrays", "arrays in turn", "kept, copied", "kept array", "sendrecv"},
+        "mesh": {
+            name
+            for kind in ("contiguous", "in runs", "scattered")
+            for name in (kind, f"{kind}, windows", f"isend {kind}")
+        },
     }
 
 

@@ -63,6 +63,9 @@ def test_fields_with_different_axes(node):
     fields = [node.xp.zeros((2, 6)), node.xp.zeros(6)]
     with mpishare.HaloExchange(node.comm, fields, 1, axes=-1, dims=(node.size,), node=node) as halo:
         assert halo.shifted(halo.owned, -1, -1) == (..., slice(0, 4))
+        assert halo.owned is halo.owned  # programs read the boxes at each step
+        assert halo.interior is halo.interior
+        assert halo.shell is halo.shell
         with pytest.raises(ValueError, match="axis"):
             halo.shifted(halo.owned, 0, -1)
 

@@ -10,11 +10,11 @@ from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Message, Part, pack_messages, unpack_messages
 from mpishare.runtime.route import ROUTES
 
-LAYOUT = FieldLayout((4,), (8,), np.dtype("f8"), 0)
+LAYOUT = FieldLayout((20,), (8,), np.dtype("f8"), 0)
 
 
 def message(peer, tag):
-    return Message(peer, tag, (Part.of_indices(0, LAYOUT, 0, np.array([tag])),))
+    return Message(peer, tag, (Part.of_indices(0, LAYOUT, 0, np.array([tag, 0])),))
 
 
 def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
@@ -61,7 +61,7 @@ def test_a_forward_direction_copies_a_ranks_own_cells_in_its_fused_kernel():
     assert found.peers("fused") == [1, 2]
     assert [key.receiver for key, _ in found.sent("fused")] == [1, 2]
     assert [key.sender for key, _ in found.received("fused")] == [1]
-    assert [(a.indices.tolist(), b.indices.tolist()) for a, b in found.local()] == [([0], [0])]
+    assert [(a.indices.tolist(), b.indices.tolist()) for a, b in found.local()] == [([0, 0],) * 2]
     assert [[each.route for each in sent] for sent in found.messages] == [
         ["local", "fused", "fused"],
         ["fused", "local", "fused"],

@@ -85,8 +85,47 @@ def test_the_largest_number_of_runs_that_are_read_from_the_process():
         assert is_read_from_process(layout, part) == is_read
 
 
-def test_cells_by_index_are_packed():
-    layout = host_layout(np.empty((1 << 20,)), "field")
-    part = Part.of_indices(0, layout, 0, np.arange(1 << 19))
-    assert not is_read_in_place(layout, part)
-    assert not is_read_from_process(layout, part)
+@pytest.mark.parametrize(
+    ("places", "is_read"),
+    [
+        (np.arange(5, 5 + (1 << 19)), True),
+        (slice(5, 5 + (1 << 19), 1), True),
+        (np.arange(0, 1 << 20, 2), False),
+        (np.arange(1 << 19)[::-1], False),
+        (np.r_[1, 0, 2 : 1 << 19], False),
+    ],
+    ids=["together", "a slice", "in steps", "backwards", "scattered"],
+)
+def test_places_that_follow_each_other_are_a_box(places, is_read):
+    """Others are packed."""
+    layout = host_layout(np.empty((1 << 20, 2)), "field")
+    part = Part.of_indices(0, layout, 0, places)
+    assert part.shape == (1 << 19, 2)
+    assert part.nbytes == 8 << 20
+    assert is_read_in_place(layout, part) == is_read
+    assert is_read_from_process(layout, part) == is_read
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], slice(0, 0, 1)),
+        ([3], slice(3, 4, 1)),
+        ([3, 4], slice(3, 5, 1)),
+        ([1, 4, 7], slice(1, 8, 3)),
+        ([1, 4, 8], None),
+        ([4, 1], None),
+        ([2, 2], None),
+    ],
+)
+def test_the_simplest_index_of_places(places, expected):
+    """Steps upwards are a slice; all else stays as it is."""
+    layout = host_layout(np.empty((4, 9)), "field")
+    part = Part.of_indices(0, layout, 1, np.array(places, np.int64))
+    assert part.key[0] == slice(0, 4)
+    if expected is None:
+        assert part.key[1].tolist() == part.indices.tolist() == places
+    else:
+        assert part.key[1].indices(9) == expected.indices(9)
+        assert part.indices is None
+    assert part.shape == (4, len(places))

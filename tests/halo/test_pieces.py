@@ -56,6 +56,18 @@ def test_both_ends_cut_alike():
     )
     assert [m.nbytes for (m,) in sent] == [m.nbytes for (m,) in received]
     assert np.array_equal(np.concatenate([m.parts[0].indices for (m,) in sent]), some)
+    assert np.array_equal(
+        np.concatenate([np.arange(1 << 19)[m.parts[0].key[0]] for (m,) in received]), others
+    )
+
+
+def test_named_places_are_cut_although_they_follow_each_other():
+    """At the other end they may not."""
+    layout = layout_of((4 << 20,))
+    message = Message(1, 5, (Part.of_indices(0, layout, 0, np.arange(3 << 20)),))
+    assert is_in_one_piece(message, [layout])
+    assert not is_in_one_piece(message, [layout], [layout])
+    assert len(stages(message.parts, [layout], on_gpu=True)) == 3
 
 
 def test_small_ones_stay_whole_and_memory_of_gpus_takes_larger_pieces():

@@ -101,7 +101,7 @@ def test_long_runs_with_wide_gaps_are_read_one_by_one():
     layout = host_layout(np.empty(shape), "field")
     mine = host_layout(np.empty((3, 20, 300)), "field")
     box, target = Box((0, 10, 0), (3, 30, 300)), Box((0, 0, 0), (3, 20, 300))
-    blocks = list(process_read._blocks(layout, mine, box, target))
+    blocks = list(process_read._blocks(layout, mine, box, target.slices))
     runs = [Extent((at * 40 + 10) * 2400, 20 * 2400) for at in range(3)]
     assert [block.extent for block in blocks] == runs
     assert all(block.strides is None for block in blocks)
@@ -116,7 +116,7 @@ def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
         FieldLayout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4))
     )
     box = Box((0, 0, 0), shape)
-    blocks = list(process_read._blocks(theirs, mine, box, box))
+    blocks = list(process_read._blocks(theirs, mine, box, box.slices))
     extents = [block.extent for block in blocks]
     assert all(0 <= offset <= offset + nbytes <= 368 for offset, nbytes in extents)
     assert all(extent.nbytes <= 300 for extent in extents)

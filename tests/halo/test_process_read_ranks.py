@@ -109,6 +109,38 @@ def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
 
 
 @TWO
+@pytest.mark.parametrize("axis", [0, 1])
+def test_places_that_follow_each_other_at_one_end_alone(compiled_node, axis):
+    """Of a mesh: they are read there, where the field is in a window too, and put in their places.
+
+    What follows each other at the receiver alone is packed.
+    """
+    node, n = compiled_node, 40_000
+    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    order = np.random.default_rng(3).permutation(n)
+    together, scattered = np.arange(n), n + order
+    shape = (3 * n, 2) if axis == 0 else (2, 3 * n)
+    window = node.allocate_each(shape, float)
+    names = [(together, scattered), (order, together + n)]
+    for (sent, received), is_read in zip(names, (True, False), strict=True):
+        sends, recvs = {right: sent}, {left: received}
+        field = np.zeros(shape)
+        ex = mpishare.NeighborExchange(node.comm, sends, recvs, field, axis=axis, node=node)
+        assert bool(peer_reads(ex).keys) == is_read
+        numbers = np.arange(2 * n, dtype=float).reshape(2, n).T
+        for step, each in enumerate((field, window.array, np.zeros(shape)), 1):
+            rows = each if axis == 0 else each.T
+            rows[:n] = numbers + node.rank + 10 * step
+            rows[n:] = -1
+            ex.exchange(each)
+            assert (rows[received] == numbers[sent] + left + 10 * step).all()
+            assert (rows[2 * n :] == -1).all()
+            assert (rows[:n] == numbers + node.rank + 10 * step).all()
+        ex.close()
+    window.close()
+
+
+@TWO
 def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
     node = compiled_node
     cart = node.comm.Create_cart([node.size], [True])

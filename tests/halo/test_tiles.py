@@ -175,6 +175,15 @@ def test_own_parts_are_moved_by_tiles_too(case):
     assert arrays[0][sent.key].tobytes() == arrays[1][received.key].tobytes()
 
 
+def test_named_places_are_not_transposed():
+    """The other end, which knows no more of them, may have them anywhere."""
+    array = np.empty((64, 64))
+    layouts = layout_of(array), layout_of(array.T)
+    whole = Part.of_box(0, layouts[0], Box((0, 0), (64, 64)))
+    assert travel_order(whole, *layouts)
+    assert not travel_order(Part.of_indices(0, layouts[0], 0, np.arange(64)), *layouts)
+
+
 def test_axes_whose_cells_do_not_lie_together_are_not_transposed():
     """The box has one plane along the receiver's fastest axis, so another is fastest in it."""
     shape = (20, 3, 20)

@@ -569,14 +569,21 @@ class Graph:
 
 
 def random_graph(rng: np.random.Generator, size: int) -> Graph:
-    """Any graph: duplicates among what is sent, none among what is received; also nothing."""
+    """Any graph: duplicates among what is sent, none among what is received; also nothing.
+
+    Some ranks have their places in order, which makes runs of them.
+    """
     ghosts = [[0] * size for _ in range(size)]
     for one, other in product(range(size), range(size)):
         if rng.random() < 0.6:
             ghosts[one][other] = int(rng.integers(0, 6))
     owned = rng.integers(1, 7, size)
     lengths = [int(owned[rank] + sum(ghosts[rank]) + rng.integers(0, 3)) for rank in range(size)]
-    places = [rng.permutation(length).tolist() for length in lengths]
+    in_order = rng.integers(0, 2, size)
+    places = [
+        [*range(n)][::-1] if ordered else rng.permutation(n).tolist()
+        for n, ordered in zip(lengths, in_order, strict=True)
+    ]
     sends: list[dict[int, list[int]]] = [{} for _ in range(size)]
     recvs: list[dict[int, list[int]]] = [{} for _ in range(size)]
     free = [places[rank][owned[rank] :] for rank in range(size)]
@@ -585,6 +592,9 @@ def random_graph(rng: np.random.Generator, size: int) -> Graph:
         chosen = [free[one].pop() for _ in range(count)]
         mine = places[other][: owned[other]]
         given = [int(at) for at in rng.choice(mine, count)]
+        if in_order[other]:
+            first = int(rng.integers(len(mine)))
+            given = (sorted(mine)[first :: int(rng.integers(1, 3))] * count)[:count]
         if count or rng.random() < 0.3:  # nothing, but said
             recvs[one][other] = chosen
         if count or rng.random() < 0.3:

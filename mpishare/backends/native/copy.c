@@ -71,20 +71,48 @@ static void copy_run(char *to, const char *from, size_t nbytes, size_t total)
 }
 #endif
 
+static inline int64_t offset(const int64_t *table, int64_t step, int64_t at)
+{
+    return table ? table[at] : at * step;
+}
+
+static inline size_t nbytes_of(const Axis *axis, size_t run, int64_t at)
+{
+    return axis->nbytes_at ? (size_t)axis->nbytes_at[at] : run;
+}
+
 /* The innermost loop, for runs of a constant size: these are single moves. */
 #define LOOP(SIZE)                                                                                 \
     for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)                       \
         memcpy(to, from, SIZE)
+#define PLACES(SIZE)                                                                               \
+    for (int64_t at = 0; at < count; at++)                                                         \
+        memcpy(to + offset(to_at, to_step, at), from + offset(from_at, from_step, at), SIZE)
+
+static void copy_places(const Axis *axis, size_t run, char *to, const char *from)
+{
+    const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;
+    const int64_t *to_at = axis->to_at, *from_at = axis->from_at;
+    switch (axis->nbytes_at ? 0 : run) {
+    case 4: PLACES(4); return;
+    case 8: PLACES(8); return;
+    case 16: PLACES(16); return;
+    default:
+        for (int64_t at = 0; at < count; at++) {
+            const size_t nbytes = nbytes_of(axis, run, at);
+            copy_run(to + offset(to_at, to_step, at), from + offset(from_at, from_step, at),
+                     nbytes, (size_t)count * nbytes);
+        }
+        return;
+    }
+}
 
 void copy_line(const Axis *axis, size_t run, char *to, const char *from)
 {
     const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;
     const size_t total = (size_t)count * run;
     if (axis->to_at || axis->from_at) {
-        for (int64_t at = 0; at < count; at++)
-            copy_run(to + (axis->to_at ? axis->to_at[at] : at * to_step),
-                     from + (axis->from_at ? axis->from_at[at] : at * from_step), run,
-                     total);
+        copy_places(axis, run, to, from);
         return;
     }
     switch (run) {
@@ -107,7 +135,7 @@ void zero_line(const Axis *axis, size_t run, char *to, const char *from)
 {
     (void)from;
     for (int64_t at = 0; at < axis->count; at++)
-        memset(to + (axis->to_at ? axis->to_at[at] : at * axis->to), 0, run);
+        memset(to + offset(axis->to_at, axis->to, at), 0, nbytes_of(axis, run, at));
 }
 
 #define ADD(number, type, wide)                                                                     \
@@ -126,8 +154,9 @@ void zero_line(const Axis *axis, size_t run, char *to, const char *from)
         const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;             \
         if (axis->to_at || axis->from_at)                                                          \
             for (int64_t at = 0; at < count; at++)                                                 \
-                add_run_##number(to + (axis->to_at ? axis->to_at[at] : at * to_step),                \
-                               from + (axis->from_at ? axis->from_at[at] : at * from_step), run);  \
+                add_run_##number(to + offset(axis->to_at, to_step, at),                            \
+                                 from + offset(axis->from_at, from_step, at),                      \
+                                 nbytes_of(axis, run, at));                                        \
         else if (run == sizeof(type))                                                              \
             for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)               \
                 add_run_##number(to, from, sizeof(type));                                            \
@@ -199,8 +228,8 @@ static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, c
     }
     for (int64_t at = 0; at < axes->count; at++)
         move_axes(axes + 1, naxes - 1, copy,
-                  to + (axes->to_at ? axes->to_at[at] : at * axes->to),
-                  from + (axes->from_at ? axes->from_at[at] : at * axes->from));
+                  to + offset(axes->to_at, axes->to, at),
+                  from + offset(axes->from_at, axes->from, at));
 }
 
 void move_cells(const Copy *copy, char *to, const char *from)

@@ -6,11 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One loop: `count` steps of so many bytes at either end, or to the places in a table. */
+/* One loop: `count` steps of so many bytes at either end, or to the places in a table. The innermost
+ * may have the bytes at each place, instead of as many at all. */
 typedef struct {
     int64_t count;
     int64_t to, from;
-    const int64_t *to_at, *from_at;
+    const int64_t *to_at, *from_at, *nbytes_at;
 } Axis;
 
 /* What is done with `run` bytes at each place of the innermost loop. */

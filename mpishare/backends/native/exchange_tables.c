@@ -46,7 +46,7 @@ static int64_t *copy_table(Exchange *self, PyObject *bytes, int64_t count)
     return table;
 }
 
-/* Reads ``(run, to, from, ((count, to, from, to_at, from_at), ...))``. */
+/* Reads ``(run, to, from, ((count, to, from, to_at, from_at, nbytes_at), ...))``. */
 static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
 {
     PyObject *axes;
@@ -63,19 +63,32 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
         return -1;
     for (int at = 0; at < naxes; at++) {
         long long count, to_step, from_step;
-        PyObject *to_at, *from_at;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(axes, at), "LLLOO", &count, &to_step, &from_step,
-                              &to_at, &from_at))
+        PyObject *to_at, *from_at, *nbytes_at;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(axes, at), "LLLOOO", &count, &to_step, &from_step,
+                              &to_at, &from_at, &nbytes_at))
             return -1;
         if (count < 0) {
             PyErr_SetString(PyExc_ValueError, "a count is negative");
             return -1;
         }
-        made[at] = (Axis){count, to_step, from_step, NULL, NULL};
+        made[at] = (Axis){count, to_step, from_step, NULL, NULL, NULL};
         if (to_at != Py_None && !(made[at].to_at = copy_table(self, to_at, count)))
             return -1;
         if (from_at != Py_None && !(made[at].from_at = copy_table(self, from_at, count)))
             return -1;
+        if (nbytes_at != Py_None) {
+            if (run < 1 || at + 1 < naxes || !made[at].to_at || !made[at].from_at) {
+                PyErr_SetString(PyExc_ValueError, "runs of other lengths have places, innermost");
+                return -1;
+            }
+            if (!(made[at].nbytes_at = copy_table(self, nbytes_at, count)))
+                return -1;
+            for (int64_t place = 0; place < count; place++)
+                if (made[at].nbytes_at[place] < run || made[at].nbytes_at[place] % run) {
+                    PyErr_SetString(PyExc_ValueError, "a run has a share of a cell");
+                    return -1;
+                }
+        }
     }
     *copy = (Copy){copy_line, (size_t)run, to, from, naxes, made};
     return 0;

@@ -47,10 +47,15 @@ def split(
 def is_in_one_piece(
     message: Message, mine: Sequence[FieldLayout], theirs: Sequence[FieldLayout] | None = None
 ) -> bool:
-    """Whether a message's cells are contiguous, in the order of travel, at this end, or at both."""
+    """Whether a message's cells are contiguous, in the order of travel, at this end, or at both.
+
+    Of named places the other end is unknown.
+    """
     if len(message.parts) != 1:
         return False
     (part,) = message.parts
+    if theirs is not None and part.axis is not None:
+        return False
     ends = [mine[part.field], *([] if theirs is None else [theirs[part.far_field]])]
     return part.box is not None and all(_is_row(part, layout) for layout in ends)
 

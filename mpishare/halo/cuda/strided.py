@@ -36,7 +36,7 @@ class StridedCells:
     @classmethod
     def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
         """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        along = -1 if part.box is not None else part.axis
+        along = -1 if part.axis is None or part.indices is None else part.axis
         offset, shape, strides, _ = part.cells(layout)
         return _strided_cells(offset, shape, along, strides, layout.dtype.itemsize, alignment)
 

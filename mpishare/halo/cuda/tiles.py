@@ -86,7 +86,8 @@ def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tupl
     """
     size, shape = sender.dtype.itemsize, part.shape
     axes = [axis for axis, extent in enumerate(shape) if extent > 1]
-    if part.box is None or size & (size - 1) or not 2 <= len(axes) <= AXES:
+    # Where places were named, the other end may have no box.
+    if part.axis is not None or size & (size - 1) or not 2 <= len(axes) <= AXES:
         return ()
     column, row = (min(axes, key=layout.strides.__getitem__) for layout in (sender, receiver))
     are_runs = sender.strides[column] == receiver.strides[row] == size

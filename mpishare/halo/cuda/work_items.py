@@ -206,7 +206,7 @@ class WorkList:
         steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
         whole = FieldLayout(part.shape, tuple(steps), dtype, None)
         source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
-        if rows is not None and part.indices is not None:
+        if rows is not None and part.indices is not None and part.axis is not None:
             source = Part.of_indices(part.field, whole, part.axis, rows)
             layout = self._layouts[part.field]
             part = Part.of_indices(part.field, layout, part.axis, part.indices[rows])

@@ -20,7 +20,7 @@ import numpy as np
 from mpishare.errors import MpiShareError
 from mpishare.halo.host.parts import Extent, extent_of, has_few_gaps, is_read_from_process
 from mpishare.memory.process_memory import IoVec, process_vm_readv
-from mpishare.plans.cells import Cells, lower
+from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.layout import address_of
 from mpishare.plans.message import parts_sent, received
 from mpishare.plans.node_cache import report_of
@@ -94,7 +94,7 @@ class _Block(NamedTuple):
     """What one system call reads."""
 
     extent: Extent  # of the sender's field
-    key: tuple[slice, ...]  # in the receiver's field
+    key: tuple[Any, ...]  # in the receiver's field
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
 
 
@@ -135,9 +135,9 @@ class PeerReads:
         mine, layouts = self._comm.rank, self._layouts
         blocks: dict[PartKey, tuple[int, list[_Block]]] = {}
         for key, part in received(recvs, mine):
-            if key in self.keys and part.box is not None:  # it is a box at both ends
+            if key in self.keys:
                 pair = layouts[key.sender][key.field], layouts[mine][part.field]
-                blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.box)]
+                blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.key)]
         rearranged = (each for _, found in blocks.values() for each in found if each.strides)
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
@@ -239,30 +239,35 @@ def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
     if has_few_gaps(layout, box):
         yield box
         return
-    steps = _steps(layout, box)
+    steps = _steps(layout, box.slices)
     axis = steps.index(max(steps))
     for at in range(box.shape[axis]):
         yield from _pieces(layout, box.cut(axis, at, at + 1))
 
 
-def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
-    """Yield the reads of a box in the sender's field into one of the same shape in mine."""
-    extent, key = extent_of(theirs, source), target.slices
-    steps, own = _steps(theirs, source), _steps(mine, target)
-    if steps == own and extent.nbytes == target.size * theirs.dtype.itemsize:
+def _blocks(
+    theirs: FieldLayout, mine: FieldLayout, source: Box, key: tuple[Any, ...]
+) -> Iterator[_Block]:
+    """Yield the reads of a box in the sender's field into cells of the same shape in mine."""
+    extent = extent_of(theirs, source)
+    steps, own = _steps(theirs, source.slices), _steps(mine, key)
+    if steps == own and extent.nbytes == source.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)
     elif (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
         yield _Block(extent, key, Cells.of_key(theirs, source.slices).strides)
     else:  # cut along the axis that is the slowest in the sender's memory
         axis = steps.index(max(steps))
-        count = target.shape[axis]
+        count = source.shape[axis]
         planes = min(max(_BLOCK_NBYTES // steps[axis], 1), count - 1)
         for first in range(0, count, planes):
-            cut = (box.cut(axis, first, first + planes) for box in (source, target))
-            yield from _blocks(theirs, mine, *cut)
+            last = first + planes
+            item = cut_item(key[axis], mine.shape[axis], first, last)
+            some = (*key[:axis], item, *key[axis + 1 :])
+            yield from _blocks(theirs, mine, source.cut(axis, first, last), some)
 
 
-def _steps(layout: FieldLayout, box: Box) -> list[int]:
-    """Return the strides of the cells of a box, 0 along axes of one cell."""
-    _, shape, strides, _ = Cells.of_key(layout, box.slices)
-    return [step if extent > 1 else 0 for extent, step in zip(shape, strides, strict=True)]
+def _steps(layout: FieldLayout, key: Sequence[Any]) -> list[int]:
+    """Return the strides of the cells of a key: 0 along axes of one cell, -1 of any places."""
+    _, shape, strides, places = Cells.of_key(layout, key)
+    steps = [step if extent > 1 else 0 for extent, step in zip(shape, strides, strict=True)]
+    return [-1 if axis in places else step for axis, step in enumerate(steps)]
