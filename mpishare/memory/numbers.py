@@ -77,10 +77,14 @@ def exchangeable(field: Any) -> Any:
     return field.view(torch.int16)
 
 
-def from_dlpack(field: Any) -> np.ndarray[Any, Any]:
+def on_memory_of(field: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array on the memory of an array of another library."""
     known = exchangeable(field)
-    array = np.from_dlpack(known)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(known, torch.Tensor):
+        array: np.ndarray[Any, Any] = known.numpy()  # a tenth of the time of DLPack
+    else:
+        array = np.from_dlpack(known)
     return array if known is field else array.view(_bfloat16())
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.memory.memory import compact_strides
-from mpishare.memory.numbers import from_dlpack, number_of
+from mpishare.memory.numbers import number_of, on_memory_of
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:
-        array = from_dlpack(field)
+        array = on_memory_of(field)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
     if not array.flags.writeable and hasattr(field, "__array__"):

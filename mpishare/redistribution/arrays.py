@@ -42,21 +42,21 @@ class Arrays:
     """Makes and checks arrays in the memory of a plan: of NumPy, or of CuPy and PyTorch."""
 
     def __init__(self, *, on_gpu: bool) -> None:
-        self._on_gpu = on_gpu
-        self._own: Any = np.ndarray
+        self.on_gpu = on_gpu
+        self.own: Any = np.ndarray
         if on_gpu:
             import cupy
 
-            self._own = cupy.ndarray
+            self.own = cupy.ndarray
 
     def is_own(self, array: Any, side: Side) -> bool:
         """Whether the engines can tell all else about an array."""
-        return type(array) is self._own and bool(array.shape == side.shape)
+        return type(array) is self.own and bool(array.shape == side.shape)
 
     def new(self, like: Any, side: Side, stream: Any) -> Any:
         """Return a new array of a side, of the library of another one."""
         dtype = side.layout.dtype
-        if not self._on_gpu:
+        if not self.on_gpu:
             if is_tensor(like):
                 return sys.modules["torch"].empty(side.shape, dtype=like.dtype)
             return np.empty(side.shape, dtype)
@@ -69,39 +69,40 @@ class Arrays:
             return cupy.empty(side.shape, dtype)
 
     def checked(self, given: Any, name: str, side: Side, *, is_written: bool = False) -> Any:
-        """Return an array as its library has it; raise unless it is one of the side."""
+        """Return an array, as NumPy's in host memory; raise unless it is one of the side."""
         if given is None:
             raise TypeError(
                 f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape}"
             )
-        array = given.array if isinstance(given, Window) else given
+        array = self.seen(given.array if isinstance(given, Window) else given, name)
         found = check_layout(self._place_of(array, name)[1], name)
         if is_written:
             require_distinct_cells(found, name)
-            if not self._on_gpu and not as_numpy(array, name).flags.writeable:
+            if not self.on_gpu and not array.flags.writeable:
                 raise ValueError(f"{name} is read-only")
         wanted = FieldLayout(side.shape, found.strides, side.layout.dtype, side.layout.device)
         if (found.shape, found.dtype, found.device) != (wanted.shape, wanted.dtype, wanted.device):
             raise ValueError(
                 f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}"
             )
-        if self._on_gpu or is_tensor(array):
-            return array
-        return as_numpy(array, name)
+        return array
+
+    def seen(self, array: Any, name: str) -> Any:
+        """Return an array as the engines know it: in host memory NumPy's, converted once a call."""
+        return array if self.on_gpu else as_numpy(array, name)
 
     def _place_of(self, array: Any, name: str) -> tuple[int, FieldLayout]:
         """Return the address and the layout of an array."""
-        if self._on_gpu:
+        if self.on_gpu:
             from mpishare.plans.gpu.fields import place_of
 
             return place_of(array, name)
-        found = as_numpy(array, name)
-        return address_of(found), FieldLayout(found.shape, found.strides, found.dtype, None)
+        return address_of(array), FieldLayout(array.shape, array.strides, array.dtype, None)
 
     def fits(self, array: Any, side: Side) -> bool:
         """Whether the engines, which take only arrays that can be written, can use it as it is."""
         cells = side.as_cells(array)
-        if not self._on_gpu and not as_numpy(cells, side.name).flags.writeable:
+        if not self.on_gpu and not cells.flags.writeable:
             return False
         return side.layout.is_like(self._place_of(cells, side.name)[1])
 
@@ -126,7 +127,7 @@ class Arrays:
 
     def on(self, array: Any, stream: Any) -> Any:
         """Make a stream the current one of the library of an array."""
-        if stream is None or not self._on_gpu:
+        if stream is None or not self.on_gpu:
             return nullcontext()
         if is_tensor(array):
             torch = sys.modules["torch"]

@@ -18,7 +18,7 @@ from mpishare.halo.engine_pair import engine_class, make_engine
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.cells import Box
 from mpishare.plans.fields import GivenFields
-from mpishare.plans.layout import FieldLayout, Layout, check_layout
+from mpishare.plans.layout import FieldLayout, Layout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
 from mpishare.plans.routed_plan import RoutedPlan
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
@@ -246,19 +246,32 @@ class Redistribute(RoutedPlan):
     # --- a call
 
     def _redistribute(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
-        engine = way.engine
-        # Arrays of the plan's own library, which the engine checks, as fast as it can.
-        if self._arrays.is_own(given, way.read) and self._open is None and not self._is_closed:
-            if out is None:
-                out = self._arrays.new(given, way.written, stream)
-            if self._arrays.is_own(out, way.written) and engine.try_fast(
-                way.fields(given, out), stream
-            ):
-                return out
+        engine, arrays = way.engine, self._arrays
+        # Arrays that the engine checks, as fast as it can.
+        if self._open is None and not self._is_closed:
+            own = arrays.own
+            mine = given if type(given) is own else self._of_tensor(name, given, "the array")
+            if arrays.is_own(mine, way.read):
+                if out is None:
+                    out = arrays.new(given, way.written, stream)
+                into = out if type(out) is own else self._of_tensor(name, out, "out")
+                if arrays.is_own(into, way.written) and engine.try_fast(
+                    way.fields(mine, into), stream
+                ):
+                    return out
         call = self._prepare(way, name, given, out, stream)
         if not engine.try_fast(call.fields, stream):
             engine.exchange(engine.prepare(call.fields), stream)
         return self._finish(call, stream)
+
+    def _of_tensor(self, call: str, array: Any, name: str) -> Any:
+        """Return a tensor in host memory as NumPy's, anything else as it is."""
+        if self._arrays.on_gpu or not is_tensor(array):
+            return array
+        try:
+            return self._arrays.seen(array, name)
+        except (TypeError, ValueError) as error:
+            raise self._named(call, error) from None
 
     def _prepare(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> _Call:
         """Return a call with arrays that the engine can use, made where they were not given."""
@@ -272,7 +285,8 @@ class Redistribute(RoutedPlan):
         arrays, read, written = self._arrays, way.read, way.written
         source = arrays.checked(given, "the array", read)
         if out is None:
-            found = result = target = arrays.new(source, written, stream)
+            result = arrays.new(given, written, stream)
+            found = target = arrays.seen(result, "out")
         else:
             result = out
             found = target = arrays.checked(out, "out", written, is_written=True)
@@ -365,7 +379,7 @@ class _Call:
     engine: Engine
     fields: Any  # of the engine
     result: Any  # what the call returns
-    found: Any  # the same, as its library has it
+    found: Any  # the same, as the engines know it
     target: Any  # what is received into
     prepared: Any = None  # fields, unless the engine knew them
 

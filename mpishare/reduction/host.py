@@ -73,14 +73,15 @@ class HostReduce(PlanEngine):
         if stream is not None:
             handle_of(stream)
         # Written for speed: with few elements, the checks take as long as the rest.
+        if type(field) is not np.ndarray:
+            field = as_numpy(field, "a field")
         if (
-            type(field) is not np.ndarray
-            or field.shape != self._shape
+            field.shape != self._shape
             or field.strides != self._strides
             or field.dtype != self._dtype
             or not field.flags.writeable
         ):
-            field = self._checked(field)
+            self._require(field)
         if not self._is_needed:
             return
         try:
@@ -152,12 +153,10 @@ class HostReduce(PlanEngine):
 
     # --- checks of the arrays
 
-    def _checked(self, field: Any) -> Array:
-        array = as_numpy(field, "a field")
-        self._layout.require(FieldLayout(array.shape, array.strides, array.dtype, None))
-        if not array.flags.writeable:
+    def _require(self, field: Array) -> None:
+        self._layout.require(FieldLayout(field.shape, field.strides, field.dtype, None))
+        if not field.flags.writeable:
             raise ValueError("a field is read-only")
-        return array
 
     def _operand(self, field: Any, name: str) -> Array:
         array = field if type(field) is np.ndarray else as_numpy(field, name)

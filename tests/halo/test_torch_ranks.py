@@ -281,3 +281,28 @@ def test_sums_of_bfloat16(host_node):
         assert field.tolist() == [0, 3 * node.size, 1.5 * node.size, 3 * node.size, 0]
         one = torch.ones(5, dtype=torch.bfloat16)
         assert float(total.dot(one, one)) == 5 * node.size
+
+
+def test_tensors_are_redistributed(host_node, monkeypatch):
+    """Each becomes an array of NumPy once a call: that takes longer than to move a small one."""
+    shape, seen = (3, 2 * host_node.size + 1), []
+    numpy = torch.Tensor.numpy
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda self: seen.append(self) or numpy(self))
+    whole = torch.arange(3.0 * shape[1]).reshape(shape)
+    with mpishare.Redistribute(host_node.comm, shape, 1, 0, "f4", node=host_node) as plan:
+        a, b = whole[plan.source_box.slices], whole[plan.target_box.slices]
+        for given, out, times in (
+            (a.clone(), torch.empty(b.shape), 2),
+            (a.clone(), None, 2),
+            (a, torch.empty(b.T.shape).T, 4),  # with gaps and in another order: looked at twice
+        ):
+            seen.clear()
+            found = plan.forward(given, out=out)
+            assert isinstance(found, torch.Tensor)
+            assert out is None or found is out
+            assert torch.equal(found, b)
+            assert len(seen) == times
+        plan.start(b.clone(), torch.empty(a.shape), backward=True)
+        assert torch.equal(plan.wait(), a)
+        with pytest.raises(ValueError, match="forward failed: the array requires a gradient"):
+            plan.forward(a.clone().requires_grad_())

@@ -104,26 +104,27 @@ class HostEngine(PlanEngine):
     def prepare(self, fields: Sequence[Any]) -> HostCall:
         """Check the fields of a call: in C where it knows them, else in Python, which raises."""
         recording.require_none(self._name, "its fields are in host memory")
-        addresses = None if self._compiled is None else self._compiled.addresses_of(fields)
+        require_number(fields, len(self._layouts))
+        known = [
+            field if type(field) is np.ndarray else as_numpy(field, name)
+            for field, name in zip(fields, self._names, strict=True)
+        ]
+        addresses = None if self._compiled is None else self._compiled.addresses_of(known)
         if addresses is None:
-            fields, addresses = self._checked(fields)
-        pairs = zip(fields, self._carriers, strict=True)
+            addresses = self._checked(known)
+        pairs = zip(known, self._carriers, strict=True)
         arrays = [each if carrier is None else each.view(carrier) for each, carrier in pairs]
         return HostCall(arrays, addresses)
 
-    def _checked(self, fields: Sequence[Any]) -> tuple[list[Array], tuple[int, ...]]:
-        """Return the fields of a call as arrays of the plan's layouts, and their addresses."""
-        require_number(fields, len(self._layouts))
-        arrays = []
-        for field, expected, name in zip(fields, self._layouts, self._names, strict=True):
-            array = field if type(field) is np.ndarray else as_numpy(field, name)
+    def _checked(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+        """Return the addresses of arrays of the plan's layouts; raise at any other."""
+        for array, expected, name in zip(arrays, self._layouts, self._names, strict=True):
             expected.require(FieldLayout(array.shape, array.strides, array.dtype, None), name)
             if not array.flags.writeable:
                 raise ValueError(f"{name} is read-only")
-            arrays.append(array)
         addresses = tuple(map(address_of, arrays))
         self._disjoint.require(addresses)
-        return arrays, addresses
+        return addresses
 
     def ahead(self) -> list[int]:
         """Ranks of the node that have called more often than this one."""
