@@ -23,6 +23,7 @@ from mpishare.windows.pool_handle import address_of, unpack
 
 if TYPE_CHECKING:
     from mpishare.backends import Backend
+    from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
 _ENDED = f"{_NAME} was closed, or its owner has ended"
@@ -152,7 +153,7 @@ class _OpenedPool:
         return True
 
 
-def open_handle(handle: Any, stream: Any = None, *, timeout_s: float = 10.0) -> Any:
+def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float = 10.0) -> Any:
     """Open an array of a pool by its handle: the same bytes, no copy. Local, host-blocking.
 
     In any process of the same user on this machine: needs no MPI and starts none. In a rank of the
