@@ -44,7 +44,7 @@ class PeerError(MpiShareError):
 
     def __init__(self, message: str, *, failures: Mapping[int, str]) -> None:
         super().__init__(message)
-        self.failures = dict(failures)
+        self.failures: dict[int, str] = dict(failures)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class PeerTimeout(MpiShareError, TimeoutError):
 
     def __init__(self, message: str, *, ranks: Iterable[int], timeout_s: float) -> None:
         super().__init__(message)
-        self.ranks = tuple(sorted(ranks))
+        self.ranks: tuple[int, ...] = tuple(sorted(ranks))
         self.timeout_s = timeout_s
 
 

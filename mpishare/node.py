@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpishare.device.launch import launch_kernel
 from mpishare.device.window_device import WindowDevice
@@ -17,12 +17,13 @@ from mpishare.windows.pool import Pool, make_pool
 from mpishare.windows.share_all import share_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType, TracebackType
 
     from mpi4py import MPI
 
     from mpishare.backends import Device
+    from mpishare.memory.types import Array, BackendName, DTypeLike, GivenDevice, Shape, Stream
     from mpishare.runtime.report import Report
     from mpishare.windows.window import Window
 
@@ -71,8 +72,8 @@ class Node(NotPicklable):
         self,
         comm: MPI.Intracomm | None = None,
         *,
-        backend: str = "auto",
-        device: Any = None,
+        backend: Literal["auto"] | BackendName = "auto",
+        device: GivenDevice | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         parts = create_node(comm, backend, device, timeout_s)
@@ -82,7 +83,7 @@ class Node(NotPicklable):
         self._comms = parts.comms
         self._is_closed = False
         self.comm: MPI.Intracomm = parts.comms[0]
-        self.ranks = tuple(member.given_rank for member in parts.report.members)
+        self.ranks: tuple[int, ...] = tuple(member.given_rank for member in parts.report.members)
 
     @property
     def rank(self) -> int:
@@ -105,7 +106,7 @@ class Node(NotPicklable):
         return self.rank == self.leader
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> BackendName:
         """``"cuda"`` or ``"host"``, the same on every rank of the given communicator."""
         return self._context.backend.name
 
@@ -143,8 +144,8 @@ class Node(NotPicklable):
 
     def allocate(
         self,
-        shape: Any,
-        dtype: Any = float,
+        shape: Shape,
+        dtype: DTypeLike = float,
         *,
         fill: Any = None,
         owner: int | None = None,
@@ -188,8 +189,8 @@ class Node(NotPicklable):
 
     def allocate_each(
         self,
-        shape: Any,
-        dtype: Any = float,
+        shape: Shape,
+        dtype: DTypeLike = float,
         *,
         fill: Any = None,
         name: str | None = None,
@@ -230,7 +231,7 @@ class Node(NotPicklable):
 
     def share(
         self,
-        source: Any,
+        source: Array | Callable[[], Any] | None,
         *,
         owner: int | None = None,
         copy: bool | None = True,
@@ -284,7 +285,11 @@ class Node(NotPicklable):
         return share.share(self._context, source, owner, copy, name=name)
 
     def share_each(
-        self, source: Any, *, copy: bool | None = True, name: str | None = None
+        self,
+        source: Array | Callable[[], Any],
+        *,
+        copy: bool | None = True,
+        name: str | None = None,
     ) -> Window:
         """Share every rank's own array as its segment of one window.
 
@@ -394,8 +399,8 @@ class Node(NotPicklable):
 
     def channel(
         self,
-        shape: Any,
-        dtype: Any = float,
+        shape: Shape,
+        dtype: DTypeLike = float,
         *,
         slots: int | None = None,
         producer: int | None = None,
@@ -447,7 +452,7 @@ class Node(NotPicklable):
         grid: tuple[int, ...],
         block: tuple[int, ...],
         args: Sequence[Any],
-        stream: Any = None,
+        stream: Stream | None = None,
         *,
         shared_mem: int = 0,
     ) -> None:
@@ -500,7 +505,7 @@ class Node(NotPicklable):
         if context.agreement.meet("Node.barrier", has_news=bool(news)):
             context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
 
-    def synchronize(self, stream: Any = None) -> None:
+    def synchronize(self, stream: Stream | None = None) -> None:
         """Wait on the host until all work on a stream is done, with the deadline.
 
         Local, host-blocking. Unlike the stream's own method it raises where the stream waits for a

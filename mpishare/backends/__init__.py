@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpishare.memory.kinds import Kind, Refusal
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.types import BackendName
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Backend(ABC):
     The defaults are those of a backend without streams, whose calls block.
     """
 
-    name: str
+    name: BackendName
     has_streams = False
     xp: ModuleType
     device: Device | None = None

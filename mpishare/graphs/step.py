@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from mpishare.errors import ClosedError
 from mpishare.graphs.runs import Runs
@@ -32,7 +32,7 @@ class Step(NodeObject):
         node: Node,
         function: Callable[..., Any],
         until: Callable[..., Any] | None,
-        at_most: int | None,
+        at_most: SupportsIndex | None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"capture failed: {function!r} cannot be called")
@@ -120,12 +120,22 @@ class Step(NodeObject):
         return f"<mpishare.{self.name}{self._state()}>"
 
 
+@overload
+def capture(node: Node, function: Callable[..., Any]) -> Step: ...
+@overload
+def capture(
+    node: Node,
+    function: Callable[..., Any],
+    *,
+    until: Callable[..., Any] | None,
+    at_most: SupportsIndex | None,
+) -> Step: ...
 def capture(
     node: Node,
     function: Callable[..., Any],
     *,
     until: Callable[..., Any] | None = None,
-    at_most: int | None = None,
+    at_most: SupportsIndex | None = None,
 ) -> Step:
     """Make a function run as one CUDA graph: exchanges, kernels and all, in one launch.
 

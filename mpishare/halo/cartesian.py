@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from mpishare.halo.any_fields import NewFields
     from mpishare.halo.geometry import Transfer
+    from mpishare.memory.types import Fields, Index, RouteName, Width
     from mpishare.node import Node
     from mpishare.plans.cells import Box
     from mpishare.plans.fields import GivenFields
     from mpishare.plans.setup import AgreedFields, PlanStart
 
-    Index = tuple[Any, ...]
 
 _CALL = "HaloExchange"
 
@@ -162,22 +162,24 @@ class HaloExchange(Plan):
     def __init__(
         self,
         cart: MPI.Intracomm,
-        fields: Any,
-        width: Any,
+        fields: Fields,
+        width: Width,
         *,
         corners: bool = False,
-        axes: Any = None,
+        axes: SupportsIndex | Sequence[SupportsIndex] | None = None,
         node: Node | None = None,
-        require: Any = None,
-        dims: Any = None,
-        periods: Any = None,
+        require: RouteName | Sequence[RouteName] | None = None,
+        dims: Sequence[SupportsIndex] | None = None,
+        periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
         require_intracomm(_CALL, cart, "cart must be a Cartcomm")
         given = _Given(width, axes, bool(corners), require)
         with plan_setup(_CALL, cart, node) as start:
             agreed, cells = given.agree(start, fields, lambda: grid_of(cart, dims, periods))
             grid, block = cells.grid, cells.block
-            self.grid, self.block, self._transfers = grid, block, cells.transfers
+            self.grid: Grid = grid
+            self.block: Block = block
+            self._transfers = cells.transfers
             self._axes, self._shapes = cells.axes, [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
                 self._axes, self._shapes = fields_of_block(self.block.shape, axes)

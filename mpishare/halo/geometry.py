@@ -18,6 +18,8 @@ from mpishare.plans.cells import Box
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mpishare.memory.types import Index
+
     Blocks = Mapping[int, "Block"] | Sequence["Block"]
 
 Direction = tuple[int, ...]
@@ -286,9 +288,7 @@ def shell(block: Block, inner: Box) -> tuple[Box, ...]:
     return tuple(box for box in found if box.size)
 
 
-def shifted(
-    box: tuple[Any, ...], axis: int, n: int, shapes: Sequence[Sequence[int]]
-) -> tuple[Any, ...]:
+def shifted(box: tuple[Any, ...], axis: int, n: int, shapes: Sequence[Sequence[int]]) -> Index:
     """Return the index of a box that is moved by `n` cells along `axis` of fields of these shapes.
 
     Axes that `box` does not name are whole: the last ones, or the first ones where it begins with

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpi4py import MPI
+    from numpy.typing import ArrayLike
 
     from mpishare.halo.any_fields import NewFields
+    from mpishare.memory.types import Fields, RouteName
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -69,13 +71,13 @@ class NeighborExchange(Plan):
     def __init__(
         self,
         comm: MPI.Intracomm,
-        sends: Mapping[int, Any],
-        recvs: Mapping[int, Any],
-        fields: Any,
+        sends: Mapping[int, ArrayLike | slice],
+        recvs: Mapping[int, ArrayLike | slice],
+        fields: Fields,
         *,
         axis: int = 0,
         node: Node | None = None,
-        require: Any = None,
+        require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
         require_intracomm(_CALL, comm)
 
@@ -98,13 +100,13 @@ class NeighborExchange(Plan):
     def from_global_ids(
         cls,
         comm: MPI.Intracomm,
-        ids: Any,
+        ids: ArrayLike,
         n_owned: int,
-        fields: Any,
+        fields: Fields,
         *,
         axis: int = 0,
         node: Node | None = None,
-        require: Any = None,
+        require: RouteName | Sequence[RouteName] | None = None,
     ) -> Self:
         """Make the exchange that brings to each ghost the cell with its global id.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.halo.any_fields import NewFields
+    from mpishare.memory.types import Array, Stream
     from mpishare.plans.engine import Engine, RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
@@ -74,7 +75,7 @@ class Plan(RoutedPlan):
         """
         return self._fields.pair_for("exchange", fields, None).setup.mine
 
-    def exchange(self, *fields: Any, stream: Any = None) -> None:
+    def exchange(self, *fields: Array, stream: Stream | None = None) -> None:
         """Bring every ghost up to date: `start`, then `wait`.
 
         Collective over the plan's ranks. Stream-ordered on CUDA (a `mpi` route waits on the host);
@@ -125,7 +126,7 @@ class Plan(RoutedPlan):
         engine, call = self._begin("exchange", fields, stream)
         engine.exchange(call, stream)
 
-    def start(self, *fields: Any, stream: Any = None) -> None:
+    def start(self, *fields: Array, stream: Stream | None = None) -> None:
         """Begin an exchange: neighbors get the cells as the stream has left them.
 
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
@@ -142,7 +143,7 @@ class Plan(RoutedPlan):
         self._is_open_fast = False
         self._begin_open((engine, call))
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
 
         Collective over the plan's ranks. Stream-ordered on CUDA, as `exchange`. On the host it may
@@ -170,7 +171,7 @@ class Plan(RoutedPlan):
             self._reopen(opened)
             raise
 
-    def accumulate(self, *fields: Any, stream: Any = None) -> None:
+    def accumulate(self, *fields: Array, stream: Stream | None = None) -> None:
         """Add every ghost to the cell that it shadows, then set it to zero: the reverse.
 
         Collective over the plan's ranks; the first call allocates, host-blocking. In a

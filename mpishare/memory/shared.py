@@ -74,8 +74,9 @@ class SharedMemory:
     def __init__(
         self, fd: int, nbytes: int, offset: int = 0, map_: Callable[..., Any] = map_file
     ) -> None:
-        self.fd = fd  # -1 for none
+        self.fd: int = fd  # -1 for none
         self.nbytes = nbytes
+        self.buffer: memoryview
         try:
             with _explained(nbytes, {errno.ENOMEM: _no_addresses}):
                 self._mapping, self.buffer = map_(fd, nbytes, offset)

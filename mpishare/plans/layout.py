@@ -20,9 +20,8 @@ from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal
 
-    from numpy.typing import DTypeLike
+    from mpishare.memory.types import DTypeLike, Order, Shape
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Layout:
     order: str = "C"
 
     @classmethod
-    def any(cls, shape: int | Sequence[int]) -> Layout:
+    def any(cls, shape: Shape) -> Layout:
         """Return the layout of any fields of a block: ``Layout(shape, None)``. Local.
 
         Parameters
@@ -161,9 +160,9 @@ class Layout:
 
         def __init__(
             self,
-            shape: int | Sequence[int],
+            shape: Shape,
             dtype: DTypeLike | None = float,
-            order: Literal["C", "F"] = "C",
+            order: Order = "C",
         ) -> None: ...
 
     def __post_init__(self) -> None:

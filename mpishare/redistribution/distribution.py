@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import SupportsIndex
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class OnRank:
     """
 
     rank: int
+
+
+Distribution: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | Box | OnRank | None"
 
 
 def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) -> Box:

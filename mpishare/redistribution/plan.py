@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.memory.types import Array, DTypeLike, RouteName, Shape, Stream
     from mpishare.node import Node
     from mpishare.plans.engine import Engine
+    from mpishare.redistribution.distribution import Distribution
 
 _CALL = "Redistribute"
 _SOURCE, _TARGET = 0, 1
@@ -114,15 +116,15 @@ class Redistribute(RoutedPlan):
     def __init__(
         self,
         comm: MPI.Intracomm,
-        shape: Any,
-        source: Any,
-        target: Any,
-        dtype: Any = float,
+        shape: Shape,
+        source: Distribution,
+        target: Distribution,
+        dtype: DTypeLike = float,
         *,
-        permute: Any = None,
+        permute: Sequence[SupportsIndex] | None = None,
         in_place: bool = False,
         node: Node | None = None,
-        require: Any = None,
+        require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
         require_intracomm(_CALL, comm)
 
@@ -137,7 +139,8 @@ class Redistribute(RoutedPlan):
                 for side in (_SOURCE, _TARGET)
             ]
             self._why_no_way_back = _require_cells(*boxes)
-            self.source_box, self.target_box = (each[comm.rank] for each in boxes)
+            self.source_box: Box = boxes[_SOURCE][comm.rank]
+            self.target_box: Box = boxes[_TARGET][comm.rank]
             sends, recvs = _messages(boxes, comm.rank, agreed.setup.mine)
             routed = agree_on_routes(agreed.setup, [], sends, recvs, engine_class)
             setup = replace(routed, calls=("forward", "backward"))
@@ -149,10 +152,11 @@ class Redistribute(RoutedPlan):
             self._arrays = Arrays(on_gpu=setup.on_gpu)
             self._in_place = bool(in_place)
             self._open_on_routes(setup)
-        self.source_shape, self.target_shape = source_side.shape, target_side.shape
+        self.source_shape: tuple[int, ...] = source_side.shape
+        self.target_shape: tuple[int, ...] = target_side.shape
         ranges.bind(self, "forward", "backward", "start", "wait")
 
-    def forward(self, a: Any, out: Any = None, stream: Any = None) -> Any:
+    def forward(self, a: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the target, given its part of the source.
 
         Collective over the plan's ranks. Stream-ordered on CUDA (a `mpi` route waits on the host);
@@ -192,7 +196,7 @@ class Redistribute(RoutedPlan):
         """
         return self._redistribute(self._forward, "forward", a, out, stream)
 
-    def backward(self, b: Any, out: Any = None, stream: Any = None) -> Any:
+    def backward(self, b: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the source, given its part of the target: the way back.
 
         Collective, as `forward`; the first call allocates, host-blocking, and cannot be captured
@@ -206,7 +210,14 @@ class Redistribute(RoutedPlan):
         way = self._backward or self._make_backward("backward", stream, b)
         return self._redistribute(way, "backward", b, out, stream)
 
-    def start(self, a: Any, out: Any = None, stream: Any = None, *, backward: bool = False) -> None:
+    def start(
+        self,
+        a: Array,
+        out: Array | None = None,
+        stream: Stream | None = None,
+        *,
+        backward: bool = False,
+    ) -> None:
         """Begin `forward`, or `backward`, beside other work, which leaves both arrays alone.
 
         Collective over the plan's ranks. Parameters and errors as those of these calls.
@@ -220,7 +231,7 @@ class Redistribute(RoutedPlan):
             engine.start(call.prepared, stream)
         self._begin_open(call)
 
-    def wait(self, stream: Any = None) -> Any:
+    def wait(self, stream: Stream | None = None) -> Any:
         """End what `start` began, and return the part that it brings.
 
         Collective over the plan's ranks. Stream-ordered on CUDA, as `forward`.

@@ -22,6 +22,7 @@ from mpishare.runtime import ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mpishare.memory.types import Array, OperationName, Stream
     from mpishare.node import Node
     from mpishare.plans.engine import PlanEngine, PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -83,7 +84,12 @@ class Allreduce(BasePlan):
     _log = logging.getLogger("mpishare.allreduce")
 
     def __init__(
-        self, comm: MPI.Intracomm, like: Any, op: str | MPI.Op = "sum", *, node: Node | None = None
+        self,
+        comm: MPI.Intracomm,
+        like: Array,
+        op: OperationName | MPI.Op = "sum",
+        *,
+        node: Node | None = None,
     ) -> None:
         require_intracomm(_CALL, comm)
         name = name_of(op)
@@ -116,7 +122,7 @@ class Allreduce(BasePlan):
             format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
         )
 
-    def reduce(self, x: Any, stream: Any = None) -> None:
+    def reduce(self, x: Array, stream: Stream | None = None) -> None:
         """Replace `x`, on every rank, by the combination of all ranks' `x`.
 
         Collective. Stream-ordered on CUDA, where it may be captured into a graph; over several
@@ -167,7 +173,9 @@ class Allreduce(BasePlan):
         if across and "reduce" in across:
             across["reduce"].reduce(x, stream)
 
-    def dot(self, x: Any, y: Any, out: Any = None, stream: Any = None) -> Any:
+    def dot(
+        self, x: Array, y: Array, out: Array | None = None, stream: Stream | None = None
+    ) -> Any:
         """Return the sum of ``conj(x) * y`` over the elements of all ranks.
 
         Collective, as `reduce`; in the order of the ranks, and in an order of a rank's own elements

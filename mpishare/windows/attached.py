@@ -22,6 +22,8 @@ from mpishare.windows.readers import CudaReader, HostReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.visit import Visit
@@ -111,13 +113,13 @@ class Attached:
     ) -> None:
         self.name = name
         self.job = job
-        self.dtype = window.dtype
+        self.dtype: np.dtype[Any] = window.dtype
         self._visit = visit
         self._timeout_s = timeout_s
         self._writable = writable
         self._segments = window.segments
-        self.ranks = tuple(segment.rank for segment in self._segments)
-        self.shape = self._segments[0].shape
+        self.ranks: tuple[int, ...] = tuple(segment.rank for segment in self._segments)
+        self.shape: tuple[int, ...] = self._segments[0].shape
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []

@@ -28,6 +28,7 @@ from mpishare.windows.slots import Block, Get, Put, channel_counters, free_at
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.window import Window
 
@@ -79,11 +80,12 @@ class Channel(NodeObject):
         number = context.next_number("channel")
         self.name = window.name = publication.name if publication else f"channel {number}"
         self._publication = publication
-        self.producer, self.consumers = producer, consumers
-        self.slots, *extents = window.shape
-        self.shape: tuple[int, ...] = tuple(extents)
-        self.dtype = window.dtype
-        self.nbytes = window.nbytes // self.slots
+        self.producer: int = producer
+        self.consumers: tuple[int, ...] = consumers
+        self.slots: int = window.shape[0]
+        self.shape: tuple[int, ...] = window.shape[1:]
+        self.dtype: np.dtype[Any] = window.dtype
+        self.nbytes: int = window.nbytes // self.slots
         self._context = context
         self._check = context.agreement.check
         self._window = window
@@ -116,7 +118,7 @@ class Channel(NodeObject):
             window.owner,
         )
 
-    def put(self, stream: Any = None) -> Put:
+    def put(self, stream: Stream | None = None) -> Put:
         """Return the block in which the producer writes the next frame. Producer only.
 
         ``with channel.put() as slot: slot[...] = frame``. Local. At the beginning of the block my
@@ -165,7 +167,7 @@ class Channel(NodeObject):
         block.stream = stream
         return block
 
-    def get(self, stream: Any = None) -> Get:
+    def get(self, stream: Stream | None = None) -> Get:
         """Return the block in which a consumer reads the next frame. Consumers only.
 
         ``with channel.get() as slot: analyse(slot)``. Local. At the beginning of the block the

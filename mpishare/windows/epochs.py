@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Signals
     from mpishare.coordination.counters import Counters
+    from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
 
 # Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
@@ -119,7 +120,7 @@ class Epochs:
         """The fence on the host, made at its first call: `Node.share_all` makes hundreds."""
         return self._make_fence(self._view, [(write, [*waits]) for write, waits in self._rounds])
 
-    def fence(self, stream: Any = None) -> None:
+    def fence(self, stream: Stream | None = None) -> None:
         """Order the work enqueued on all ranks before it against the work enqueued after it.
 
         Collective over the node. Stream-ordered on CUDA: returns without waiting for the GPU. On
@@ -162,7 +163,7 @@ class Epochs:
 
     # --- pairs: post, start, complete, wait
 
-    def post(self, ranks: Sequence[int], stream: Any = None) -> None:
+    def post(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
         """Let `ranks` access this rank's segment, after the work on this rank's stream so far.
 
         Local. Stream-ordered on CUDA; does not block on the host backend either.
@@ -191,7 +192,7 @@ class Epochs:
         self._write(self, group.post, stream)
         self._exposure = group
 
-    def start(self, ranks: Sequence[int], stream: Any = None) -> None:
+    def start(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
         """Begin to access the segments of `ranks`: later work on the stream follows their post.
 
         Local. Stream-ordered on CUDA; on the host backend it blocks until each has posted.
@@ -217,7 +218,7 @@ class Epochs:
         self._await(self, group.start, stream)
         self._access = group
 
-    def complete(self, stream: Any = None) -> None:
+    def complete(self, stream: Stream | None = None) -> None:
         """End the access: the stream's work so far is visible to the targets after their wait.
 
         Local. Stream-ordered on CUDA; does not block on the host backend either.
@@ -236,7 +237,7 @@ class Epochs:
         self._write(self, group.complete, stream)
         self._access = None
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """End the exposure: later work on the stream follows the origins' complete.
 
         Local. Stream-ordered on CUDA; on the host backend it blocks until each has completed.

@@ -21,6 +21,7 @@ from mpishare.windows.undo import undoing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
 
 # A record waits only for a waiter that is this far behind.
@@ -64,7 +65,7 @@ class Event(NodeObject):
         self._count = 0  # records called by the owner, or taken by this waiter
         self._chain = StreamChain(context.backend, name)
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         """Record the work enqueued on my stream so far. Owner only.
 
         Local. Stream-ordered; waits on the host only for a waiter that has not taken the record of
@@ -98,7 +99,7 @@ class Event(NodeObject):
             self._context.check_released()
         self._take(self._context.backend.record, count, number)
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """Let my stream wait for the owner's next record that I have not waited for yet.
 
         Local. Stream-ordered; waits on the host until the owner has *called* that record.

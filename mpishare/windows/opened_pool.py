@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpishare.backends import Backend
+    from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
 _ENDED = f"{_NAME} was closed, or its owner has ended"
@@ -154,7 +155,7 @@ class _OpenedPool:
         return True
 
 
-def open_handle(handle: Any, stream: Any = None, *, timeout_s: float = 10.0) -> Any:
+def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float = 10.0) -> Any:
     """Open an array of a pool by its handle: the same bytes, no copy. Local, host-blocking.
 
     In any process of the same user on this machine: needs no MPI and starts none. In a rank of the

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends import Backend, OwnMemory, PeerMemory
+    from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
 
@@ -88,7 +89,7 @@ class Pool(NodeObject):
 
     # --- the owner
 
-    def allocate(self, shape: Any, dtype: Any = float, stream: Any = None) -> Any:
+    def allocate(self, shape: Shape, dtype: DTypeLike = float, stream: Stream | None = None) -> Any:
         """Allocate an array. Owner only.
 
         Local; stream-ordered: the array may be used on `stream` at once, on other streams after it.
@@ -123,7 +124,7 @@ class Pool(NodeObject):
         call = f"{self.name}: allocate"
         return self._allocate(call, self._owned(call), shape, dtype, stream)
 
-    def _allocate(self, call: str, own: OwnBlocks, shape: Any, dtype: Any, stream: Any) -> Any:
+    def _allocate(self, call: str, own: OwnBlocks, shape: Shape, dtype: Any, stream: Any) -> Any:
         sizes, found = check_layout(self._context, call, shape, dtype)
         number, keeper = self._enter(call, stream)
         nbytes = math.prod(sizes) * found.itemsize
@@ -210,7 +211,7 @@ class Pool(NodeObject):
 
     # --- the other ranks
 
-    def open(self, handle: bytes, stream: Any = None) -> Any:
+    def open(self, handle: bytes, stream: Stream | None = None) -> Any:
         """Return an array of the owner: the same bytes, no copy. On every other rank.
 
         Local; does not block: about a microsecond in the driver, some more in Python. The owner

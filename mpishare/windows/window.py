@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.counters import Counters
     from mpishare.memory.memory import Memory
+    from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publication import Publication
     from mpishare.windows.segment import Segment
@@ -77,8 +78,8 @@ class Window(Epochs, NodeObject):
         self.owner = owner
         self.dtype = dtype
         home = segments[self._home]
-        self.shape = home.shape if home is not None else ()
-        self.nbytes = math.prod(self.shape) * dtype.itemsize
+        self.shape: tuple[int, ...] = home.shape if home is not None else ()
+        self.nbytes: int = math.prod(self.shape) * dtype.itemsize
         context.register(self, is_part=is_part)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         if log.isEnabledFor(logging.INFO):  # `Node.share_all` makes hundreds
@@ -252,7 +253,7 @@ class Window(Epochs, NodeObject):
         self._lent = self.array
         return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
 
-    def snapshot(self, stream: Any = None, **numbers: Any) -> None:
+    def snapshot(self, stream: Stream | None = None, **numbers: Any) -> None:
         """Copy this rank's segment as it is now, for processes that `attach`.
 
         Local; on CUDA stream-ordered, it does not block, and waits neither for a viewer nor for

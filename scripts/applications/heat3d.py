@@ -75,7 +75,7 @@ class Heat(orders.Steps):
 
     def begin(self) -> None:
         """Set the owned cells to the initial values."""
-        cells = np.multiply(self.args.shape, self.cart.dims)
+        cells = np.multiply(self.args.shape, self.cart.dims).tolist()
         self.u, self.v = self.fields
         self.u[self.mine] = initial(cells, self.cart, self.xp)
         if self.wrapped and self.scratch is not None:
@@ -108,7 +108,7 @@ class Heat(orders.Steps):
             self.halo, self.order = halo, order
             self.step()
 
-        found = {
+        found: dict[str, Callable[[], None]] = {
             "exchange": lambda: halo.exchange(self.u),
             "step": functools.partial(step, self.order),
         }

@@ -147,7 +147,8 @@ class Flow:
     def divergence(self) -> float:
         """Return the largest k . u, as part of the largest |k| |u|."""
         xp = self.xp
-        divergence = abs(sum(k * u for k, u in zip(self.k, self.u, strict=True))).max()
+        total: Any = sum(k * u for k, u in zip(self.k, self.u, strict=True))
+        divergence = abs(total).max()
         largest = xp.sqrt(self.k2 * 2 * self.energy()).max()
         parts = self.cart.allgather((float(divergence), float(largest)))
         return max(part[0] for part in parts) / max(part[1] for part in parts)

@@ -56,7 +56,7 @@ class ShallowWater:
 
     def begin(self) -> None:
         """Set the owned cells to the initial values."""
-        cells = np.multiply(self.args.shape, self.cart.dims)
+        cells = np.multiply(self.args.shape, self.cart.dims).tolist()
         values = initial(cells, self.args.shape[0], self.cart)
         for field, value in zip(self.now, values, strict=True):
             field[self.halo.owned] = self.xp.asarray(value)

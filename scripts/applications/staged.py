@@ -198,11 +198,11 @@ class Neighborhood(Pinned):
         graph = ranks.Create_dist_graph_adjacent(
             [face.source for face, _, _ in into], [face.dest for face, _, _ in out], reorder=False
         )
-        buffers = [(each.host, [data.size for _, _, data in each]) for each in (out, into)]
+        sent, received = ((each.host, [data.size for _, _, data in each]) for each in (out, into))
         try:
-            request = graph.Neighbor_alltoallv_init(*buffers)
+            request = graph.Neighbor_alltoallv_init(sent, received)
         except NotImplementedError:  # before MPI 4
-            return lambda: [graph.Ineighbor_alltoallv(*buffers)]
+            return lambda: [graph.Ineighbor_alltoallv(sent, received)]
 
         def send() -> list[MPI.Request]:
             request.Start()

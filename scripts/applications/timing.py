@@ -68,7 +68,7 @@ def steps_us(
 def alone_us(
     node: mpishare.Node,
     cart: MPI.Cartcomm,
-    actions: Mapping[str, Callable[[], None]],
+    actions: Mapping[str, Callable[[], object]],
     calls: int,
     progress: Progress,
 ) -> dict[str, float]:

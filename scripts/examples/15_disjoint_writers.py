@@ -12,13 +12,11 @@ PART = 1 << 20  # elements per rank
 with mpishare.Node() as node:
     xp, comm = node.xp, node.comm
     pool = node.pool()
-    handle = None
     if node.is_leader:
         buffer = pool.allocate(PART * node.size, "i4")
-        handle = pool.handle(buffer)
-    handle = comm.bcast(handle)
-    if not node.is_leader:
-        buffer = pool.open(handle)  # on this rank's GPU, over the link where it is another one
+        comm.bcast(pool.handle(buffer), node.leader)
+    else:  # on this rank's GPU, over the link where it is another one
+        buffer = pool.open(comm.bcast(None, node.leader))
 
     mine = buffer[PART * node.rank : PART * (node.rank + 1)]
     mine[...] = PART * node.rank + xp.arange(PART)

@@ -32,6 +32,7 @@ def open_files():
 comm = MPI.COMM_WORLD
 u = np.zeros(18)
 u[1:-1] = comm.rank
+before = 0
 for call in range(CALLS):
     u = smooth(comm, u)
     if call == CALLS // 10:

@@ -26,8 +26,8 @@ class Exchange(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx, gradient):
-        return Exchange.apply(gradient, ctx.halo, not ctx.is_reverse), None, None
+    def backward(ctx, *grad_outputs):
+        return Exchange.apply(*grad_outputs, ctx.halo, not ctx.is_reverse), None, None
 
 
 def train(u, wanted, padded, add_up=lambda _: None):
