@@ -77,6 +77,10 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
     },
+    "docs/comparison.md": {
+        "compared": lambda folder: of_runs(folder, "newest-", others.compared, is_whole=False),
+        "compared-mpi": lambda folder: of_runs(folder, "", others.compared),
+    },
     "docs/results/README.md": {
         "runs": full,
         "fresh": lambda folder: of_runs(folder, "fresh-", halos.fresh),
