@@ -106,12 +106,14 @@ def unproven_tests() -> str:
     return "\n".join([*(lines or ["None."]), ""])
 
 
-def caption_options(_: object, name: str, source: list[str]) -> None:
-    """Show what stands behind the language of a block, as on the page of errors: `ranks=2`."""
+def on_errors_page(_app: Any, name: str, source: list[str]) -> None:
+    """Show what stands behind the language of a block, `ranks=2`; wrap messages in the browser."""
     if name == "errors":
         options = r"^```python (\S.*)$"
+        text = re.sub(options, r"```{code-block} python\n:caption: \1\n", source[0], flags=re.M)
+        messages = r"(?<=^```text\n)(.*?)(?=\n```$)"
         source[0] = re.sub(
-            options, r"```{code-block} python\n:caption: \1\n", source[0], flags=re.M
+            messages, lambda found: found[1].replace("\n", " "), text, flags=re.M | re.S
         )
 
 
@@ -135,7 +137,7 @@ def inline_drawings(app: Any, doctree: nodes.document, _name: str) -> None:
 
 def setup(app: Any) -> None:
     """Write what is made from other files."""
-    app.connect("source-read", caption_options)
+    app.connect("source-read", on_errors_page)
     app.connect("autodoc-process-signature", tidy_signature)
     app.connect("doctree-resolved", inline_drawings)
     folder = ROOT / "docs" / "_generated"

@@ -1,10 +1,11 @@
 // The search lists pages that explain a word before those on which it only stands.
 var Scorer = {
   // [name of the page, title, anchor, description, score, file, kind]
-  score: ([page, , , , score]) =>
-    /^(errors|examples|releases|testing|making|protocols|architecture|results|_modules)/.test(page)
-      ? score / 4
-      : score,
+  score: ([page, , , , score]) => {
+    if (/^(getting-started|concepts|halo|cookbook)$/.test(page)) return 2 * score;
+    const stands = /^(errors|examples|releases|testing|making|protocols|architecture|results)/;
+    return stands.test(page) ? score / 4 : score;
+  },
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },
