@@ -8,6 +8,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes
+
 import mpishare
 from tests.gpu import evidence
 
@@ -16,13 +18,27 @@ author = "the mpishare developers"
 copyright = "the mpishare developers"
 release = version = mpishare.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
+extensions = [
+    "myst_parser",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "numpydoc",
+]
 exclude_patterns = ["_build", "_generated"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+# Copies what is typed, not what is printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say them
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
 numpydoc_show_class_members = False
 default_role = "py:obj"  # docstrings name what they mean in single backticks
 autosummary_generate = False
@@ -30,10 +46,24 @@ autosummary_generate = False
 html_theme = "furo"
 html_title = f"mpishare {release}"
 html_static_path = ["_static"]
+html_search_scorer = str(ROOT / "docs/_static/scorer.js")
 html_css_files = ["mpishare.css"]
 html_show_sphinx = False
 html_copy_source = False
 
+
+# `scripts/docs --intersphinx` links to these; without it a build needs no network.
+if tags.has("intersphinx"):  # type: ignore[name-defined]  # noqa: F821
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "mpi4py": ("https://mpi4py.readthedocs.io/en/stable", None),
+        "cupy": ("https://docs.cupy.dev/en/stable", None),
+    }
+
+#: Made by a `Node` or a function, never called by their users.
+MADE_BY_OTHERS = {"Attached", "Channel", "Event", "Export", "Frame", "Pool", "Step", "Window"}
 
 PACKAGES = ("python", "cupy", "cuda-bindings", "mpi4py", "numpy")
 
@@ -76,18 +106,40 @@ def unproven_tests() -> str:
     return "\n".join([*(lines or ["None."]), ""])
 
 
-def caption_options(_: object, name: str, source: list[str]) -> None:
-    """Show what stands behind the language of a block, as on the page of errors: `ranks=2`."""
+def on_errors_page(_app: Any, name: str, source: list[str]) -> None:
+    """Show what stands behind the language of a block, `ranks=2`; wrap messages in the browser."""
     if name == "errors":
         options = r"^```python (\S.*)$"
+        text = re.sub(options, r"```{code-block} python\n:caption: \1\n", source[0], flags=re.M)
+        messages = r"(?<=^```text\n)(.*?)(?=\n```$)"
         source[0] = re.sub(
-            options, r"```{code-block} python\n:caption: \1\n", source[0], flags=re.M
+            messages, lambda found: found[1].replace("\n", " "), text, flags=re.M | re.S
         )
+
+
+def tidy_signature(
+    _app: Any, what: str, name: str, _object: Any, _options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Leave out the arguments by which mpishare itself makes an object; write types by name."""
+    if what == "class" and name.rpartition(".")[2] in MADE_BY_OTHERS:
+        return "", ""
+    return (re.sub(r"<class '(\w+)'>", r"\1", signature), returns) if signature else None
+
+
+def inline_drawings(app: Any, doctree: nodes.document, _name: str) -> None:
+    """Put SVG into the page itself, where it takes the colors of the page's theme."""
+    for image in list(doctree.findall(nodes.image)):
+        if image["uri"].startswith("figures/") and image["uri"].endswith(".svg"):
+            svg = (Path(app.srcdir) / image["uri"]).read_text()
+            html = f'<span class="drawing">{svg}</span>'
+            image.replace_self(nodes.raw("", html, format="html"))
 
 
 def setup(app: Any) -> None:
     """Write what is made from other files."""
-    app.connect("source-read", caption_options)
+    app.connect("source-read", on_errors_page)
+    app.connect("autodoc-process-signature", tidy_signature)
+    app.connect("doctree-resolved", inline_drawings)
     folder = ROOT / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     (folder / "versions.md").write_text(tested_versions())

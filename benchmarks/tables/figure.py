@@ -1,95 +1,258 @@
-"""The figure of the README: the time of an exchange over the bytes of a face, as SVG."""
+"""The figures of times over sizes, as SVG that takes the colors of the page around it."""
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
-from tables import size
+from others import COLUMNS, SUMS
+from tables import CLOCKS, RUNS, origin, read, size, sizes, us
 
-CASE, CLOCK = "halo1d", "throughput"
-WIDTH, HEIGHT = 560, 360
-LEFT, RIGHT, TOP, BOTTOM = 84, 26, 44, 50
-SPACE = 60  # between the names of two sizes
-TICKS_US = (1, 10, 100, 1000, 10000, 100000)
-FONT = 'font-family="Helvetica, Arial, sans-serif"'
-#: Name, color and dashes of each line. The colors differ for color-blind readers too.
-STAGED = ("staged through pinned host memory", "#666666", "2 4")
-BEST = ("best of NCCL, NVSHMEM and PyTorch", "#D55E00", "8 4")
-BY_HAND = ("a kernel by hand on NCCL's windows", "#009E73", "5 3")
-OWN = ("mpishare, any array as a field", "#0072B2", "")
+WIDTH, HEIGHT = 400, 270
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 42
+SPACE = 46  # between the names of two sizes
+ENTRY = 18  # the height of a name below the chart
+MANY = 6  # of other lines: where there are more, those that are nowhere the fastest are left out
+#: Colors that color-blind readers tell apart, and that show on white and on black.
+OWN_STYLES = (("#0072B2", "2.5", "none"), ("#56B4E9", "2.5", "none"))
+STYLES = (
+    ("#D55E00", "1.8", "6 3"),
+    ("#A65628", "1.8", "10 4"),
+    ("#009E73", "1.8", "2 3"),
+    ("#CC79A7", "1.8", "8 3 2 3"),
+    ("#B8860B", "1.8", "4 4"),
+    ("#808080", "1.8", "1 4"),
+    ("#7F7F00", "1.8", "3 2"),
+)
+#: In a page it has the page's color, alone that of the browser's theme.
+HEAD = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="mpishare" role="img" \
+font-family="Helvetica, Arial, sans-serif" font-size="12" fill="currentColor">
+<title>{title}</title>
+<style>
+.mpishare {{ color: var(--color-foreground-primary, #1f2328) }}
+@media (prefers-color-scheme: dark) {{ \
+.mpishare {{ color: var(--color-foreground-primary, #e6edf3) }} }}
+</style>"""
 
-Line = list[tuple[int, float]]
+Arms = dict[str, Iterable[str]]  # by the name of a line: of these arms the fastest at each size
+Line = list[dict]  # the rows of one, by size
+
+FIELDS: Arms = {
+    "mpishare, any arrays": ["private fields"],
+    "mpishare, in windows": ["window fields"],
+}
+RING: Arms = {
+    "mpishare, fence": ["window fence"],
+    "mpishare, post to wait": ["window pairwise"],
+}
+SPREAD: Arms = {
+    "mpishare, any arrays": ["private", "private graph"],
+    "mpishare, in windows": ["windows", "windows graph"],
+}
+SUM: Arms = {"mpishare": ["reduce"]}
+SUMS_OF_OTHERS: Arms = {
+    name: arms[:1] for name, arms in SUMS.items() if arms[0] not in ("reduce", "float")
+}
+MESSAGES: Arms = {"mpishare, out of GPU memory": ["messages"]}
+BY_HAND: Arms = {"by hand, in place": ["mpi"], "by hand, packed": ["mpi packed"]}
+PACKED: Arms = {"by hand, packed": ["mpi"]}
+THROUGH_HOST: Arms = {"mpishare, through the host": ["through the host"]}
 
 
-def lines(rows: list[dict]) -> dict[tuple[str, str, str], Line]:
-    """The points (bytes, microseconds) of each line, from the rows of a run."""
-    rows = [row for row in rows if (row["case"], row["clock"], row["ok"]) == (CASE, CLOCK, True)]
-    others = {row["arm"] for row in rows if row["kind"] == "rival"} - {"staged", "naive"}
-    by_hand = {arm for arm in others if arm.startswith("nccl device")}
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn: lines of mpishare, and of all else that ran, unless `others` names it."""
 
-    def fastest(arms: set[str]) -> Line:
-        times: dict[int, float] = {}
+    run: str
+    case: str
+    title: str
+    own: Arms
+    others: Arms | None = None
+
+    def lines(self, rows: list[dict]) -> tuple[dict[str, Line], dict[str, Line]]:
+        """The points of mpishare's lines and of those of others, back to back."""
+        ran: dict[str, Line] = {}
         for row in rows:
-            if row["arm"] in arms:
-                times[row["nbytes"]] = min(row["median_us"], times.get(row["nbytes"], math.inf))
-        return sorted(times.items())
+            if (row["case"], row["clock"], row["ok"]) == (self.case, CLOCKS[1], True):
+                ran.setdefault(row["arm"], []).append(row)
+        others = self.others
+        if others is None:
+            known = {arm: name for name, arms in COLUMNS.items() for arm in arms}
+            rivals = [arm for arm, of in ran.items() if of[0]["kind"] == "rival"]
+            others = {known.get(arm, arm): [] for arm in rivals}
+            for arm in rivals:
+                others[known.get(arm, arm)].append(arm)
+        mine, theirs = (
+            {k: _fastest(ran, v) for k, v in each.items()} for each in (self.own, others)
+        )
+        theirs = {name: line for name, line in theirs.items() if line}
+        if len(theirs) > MANY:
+            best = _fastest(theirs, theirs)
+            theirs = {name: of for name, of in theirs.items() if any(row in best for row in of)}
+        return {name: line for name, line in mine.items() if line}, theirs
 
-    found = {
-        STAGED: fastest({"staged"}),
-        BEST: fastest(others - by_hand),
-        BY_HAND: fastest(by_hand),
-        OWN: fastest({"private fields"}),
-    }
-    return {line: points for line, points in found.items() if points}
+
+GPUS, CORES = "two H200, a rank each", "32 ranks on 32 cores"
+#: By the name of the file, in the order of the page; the first is the figure of the README.
+CHARTS = {
+    "halo1d": Chart("newest-gpus2", "halo1d", f"1-D halo exchange, {GPUS}", FIELDS),
+    "ring": Chart("newest-gpus2", "ring", f"Two faces in a ring, {GPUS}", RING),
+    "allreduce": Chart("newest-gpus2", "allreduce", f"Sum, called, {GPUS}", SUM, SUMS_OF_OTHERS),
+    "halo1d-gpus2": Chart("gpus2", "halo1d", f"1-D halo exchange, {GPUS}", FIELDS),
+    "halo3d-gpus2": Chart("gpus2", "halo3d", f"3-D halo, six faces, {GPUS}", FIELDS),
+    "halo1d-mps": Chart(
+        "onegpu-ranks4-mps", "halo1d", "1-D halo, one H200, 4 ranks under MPS", FIELDS
+    ),
+    **{
+        f"{case}-{mpi}": Chart(
+            f"cpu32-{mpi}-ranks32", case, f"{case[-2]}-D halo, {CORES}, {name}", FIELDS
+        )
+        for mpi, name in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
+        for case in ("halo1d", "halo3d")
+    },
+    "messages1d": Chart(
+        "messages-gpus2", "messages1d", "Messages of slabs, two H200",
+        MESSAGES | THROUGH_HOST, BY_HAND,
+    ),
+    "messages3d": Chart(
+        "messages-gpus2", "messages3d", "Messages of blocks, two H200",
+        MESSAGES | THROUGH_HOST, PACKED,
+    ),
+    "redistribute": Chart(
+        "redistribute-onegpu-ranks2-mps", "redistribute",
+        "Another axis, one H200, 2 ranks under MPS", SPREAD,
+    ),
+    "allgather": Chart(
+        "redistribute-onegpu-ranks2-mps", "allgather",
+        "All-gather, one H200, 2 ranks under MPS", SPREAD,
+    ),
+}  # fmt: skip
 
 
-def svg(run: dict, title: str) -> str:
-    """Draw them, with a label along each line."""
-    found = lines(run["rows"])
-    sizes = sorted({nbytes for line in found.values() for nbytes, _ in line})
+def of_runs(folder: Path) -> dict[str, tuple[Chart, dict]]:
+    """The charts whose run is there and has their case, each with the run."""
+    found = {}
+    for name, chart in CHARTS.items():
+        file = folder / f"{chart.run}.json"
+        if file.exists():
+            run = read(file, is_whole=False)
+            if all(chart.lines(run["rows"])):
+                found[name] = chart, run
+    return found
+
+
+def shown(folder: Path, *names: str) -> list[str]:
+    """The lines of a page that show charts, each with its run."""
+    lines = []
+    for name, (chart, run) in of_runs(folder).items():
+        if name in names:
+            about, _ = origin(run["header"])
+            lines += [f"![{chart.title}: times over bytes](figures/{name}.svg)", ""]
+            lines += [f"*{RUNS[chart.run]}*: {about}", ""]
+    return lines
+
+
+def svg(chart: Chart, run: dict) -> str:
+    """Draw the medians, with a band from the least to the 95th percentile, and the names below."""
+    own, others = chart.lines(run["rows"])
+    drawn = own | others
+    points = [row for line in drawn.values() for row in line]
+    day = run["header"]["date"][:10]
+    every = sizes((row["nbytes"],) for row in points)
+    low = math.floor(math.log10(min(row["min_us"] for row in points)))
+    high = math.ceil(math.log10(max(row["p95_us"] for row in points)))
 
     def x(nbytes: float) -> float:
-        low, high = math.log(sizes[0]), math.log(sizes[-1])
-        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(nbytes) - low) / (high - low)
+        first, last = math.log(every[0]), math.log(every[-1])
+        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(nbytes) - first) / (last - first)
 
-    def y(us: float) -> float:
-        low, high = math.log(TICKS_US[0]), math.log(TICKS_US[-1])
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (math.log(us) - low) / (high - low)
+    def y(time: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (math.log10(time) - low) / (high - low)
 
+    def path(rows: Iterable[dict], what: str) -> str:
+        return " ".join(f"{x(row['nbytes']):.1f},{y(row[what]):.1f}" for row in rows)
+
+    height = HEIGHT + ENTRY * len(drawn) + 6
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT} '
-        f'font-size="13" role="img"><title>{title}</title>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 24, title, size=15),
+        HEAD.format(width=WIDTH, height=height, title=chart.title),
+        f'<text x="2" y="16" font-size="13" font-weight="bold">{chart.title}</text>',
     ]
-    for us in TICKS_US:
+    for power in range(low, high + 1):
+        at = y(10**power)
         parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(us):.1f}" y2="{y(us):.1f}" '
-            'stroke="#dddddd"/>'
+            f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="currentColor" '
+            'stroke-opacity=".15"/>'
         )
-        parts.append(_text(LEFT - 8, y(us) + 4, f"{us:,} µs", anchor="end"))
-    for nbytes in sizes:
-        if nbytes == sizes[-1] or x(sizes[-1]) - x(nbytes) > SPACE:
-            parts.append(_text(x(nbytes), HEIGHT - 28, size(nbytes)))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "bytes of a face"))
-    for (name, color, dashes), line in found.items():
-        points = " ".join(f"{x(nbytes):.1f},{y(us):.1f}" for nbytes, us in line)
         parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5" '
-            f'stroke-dasharray="{dashes}"/>'
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_time(power)}</text>'
         )
+    for nbytes in _apart(every, x):
+        anchor = "end" if nbytes == every[-1] else "middle"
+        at = WIDTH - 2 if anchor == "end" else x(nbytes)
+        parts.append(
+            f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="{anchor}">{size(nbytes)}</text>'
+        )
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle" '
+        f'fill-opacity=".75">bytes; time per call, back to back, {day}</text>'
+    )
+    styles = dict(zip(own, OWN_STYLES, strict=False)) | _styles(others)
+    for number, (name, line) in reversed(list(enumerate(drawn.items()))):
+        color, width, dash = styles[name]
+        stroke = f'stroke="{color}" stroke-width="{width}" stroke-dasharray="{dash}"'
+        band = f"{path(line, 'min_us')} {path(reversed(line), 'p95_us')}"
+        parts.append(f'<polygon points="{band}" fill="{color}" fill-opacity=".15"/>')
+        parts.append(f'<polyline points="{path(line, "median_us")}" fill="none" {stroke}/>')
         parts += [
-            f'<circle cx="{x(nbytes):.1f}" cy="{y(us):.1f}" r="3.5" fill="{color}"/>'
-            for nbytes, us in line
+            f'<circle cx="{x(row["nbytes"]):.1f}" cy="{y(row["median_us"]):.1f}" r="2.6" '
+            f'fill="{color}"/>'
+            for row in line
         ]
-        label_y = y(line[0][1]) + {BY_HAND[0]: 15, OWN[0]: 29}.get(name, -9)
-        parts.append(_text(LEFT + 10, label_y, name, anchor="start", fill=color))
+        at = HEIGHT + ENTRY * number + 10
+        parts.append(
+            f'<path d="M{LEFT} {at - 4}h34" {stroke}/>'
+            f'<circle cx="{LEFT + 17}" cy="{at - 4}" r="2.6" fill="{color}"/>'
+            f'<text x="{LEFT + 42}" y="{at}">{name}: {_span(line)}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _text(
-    x: float, y: float, words: str, *, anchor: str = "", fill: str = "#222222", size: int = 13
-) -> str:
-    anchor = anchor or ("start" if size > 13 else "middle")
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}" '
-        f'font-size="{size}">{words}</text>'
+def _styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    """How each line is drawn: a library alike in all charts."""
+    fixed = dict(zip([name for name in COLUMNS if name != "mpishare"], STYLES, strict=True))
+    free = iter([fixed[name] for name in fixed if name not in names])
+    return {name: fixed[name] if name in fixed else next(free) for name in names}
+
+
+def _fastest(lines: dict[str, Line], names: Iterable[str]) -> Line:
+    """The fastest row at each size, of some lines."""
+    found: dict[int, dict] = {}
+    for name in names:
+        for row in lines.get(name, ()):
+            best = found.setdefault(row["nbytes"], row)
+            if row["median_us"] < best["median_us"]:
+                found[row["nbytes"]] = row
+    return [found[nbytes] for nbytes in sorted(found)]
+
+
+def _apart(every: list[int], x: Callable[[float], float]) -> list[int]:
+    """The sizes whose names have room, the last one always."""
+    kept = [every[-1]]
+    for nbytes in every[:-1]:
+        if x(every[-1]) - x(nbytes) > SPACE and (len(kept) < 2 or x(nbytes) - x(kept[-1]) > SPACE):
+            kept.append(nbytes)
+    return kept
+
+
+def _time(power: int) -> str:
+    return next(
+        f"{10 ** (power - of):g} {unit}"
+        for unit, of in (("s", 6), ("ms", 3), ("µs", 0), ("ns", -3))
+        if power >= of
     )
+
+
+def _span(line: Line) -> str:
+    """The first and the last time of a line."""
+    return f"{us(line[0]['median_us'])} to {us(line[-1]['median_us'])} µs"

@@ -115,6 +115,20 @@ def newest(rows: list[dict]) -> list[str]:
     return [*lines, *_sums(rows), *_dots(rows), *_setups(rows), *_absent(rows)]
 
 
+def compared(rows: list[dict]) -> list[str]:
+    """A line per library: a 1-D halo, back to back, the fastest form at each size."""
+    found = medians(rows, "halo1d")
+    # Without NCCL or another MPI beside it, a run compares nothing.
+    if not any(arm in ("mpi", "nccl") for _, arm, _ in found):
+        return []
+    cells = []
+    for name, forms in COLUMNS.items():
+        times = [fastest(found, nbytes, forms)[1] for nbytes in sizes(found)]
+        if any(times):
+            cells.append([name, *map(us, times)])
+    return table(["back to back, µs", *map(size, sizes(found))], cells)
+
+
 def _exchanges(rows: list[dict], case: str) -> list[str]:
     """A line per size: with a synchronize after each exchange / back to back."""
     found = medians(rows, case)

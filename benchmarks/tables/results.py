@@ -1,4 +1,4 @@
-"""Make the tables of figures from the runs in docs/results. Standard library only.
+"""Make the tables and the charts from the runs in docs/results. Standard library only.
 
 A page has each table between two marks, and the words about it outside of them. A ratio is that of
 two medians of one file: arms that were measured in turn, in one process and one run. A file that is
@@ -13,16 +13,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import figure
 import halos
 import others
-from figure import lines as figure_lines
-from figure import svg
 from tables import CORES, RUNS, RefusedError, of_runs, origin, runs
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: {} -->", "<!-- results: end -->"
-FIGURE = "docs/figures/halo1d.svg"
-FIGURE_RUN, FIGURE_TITLE = "newest-gpus2", "Time of one 1-D halo exchange, two GPUs, back to back"
+FIGURE = "docs/figures/{}.svg"
 
 
 def brief(folder: Path) -> list[str]:
@@ -58,16 +56,30 @@ def of_cores(table: Callable[[list[dict]], list[str]]) -> Callable[[Path], list[
     return lines
 
 
-#: The tables of each page, by their marks.
+def charts(*names: str) -> Callable[[Path], list[str]]:
+    """The charts of these names, where a page shows them."""
+    return lambda folder: figure.shown(folder, *names)
+
+
+#: The tables of each page, by their marks, and the figures.
 PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
     "README.md": {"cores": of_cores(halos.cores_in_brief)},
     "docs/performance.md": {
+        "halos-drawn": charts("halo1d-gpus2", "halo3d-gpus2", "halo1d-mps"),
         "halos": brief,
+        "cores-drawn": charts("halo1d-mpich", "halo3d-mpich", "halo1d-openmpi", "halo3d-openmpi"),
         "cores": of_cores(halos.cores_in_full),
+        "newest-drawn": charts("halo1d", "ring", "allreduce"),
         "newest": lambda folder: of_runs(folder, "newest-", others.newest, is_whole=False),
+        "messages-drawn": charts("messages1d", "messages3d"),
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),
+        "redistribute-drawn": charts("redistribute", "allgather"),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
+    },
+    "docs/comparison.md": {
+        "compared": lambda folder: of_runs(folder, "newest-", others.compared, is_whole=False),
+        "compared-mpi": lambda folder: of_runs(folder, "", others.compared),
     },
     "docs/results/README.md": {
         "runs": full,
@@ -98,10 +110,10 @@ def updated(page: str, text: str, folder: Path) -> str:
     return text
 
 
-def figure(folder: Path) -> dict[str, str]:
-    """The figure of the README, by its name; none where its run is missing."""
-    run = runs(folder, FIGURE_RUN, is_whole=False).get(FIGURE_RUN)
-    return {FIGURE: svg(run, FIGURE_TITLE)} if run and figure_lines(run["rows"]) else {}
+def drawn(folder: Path) -> dict[str, str]:
+    """Every figure, by its file."""
+    found = figure.of_runs(folder).items()
+    return {FIGURE.format(name): figure.svg(chart, run) for name, (chart, run) in found}
 
 
 def main(words: list[str], root: Path = ROOT) -> int:
@@ -111,13 +123,13 @@ def main(words: list[str], root: Path = ROOT) -> int:
     old = {page: (root / page).read_text() for page in PAGES}
     folder = root / "docs" / "results"
     try:
-        new = {page: updated(page, old[page], folder) for page in PAGES} | figure(folder)
+        new = {page: updated(page, old[page], folder) for page in PAGES} | drawn(folder)
     except RefusedError as refused:
         print(f"scripts/results: {refused}", file=sys.stderr)
         return 1
-    if FIGURE in new:
-        file = root / FIGURE
-        old[FIGURE] = file.read_text() if file.exists() else ""
+    for name in new.keys() - old.keys():
+        file = root / name
+        old[name] = file.read_text() if file.exists() else ""
     for name in new:
         if options.check:
             names, pair = (name, "what docs/results gives"), (old[name], new[name])

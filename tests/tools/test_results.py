@@ -68,6 +68,7 @@ def folder(tmp_path):
     """A place with the pages, and docs/results with no run in it."""
     made = tmp_path / "docs" / "results"
     made.mkdir(parents=True)
+    (tmp_path / "docs/figures").mkdir()
     for page in results.PAGES:
         (tmp_path / page).write_text(page_of(page))
     return made
@@ -214,3 +215,29 @@ def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
     lines = made(folder, "README.md")
     assert "| 8 B, 1-D | 0.50 / 0.60 / 0.40 | 0.50 / 0.60 / 0.40 |" in lines
     assert "| 8 B, 3-D | 0.50 / 0.60 / 0.40 | - / - / - |" in lines
+
+
+def test_a_chart_has_a_line_for_each_library_that_ran_and_its_fastest_form(folder):
+    run = a_run()
+    rows = [
+        row(arm, kind, "throughput", us * nbytes, nbytes, min_us=us, p95_us=2 * us * nbytes)
+        for nbytes in (8, 64)
+        for arm, kind, us in (
+            ("private fields", "own", 1.0),
+            ("nccl", "rival", 4.0),
+            ("nccl graph", "rival", 3.0),
+            ("staged", "rival", 9.0),
+        )
+    ]
+    run["rows"] = [*rows, row("torch", "rival", "throughput", None, reason="none")]
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    assert results.main([], folder.parents[1]) == 0
+    page = (folder.parents[1] / PERFORMANCE).read_text()
+    assert "(figures/halo1d.svg)" in page
+    assert "figures/ring.svg" not in page
+    (file,) = (folder.parents[1] / "docs/figures").iterdir()
+    drawn = file.read_text()
+    for line in ("any arrays: 8 to 64", "send and receive: 24 to 192", "staged MPI: 72 to 576"):
+        assert f"{line} µs</text>" in drawn
+    assert "PyTorch" not in drawn
+    assert drawn.count("<polyline") == drawn.count("<polygon") == 3
