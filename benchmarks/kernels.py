@@ -29,7 +29,8 @@ from mpishare.errors import counted
 _ROUNDS = 1000
 #: Launches in a graph.
 _STEPS = 20
-_BLOCK, _MAX_BLOCKS = 512, 64
+#: Threads of a block, and blocks of all ranks that share a GPU: each waits for others.
+_BLOCK, _MAX_BLOCKS = 512, 128
 #: Each of these numbers of bytes per block, as powers of 2, is tried.
 _SHARES = (15, 14, 12)
 #: NCCL's words beside numbers, by `NcclDevice`: no more words than this.
@@ -71,7 +72,8 @@ def _run_pingpong(session: Session, case: Case) -> None:
 def _run_swap(session: Session, case: Case, nbytes: int) -> None:
     pair, unfit = _Pair(session, nbytes // 8), _refusal(session)
     comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
-    blocks = sorted({min(max(nbytes >> share, 1), _MAX_BLOCKS) for share in _SHARES})
+    most = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
+    blocks = sorted({min(max(nbytes >> share, 1), most) for share in _SHARES})
 
     def add(arm: str, make: Callable[..., Variant], **arguments: Any) -> None:
         comparison.add(arm, make, **arguments)

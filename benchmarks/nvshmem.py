@@ -17,6 +17,9 @@ from mpishare.bench.library import Library, Transfer, refusals
 from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
 
+#: Within which nvcc must end; it takes seconds.
+_NVCC_S = 60.0
+
 
 class Nvshmem(Library):
     """NVSHMEM over all ranks of the run, through nvshmem4py.
@@ -154,12 +157,12 @@ class Nvshmem(Library):
 
     def _compiled(self) -> bytes:
         """Return the kernels as machine code for this GPU, linked with NVSHMEM's own. Local."""
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
         cuda, file = self.session.node.xp.cuda, Path(__file__).with_suffix(".cuh")
         nvcc = cuda.get_nvcc_path()
         if nvcc is None:
             raise UnsupportedError(f"{self.label}: there is no nvcc to link its kernels")
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
         # The same package as that of the host's library, which looks at the version.
         folder = Path(str(load_nvidia_dynamic_lib("nvshmem_host").abs_path)).parents[1]
         if not (folder / "lib" / "libnvshmem_device.a").exists():
@@ -171,7 +174,10 @@ class Nvshmem(Library):
             of_link = f"-L{folder / 'lib'}", "-lnvshmem_device", "-dlink", "-cubin"
             for words in ((*of_code, file, "-o", made), (made, *of_link, "-o", cubin)):
                 command = [*nvcc.split(), architecture, *map(str, words)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                with refusals(self.label, OSError, subprocess.SubprocessError):
+                    done = subprocess.run(
+                        command, capture_output=True, text=True, timeout=_NVCC_S, check=False
+                    )
                 if done.returncode:
                     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
                     why = said[0] if said else f"exit status {done.returncode}"

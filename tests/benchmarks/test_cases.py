@@ -2,10 +2,13 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import catalog
+from benchmarks.nvshmem import Nvshmem
+from mpishare import UnsupportedError
 from mpishare.bench.cases import BASELINES, CASES, baselines
 from mpishare.bench.cli import case_list
 from tests.bench.test_cli import (
@@ -213,6 +216,29 @@ def test_a_product_that_misses_a_rank_is_seen() -> None:
 )
 def test_a_ring_without_order_or_a_face_is_seen(program: str, arms: set[str]) -> None:
     assert wrong_arms(4, program, "fence", "ring", "--max", "512") == arms
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "words"),
+    [
+        (None, "NVSHMEM: there is no nvcc"),
+        ("/no/nvcc", r"NVSHMEM: .*/no/nvcc"),
+        ("false", "nvcc: exit"),
+    ],
+)
+def test_why_kernels_of_nvshmem_cannot_be_made(monkeypatch, tmp_path, nvcc, words) -> None:
+    library = tmp_path / "lib" / "libnvshmem_device.a"
+    library.parent.mkdir()
+    library.touch()
+    found = SimpleNamespace(abs_path=str(library))
+    pathfinder = SimpleNamespace(load_nvidia_dynamic_lib=lambda name: found)
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    device = SimpleNamespace(compute_capability="90")
+    cuda = SimpleNamespace(get_nvcc_path=lambda: nvcc, Device=lambda: device)
+    made = Nvshmem.__new__(Nvshmem)
+    made.session = SimpleNamespace(node=SimpleNamespace(xp=SimpleNamespace(cuda=cuda)))
+    with pytest.raises(UnsupportedError, match=words):
+        made._compiled()
 
 
 def test_a_swap_that_brings_another_word_is_seen() -> None:

@@ -1,78 +1,116 @@
-"""A rank dies, or does not come, while kernels wait for it: it is named, and the kernels end."""
+"""A rank dies, or does not come, while kernels wait for it: it is named, and the kernels end.
+
+`MPISHARE_RUNS` is the number of runs of each scene, in one job. `scripts/lib/missed.sh` has many.
+"""
 
 import functools
 import logging
+import os
 
 import numpy as np
 import pytest
 
 import mpishare
 from tests.helpers.launch import ROOT
-from tests.helpers.reporting import report
+from tests.helpers.reporting import begin_run, report
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
 
 KINDS = {"wait": 1, "wait by a block": 2, "barrier": 3, "get_word": 4, "wait by a warp": 5}
+RUNS = int(os.environ.get("MPISHARE_RUNS", "1"))
+LIMIT_S = 58.0 + 2 * RUNS
 
 
-def missed(stage: Stage, kind: int, how: str, is_killed: bool, root: str) -> None:
+def missed(stage: Stage, kind: int, how: str, is_killed: bool, root: str, runs: int) -> None:
     from pathlib import Path
 
     import cupy
 
     logging.getLogger("mpishare").setLevel(logging.ERROR)
-    node = stage.node(timeout_s=60.0 if is_killed else 3.0)
     code = (Path(root) / "tests" / "device" / "kernels.cu").read_text()
     module = cupy.RawModule(code=code, options=("--std=c++17", *mpishare.device.include()))
-    hang, window = module.get_function("hang"), node.allocate_each(8, signals=4)
-    ended, stream = cupy.zeros(1, "i4"), cupy.cuda.Stream(non_blocking=True)
+    hang, stream = module.get_function("hang"), cupy.cuda.Stream(non_blocking=True)
+    last, timeout_s = stage.size - 1, 60.0 if is_killed else 3.0 if runs == 1 else 0.5
 
-    # Ranks that share a GPU without MPS take turns: `Node.launch` refuses that, CuPy does not.
-    start = hang if node.report().time_sliced_gpus else functools.partial(node.launch, hang)
+    def make(missing: int) -> tuple[mpishare.Node, mpishare.Window]:
+        of_run = stage.world.group.Incl([0, missing, last])
+        node = stage.node(stage.world.Create_group(of_run, missing), timeout_s)
+        return node, node.allocate_each(8, signals=4)
 
-    def launch(number: int) -> None:
-        start((1,), (64,), (window.device, np.int32(number), np.int32(1), ended))
+    def run(number: int, missing: int, node: mpishare.Node, window: mpishare.Window) -> None:
+        ended = cupy.zeros(1, "i4")
+        # Ranks that share a GPU without MPS take turns: `Node.launch` refuses that, CuPy does not.
+        start = hang if node.report().time_sliced_gpus else functools.partial(node.launch, hang)
 
-    with stream:
-        launch(0)
-        stream.begin_capture()
-        launch(kind)
-        graph = stream.end_capture()
-        node.synchronize()
-        node.barrier()
-        if not stage.is_missing(dies=is_killed):
-            # Twice: what is enqueued behind the first must end, too.
-            for _ in range(2):
-                graph.launch() if how == "replayed" else launch(kind)
-            if how == "CuPy's wait":
+        def launch(of_kind: int) -> None:
+            start((1,), (64,), (window.device, np.int32(of_kind), np.int32(1), ended))
+
+        comes_back = not is_killed and number < runs - 1
+        with stream:
+            launch(0)
+            stream.begin_capture()
+            launch(kind)
+            graph = stream.end_capture()
+            node.synchronize()
+            node.barrier()
+            is_here = not stage.is_missing(dies=is_killed, rank=missing, comes_back=comes_back)
+            if is_here:
+                # Twice: what is enqueued behind the first must end, too.
+                for _ in range(2):
+                    graph.launch() if how == "replayed" else launch(kind)
+                if how == "CuPy's wait":
+                    stream.synchronize()
+                stage.attempt("first", node.synchronize)
                 stream.synchronize()
-            stage.attempt("first", node.synchronize)
-            stream.synchronize()
-            report({"usable": int(ended[0]) == 1 and int(cupy.arange(10).sum()) == 45})
-            stage.attempt("then", lambda: node.launch(hang, (1,), (64,), (window.device,)))
+                report({"usable": int(ended[0]) == 1 and int(cupy.arange(10).sum()) == 45})
+                stage.attempt("then", lambda: node.launch(hang, (1,), (64,), (window.device,)))
+                stage.attempt("close", node.close)
+        if comes_back:
+            stage.world.Barrier()
+        if not is_here:
             stage.attempt("close", node.close)
+
+    # A rank dies once, so that each run loses another one; a late one comes back.
+    missing = range(1, last) if is_killed else [1] * runs
+    mine = [(number, rank) for number, rank in enumerate(missing) if stage.rank in (0, rank, last)]
+    made = {number: make(rank) for number, rank in mine if is_killed}  # while all live
+    for number, rank in mine:
+        begin_run(number)
+        run(number, rank, *(made.pop(number, None) or make(rank)))
     stage.end()
 
 
 HOW = ("launched", "replayed", "CuPy's wait")
 
 
+def play_missed(n: int, kind: str, how: str, *, is_killed: bool):
+    arguments = KINDS[kind], how, is_killed, str(ROOT), RUNS
+    options = {"survivable": True, "backend": "cuda", "timeout_s": LIMIT_S - 20}
+    return play(n, missed, *arguments, **options)
+
+
 @pytest.mark.gpu
 @pytest.mark.kills
+@pytest.mark.limit(LIMIT_S)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_survivors_name_the_killed_rank(kind, how):
-    played = play(3, missed, KINDS[kind], how, True, str(ROOT), survivable=True, backend="cuda")
-    played.survivors_name(1, of=(0, 2))
-    assert all(played.rank(rank)["usable"] for rank in (0, 2))
+    played = play_missed(2 + RUNS, kind, how, is_killed=True)
+    for number in range(RUNS):
+        run = played.of_run(number, 0, 1 + number, 1 + RUNS)
+        run.survivors_name(1, of=(0, 2))
+        assert all(run.rank(rank)["usable"] for rank in (0, 2))
 
 
 @pytest.mark.gpu
+@pytest.mark.limit(LIMIT_S)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(kind, how):
-    played = play(3, missed, KINDS[kind], how, False, str(ROOT), survivable=True, backend="cuda")
-    played.others_give_up()
-    for rank in (0, 2):
-        assert played.rank(rank)["usable"]
-        assert played.told(rank, "then").error in ("PeerTimeout", "PeerError", "ClosedError")
+    played = play_missed(3, kind, how, is_killed=False)
+    for number in range(RUNS):
+        run = played.of_run(number, 0, 1, 2)
+        run.others_give_up()
+        for rank in (0, 2):
+            assert run.rank(rank)["usable"]
+            assert run.told(rank, "then").error in ("PeerTimeout", "PeerError", "ClosedError")

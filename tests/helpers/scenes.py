@@ -4,7 +4,7 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,13 @@ import atexit, ctypes, functools, gc, importlib, logging, os, signal, sys, time,
 import mpishare
 import numpy as np
 from tests.helpers.stage import CALLS, Stage, leftovers, shared_bytes
-from tests.helpers.reporting import report
+from tests.helpers.reporting import begin_run, report
 
 """
 # Open MPI goes on without a killed rank when asked to. MPICH's mpirun must not learn of the death:
 # what it started, a shell that holds the rank's connection to it, lives on as `sleep`.
 ENABLE_RECOVERY = {"openmpi": ["--enable-recovery"], "mpich": []}
-KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 30; exit $status"""
+KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 100; exit $status"""
 KEEP = {"openmpi": [], "mpich": ["/bin/sh", "-c", KEEPER, "keeper"]}
 LIMIT_S = 5.0
 """Within which a death is told to every survivor."""
@@ -54,6 +54,12 @@ class Played:
 
     result: Result
     stderr: dict[int, str]  # of each rank, where the scene can lose one
+
+    def of_run(self, number: int, *ranks: int) -> "Played":
+        """One of several runs, in which these ranks of the job were ranks 0, 1, ..."""
+        told = [self.result.reports.get(rank, {}).get(f"run {number}") for rank in ranks]
+        reports = {place: facts for place, facts in enumerate(told) if facts is not None}
+        return replace(self, result=replace(self.result, reports=reports))
 
     def rank(self, rank: int) -> dict:
         assert rank in self.result.reports, f"rank {rank} told nothing\n{self.describe()}"
@@ -103,7 +109,7 @@ class Played:
             self.worked([rank], "close")
 
     def others_give_up(self) -> None:
-        """Ranks 0 and 2 named rank 1 at the deadline of 3 s; the first broke the node for both."""
+        """Ranks 0 and 2 named rank 1 at the deadline, 3 s at most; the first broke it for both."""
         for rank in (0, 2):
             first = self.told(rank, "first")
             assert first.error in ("PeerTimeout", "PeerError"), first

@@ -139,13 +139,18 @@ class Stage:
         rest.Barrier()
         self.end()
 
-    def is_missing(self, *, dies: bool) -> bool:
-        """Whether this is rank 1, which dies, or stays away until the others abort the job."""
-        if self.rank == 1 and dies:
+    def is_missing(self, *, dies: bool, rank: int = 1, comes_back: bool = False) -> bool:
+        """Whether this is the rank that dies, or stays away until the others abort the job.
+
+        One that comes back is only told.
+        """
+        if self.rank != rank:
+            return False
+        if dies:
             self.die(0.4)
-        if self.rank == 1:
+        if not comes_back:
             time.sleep(20)
-        return self.rank == 1
+        return True
 
     def end(self) -> None:
         """End a scene in which a rank is missing: each of the others aborts the job at its exit."""

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Let ranks die, and come late, in kernels that wait for them, many times: tests/device/test_late_faults.py.
+# Each of its tests is a job that has RUNS runs; JOBS of them at a time. There are 3 for each kind of wait.
+# Usage: scripts/lib/missed.sh [RUNS=34] [JOBS=10] [SECONDS=120]
+# Needs GPUs without MPS, and takes python3 and mpirun as they are. A job of deaths has RUNS + 2 processes, all
+# with memory on a GPU.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export MPISHARE_RUNS=${1:-34} WORK
+jobs=${2:-10} limit=${3:-120}
+WORK=$(mktemp -d "${TMPDIR:-/tmp}/mpishare.XXXXXX")
+trap 'rm -rf -- "$WORK"' EXIT
+file=tests/device/test_late_faults.py
+
+# Deaths and late ranks in turn: the two tests of a kind of wait stand beside each other.
+python3 -m pytest -q -p no:cacheprovider --collect-only "$file" | grep :: | sort -t '[' -k 2 >"$WORK/tests"
+# shellcheck disable=SC2016 # for the shell of a job
+one='said=$(python3 -m pytest -q -p no:cacheprovider --color=no --outcomes "$WORK/$$.jsonl" "$1" 2>&1) && state=passed || state=FAILED
+[[ $said != *skipped* ]] || state=skipped
+echo "$state: $1"
+[[ $state == passed ]] || echo "$said" >>"$WORK/failures"'
+timeout -k 5 "$limit" xargs -d '\n' -P "$jobs" -n 1 bash -c "$one" job <"$WORK/tests" | tee "$WORK/ended" || :
+[[ ! -e $WORK/failures ]] || tail -n 200 "$WORK/failures"
+all=$(wc -l <"$WORK/tests") passed=$(grep -c ^passed "$WORK/ended" || :)
+cut -d '[' -f 1 "$WORK/tests" | sort -u | while read -r test; do
+  count=$(grep -c "^passed: $test" "$WORK/ended" || :)
+  echo "${test##*::}: $((count * MPISHARE_RUNS)) runs were right"
+done
+echo "$passed of $all jobs passed, $(wc -l <"$WORK/ended") ended, within $SECONDS s"
+((passed == all))
