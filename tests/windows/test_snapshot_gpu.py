@@ -1,5 +1,6 @@
 """Snapshots on streams, viewers without a GPU, and what a viewer on the GPU lets go of."""
 
+import select
 import time
 import warnings
 from dataclasses import replace
@@ -141,6 +142,34 @@ def test_a_snapshot_is_taken_in_the_order_of_its_stream(node, view):
     assert view("f.number, np.unique(host(f.array)).tolist()") == [2, [2]]
     with stream:
         window.snapshot(stream=stream)
+
+
+def test_frames_of_a_channel_are_seen_in_the_order_of_their_stream(node, view, streams):
+    """Those that are held on the producer's stream are not there yet, and are whole then."""
+    channel = node.channel(1 << 16, "i4", name="streamed", lag=8)
+    view("there = attach('streamed'); it = iter(there)")
+
+    def put(*values):
+        if node.rank == channel.producer:
+            for value in values:
+                with channel.put(streams[0]) as slot, streams[0]:
+                    slot.fill(value)
+
+    put(4)  # kernels' first uses wait for what is queued
+    node.synchronize(streams[0])
+    seen = "[(f.number, np.unique(host(f.array)).tolist()) for f in (next(it) for _ in range(%d))]"
+    assert view(seen % 1) == [[1, [4]]]
+    with Latch() as latch:
+        latch.hold(streams[0].ptr)
+        put(5, 6, 7)
+        view.send(seen % 3)
+        if view.viewer:
+            answered, _, _ = select.select([view.viewer.process.stdout], [], [], 0.5)
+            assert not answered
+        latch.release()
+        assert view.answer() == [[2, [5]], [3, [6]], [4, [7]]]
+    node.synchronize(streams[0])
+    channel.close()
 
 
 def test_a_snapshot_in_a_capture_is_refused(node):
