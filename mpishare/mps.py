@@ -116,7 +116,12 @@ def require_first() -> None:
     """Raise where a launcher started several ranks here: each would start its own daemon."""
     for name, of_machine in RANKS.items():
         if name in os.environ:  # the first is that of the nearest launcher
-            if ranks_here(os.environ[name], os.environ.get(of_machine)) > 1:
+            try:
+                count = ranks_here(os.environ[name], os.environ.get(of_machine))
+            except (ValueError, IndexError):
+                told = f"{name}={os.environ[name]}, {of_machine}={os.environ.get(of_machine)}"
+                raise Refused(f"{told} says nothing of this node: unset {name}") from None
+            if count > 1:
                 raise Refused(
                     f"{name}={os.environ[name]}: this is one of several ranks. Put it before what "
                     "starts them: python -m mpishare.mps mpirun ..."

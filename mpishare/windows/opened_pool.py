@@ -152,6 +152,7 @@ class _OpenedPool:
             self._blocks.close()
         if _opened.get(self._address) is self:
             del _opened[self._address]
+            _opening.pop(self._address, None)
         return True
 
 
@@ -214,7 +215,11 @@ def _opened_pool(address: str, handle: Any, timeout_s: float) -> _OpenedPool:
         with _held(_opening[address], timeout_s):
             pool = _opened.get(address)
             if pool is None or pool.is_over():
-                pool = _opened[address] = _OpenedPool(address, handle, timeout_s)
+                try:
+                    pool = _opened[address] = _OpenedPool(address, handle, timeout_s)
+                except HandleError:
+                    _opening.pop(address, None)  # forged or gone: nobody comes for it again
+                    raise
     return pool
 
 

@@ -171,6 +171,8 @@ def slurm(tasks: str, per_node: str, node: str) -> dict[str, str]:
         (None, {"PMI_SIZE": "4"}, "one of several ranks"),
         (None, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "one of several ranks"),
         (None, slurm("3", "1,2", "1"), "one of several ranks"),
+        (None, slurm("3", "1,2", "7"), "says nothing of this node"),
+        (None, {"PMI_SIZE": "many"}, "says nothing of this node"),
         (None, {"FAKE_BROKEN": "1"}, "did not start (exit status 1): no such server"),
     ],
 )

@@ -113,6 +113,7 @@ def test_what_is_open_outlives_a_killed_owner(owner):
     assert within(5, lambda: threading.active_count() > 1)  # waits for the array
     del array
     assert within(5, nobody_waits)
+    assert address_of(handle) not in opened_pool._opening
 
 
 def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
@@ -170,6 +171,7 @@ def test_a_changed_handle_maps_nothing(owner):
         with pytest.raises(mpishare.HandleError, match="digest does not match"):
             mpishare.open_handle(changed)
     assert nobody_waits()
+    assert address_of(handle) not in opened_pool._opening
 
 
 def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):
