@@ -58,6 +58,8 @@ class MismatchError(PeerError, ValueError):
     ``failures`` has the call or arguments of each rank that differs from this one.
     """
 
+    _is_told_elsewhere = False  # with its traceback, by a rank of the minority
+
 
 class PeerTimeout(MpiShareError, TimeoutError):
     """A rank is missing: it died, or it did not arrive within the deadline.
@@ -96,6 +98,9 @@ class EpochError(MpiShareError, RuntimeError):
     """
 
 
+_MOST_NAMED = 6  # of the values in one message
+
+
 def describe(error: BaseException) -> str:
     """Return an error as one line, for other ranks."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -106,6 +111,30 @@ def peer_error(call: str, failures: dict[int, str]) -> PeerError:
     texts = {r: text.replace(f": {call} failed: ", ": ", 1) for r, text in failures.items()}
     whole = f"{call} failed on {name_ranks(failures)}: {_joined(texts)}"
     return PeerError(whole, failures=failures)
+
+
+def mismatch(
+    what: str, values: Mapping[int, str], rank: int, verb: str, rule: str
+) -> MismatchError:
+    """Return the error of ranks that differ: those with the rarest value first.
+
+    `what` stands before the values of all ranks, `rule` behind them; ranks `verb` their value.
+    """
+    holders: dict[str, list[int]] = {}
+    for each, value in values.items():
+        holders.setdefault(value, []).append(each)
+    groups = sorted(holders.items(), key=lambda group: (len(group[1]), group[1]))
+    *rare, (most, many) = groups
+    texts = [f"{name_ranks(ranks)}: {value}" for value, ranks in rare[:_MOST_NAMED]]
+    if len(rare) > _MOST_NAMED:
+        texts.append(f"{len(rare) - _MOST_NAMED} more values")
+    is_rule = bool(rare) and len(many) > len(rare[-1][1])
+    texts.append(f"{f'the other {len(many)} ranks' if is_rule else name_ranks(many)}: {most}")
+    mine = values[rank]
+    differing = {each: f"{verb} {value}" for each, value in values.items() if value != mine}
+    error = MismatchError(f"{what}: {'; '.join(texts)}. {rule}", failures=differing)
+    error._is_told_elsewhere = rank != groups[0][1][0]
+    return error
 
 
 def departure_error(call: str, departures: dict[int, str]) -> PeerError:

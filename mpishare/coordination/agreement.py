@@ -13,10 +13,10 @@ from mpishare.coordination.waits import Waits
 from mpishare.errors import (
     ClosedError,
     HandleError,
-    MismatchError,
     MpiShareError,
     UnsupportedError,
     describe,
+    mismatch,
     peer_error,
 )
 
@@ -234,11 +234,9 @@ def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> N
         return
     are_named = len({call for call, _ in calls}) > 1
     names = [call if are_named else f"{call}, step {step}" for call, step in calls]
-    raise MismatchError(
-        "ranks made different collective calls: "
-        + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
-        + f". Collective calls are made in the same order on all ranks of a {of}.",
-        failures={r: f"called {names[r]}" for r, call in enumerate(calls) if call != mine},
+    rule = f"Collective calls are made in the same order on all ranks of a {of}."
+    raise mismatch(
+        "ranks made different collective calls", dict(enumerate(names)), rank, "called", rule
     )
 
 
@@ -249,16 +247,10 @@ def require_same(call: str, values: Sequence[Any], mine: int) -> None:
     """
     if all(value == values[0] for value in values):
         return
-    values = _differing(values)
-    raise MismatchError(
-        f"{call} failed: ranks gave different arguments: "
-        + "; ".join(f"rank {rank}: {_arguments(value)}" for rank, value in enumerate(values))
-        + ". They must be the same on all ranks.",
-        failures={
-            rank: f"gave {_arguments(value)}"
-            for rank, value in enumerate(values)
-            if value != values[mine]
-        },
+    texts = [_arguments(value) for value in _differing(values)]
+    what = f"{call} failed: ranks gave different arguments"
+    raise mismatch(
+        what, dict(enumerate(texts)), mine, "gave", "They must be the same on all ranks."
     )
 
 

@@ -42,7 +42,7 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
     if getattr(error, "is_brief", False):  # another process prints the same at length
         say(f"mpishare: {error}\n")
         return
-    if type(error) is PeerError:
+    if type(error) is PeerError or getattr(error, "_is_told_elsewhere", False):
         say(f"mpishare: rank {_rank()}{_place(trace)}: {describe(error)}\n")
         return
     short = shorten(error, trace)

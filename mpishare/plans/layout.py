@@ -83,8 +83,18 @@ class FieldLayout:
         # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
-                f"{name} has another layout than the plan was made for: {self.difference(other)}"
+                f"{name} has another layout than the plan was made for: {self.difference(other)}. "
+                + self._remedy(other)
             )
+
+    def _remedy(self, other: FieldLayout) -> str:
+        plan = "make another plan for it (one for Layout.any takes all fields of a block)"
+        if (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device):
+            xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
+            for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):
+                if self.strides == compact_strides(self.shape, self.dtype.itemsize, order):
+                    return f"Store it in the plan's order, u = {xp}.{make}(u), or {plan}."
+        return f"{plan[0].upper()}{plan[1:]}."
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError, MismatchError
+from mpishare.errors import ClosedError, mismatch
 from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ class Slots:
         self._memory_barrier()
         calls = [CALLS[theirs[word] & 1] for theirs in self._control]
         if len({*calls}) > 1:
-            mine = CALLS[value & 1]
-            made = dict(zip(self._ranks, calls, strict=True))
-            raise MismatchError(
-                f"{self.name}: {mine} failed: ranks made different calls: "
-                + "; ".join(f"rank {rank}: {call}" for rank, call in made.items()),
-                failures={rank: f"called {call}" for rank, call in made.items() if call != mine},
+            raise mismatch(
+                f"{self.name}: {CALLS[value & 1]} failed: ranks made different calls",
+                dict(zip(self._ranks, calls, strict=True)),
+                self._ranks[self.place],
+                "called",
+                "All ranks make the same ones.",
             )
 
     def refuse(self, *_: Any) -> NoReturn:

@@ -42,6 +42,29 @@ def test_fifteen_lines_of_which_one_traceback(tmp_path, name):
         assert re.search("rank 1( has left)?: (KeyError|ValueError: negative extents)", line), line
 
 
+DIFFERING = {
+    "node.allocate(4 + (node.rank == 2))": "Node.allocate failed: ranks gave different arguments: "
+    "rank 2: shape=[5]; the other 3 ranks: shape=[4]. They must be the same on all ranks.",
+    "(node.barrier if node.rank == 2 else node.event)()": "ranks made different collective calls: "
+    "rank 2: Node.barrier; the other 3 ranks: Node.event. Collective calls are made in the same "
+    "order on all ranks of a node.",
+}
+
+
+@pytest.mark.parametrize("call", DIFFERING)
+def test_the_minority_is_named_once_and_prints_the_one_traceback(tmp_path, call):
+    program = tmp_path / "program.py"
+    program.write_text(PROLOGUE + call + "\n")
+    result = run_ranks(4, [sys.executable, "-m", "mpi4py", program])
+    lines = result.stderr.splitlines()
+    assert result.stderr.count("Traceback") <= 1, result.describe()  # unless it was aborted before
+    found = [line.partition("MismatchError: ") for line in lines if "MismatchError: " in line]
+    assert {text for _, _, text in found} == {DIFFERING[call]}, result.describe()
+    for place, _, _ in found:
+        pattern = r"mpishare: rank [013] \(.*program.py, line \d+\): |mpishare.errors\."
+        assert re.fullmatch(pattern, place), result.describe()
+
+
 @pytest.mark.parametrize(
     ("end", "told"),
     [

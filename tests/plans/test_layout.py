@@ -31,15 +31,21 @@ def test_an_array_with_elements_may_not():
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.zeros(6, "f4"), "dtype float32 instead of float64"),
-        (np.zeros(7), r"shape \(7,\) instead of \(6,\)"),
-        (np.zeros(12)[::2], r"strides \(16,\) instead of \(8,\)"),
+        (np.zeros(6, "f4"), "dtype float32 instead of float64. Make another plan"),
+        (np.zeros(7), r"shape \(7,\) instead of \(6,\). Make another plan"),
+        (np.zeros(12)[::2], r"strides \(16,\) instead of \(8,\). Store it.* numpy.ascontig"),
     ],
 )
 def test_the_difference_that_users_see(array, words):
     """Strides that follow from another dtype or shape are not told."""
-    with pytest.raises(ValueError, match=rf"was made for: {words}$"):
+    with pytest.raises(ValueError, match=rf"was made for: {words}"):
         host_layout(np.zeros(6), "it").require(host_layout(array, "it"))
+
+
+def test_the_remedy_is_the_order_of_the_plan():
+    wanted = host_layout(np.zeros((2, 3), order="F"), "it")
+    with pytest.raises(ValueError, match=r"u = numpy.asfortranarray\(u\), or make another"):
+        wanted.require(host_layout(np.zeros((2, 3)), "it"))
 
 
 @given(
