@@ -178,7 +178,7 @@ def late_elsewhere(
     call: str, places: Collection[int], ranks: Collection[int], timeout_s: float, here: str
 ) -> PeerTimeout:
     """Return the error where some of a plan's `places` are not `ranks` of this node."""
-    what = f"{call} failed: ranks {places} of the plan's communicator did not arrive"
+    what = f"{call} failed: {name_ranks(places)} of the plan's communicator did not arrive"
     return late(what, timeout_s, f" ({here}). {_UNUSABLE}. {_UNSEEN_DEATH}", ranks)
 
 

@@ -45,6 +45,7 @@ OPERATIONS = {
     "minloc": _Row(_locate(np.less), "c"),
 }
 _NO_INDEX = "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank"
+_NOT_TAKEN = "{} does not take {}"
 _REFUSED = {
     "c": "complex numbers have no {}: reduce their absolute values, or the real and the imaginary "
     "parts as floats, x.view(float)",
@@ -58,7 +59,7 @@ def name_of(op: Any) -> Any:
     from mpi4py import MPI
 
     known = OPERATIONS if isinstance(op, MPI.Op) else ()
-    return next((name for name in known if op == getattr(MPI, name.upper())), op)
+    return next((name for name in known if op == getattr(MPI, name.upper(), None)), op)
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Operation:
             )
         kinds = OPERATIONS[self.name].kinds
         if number.kind not in kinds:
-            reason = _NO_INDEX if kinds == "c" else _REFUSED[number.kind]
-            raise TypeError(reason.format(self.name))
+            reason = _NO_INDEX if kinds == "c" else _REFUSED.get(number.kind, _NOT_TAKEN)
+            raise TypeError(reason.format(self.name, number.name))
 
     @property
     def number(self) -> Number:

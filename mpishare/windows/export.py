@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 HANDLE_NBYTES = 64
 _IDENTITY = struct.Struct("=QQ")  # of a file: device and inode
 _WAY = {Kind.ALLOCATION: "cuda-ipc", Kind.BLOCK: "cuda-ipc", Kind.POOL: "cuda-fd"}
+_WHY_NOT = {
+    Kind.CHUNKS: "its memory is mapped in chunks (PyTorch's expandable segments), each of which "
+    "has a descriptor. Share a copy: copy=True",
+    Kind.EMPTY: "it has no elements",
+}
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,4 @@ def _identity(call: str, path: str) -> bytes:
 def _why_not(handle: Handle) -> str:
     if handle.kind == Kind.WINDOW:
         return f"it is a part of window {handle.token.partition(':')[0]}: export that one"
-    if handle.kind == Kind.CHUNKS:
-        return (
-            "its memory is mapped in chunks (PyTorch's expandable segments), each of which has a "
-            "descriptor. Share a copy: copy=True"
-        )
-    return "it has no elements"
+    return _WHY_NOT[Kind(handle.kind)]

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from mpishare.errors import late_ranks
 from tests.helpers.launch import run_ranks
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
@@ -31,7 +32,7 @@ def test_every_rank_says_why_it_aborts(again):
     for rank in (0, 2, 3):
         said = re.search(f"mpishare: rank {rank} aborts the job: .*", result.stderr)
         assert said, result.describe()
-        assert "Node.barrier failed: rank 1 did not arrive" in said[0]
+        assert str(late_ranks("Node.barrier", [1], 0.5, f"rank {rank} of 4")) in said[0]
 
 
 def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
@@ -203,11 +204,12 @@ def two_nodes(stage: Stage) -> None:
 
 def test_who_is_missing_on_one_node_has_another_number_on_another():
     played = play(4, two_nodes)
-    assert played.raised(2, "call", "PeerTimeout").ranks == [1], played.describe()
+    late = played.raised(2, "call", "PeerTimeout")
+    assert late.ranks == [1], played.describe()
     for rank in (0, 1):
         told = played.raised(rank, "call", "PeerError")
         assert told.ranks == [2], played.describe()
-        assert "did not arrive within 1 s" in told.failures[2]
+        assert late.text in told.failures[2]
 
 
 GOES_ON = """

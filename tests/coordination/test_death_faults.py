@@ -7,6 +7,7 @@ import time
 import pytest
 
 import mpishare
+from mpishare.errors import late_unknown
 from tests.helpers.reporting import report
 from tests.helpers.scenes import KILLING_BACKENDS, LIMIT_S, play
 from tests.helpers.stage import CALLS, Stage
@@ -208,7 +209,7 @@ def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
     played = play(3, dies_in_node, place, survivable=True)
     assert played.result.returncode != 0
     assert played.result.seconds < 20, played.describe()
-    why = "rank 1 of 3 died" if place == "a step" else "not every rank of the communicator arrived"
+    why = "rank 1 of 3 died" if place == "a step" else str(late_unknown("Node", 1.5))
     for rank in (0, 2):
         assert f"mpishare: rank {rank} aborts the job: " in played.stderr[rank], played.describe()
         assert why in played.stderr[rank]

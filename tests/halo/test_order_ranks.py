@@ -440,8 +440,10 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatc
         raise MemoryError("none left")
 
     route = {"compiled": "compiled_route.CompiledRoute", "python": "reference.ReferenceRoute"}[code]
-    for place in ("plans.mpi_route.MpiMessages.__init__", f"halo.host.{route}.lay_out"):
+    messages = "plans.mpi_route.MpiMessages.__init__"
+    for way, place in (("mpi", messages), ("host", f"halo.host.{route}.lay_out")):
         with monkeypatch.context() as patch:
+            patch.setenv("MPISHARE_ROUTE", way)
             if comm.rank == 1:
                 patch.setattr(f"mpishare.{place}", fail)
             with pytest.raises(MemoryError if comm.rank == 1 else mpishare.PeerError):

@@ -11,6 +11,7 @@ from mpishare.memory.kinds import (
     Refusal,
     classify,
 )
+from mpishare.windows import export
 
 PLAIN = PointerAttributes(
     memory_type=MemoryType.DEVICE,
@@ -73,3 +74,8 @@ def test_a_handle_that_would_empty_the_memory():
     assert "copy=True" in EMPTIED.remedy
     pooled = PLAIN._replace(handle_types=1, pool=5)
     assert classify(pooled, 1, keeps_values=False) == Kind.POOL
+
+
+def test_every_kind_is_exported_or_refused_by_name():
+    by_hand = {Kind.FILE, Kind.WINDOW}  # the texts name the file, the window
+    assert {*Kind} == {*export._WAY, *export._WHY_NOT, *by_hand}

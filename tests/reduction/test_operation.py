@@ -12,7 +12,7 @@ from mpishare.plans.layout import FieldLayout
 from mpishare.reduction import quiet
 from mpishare.reduction.large import folds_all
 from mpishare.reduction.local_dot import LocalDot
-from mpishare.reduction.operation import Operation
+from mpishare.reduction.operation import OPERATIONS, Operation
 from mpishare.reduction.order import is_packed
 from mpishare.reduction.quiet import quiet_runner
 from tests.helpers.reductions import FORMS, UFUNCS, laid_out, pairs
@@ -43,6 +43,12 @@ def test_elements_that_cannot_be_reduced(dtype):
 def test_indices_are_beside_the_values(op, dtype):
     with pytest.raises(TypeError, match=rf"{op} takes complex numbers: .* x \+ 1j \* comm.rank"):
         Operation(op, np.dtype(dtype))
+
+
+def test_an_operation_that_takes_no_integers(monkeypatch):
+    monkeypatch.setitem(OPERATIONS, "first", OPERATIONS["max"]._replace(kinds="f"))
+    with pytest.raises(TypeError, match="first does not take int32"):
+        Operation("first", np.dtype("i4"))
 
 
 def test_every_name_of_a_dtype_is_one_dtype():

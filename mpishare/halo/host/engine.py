@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from mpishare.runtime.route import Route
 
 
+# By the route, the class of those that a plan has only where it has messages by them.
+_BESIDE_HOST = {MESSAGES: HostMpiRoute}
+
+
 class HostEngine(PlanEngine):
-    """The routes ``host`` and ``mpi`` of one plan. Collective, host-blocking.
+    """The routes of one plan: ``host``, and those of `_BESIDE_HOST`. Collective, host-blocking.
 
     `sends` and `recvs` are what this rank sends and receives. In the reverse, received cells are
     added, and the cells that were sent are set to zero.
@@ -53,33 +57,36 @@ class HostEngine(PlanEngine):
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
         by_host = _by(HOST, setup, sends), _by(HOST, setup, recvs)
-        by_mpi = _by(MESSAGES, setup, sends), _by(MESSAGES, setup, recvs)
-        self._zeroed = by_mpi[0] if is_reverse else ()
+        beside = {
+            make: (_by(route, setup, sends), _by(route, setup, recvs))
+            for route, make in _BESIDE_HOST.items()
+        }
+        self._zeroed = [each for sent, _ in beside.values() for each in sent if is_reverse]
         self._host = _make_route(setup, is_reverse=is_reverse)
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
-        self._mpi: HostMpiRoute
-        self._uses_mpi = any(by_mpi)
+        self._beside: list[HostMpiRoute] = []
         self._is_open = True
 
         def make() -> None:
             self._host.lay_out(*by_host)
-            self._mpi = HostMpiRoute(setup, *by_mpi, add if is_reverse else put, call)
+            store = add if is_reverse else put
+            for make_route, messages in beside.items():
+                if any(messages):
+                    self._beside.append(make_route(setup, *messages, store, call))
 
         try:
             setup.comm.step(setup.name, make)
         except BaseException:
-            self._host.close()
-            if hasattr(self, "_mpi"):  # another rank failed
-                self._mpi.close()
+            self._close_routes()
             raise
-        self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
+        self.staging_nbytes = sum(each.staging_nbytes for each in (self._host, *self._beside))
         self._busy = setup.busy
         self._bind_calls()
 
     def _bind_calls(self) -> None:
         """Make the calls of C, where these do all, attributes of the engine, for speed."""
         self.try_fast = self.try_start = self.try_wait = _refuse
-        if self._compiled is not None and not self._uses_mpi:
+        if self._compiled is not None and not self._beside:
             self.try_fast = self._in_node(self._compiled.try_exchange)
             self.try_start = self._in_node(self._compiled.try_start)
             self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
@@ -167,14 +174,14 @@ class HostEngine(PlanEngine):
             self._busy[0] = 0
 
     def _start(self, call: HostCall) -> None:
-        if self._uses_mpi:
-            self._mpi.start(call.arrays)
+        for route in self._beside:
+            route.start(call.arrays)
         self._host.start(call)
 
     def _wait(self, call: HostCall) -> None:
         self._host.wait(call)
-        if self._uses_mpi:
-            self._mpi.wait(call.arrays)
+        for route in self._beside:
+            route.wait(call.arrays)
         for message in self._zeroed:
             for part in message.parts:
                 call.arrays[part.field][part.key] = 0
@@ -182,8 +189,12 @@ class HostEngine(PlanEngine):
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
         self._is_open = False
+        self._close_routes()
+
+    def _close_routes(self) -> None:
         self._host.close()
-        self._mpi.close()
+        for route in self._beside:
+            route.close()
 
 
 def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:
