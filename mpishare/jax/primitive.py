@@ -3,9 +3,11 @@
 JAX arrays cannot be written, so the exchange returns new ones. It is linear, and its transpose is
 `accumulate`, whose own transpose is the exchange.
 
-XLA reaches the plan by a callback. On the host that is an ordered one, as all ranks must make their
-exchanges in the same order. On a GPU it is a buffer callback: XLA hands out its stream and the
-memory of the result, and makes such calls in the order of its program, the same on all ranks.
+XLA reaches the plan by a callback. On the host that carries the token of ordered effects: all ranks
+must make their exchanges in the same order, and XLA runs beside each other what has no data in
+common. `io_callback` carries it too, but first makes arrays of JAX of its arguments, which takes
+longer than the exchange. On a GPU it is a buffer callback: XLA hands out its stream and the memory
+of the result, and makes such calls in the order of its program, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -119,14 +121,27 @@ def _layouts(fields: Sequence[Any]) -> list[Layout]:
     return [Layout(np.shape(field), field.dtype) for field in fields]
 
 
-def _on_host(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
+def _lower_on_host(
+    context: mlir.LoweringRuleContext, *fields: Any, plan: Plan, is_reverse: bool
+) -> Any:
     def run(*arrays: Any) -> list[np.ndarray[Any, Any]]:
         copies = [np.array(array) for array in arrays]
         with plan._in_this_thread():
             (plan.accumulate if is_reverse else plan.exchange)(*copies)
         return copies
 
-    return io_callback(run, _shapes(fields), *fields, ordered=True)
+    (effect,), tokens = _EFFECTS, context.tokens_in
+    results, token, _ = mlir.emit_python_callback(
+        context,
+        run,
+        tokens.get(effect),
+        fields,
+        context.avals_in,
+        context.avals_out,
+        has_side_effect=True,
+    )
+    context.set_tokens_out(tokens.update_tokens(mlir.TokenSet({effect: token})))
+    return results
 
 
 def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
@@ -189,5 +204,5 @@ _primitive.def_effectful_abstract_eval(lambda *fields, **_: (list(fields), _EFFE
 ad.primitive_jvps[_primitive] = _tangents
 ad.primitive_transposes[_primitive] = _transpose
 batching.primitive_batchers[_primitive] = _refuse_batch
-mlir.register_lowering(_primitive, mlir.lower_fun(_on_host), platform="cpu")
+mlir.register_lowering(_primitive, _lower_on_host, platform="cpu")
 mlir.register_lowering(_primitive, mlir.lower_fun(_on_gpu), platform="cuda")

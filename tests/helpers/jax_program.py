@@ -96,6 +96,23 @@ def two_plans_keep_their_order(node):
     np.testing.assert_array_equal(v[1:-1], whole[here])
 
 
+def independent_exchanges_keep_their_order(node):
+    """XLA runs first what is ready first, which is another one on each rank here."""
+    halo, whole, here, u = setup(node)
+    right = np.pad(whole, ((1, 1), (0, 0)), mode="wrap")[here.start : here.stop + 2]
+
+    def all_of(fields):
+        found = []
+        for number, field in enumerate(fields):
+            for _ in range((7 * number + 3 * WORLD.rank) % 5):
+                field = field @ jnp.eye(COLUMNS)
+            found.append(mpishare.jax.exchange(halo, field))
+        return found
+
+    for number, field in enumerate(jax.jit(all_of)([n * u for n in range(20)])):
+        np.testing.assert_array_equal(field, number * right)
+
+
 def several_fields(node):
     like = [mpishare.Layout(CELLS + 2, kind) for kind in ("f4", "i8", "c16")]
     halo = mpishare.HaloExchange(WORLD, like, 1, dims=(WORLD.size,), periods=True, node=node)
@@ -193,8 +210,9 @@ def what_is_refused(node):
 CHECKS = {
     check.__name__: check
     for check in (
-        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, any_fields,
-        gradients, what_is_refused,
+        is_padded, steps_in_a_loop, two_plans_keep_their_order,
+        independent_exchanges_keep_their_order, several_fields, any_fields, gradients,
+        what_is_refused,
     )
 }  # fmt: skip
 
