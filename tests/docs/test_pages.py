@@ -194,3 +194,13 @@ def test_each_row_stands_in_the_table_of_tests(name: str) -> None:
     # The others are words of the text.
     unknown = tested - set(first) - heads
     assert {key for key in unknown if key not in " ".join(text.split())} == set()
+
+
+def test_the_lines_of_each_library_are_counted_right() -> None:
+    text = (ROOT / "docs/comparison.md").read_text()
+    rows = re.findall(r"^\| .*? \| (\d+), (\d+) \|", text, re.MULTILINE)
+    counted = []
+    for code in re.findall(r"^```(?:py|c)\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL):
+        once, _, step = code.rpartition("\n\n")
+        counted.append(tuple(str(len(part.splitlines())) for part in (once, step)))
+    assert counted == rows

@@ -43,9 +43,20 @@ def public_names() -> Iterator[list[str]]:
                 yield [f"mpishare.{base.__name__}.{each}" for base in bases]
 
 
-def test_the_reference_has_every_public_name(html) -> None:
+def listed_names(html: Path) -> set[str]:
     data = (html / "objects.inv").read_bytes().split(b"\n", 4)[4]
-    listed = set(re.findall(r"^(\S+) py:", zlib.decompress(data).decode(), re.MULTILINE))
+    return set(re.findall(r"^(\S+) py:", zlib.decompress(data).decode(), re.MULTILINE))
+
+
+def test_each_type_that_signatures_name_is_explained(html) -> None:
+    source = (ROOT / "mpishare/memory/types.py").read_text()
+    named = re.findall(r"^(?:class )?([A-Z]\w+)(?:: TypeAlias|\()", source, re.MULTILINE)
+    assert len(named) > 8
+    assert set(named) - listed_names(html) == set()
+
+
+def test_the_reference_has_every_public_name(html) -> None:
+    listed = listed_names(html)
     assert [names[0] for names in public_names() if not listed & set(names)] == []
 
 
