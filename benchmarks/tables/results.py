@@ -68,6 +68,7 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
+        "sharing": lambda folder: others.sharing(folder / "sharing-host.jsonl"),
     },
     "docs/results/README.md": {
         "runs": full,
