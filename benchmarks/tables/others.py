@@ -1,6 +1,7 @@
-"""The tables of the newest libraries, of solves, of JAX, of mixed plans and of applications."""
+"""The tables of the newest libraries, of solves, JAX, mixed plans, sharing and applications."""
 
 import json
+import math
 from pathlib import Path
 
 from tables import (
@@ -314,6 +315,20 @@ def mixed(path: Path) -> list[str]:
         else:
             sums.append([size(each["sum_nbytes"]), *(us(each[arm]) for arm in NODE_SUMS.values())])
     return [*table(["faces", *MIXED, *PARTS], plans), *table(["sum", *NODE_SUMS], sums)]
+
+
+def sharing(path: Path) -> list[str]:
+    """A table per task, of the least time of each way in all runs: lines of sharing_times.py."""
+    tasks: dict[str, dict[str, dict[int, float]]] = {}
+    for each in lines_of(path):
+        times = tasks.setdefault(each["what"], {}).setdefault(each["way"], {})
+        times[each["nbytes"]] = min(each["least_us"], times.get(each["nbytes"], math.inf))
+    lines = []
+    for task, ways in tasks.items():
+        found = sorted({nbytes for times in ways.values() for nbytes in times})
+        cells = [[way, *(us(times.get(nbytes)) for nbytes in found)] for way, times in ways.items()]
+        lines += table([f"{task}, µs", *map(size, found)], cells)
+    return lines
 
 
 def applications(path: Path) -> list[str]:

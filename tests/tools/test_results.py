@@ -143,6 +143,17 @@ def test_an_application_that_was_wrong_is_refused(folder, capsys):
     assert "a wrong result" in capsys.readouterr().err
 
 
+def test_the_least_of_all_runs_stands_for_a_way_to_share(folder):
+    line = {"what": "open a handle", "way": "by name", "nbytes": 4096, "median_us": 9.0}
+    runs = [line | {"least_us": 7.0}, line | {"least_us": 5.0}]
+    runs.append(line | {"way": "by hand", "nbytes": 1 << 20, "least_us": 3.0})
+    (folder / "sharing-host.jsonl").write_text("\n".join(map(json.dumps, runs)))
+    found = made(folder, PERFORMANCE)
+    assert "| open a handle, µs | 4 KiB | 1 MiB |" in found
+    assert "| by name | 5 | - |" in found
+    assert "| by hand | - | 3 |" in found
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
 def test_a_quoted_run_has_a_line_per_row(file):
     run = json.loads(file.read_text())
