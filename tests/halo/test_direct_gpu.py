@@ -93,6 +93,26 @@ def check_calls(node, nbytes, dtype, *, is_direct):
 
 
 @TWO
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scattered_places_go_to_ghosts_in_a_row(node, axis):
+    """The sender has no box, the receiver has one: both cut the part into the same chunks."""
+    before, after, count = (node.rank - 1) % node.size, (node.rank + 1) % node.size, 2048
+    places = np.random.default_rng(1).permutation(3 * count)[:count]
+    ghosts = np.arange(3 * count, 4 * count)
+    shape = (4 * count, 96) if axis == 0 else (96, 4 * count)
+    cells = np.arange(float(4 * count * 96)).reshape(shape)
+    with node.allocate_each(shape) as window:
+        given = {after: places}, {before: ghosts}, window.array
+        with mpishare.NeighborExchange(node.comm, *given, axis=axis, node=node) as exchange:
+            assert bool(direct_parts(exchange)) == goes_straight(node)
+            for step in range(1, 5):
+                window.array.set(cells * (node.rank + 1) + step)
+                exchange.exchange(window.array)
+                found = window.array.get().take(ghosts, axis)
+                assert (found == (cells * (before + 1) + step).take(places, axis)).all(), step
+
+
+@TWO
 def test_strided_ghosts_in_a_window(node):
     """Faces of a 3-D field across each axis: the cells of both ends have steps of their own."""
     cart, cells = ring(node), (66, 258, 514)
