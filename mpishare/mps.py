@@ -273,7 +273,7 @@ def run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"with-mps: {text}\n")
+    sys.stderr.write(f"mpishare.mps: {text}\n")
     sys.stderr.flush()
 
 

@@ -39,7 +39,7 @@ def uncaught() -> BaseException | None:
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _printed[:] = [error]
-    if getattr(error, "is_brief", False):  # another process prints the same at length
+    if getattr(error, "is_brief", False):  # its words are all that helps
         say(f"mpishare: {error}\n")
         return
     if type(error) is PeerError or getattr(error, "_is_told_elsewhere", False):

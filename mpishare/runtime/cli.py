@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.coordination.arguments import MAX_DURATION_S, is_duration
 from mpishare.errors import format_nbytes
-from mpishare.runtime.mpi_start import limited_start
+from mpishare.runtime.mpi_start import NoMpiError, limited_start, load_mpi
 from mpishare.runtime.surroundings import ancestors
 
 if TYPE_CHECKING:
@@ -154,15 +154,10 @@ def mpi_library() -> str:
 def start_mpi() -> Any:
     """Import MPI, which starts it; end the process where there is no MPI."""
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        # The first line has the reason; the others list the attempts of the loader.
-        sys.stderr.write(
-            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
-            "install one: pip install mpich\n"
-        )
+        return load_mpi()
+    except NoMpiError as error:
+        sys.stderr.write(f"{error}\n")
         raise SystemExit(1) from None
-    return MPI
 
 
 def start_mpi_in_time(prog: str, deadline_s: float) -> None:

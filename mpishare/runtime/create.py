@@ -30,6 +30,7 @@ from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.launch import check_singleton, one_gpu_note
+from mpishare.runtime.mpi_start import load_mpi
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
 from mpishare.runtime.probe import probe_cuda, probe_host
@@ -60,6 +61,8 @@ class NodeParts:
 
 def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
+    install()
+    load_mpi()
     try:
         return _create_node(comm, backend, device, timeout_s)
     except BaseException as error:
@@ -76,7 +79,6 @@ def _create_node(
 
     check_fork()
     comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
-    install()
     library = MPI.Get_library_version()
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     warn_of_equal_pids(library, os.environ)

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory import shared
@@ -35,6 +35,25 @@ _ADVICE = (
     " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
     "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
 )
+
+
+class NoMpiError(UnsupportedError):
+    """There is no MPI library: the reason and the remedy in one line, and no traceback."""
+
+    is_brief = True
+
+
+def load_mpi() -> Any:
+    """Import MPI, which starts it, or raise `NoMpiError`."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The first line has the reason; the others list the attempts of the loader.
+        raise NoMpiError(
+            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
+            "install one: pip install mpich"
+        ) from None
+    return MPI
 
 
 @contextlib.contextmanager

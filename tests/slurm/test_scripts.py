@@ -176,7 +176,7 @@ def test_a_node_that_refuses_the_service_ends_the_job(free: Cluster, mpich: Mpi,
     done = free.wait(free.sbatch(*words, VENV=mpich.environment, PATH=path))
     # That of node2, or of node1, which SLURM then terminates.
     assert done.status in (2, 143), done.describe()
-    assert "with-mps: nvidia-smi sees no GPU" in done.output
+    assert "mpishare.mps: nvidia-smi sees no GPU" in done.output
     assert "[(" not in done.output, "the ranks were started"
     assert done.seconds < 30
     for node in NODES:

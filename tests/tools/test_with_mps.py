@@ -181,7 +181,7 @@ def test_refused_and_the_command_not_run(place, missing, environment, words):
         (place.path / "bin" / missing).unlink()
     status, out, err = place.run("sh", "-c", "echo ran", **environment)
     assert (status, out) == (2, "")
-    assert err.startswith("with-mps: ")
+    assert err.startswith("mpishare.mps: ")
     assert words in err
     assert place.is_clear()
 
