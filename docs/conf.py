@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docutils import nodes
+from sphinx.pycode import ModuleAnalyzer
 
 import mpishare
 from tests.gpu import evidence
@@ -135,11 +136,28 @@ def inline_drawings(app: Any, doctree: nodes.document, _name: str) -> None:
             image.replace_self(nodes.raw("", html, format="html"))
 
 
+def find_inherited(_app: Any, module: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the source of a module, and where members are that public classes inherit from it."""
+    if not module.startswith("mpishare."):
+        return None
+    analyzer = ModuleAnalyzer.for_module(module)
+    analyzer.find_tags()
+    tags = dict(analyzer.tags)
+    for public in map(mpishare.__dict__.get, mpishare.__all__):
+        for base in getattr(public, "__mro__", ())[1:]:
+            if base.__module__ == module:
+                for name in vars(base):
+                    if tag := analyzer.tags.get(f"{base.__qualname__}.{name}"):
+                        tags.setdefault(f"{public.__name__}.{name}", tag)
+    return analyzer.code, tags
+
+
 def setup(app: Any) -> None:
     """Write what is made from other files."""
     app.connect("source-read", on_errors_page)
     app.connect("autodoc-process-signature", tidy_signature)
     app.connect("doctree-resolved", inline_drawings)
+    app.connect("viewcode-find-source", find_inherited)
     folder = ROOT / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     (folder / "versions.md").write_text(tested_versions())

@@ -100,3 +100,9 @@ def test_every_example_is_on_its_page() -> None:
     )
     files = (ROOT / "scripts" / "examples").glob("[0-9]*.py")
     assert shown == sorted(file.stem for file in files)
+
+
+def test_an_inherited_member_links_to_its_source(html) -> None:
+    page = (html / "reference/halo-exchange.html").read_text()
+    (module,) = re.findall(r'href="\.\./(_modules/\S+?\.html)#HaloExchange\.exchange"', page)
+    assert 'id="HaloExchange.exchange"' in (html / module).read_text()
