@@ -33,7 +33,7 @@ for normal, one, other in mine:
         normals += [normal] * N
         mapped = np.outer(across, -normal) + np.outer(along, along)
         turns += [np.stack([one, other]) @ mapped @ AXES[tuple(across)].T] * N
-points, normals, n_owned = np.concatenate(owned + ghosts), np.array(normals), N * N * len(mine)
+points, n_owned = np.concatenate(owned + ghosts), N * N * len(mine)
 
 with mpishare.Node() as node:
     xp, turns = node.xp, node.xp.asarray(np.array(turns), dtype=float)
