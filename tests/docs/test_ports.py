@@ -14,10 +14,11 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.helpers.launch import run_ranks
 
-PORTS = ["veros", "mpi4py_fft"]
+PORTS = ["veros", "mpi4py_fft", "heat"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
 PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
+HEAT = ROOT / "docs/ports/mpishare_heat.py"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
 PROGRAM = """
@@ -74,10 +75,13 @@ def test_the_patch_is_as_short_as_the_page_says() -> None:
     assert f"| lines changed | | {plus} added, {minus} removed |" in PAGE.read_text()
 
 
-def test_the_plug_in_is_as_short_as_the_page_says() -> None:
-    lines = len(PLUG_IN.read_text().splitlines())
-    assert lines <= 60
-    assert f"It is {lines} lines:" in PLUG_IN.with_name("mpi4py_fft.md").read_text()
+@pytest.mark.parametrize(
+    ("plug_in", "page", "most"), [(PLUG_IN, "mpi4py_fft.md", 60), (HEAT, "heat.md", 230)]
+)
+def test_the_plug_in_is_as_short_as_the_page_says(plug_in, page: str, most: int) -> None:
+    lines = len(plug_in.read_text().splitlines())
+    assert lines <= most
+    assert f"It is {lines} lines:" in plug_in.with_name(page).read_text()
 
 
 @pytest.mark.parametrize("name", PORTS)
@@ -157,6 +161,127 @@ def test_the_plug_in_moves_what_a_transfer_moves(ranks: int, tmp_path) -> None:
     done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.returncode == 0, done.describe()
     assert done.stdout.count("moved") == ranks
+
+
+#: Heat as far as the plug-in knows it; its messages return a mark instead.
+MODULES = {
+    "communication": """
+class MPICommunication:
+    def __init__(self, handle):
+        self.handle, self.rank, self.size = handle, handle.rank, handle.size
+
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
+
+    def Allreduce(self, *given, **named):
+        return "message"
+
+    Bcast = Allgatherv = Allreduce
+""",
+    "dndarray": """
+import torch
+
+class DNDarray:
+    def __init__(self, comm, whole, split):
+        self.comm, self.split, self.gshape = comm, split, tuple(whole.shape)
+        parts = torch.tensor_split(whole, comm.size, split)
+        self.larray = parts[comm.rank].clone()
+        self.lshape_map = torch.tensor([part.shape for part in parts])
+
+    def is_distributed(self):
+        return self.comm.size > 1
+
+    def get_halo(self, halo_size, prev=True, next=True):
+        return "message"
+""",
+    "manipulations": """
+def _axis2axisResplit(*given):
+    return "message"
+""",
+}
+
+HEAT_CALLS = """
+import mpishare
+import mpishare_heat
+import torch
+from heat.core import communication, dndarray, manipulations
+from mpi4py import MPI
+
+class Tiles:
+    def __init__(self, array):
+        self.lshape_map = array.lshape_map
+
+torch.set_num_threads(1)
+comm = communication.MPICommunication(MPI.COMM_WORLD.Dup())
+rank, size = comm.rank, comm.size
+mpishare_heat.SUMMED, mpishare_heat.LEAST_BCAST = range(10000), 0
+MARK = "message"
+
+def check(turn, dtype):
+    by_plan = turn > 0 and dtype != torch.bfloat16  # the first call is by messages
+    whole = (torch.arange(size * 12.0).reshape(2, 2 * size, 3) + turn).to(dtype)
+    parts = torch.tensor_split(whole, size, 1)
+    array = dndarray.DNDarray(comm, whole, 1)
+    wanted = torch.tensor_split(whole, size, 2)[rank]
+    out = torch.empty_like(wanted)
+    given = array.larray, 1, Tiles(array), out, 2, None, comm
+    assert (manipulations._axis2axisResplit(*given) is MARK) != by_plan
+    assert not by_plan or torch.equal(out, wanted)
+
+    assert (array.get_halo(1, prev=False) is MARK) != by_plan
+    if by_plan:
+        found, end = array._DNDarray__halo_next, 2 * rank + 2
+        assert array._DNDarray__halo_prev is None
+        assert rank == size - 1 or torch.equal(found, whole[:, end : end + 1])
+
+    out, counts = torch.empty_like(whole), [2] * size
+    received = out, counts, [2 * each for each in range(size)]
+    assert (comm.Allgatherv(array, received, recv_axis=1) is MARK) != by_plan
+    assert not by_plan or torch.equal(out, whole)
+
+    sent = whole.clone() if rank == 1 else torch.zeros_like(whole)
+    sent = sent.transpose(0, 2)  # with gaps
+    assert (comm.Bcast(sent, root=1) is MARK) != by_plan
+    assert not by_plan or torch.equal(sent, whole.transpose(0, 2))
+
+    out = torch.empty_like(whole)
+    by_plan = by_plan and dtype != torch.bool
+    assert (comm.Allreduce(whole.transpose(0, 1), out, op=MPI.SUM) is MARK) != by_plan
+    assert not by_plan or torch.equal(out.reshape(-1), size * whole.transpose(0, 1).reshape(-1))
+    assert comm.Allreduce(MPI.IN_PLACE, whole, op=MPI.BAND) is MARK
+
+with mpishare.Node(backend="host") as node:
+    mpishare_heat.use(node)
+    for dtype in torch.float32, torch.int64, torch.bool, torch.bfloat16:
+        for turn in range(3):
+            check(turn, dtype)
+    mpishare_heat.MOST_PLANS = 2  # the oldest are dropped, and made again
+    for count in 1, 2, 3, 4:
+        for _ in range(3):
+            x = torch.full((count,), rank)
+            found = comm.Allreduce(MPI.IN_PLACE, x, op=MPI.MAX)
+        assert found is x
+        assert torch.equal(x, torch.full((count,), size - 1))
+    assert len(comm.handle.Get_attr(mpishare_heat.PLANS)) == 2
+    mpishare_heat.use(None)
+    assert comm.Bcast(torch.zeros(3)) is MARK
+    comm.handle.Free()
+print("moved")
+"""
+
+
+@pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
+def test_the_plug_in_does_what_heat_does(tmp_path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "heat/core").mkdir(parents=True)
+    for name, text in MODULES.items():
+        (tmp_path / f"heat/core/{name}.py").write_text(text)
+    shutil.copy(HEAT, tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(HEAT_CALLS)
+    done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=200)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout.count("moved") == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

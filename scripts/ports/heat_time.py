@@ -1,0 +1,210 @@
+"""Time Heat's calls by messages and by mpishare, in turns.
+
+    mpirun -n 2 python -m mpi4py heat_time.py [--rounds 15] [--check]
+
+First all calls must give the same bits both ways. Then they take turns in one process; a time is
+that of the slowest rank, and of a round the mean of its calls. ``--check`` ends before the times.
+"""
+
+import argparse
+import sys
+import time
+
+import heat as ht
+import mpishare_heat
+import numpy as np
+import torch
+from mpi4py import MPI
+
+import mpishare
+
+COMM = MPI.COMM_WORLD
+WARM = 3  # rounds that are not counted: plans are made, and memory is touched
+BLOCK_S = 0.02  # at least, per way and round
+SQUARES = 64, 512, 2048
+COUNTS = 1, 50_000, 1_000_000
+
+
+def filled(shape, split, dtype=torch.float32):
+    """Return an array that is the same at each call."""
+    whole = torch.arange(np.prod(shape)).reshape(shape) % 251
+    return ht.array(whole.to(dtype), split=split)
+
+
+def halo(array, width):
+    """Return both halos of an array."""
+    array.get_halo(width)
+    return [each for each in (array.halo_prev, array.halo_next) if each is not None]
+
+
+def own(comm, tensor, call):
+    """Return a tensor after a call that changes it, which is given the communicator, too."""
+    call(comm, tensor)
+    return tensor
+
+
+def gathered(comm, part, axis):
+    """Return the parts of all ranks along an axis, which are alike."""
+    shape = list(part.shape)
+    shape[axis] *= comm.size
+    counts = [part.shape[axis]] * comm.size
+    starts = [rank * counts[0] for rank in range(comm.size)]
+    whole = torch.empty(shape, dtype=part.dtype)
+    comm.Allgatherv(part, (whole, counts, starts), recv_axis=axis)
+    return whole
+
+
+def cases():
+    """Yield what each line of the table times, as a function that returns its result."""
+    comm = ht.MPI_WORLD
+    for n in SQUARES:
+        for split, target in ((0, 1), (1, 0), (0, None), (1, None)):
+            array = filled((n, n), split)
+            name = f"`resplit` {n}^2, axis {split} to {target}"
+            yield name, lambda a=array, t=target: ht.resplit(a, t).larray
+    block = filled((25, 50, 50, 20), 0)  # that of its benchmark has 344 times as many
+    for target in None, 2, 3:
+        name = f"`resplit` 25 x 50 x 50 x 20, axis 0 to {target}"
+        yield name, lambda t=target: ht.resplit(block, t).larray
+    for shape, split, width in (
+        ((1_000_000,), 0, 1),
+        ((1_000_000,), 0, 5000),
+        ((1024, 1024), 0, 1),
+        ((1024, 1024), 1, 1),
+    ):
+        array = filled(shape, split)
+        name = f"`get_halo({width})`, {' x '.join(map(str, shape))}, axis {split}"
+        yield name, lambda a=array, w=width: halo(a, w)
+    for n in COUNTS:
+        zeros = torch.zeros(n)  # whose sums stay what they are
+        yield (
+            f"`Allreduce`, {n} float32",
+            lambda x=zeros: own(comm, x, lambda c, x: c.Allreduce(MPI.IN_PLACE, x, MPI.SUM)),
+        )
+        yield f"`Bcast`, {n} float32", lambda x=zeros: own(comm, x, lambda c, x: c.Bcast(x, root=0))
+        yield f"`Allgatherv`, {n} float32", lambda x=zeros: gathered(comm, x, 0)
+    part = torch.ones(512, 256)
+    yield "`Allgatherv` 512 x 256, axis 1", lambda: gathered(comm, part, 1)
+    table = filled((20_000, 8), 0, torch.float64)
+    yield (
+        "`mean` and `var` of 20 000 x 8",
+        lambda: [each.larray for each in (ht.mean(table, 0), ht.var(table, 0))],
+    )
+    signal, kernel = filled((200_000,), 0), filled((101,), None)
+    yield "`convolve`, 200 000 by 101", lambda: ht.convolve(signal, kernel, mode="same").larray
+    square = filled((256, 256), 0)
+    yield "`matmul` 256^2, axes 0 and 1", lambda: ht.matmul(square, filled((256, 256), 1)).larray
+
+    def clusters():
+        ht.random.seed(1)
+        return ht.cluster.KMeans(n_clusters=4, max_iter=10).fit(table).cluster_centers_.larray
+
+    yield "`KMeans` of 20 000 x 8, 10 steps", clusters
+
+
+def bits(found):
+    """Return the bytes of tensors."""
+    each = found if isinstance(found, list) else [found]
+    return [tensor.contiguous().numpy().tobytes() for tensor in each]
+
+
+def compare(node, dtype):
+    """Abort unless all calls give the same bits both ways."""
+    for name, call in cases_of(dtype):
+        mpishare_heat.use(None)
+        before = bits(call())
+        mpishare_heat.use(node, after=0)
+        for _ in range(3):
+            assert bits(call()) == before, (name, dtype)
+
+
+def cases_of(dtype):
+    """Yield resplits, halos, gathers and broadcasts of uneven arrays."""
+    shape, comm = (7, 5, 6), ht.MPI_WORLD
+    for split in range(3):
+        array = filled(shape, split, dtype)
+        for target in (*range(3), None):
+            yield f"{split} to {target}", lambda a=array, t=target: ht.resplit(a, t).larray
+            yield (
+                f"{split} to {target}_",
+                lambda s=split, t=target: (
+                    own(None, filled(shape, s, dtype), lambda _, x: x.resplit_(t)).larray
+                ),
+            )
+        yield f"halo of {split}", lambda a=array: halo(a, 1)
+    for root in range(comm.size):
+        tensor = torch.full((7, 3), comm.rank, dtype=torch.int64).to(dtype)
+        yield (
+            f"from {root}",
+            lambda x=tensor, r=root: own(comm, x.clone(), lambda c, x: c.Bcast(x, root=r)),
+        )
+    part = torch.full((3, 2), comm.rank, dtype=torch.int64).to(dtype)
+    yield "gathered", lambda: gathered(comm, part, 0)
+    yield "gathered along axis 1", lambda: gathered(comm, part, 1)
+    if dtype in mpishare_heat.REALS:
+        for op in MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN:
+            yield (
+                f"reduced by {op}",
+                lambda op=op: own(
+                    comm, part.clone(), lambda c, x: c.Allreduce(MPI.IN_PLACE, x, op)
+                ),
+            )
+
+
+def times(node, call, rounds):
+    """Return the times per call each way by round, in microseconds."""
+    ways = {"before": None, "after": node}
+    found = {name: [] for name in ways}
+    calls = 1
+    for at in range(WARM + rounds):
+        for name in list(ways) if at % 2 else list(ways)[::-1]:
+            mpishare_heat.use(ways[name])
+            COMM.Barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            mean = COMM.allreduce((time.perf_counter() - begin) / calls, MPI.MAX)
+            found[name].append(1e6 * mean)
+        if at < WARM:
+            fastest = 1e-6 * min(each[-1] for each in found.values())
+            calls = max(calls, min(100, int(BLOCK_S / fastest)))
+    return {name: each[WARM:] for name, each in found.items()}
+
+
+def report(what, found):
+    """Print a line: the medians, and the quartiles of the ratio round by round."""
+    before, after = (np.median(found[name]) for name in ("before", "after"))
+    ratios = np.divide(found["after"], found["before"])
+    low, median, high = np.percentile(ratios, (25, 50, 75))
+    if COMM.rank == 0:
+        print(
+            f"| {what} | {before:.0f} | {after:.0f} | {median:.2f} ({low:.2f} to {high:.2f}) |",
+            flush=True,
+        )
+
+
+def main():
+    """Compare, then time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # ranks share the cores
+    with mpishare.Node(backend="host") as node:
+        bounds = mpishare_heat.SUMMED, mpishare_heat.LEAST_BCAST
+        mpishare_heat.SUMMED, mpishare_heat.LEAST_BCAST = range(sys.maxsize), 0
+        for dtype in sorted(mpishare_heat.MOVED, key=str):
+            compare(node, dtype)
+        mpishare_heat.SUMMED, mpishare_heat.LEAST_BCAST = bounds
+        if COMM.rank == 0:
+            print(f"{COMM.size} ranks: the same bits", flush=True)
+        if not options.check:
+            if COMM.rank == 0:
+                print("| | before, us | after, us | ratio (quartiles) |\n|---|---|---|---|")
+            for name, call in cases():
+                report(name, times(node, call, options.rounds))
+        mpishare_heat.use(None)
+
+
+if __name__ == "__main__":
+    main()
