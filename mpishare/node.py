@@ -458,12 +458,13 @@ class Node(NotPicklable):
     ) -> None:
         """Enqueue a kernel that puts, signals or waits by ``<mpishare.cuh>``.
 
-        Local, stream-ordered; also while the stream is being captured into a graph. The kernel
-        follows the last one that was launched so with one of its windows, on any stream. It is
-        refused where its waits would hang: without MPS where ranks share a GPU, and with more
-        blocks than run at once. Where a wait in it fails, the kernel goes on with false; then
-        `synchronize`, every close and the next launch with the window raise here at once, all
-        other calls within 0.1 s.
+        Local, stream-ordered; also while the stream is being captured into a graph. All ranks make
+        these calls in the same order, once each has compiled its kernel: the deadline of a wait
+        runs while others compile. The kernel follows the last one that was launched so with one of
+        its windows, on any stream. It is refused where its waits would hang: without MPS where
+        ranks share a GPU, and with more blocks than run at once. Where a wait in it fails, the
+        kernel goes on with false; then `synchronize`, every close and the next launch with the
+        window raise here at once, all other calls within 0.1 s.
 
         Parameters
         ----------
@@ -509,7 +510,8 @@ class Node(NotPicklable):
         """Wait on the host until all work on a stream is done, with the deadline.
 
         Local, host-blocking. Unlike the stream's own method it raises where the stream waits for a
-        rank that is gone.
+        rank that is gone, and where a wait in a kernel of yours has failed. Give it the stream of
+        kernels that Numba or Triton launched, unless that is CuPy's current one.
 
         Parameters
         ----------

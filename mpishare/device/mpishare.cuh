@@ -2,8 +2,8 @@
 // own. For NVRTC and nvcc; it includes nothing. docs/device.md has the memory model and examples.
 //
 // A signal belongs to a pair of ranks: it is named by a slot and the peer, never by an address. Its
-// values only grow, from 1 on. A wait that returns false has met its deadline, or the node is
-// broken: leave the kernel. The host then raises PeerTimeout or PeerError.
+// values only grow, from 1 on; it is 0 before. A wait that returns false has met its deadline, or
+// the node is broken: leave the kernel. The host then raises PeerTimeout or PeerError.
 #pragma once
 
 namespace mpishare {
@@ -210,7 +210,7 @@ __device__ __forceinline__ bool barrier(const Device& d, int slot) {
 }
 
 // Sends 4 bytes beside their epoch in one store: the fastest way, and it orders nothing else. A
-// slot of words carries no signals.
+// slot of words carries no signals. The lower 32 bits of the epoch are sent.
 template <class T>
 __device__ __forceinline__ void put_word(const Device& d, int peer, int slot, T word, Word epoch) {
     static_assert(sizeof(T) == 4, "a word has 4 bytes");

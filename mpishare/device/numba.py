@@ -2,8 +2,10 @@
 
 A kernel gets ``int(window.device["self"])``, here `d`. The names, the order and the groups are
 those of docs/device.md, with the group in the name: `put_signal_block`, `wait_warp`. Ranks, slots
-and values are integers; `source` is a contiguous array, whole or a slice, and `to` the peer's
-element where it begins. Nothing is compiled before the first kernel that calls it.
+and values are integers, at most `int64`; `source` is a contiguous array, whole or a slice, and `to`
+the peer's element where it begins, of the source's dtype. `rank`, `size`, `epoch` and `signal` have
+no group: one thread calls `signal`, every thread `epoch`. Nothing is compiled before the first
+kernel that calls it.
 """
 
 from __future__ import annotations

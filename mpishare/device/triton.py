@@ -3,7 +3,8 @@
 A kernel gets ``int(window.device["self"])``, here `d`. The group is always the whole program: its
 threads make a call together, and meet where docs/device.md asks for that. Kernels with specialized
 warps cannot call these functions. `dtype` and `block` are constants of the kernel; peers, `to`,
-`n`, slots, values and epochs are integers.
+`n`, slots, values and epochs are integers; `to` counts elements of the type of `source`. After a
+false wait a kernel goes on, with a flag: its later waits end at once.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
