@@ -43,7 +43,8 @@ _CHUNKS_OF_SHARED_GPU = (
     (32 << 20, 128 << 10),
     (1 << 62, 256 << 10),
 )
-_MAX_CHUNKS = 1024
+# Of a part: 512 MiB between two H200 took 1,474 us by them, and 1,508 by a quarter as many.
+_MAX_CHUNKS = 4096
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
