@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CALL = "Node.launch"
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
+_MOST = 64  # launches of one window that are known to fit: kernels, with their sizes
 
 
 def launch_kernel(
@@ -49,7 +50,12 @@ def launch_kernel(
             "Service: while one waits in a kernel, the other does not run. Start "
             "`nvidia-cuda-mps-control -d` before the job, or give each rank a GPU of its own"
         )
-    _require_residency(context, kernel, grid, block, shared_mem)
+    fits, size = devices[0].fits, (id(kernel), prod(grid), prod(block), shared_mem)
+    if fits.get(size) is not kernel:
+        _require_residency(context, kernel, *size[1:])
+        if len(fits) >= _MOST:
+            fits.clear()
+        fits[size] = kernel
     entered = backend.enter(stream)
     handle, owner, stays_alive, is_captured = entered
     captured_by = recording.current()
@@ -87,7 +93,7 @@ def _devices_of(context: NodeContext, args: Sequence[Any]) -> list[WindowDevice]
 
 
 def _require_residency(
-    context: NodeContext, kernel: Any, grid: Sequence[int], block: Sequence[int], shared_mem: int
+    context: NodeContext, kernel: Any, nblocks: int, nthreads: int, shared_mem: int
 ) -> None:
     """Raise `UnsupportedError` if not all blocks run at once, with those of the GPU's other ranks.
 
@@ -96,7 +102,6 @@ def _require_residency(
     import cupy
 
     function = getattr(kernel, "kernel", kernel).ptr
-    nblocks, nthreads = prod(grid), prod(block)
     per_sm = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function, nthreads, shared_mem
     )
