@@ -94,7 +94,7 @@ class WindowDevice(NodeObject):
         self.order = LaunchOrder.join(backend)
         # One word, as of any engine whose calls a graph may repeat.
         self.calls = memoryview(bytearray(8)).cast("Q")
-        # The kernels, by id and size, whose blocks run at once: to ask takes longer than a launch.
+        # The kernels, by id and size, whose blocks run at once: asked once for each.
         self.fits: dict[tuple[int, ...], Any] = {}
         self.of_address[self.abort] = self
         context.register(self, is_part=True)
