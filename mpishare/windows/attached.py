@@ -475,7 +475,8 @@ def attach(
         Default: the only job of this user that has such a window.
         ``python -m mpishare.info --attachable`` lists them.
     timeout_s : float, seconds
-        For the answer of the job, and the default of `Attached.latest`.
+        For the answer of the job, and the default of `Attached.latest`. A job that is stopped gets
+        that long to answer even where `wait_s` is shorter.
     wait_s : float, seconds
         How long to wait for a window that is not there yet; ``math.inf``: until it is. Windows of
         other users do not count, one that is closed meanwhile is waited for anew, and several jobs
