@@ -37,6 +37,7 @@ class MissingRanks:
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
         self._call = call
         self._look = look
+        self._naming = agreement.waiting_in(call)
         self._monitor: WaitMonitor | None = None  # made at the first check, often never
 
     def look(self) -> None:
@@ -60,6 +61,7 @@ class MissingRanks:
         return self.absent()
 
     def __enter__(self) -> Self:
+        self._naming.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -76,6 +78,7 @@ class MissingRanks:
                     raise agreement.fail_and_tell(lambda: error, fatal=True) from None
                 raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
         finally:
+            self._naming.__exit__(None, None, None)
             if self._monitor is not None:
                 self._monitor.end()
 

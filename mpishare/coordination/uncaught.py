@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ from mpishare.errors import MpiShareError, PeerError, describe
 
 _LAUNCHERS = ("runpy", "mpi4py")
 _OWN = __name__.partition(".")[0]
+_INNER = (_OWN, "contextlib")  # which runs the blocks of mpishare
 _previous: list[Any] = []
 _printed: list[BaseException] = []
 
@@ -59,9 +60,9 @@ def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType 
     Of mpishare the frame that the user called stays, and none where the user's own callable raised.
     All stay where an unforeseen error was raised in mpishare itself.
     """
-    frames = [*dropwhile(lambda frame: _package(frame) in _LAUNCHERS, _frames(trace))]
-    theirs = [frame for frame in frames if _package(frame) != _OWN]
-    if frames and _package(frames[-1]) != _OWN:
+    frames = _frames(trace)
+    theirs = [frame for frame in frames if _package(frame) not in _INNER]
+    if frames and _package(frames[-1]) not in _INNER:
         frames = theirs
     elif isinstance(error, MpiShareError | TypeError | ValueError):
         called = next((frame for frame in frames if _package(frame) == _OWN), None)
@@ -73,11 +74,12 @@ def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType 
 
 
 def _frames(trace: TracebackType | None) -> list[TracebackType]:
+    """Return the frames of a traceback without those of the launcher."""
     frames = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    return frames
+    return [*dropwhile(lambda frame: _package(frame) in _LAUNCHERS, frames)]
 
 
 def _package(trace: TracebackType) -> str:
@@ -86,7 +88,9 @@ def _package(trace: TracebackType) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    places = [each for each in _frames(trace) if _package(each) not in (*_LAUNCHERS, _OWN)]
+    """Return the line of the user's that called mpishare, as words behind a rank."""
+    before = takewhile(lambda frame: _package(frame) != _OWN, _frames(trace))
+    places = [frame for frame in before if _package(frame) not in _INNER]
     if not places:
         return ""
     return f" ({places[-1].tb_frame.f_code.co_filename}, line {places[-1].tb_lineno})"

@@ -72,6 +72,8 @@ class Waits:
         self.progress: Callable[[], object] = int
         # Makes the error that every later call raises; None while the node is whole.
         self.failure: Callable[[], MpiShareError] | None = None
+        # What fails if a rank leaves now, for the watchdog to name.
+        self.subject = "the node"
         # A rank died or timed out: MPI cannot be finalized in order.
         self.is_fatal = False
         # The main thread has raised the failure at least once.
@@ -95,6 +97,15 @@ class Waits:
             yield
         finally:
             self.thread = owner
+
+    @contextmanager
+    def waiting_in(self, call: str) -> Iterator[None]:
+        """Within the block a rank that leaves makes this call fail."""
+        outer, self.subject = self.subject, call
+        try:
+            yield
+        finally:
+            self.subject = outer
 
     def fail(
         self, failure: Callable[[], MpiShareError], *, fatal: bool
@@ -202,7 +213,7 @@ class Waits:
                 return
             os.sched_yield()
         timeout_s = timeout_s or self.timeout_s
-        with WaitMonitor(self, call, pending) as monitor:
+        with self.waiting_in(call), WaitMonitor(self, call, pending) as monitor:
 
             def look() -> None:
                 self.progress()

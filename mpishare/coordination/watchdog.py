@@ -186,7 +186,7 @@ class Watchdog:
                 # that ends the job may leave this process a few milliseconds.
                 say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
         elif left := self._missed():
-            agreement.fail_departed("the node", left)
+            agreement.fail_departed(agreement.subject, left)
 
     def _has_died(self, rank: int) -> bool:
         # The state is read after the lock: an orderly end publishes it before it unlocks.

@@ -130,6 +130,7 @@ class Attached:
         self._why_closed = f"{name!r} is closed"
         self._cursor = 0  # of a channel: the number of the last frame that was read
         self._rest: deque[Copied] = deque()  # its frames that were copied when its memory went
+        self._last: int | None = None  # the number of its last frame, once it was ended
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -231,13 +232,14 @@ class Attached:
 
         Waits for the next one as long as it takes; ends when the job closes the window or ends. Of
         a channel it yields every frame that was put since `attach`, also in several loops, and ends
-        behind the last.
+        behind the last, once the producer has ended or closed the channel.
 
         Raises
         ------
         ClosedError
             If a frame of a channel was overwritten before it could be read: this process was too
-            slow, and is cut off. The job logs a warning with its identifier.
+            slow, and is cut off. The job logs a warning with its identifier. Also behind the last
+            frame that came, if the job was killed, failed or exited before it ended the channel.
         """
         number = self._cursor
         found: list[Frame] = []
@@ -250,6 +252,12 @@ class Attached:
         while not self._is_closed:
             poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
             if not found and not self._read(number, found):  # the last one, after the end
+                if self._lag and not self._is_closed and not self._is_last(number):
+                    raise ClosedError(
+                        f"the job of {self.name!r} is gone, but the channel was not ended behind "
+                        f"frame {number}: later ones may be missing. It was killed or failed, or "
+                        "exited without close()."
+                    )
                 return
             frame = found.pop()
             number = frame.number
@@ -348,7 +356,8 @@ class Attached:
     def _is_last(self, number: int) -> bool:
         """Whether a channel was ended behind this frame."""
         with self._lock:
-            return self._reader is not None and self._reader.last() == number
+            last = self._last if self._reader is None else self._reader.last()
+            return last == number
 
     def _cut_off(self) -> None:
         """Close this process's side of a channel that it read too slowly, and tell the job."""
@@ -428,6 +437,7 @@ class Attached:
         with self._lock:
             self._arrays.clear()
             if self._reader is not None:
+                self._last = self._reader.last()
                 self._reader.close()
                 self._reader = None
             self._memories = [memory for memory in self._memories if not memory.close()]
@@ -465,7 +475,8 @@ def attach(
         Default: the only job of this user that has such a window.
         ``python -m mpishare.info --attachable`` lists them.
     timeout_s : float, seconds
-        For the answer of the job, and the default of `Attached.latest`.
+        For the answer of the job, and the default of `Attached.latest`. A job that is stopped gets
+        that long to answer even where `wait_s` is shorter.
     wait_s : float, seconds
         How long to wait for a window that is not there yet; ``math.inf``: until it is. Windows of
         other users do not count, one that is closed meanwhile is waited for anew, and several jobs

@@ -187,7 +187,10 @@ class Channel(NodeObject):
         Raises
         ------
         EOFError
-            At the beginning of the block, after the last frame of a producer that called `end`.
+            At the beginning of the block, after the last frame of a producer that called `end`,
+            or that closes the channel or its node, as the end of ``with Node()`` does.
+        PeerError
+            If the producer left the node by an exception.
         PeerTimeout
             If the producer is late by more than the deadline, or died.
         EpochError
@@ -242,8 +245,7 @@ class Channel(NodeObject):
         if not self._is_ended:
             block.end()
             self._is_ended = True
-            if self._publication is not None:
-                self._publication.end()
+            self._end_publication()
 
     def close(self) -> None:
         """Close the channel on all ranks; a producer ends its stream first.
@@ -266,6 +268,7 @@ class Channel(NodeObject):
             for end in (self._sending, self._receiving):
                 if end is not None:
                     end.end()
+            self._end_publication()
             context.drain(call)
 
         context.agreement.step(call, finish)
@@ -284,6 +287,11 @@ class Channel(NodeObject):
             window.close()
         context.counter_pool.give(counters)
         log.debug("%s closed", self.name)
+
+    def _end_publication(self) -> None:
+        """Tell processes outside the job that there are no more frames, if this rank puts them."""
+        if self._sending is not None and self._publication is not None:
+            self._publication.end()
 
     def _abandon(self) -> None:
         self._is_closed = True

@@ -94,6 +94,38 @@ MPI.COMM_WORLD.sendrecv(None, 2 - node.rank, source=2 - node.rank)
         assert result.reports[rank]["failures"] == [[1, told]]
 
 
+def test_a_plan_that_a_rank_never_makes_is_named_with_the_line_that_makes_it():
+    """Not a line of contextlib, through which mpishare goes, and not only the node."""
+    program = (
+        PROLOGUE
+        + """
+import time
+import numpy
+from mpi4py import MPI
+from mpishare.coordination import uncaught
+from tests.helpers.reporting import report
+if node.rank == 1:
+    while node._context.agreement.block.status(0) is None:  # until rank 0 waits
+        time.sleep(1e-3)
+    broken()
+def make():
+    mpishare.HaloExchange(MPI.COMM_WORLD, numpy.zeros(6), 1, dims=(2,), node=node)
+try:
+    make()
+except mpishare.PeerError as error:
+    frames = uncaught.shorten(error, error.__traceback__)
+    codes = [each.tb_frame.f_code for each in uncaught._frames(frames)]
+    report({"text": str(error), "place": uncaught._place(error.__traceback__)})
+    report({"line": make.__code__.co_firstlineno + 1, "frames": [c.co_name for c in codes]})
+MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
+"""
+    )
+    heard = run_ranks(2, program).reports[0]
+    assert heard["text"] == "HaloExchange failed: rank 1 has left: KeyError: 'no such key'"
+    assert heard["place"].endswith(f"program.py, line {heard['line']})")
+    assert heard["frames"] == ["<module>", "make", "__init__"]
+
+
 def test_a_test_that_fails_under_pytest_is_not_the_end_of_the_program(tmp_path):
     """pytest leaves the exception of the last failed test in `sys.last_value`, and exits."""
     program = tmp_path / "test_program.py"

@@ -21,8 +21,9 @@ from tests.helpers.scenes import play
 from tests.helpers.stage import Stage, leftovers
 
 OWNER = """
-import sys, mpishare
+import os, sys, mpishare
 with mpishare.Node(backend="host") as node:
+    window = node.allocate(1, name=f"owner-{os.getpid()}")
     pool = node.pool(max_nbytes=1 << 20)
     array, other = pool.allocate(4, "i8"), pool.allocate(4, "i8")
     array[...] = other[...] = 42
@@ -121,6 +122,8 @@ def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
         stop(process)
         with pytest.raises(mpishare.PeerTimeout, match=r"within 0\.2 s: its process is stopped"):
             mpishare.open_handle(handle, timeout_s=0.2)
+        with pytest.raises(mpishare.PeerTimeout, match=r"within 0\.2 s: its process is stopped"):
+            mpishare.attach(f"owner-{process.pid}", timeout_s=0.2, wait_s=0.1)
         stuck = threading.Thread(target=mpishare.open_handle, args=[handle], daemon=True)
         stuck.start()
         assert within(5, lambda: opened_pool._opening[address_of(handle)].locked())

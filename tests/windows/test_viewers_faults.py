@@ -26,6 +26,14 @@ def come(name, seconds=30):
         except mpishare.HandleError:
             if time.time() > end: raise
             time.sleep(0.01)
+
+def come_last(there):
+    visit = mpishare.windows.names.find(there.name, there.job, 30)[1]
+    try:
+        visit.ask({"attaches": True})  # the job waits for it, and dies
+    except mpishare.HandleError:
+        pass
+    return visit
 """
 # Runs in a viewer: its children attach and are killed, with a lease, and most in a copy.
 VICTIMS = """
@@ -185,9 +193,7 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         viewer(COME)
         viewer.send(
             f"there = come({name!r}); live = there.array; frame = there.latest()\n"
-            f"last = mpishare.windows.names.find({name!r}, there.job, 30)[1]\n"
-            "try: last.ask({'attaches': True})\n"  # the job waits for it, and dies
-            "except mpishare.HandleError: pass\n"
+            "last = come_last(there)\n"
             "numbers = [f.number for f in there]"
         )
         play(2, dying, name, backend=backend)
@@ -201,6 +207,42 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
             assert viewer("host(live)[:2]") == [3.0, 3.0]
         assert viewer(f"mpishare.attach({name!r})")["error"] == "HandleError"
         assert viewer("del live; there.close(); last.close()") is None
+
+
+def dying_amid_frames(stage: Stage, names: list[str]) -> None:
+    """The producer is killed behind two frames of each channel, and ended only the first one."""
+    node = stage.node()
+    channels = [node.channel(4, name=name, consumers=[]) for name in names]
+    if stage.rank == 0:
+        door = node._context.descriptors.door
+        while len(door.leases(channels[1]._publication._address, "attaches")) < 2:
+            time.sleep(0.01)
+        for channel in channels:
+            for value in range(2):
+                with channel.put() as slot:
+                    slot[...] = value
+        channels[0].end()
+    stage.world.Barrier()
+    stage.die()
+
+
+def test_a_killed_producer_is_not_taken_for_the_end_of_its_frames():
+    names = [f"{each}-{os.getpid()}" for each in ("ended", "cut")]
+    with Viewer() as viewer:
+        viewer(COME)
+        viewer.send(
+            f"ended, cut = map(come, {names})\n"
+            "last = come_last(cut)\n"
+            "numbers = [f.number for f in cut]"
+        )
+        play(2, dying_amid_frames, names, backend="host")
+        told = viewer.answer()
+        assert told["error"] == "ClosedError"
+        gone = f"the job of {names[1]!r} is gone, but the channel was not ended behind frame 2: "
+        assert gone in told["text"]
+        assert viewer("list(cut)") == told  # another loop too
+        assert viewer("[f.number for f in ended]") == [1, 2]
+        assert viewer("list(ended)") == []
 
 
 CROWD = """
