@@ -1,18 +1,32 @@
-"""Numbers that users give: ints, and seconds."""
+"""Plain values that users give: bools, ints, and seconds."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
+
+import numpy as np
 
 # 31 years. Sockets and threads can wait for ten times that, and raise where it is more.
 MAX_DURATION_S = 1e9
 
 
+def require_bool(failed: str, name: str, value: Any) -> bool:
+    """Return a bool, of NumPy too; `TypeError`, whose text begins with `failed`, for others."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{failed}{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
 def is_int(value: Any) -> bool:
     """Whether a value is an int of Python or NumPy; a bool is none."""
-    # Arrays of NumPy have an index too, where they have one element.
-    is_scalar = hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
-    return is_scalar and not isinstance(value, bool)
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0:
+        return False
+    try:
+        operator.index(value)  # arrays of floats have the method, too
+    except TypeError:
+        return False
+    return True
 
 
 def is_duration(value: Any) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpishare.backends import Exported
 from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory.numbers import number_of
 from mpishare.runtime import ranges
@@ -243,10 +244,9 @@ def check_layout(
 
 def _extents(call: str, shape: Any) -> Shape:
     extents = shape if isinstance(shape, tuple | list) else (shape,)
-    try:
-        sizes = tuple(operator.index(extent) for extent in extents)
-    except TypeError:
-        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
+    if not all(map(is_int, extents)):
+        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}")
+    sizes = tuple(map(operator.index, extents))
     if min(sizes, default=0) < 0:
         raise ValueError(f"{call} failed: negative extents in shape {sizes}")
     return sizes

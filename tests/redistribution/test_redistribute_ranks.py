@@ -201,6 +201,7 @@ def test_calls_out_of_turn(node):
         ({"dtype": "(2,)f4"}, "arrays themselves"),
         ({"shape": (2**70, 4)}, "too large"),
         ({"permute": (True, False)}, "permute must name each of 2 axes once"),
+        ({"in_place": "no"}, "in_place must be True or False, not 'no'"),
         ({"source": Box((0, 0), (0, 0))}, "wants .*which no rank has"),
     ],
 )  # fmt: skip

@@ -22,7 +22,12 @@ NEEDED = {
 }
 
 WRONG = [
-    ("allocate allocate_each channel", "shape", ["x", 1.5, (2, None)], TypeError),
+    (
+        "allocate allocate_each channel",
+        "shape",
+        ["x", 1.5, (2, None), True, np.array(1.5)],
+        TypeError,
+    ),
     ("allocate allocate_each channel", "shape", [-1, (2, -3), (1 << 40, 1 << 40)], ValueError),
     ("allocate allocate_each channel", "dtype", ["no dtype", object], TypeError),
     ("allocate share event pool", "owner", ["0", 1.0], TypeError),
@@ -35,7 +40,8 @@ WRONG = [
     ("channel", "consumers", [[0], [99], [1, 1]], ValueError),
     ("channel", "slots", [2.0, True], TypeError),
     ("channel", "slots", [0, -3, 1 << 60], ValueError),
-    ("pool", "max_nbytes", ["1"], TypeError),
+    ("channel", "deal", ["no", 1], TypeError),
+    ("pool", "max_nbytes", ["1", True], TypeError),
     ("pool", "max_nbytes", [0], ValueError),
     ("share share_each", "copy", [0, 1, "yes", np.True_], TypeError),
     ("allocate allocate_each share share_each", "name", [b"x", 3], TypeError),
