@@ -31,19 +31,27 @@ def is_int(value: Any) -> bool:
 
 def is_duration(value: Any) -> bool:
     """Whether a value is a positive number of seconds that clocks can count."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= MAX_DURATION_S
+    return _is_number(value) and 0 < value <= MAX_DURATION_S
 
 
 def require_wait(failed: str, wait_s: Any) -> None:
-    """Raise `ValueError` as `require_duration`, unless a wait is a duration, 0 or inf."""
-    if not (is_duration(wait_s) or (wait_s in (0, float("inf")) and not isinstance(wait_s, bool))):
+    """Raise as `require_duration`, unless a wait is a duration, 0 or inf."""
+    if not (is_duration(wait_s) or (_is_number(wait_s) and wait_s in (0, float("inf")))):
         wanted = f"wait_s must be a number of seconds from 0 to {MAX_DURATION_S:g}, or inf"
-        raise ValueError(f"{failed}{wanted}, not {wait_s!r}")
+        raise _error_of(wait_s)(f"{failed}{wanted}, not {wait_s!r}")
 
 
 def require_duration(failed: str, timeout_s: Any) -> None:
-    """Raise `ValueError`, whose text begins with `failed`, unless a timeout is a duration."""
+    """Raise `TypeError` or `ValueError`, whose text begins with `failed`, if this is no timeout."""
     if not is_duration(timeout_s):
         wanted = f"timeout_s must be a positive number of seconds, at most {MAX_DURATION_S:g}"
-        raise ValueError(f"{failed}{wanted}, not {timeout_s!r}")
+        raise _error_of(timeout_s)(f"{failed}{wanted}, not {timeout_s!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _error_of(value: Any) -> type[Exception]:
+    """Return the class of the error of a value that is no duration."""
+    return ValueError if _is_number(value) else TypeError

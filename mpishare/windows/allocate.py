@@ -172,7 +172,7 @@ class NewMemory(NamedTuple):
             if isinstance(each, Exported):
                 memory, fill = each.memory, None
             else:
-                memory, fill = context.backend.allocate(nbytes), each
+                memory, fill = self._allocate(nbytes), each
             self.undo.made.callback(memory.close)
             made.append(memory)
             if fill is not None:
@@ -182,6 +182,13 @@ class NewMemory(NamedTuple):
         elif any(given):
             context.synchronize(None, self.call)
         return made, None
+
+    def _allocate(self, nbytes: int) -> Memory:
+        try:
+            return self.context.backend.allocate(nbytes)
+        except UnsupportedError as error:
+            error.args = (f"{self.call} failed: {error}",)
+            raise
 
     def _publish(self, given: Sequence[Given], made: Sequence[Memory]) -> tuple[None, list[str]]:
         """Return the handles of this rank's memories."""
