@@ -99,6 +99,7 @@ class EpochError(MpiShareError, RuntimeError):
 
 
 _MOST_NAMED = 6  # of the values in one message
+_MOST_SHOWN = 80  # characters of a value that is none
 
 
 def describe(error: BaseException) -> str:
@@ -162,7 +163,13 @@ def late(what: str, timeout_s: float, more: str, ranks: Iterable[int] = ()) -> P
 def late_ranks(call: str, ranks: Collection[int], timeout_s: float, here: str) -> PeerTimeout:
     """Return the error of a call in which ranks of the node are missing; `here` is this rank."""
     what = f"{call} failed: {name_ranks(ranks)} did not arrive"
-    return late(what, timeout_s, f" ({here}). {_UNUSABLE}.", ranks)
+    remedy = "Look there for a missing call, or give Node a larger timeout_s"
+    return late(what, timeout_s, f" ({here}). {remedy}. {_UNUSABLE}.", ranks)
+
+
+def closed(what: str) -> ClosedError:
+    """Return the error of a call of an object that was closed, by itself or with its node."""
+    return ClosedError(f"{what} is closed. Use it before close() or the end of its with block")
 
 
 def overwritten(call: str, ranks: Collection[int], here: str) -> EpochError:
@@ -216,6 +223,12 @@ def _joined(texts: dict[int, str]) -> str:
 def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
     """Return a text that names the ranks of a long wait."""
     return f"rank {rank} has waited {since_s:.0f} s in {call} for {name_ranks(ranks)}"
+
+
+def shortened(value: object) -> str:
+    """Return the `repr` of a user's value, of 80 characters at most."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def format_nbytes(nbytes: int) -> str:

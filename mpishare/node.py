@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpishare.device.launch import launch_kernel
 from mpishare.device.window_device import WindowDevice
-from mpishare.errors import ClosedError
+from mpishare.errors import closed
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.windows import allocate, share
@@ -558,7 +558,7 @@ class Node(NotPicklable):
             self._abandon()
             raise
         self._is_closed = True
-        context.agreement.fail(lambda: ClosedError("the node is closed"), fatal=False)
+        context.agreement.fail(lambda: closed("the node"), fatal=False)
         for comm in self._comms:
             comm.Free()
 

@@ -29,17 +29,19 @@ class HostPool:
     blocks stay reserved, for the next blocks.
     """
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, max_nbytes: int = 0) -> None:
         self._memory = memory
         self._base = memory.address
         self._end = self._base + memory.nbytes
         self._spans = FreeList(memory.nbytes)
         self._n_reserved = 0
+        self._max_nbytes = max_nbytes
 
     @classmethod
     def create(cls, max_nbytes: int) -> HostPool:
         """Make a pool; size 0 is all that /dev/shm has."""
-        return cls(shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True))
+        memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
+        return cls(memory, max_nbytes)
 
     @classmethod
     def import_(cls, fd: int) -> HostPool:
@@ -56,11 +58,14 @@ class HostPool:
         size = rounded(nbytes)
         begin = self._spans.allocate(size)
         if begin is None:
+            whole = format_nbytes(self._memory.nbytes)
+            limit, remedy = f"max_nbytes={whole}", "make it with a larger max_nbytes"
+            if not self._max_nbytes:
+                limit, remedy = f"the {whole} that {shared.FOLDER} had left", "ask for less"
             raise UnsupportedError(
                 f"{format_nbytes(nbytes)} were asked for, and the largest room in the pool is "
-                f"{format_nbytes(self._spans.largest)}, of max_nbytes="
-                f"{format_nbytes(self._memory.nbytes)}. Drop arrays of the pool on all ranks, or "
-                "make it with a larger max_nbytes."
+                f"{format_nbytes(self._spans.largest)}, of {limit}. Drop arrays of the pool on all "
+                f"ranks, or {remedy}."
             )
         try:
             self._reserve(begin + size)

@@ -11,7 +11,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from mpishare.errors import ClosedError
+from mpishare.errors import closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class NodeObject(NotPicklable):
         """Return the object; raises if it is closed."""
         self._context.agreement.check()
         if self._is_closed:
-            raise ClosedError(f"{self.name} is closed")
+            raise closed(self.name)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

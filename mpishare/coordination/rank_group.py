@@ -170,7 +170,7 @@ def require_intracomm(
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
         return comm
     is_null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
-    kind = "COMM_NULL: this rank is not in it" if is_null else type(comm).__name__
+    kind = "COMM_NULL: this rank is not in it, or it was freed" if is_null else type(comm).__name__
     raise TypeError(f"{call} failed: {wanted}, not {kind}")
 
 

@@ -6,7 +6,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from mpishare.errors import ClosedError
+from mpishare.errors import closed
 from mpishare.graphs.runs import Runs
 from mpishare.runtime.context import NodeObject
 
@@ -114,7 +114,7 @@ class Step(NodeObject):
 
     def _refuse(self, _: Sequence[Any]) -> Any:
         self._context.agreement.check()
-        raise ClosedError(f"{self.name} is closed")
+        raise closed(self.name)
 
     def __repr__(self) -> str:
         return f"<mpishare.{self.name}{self._state()}>"

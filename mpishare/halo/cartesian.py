@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
+from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
 from mpishare.halo.dims import grid_of
@@ -46,7 +47,7 @@ class _Given(NamedTuple):
 
     width: Any
     axes: Any
-    corners: bool
+    corners: Any
     require: Any
 
     def agree(
@@ -86,7 +87,7 @@ class _Given(NamedTuple):
         same = {
             "dims": grid.dims,
             "periods": grid.periods,
-            "corners": self.corners,
+            "corners": require_bool("", "corners", self.corners),
             "axes": [cuts[shape].axes for shape in shapes],
             "other axes": [cuts[shape].other_extents for shape in shapes],
         }
@@ -173,7 +174,7 @@ class HaloExchange(Plan):
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
         require_intracomm(_CALL, cart, "cart must be a Cartcomm")
-        given = _Given(width, axes, bool(corners), require)
+        given = _Given(width, axes, corners, require)
         with plan_setup(_CALL, cart, node) as start:
             agreed, cells = given.agree(start, fields, lambda: grid_of(cart, dims, periods))
             grid, block = cells.grid, cells.block

@@ -291,10 +291,10 @@ def _usable_folder() -> Iterator[None]:
 
 
 def _check_room(nbytes: int) -> None:
+    if nbytes > available_nbytes():  # first: then a larger folder would not help
+        raise _machine_is_full(nbytes)
     if nbytes > free_nbytes():
         raise _shm_is_full(nbytes)
-    if nbytes > available_nbytes():
-        raise _machine_is_full(nbytes)
     limit = limits.tightest()
     if limit is not None and nbytes > limit.left:
         raise UnsupportedError(

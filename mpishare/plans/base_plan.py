@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import never_free
@@ -55,7 +57,7 @@ class BasePlan(NodeObject):
         """Close the plan on all its ranks.
 
         Collective over the plan's ranks, host-blocking; closing twice has no effect. A call that
-        was started and not waited for is completed first.
+        was started and not waited for is completed first; a `ResourceWarning` names the plan.
 
         Raises
         ------
@@ -65,6 +67,7 @@ class BasePlan(NodeObject):
         if self._is_closed:
             return
         self._context.agreement.check()
+        is_forgotten = self._is_in_call() and sys.exc_info()[0] is None
         self._end_call()
         setup, call = self._setup, f"{self.name}: close"
 
@@ -82,6 +85,13 @@ class BasePlan(NodeObject):
         self._log.debug("%s closed", self.name)
         for made in self._setups:
             made.close()
+        if is_forgotten:
+            warnings.warn(
+                f"{self.name} was closed after start() without wait(): the call was completed. "
+                "Call wait() before the fields are read or written",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def _abandon(self) -> None:
         self._is_closed = True

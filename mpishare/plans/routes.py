@@ -71,7 +71,9 @@ def required(require: Any) -> list[str] | None:
     except TypeError:
         names = []
     if not names or not ROUTES.keys() >= {*names}:
-        raise ValueError(f"require names routes, some of {sorted(ROUTES)}, not {require!r}")
+        raise ValueError(
+            f"require names routes, some of {sorted(ROUTES)}, or is None for all, not {require!r}"
+        )
     return sorted(names)
 
 

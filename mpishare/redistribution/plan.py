@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int
+from mpishare.coordination.arguments import is_int, require_bool
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class, make_engine
@@ -130,7 +130,7 @@ class Redistribute(RoutedPlan):
 
         def find() -> tuple[GivenFields, Description]:
             given = {"source": source, "target": target}
-            return _described(comm, shape, given, dtype, permute, in_place=bool(in_place))
+            return _described(comm, shape, given, dtype, permute, in_place)
 
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_found(start, require, find)
@@ -150,7 +150,7 @@ class Redistribute(RoutedPlan):
             self._forward = _Way(engine, source_side, target_side, 1)
             self._backward: _Way | None = None
             self._arrays = Arrays(on_gpu=setup.on_gpu)
-            self._in_place = bool(in_place)
+            self._in_place = agreed.setup.same["in_place"]
             self._open_on_routes(setup)
         self.source_shape: tuple[int, ...] = source_side.shape
         self.target_shape: tuple[int, ...] = target_side.shape
@@ -401,8 +401,7 @@ def _described(
     given: dict[str, Any],
     dtype: Any,
     permute: Any,
-    *,
-    in_place: bool,
+    in_place: Any,
 ) -> tuple[GivenFields, Description]:
     """Return this rank's parts of the `given` source and target, and what is agreed of them."""
     shape = Layout(shape, None).shape
@@ -417,11 +416,13 @@ def _described(
         strides = compact_strides(box.shape, dtype.itemsize, axes)
         layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), "dtype"))
         boxes.append([box.lower, box.upper])
-    same = {side: normal_form(each, len(shape)) for side, each in given.items()}
-    return (
-        GivenFields([], layouts, "auto", takes_any=False),
-        Description({"shape": shape, "permute": order, "in_place": in_place, **same}, boxes, order),
-    )
+    same = {
+        "shape": shape,
+        "permute": order,
+        "in_place": require_bool("", "in_place", in_place),
+        **{side: normal_form(each, len(shape)) for side, each in given.items()},
+    }
+    return GivenFields([], layouts, "auto", takes_any=False), Description(same, boxes, order)
 
 
 def _dtype_of(given: Any) -> np.dtype[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpishare.backends import Exported
 from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory.numbers import number_of
 from mpishare.runtime import ranges
@@ -171,7 +172,7 @@ class NewMemory(NamedTuple):
             if isinstance(each, Exported):
                 memory, fill = each.memory, None
             else:
-                memory, fill = context.backend.allocate(nbytes), each
+                memory, fill = self._allocate(nbytes), each
             self.undo.made.callback(memory.close)
             made.append(memory)
             if fill is not None:
@@ -181,6 +182,13 @@ class NewMemory(NamedTuple):
         elif any(given):
             context.synchronize(None, self.call)
         return made, None
+
+    def _allocate(self, nbytes: int) -> Memory:
+        try:
+            return self.context.backend.allocate(nbytes)
+        except UnsupportedError as error:
+            error.args = (f"{self.call} failed: {error}",)
+            raise
 
     def _publish(self, given: Sequence[Given], made: Sequence[Memory]) -> tuple[None, list[str]]:
         """Return the handles of this rank's memories."""
@@ -243,10 +251,9 @@ def check_layout(
 
 def _extents(call: str, shape: Any) -> Shape:
     extents = shape if isinstance(shape, tuple | list) else (shape,)
-    try:
-        sizes = tuple(operator.index(extent) for extent in extents)
-    except TypeError:
-        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
+    if not all(map(is_int, extents)):
+        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}")
+    sizes = tuple(map(operator.index, extents))
     if min(sizes, default=0) < 0:
         raise ValueError(f"{call} failed: negative extents in shape {sizes}")
     return sizes

@@ -207,7 +207,7 @@ class Attached:
         UnsupportedError
             If this process does not see the GPU, and the job has no room for copies on the host;
             and of a channel.
-        ValueError
+        TypeError, ValueError
             If `timeout_s` is not a positive number, at most 1e9.
         """
         wait_s = self._timeout_s if timeout_s is None else timeout_s
@@ -493,7 +493,7 @@ def attach(
         If the job does not answer.
     UnsupportedError
         If it has too many visitors.
-    ValueError
+    TypeError, ValueError
         If `name`, `timeout_s` or `wait_s` cannot be one: a name has 1 to 40 letters, digits, '.',
         '_' or '-', a timeout is positive and at most 1e9, a wait may also be 0 or infinite.
     """

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.arguments import is_int
+from mpishare.coordination.arguments import is_int, require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
@@ -360,9 +360,8 @@ def make_channel(
         extents, found = check_layout(context, call, shape, dtype)
         source = context.rank_of(call, producer)
         ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
-        if not isinstance(deal, bool):
-            raise TypeError(f"{call} failed: deal must be True or False, not {deal!r}")
-        count = _slots(call, (2 * len(ranks) or 1) if slots is None and deal else slots)
+        is_dealt = require_bool(f"{call} failed: ", "deal", deal)
+        count = _slots(call, (2 * len(ranks) or 1) if slots is None and is_dealt else slots)
         check_layout(context, call, (count, *extents), found)  # all of them can be addressed
         return {
             "shape": list(extents),
@@ -370,7 +369,7 @@ def make_channel(
             "slots": count,
             "producer": source,
             "consumers": ranks,
-            "deal": deal,
+            "deal": is_dealt,
             "name": check_name(call, name),
             "lag": check_lag(call, lag),
         }

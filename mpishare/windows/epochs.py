@@ -15,7 +15,7 @@ from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
 from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds
-from mpishare.errors import ClosedError, EpochError
+from mpishare.errors import EpochError, closed
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Epochs:
         name = self.name
 
         def refuse(*_: Any) -> NoReturn:
-            raise ClosedError(f"{name} is closed")
+            raise closed(name)
 
         self._check = self._meet = refuse
         # Else a closed object that is still held would keep the control block mapped.

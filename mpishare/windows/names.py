@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError, PeerTimeout, late
+from mpishare.errors import HandleError, PeerTimeout, late, shortened
 from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def check_name(call: str, name: Any) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"{call} failed: name must be a str, not {name!r}")
+        raise TypeError(f"{call} failed: name must be a str, not {shortened(name)}")
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{call} failed: {name!r} is not a name: 1 to 40 letters, digits, '.', '_' or '-'"
+            f"{call} failed: {shortened(name)} is not a name: 1 to 40 letters, digits, '.', '_' or "
+            "'-'"
         )
     return name
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.backends import BlockLayout
 from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import is_int
 from mpishare.errors import ClosedError, CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
@@ -507,10 +508,9 @@ def _is_dead(context: NodeContext, rank: int) -> bool:
 def _size(call: str, max_nbytes: Any) -> int:
     if max_nbytes is None:
         return 0
-    try:
-        nbytes = operator.index(max_nbytes)
-    except TypeError:
-        raise TypeError(f"{call} failed: max_nbytes must be an int, not {max_nbytes!r}") from None
+    if not is_int(max_nbytes):
+        raise TypeError(f"{call} failed: max_nbytes must be an int, not {max_nbytes!r}")
+    nbytes = operator.index(max_nbytes)
     if not 0 < nbytes < 1 << 62:
         raise ValueError(f"{call} failed: max_nbytes must be positive, not {nbytes}")
     return nbytes

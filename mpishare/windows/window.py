@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, UnsupportedError, format_nbytes
+from mpishare.errors import UnsupportedError, closed, format_nbytes
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.attached import attach_again
@@ -131,7 +131,7 @@ class Window(Epochs, NodeObject):
             If the window is closed.
         """
         if self._is_closed:
-            raise ClosedError(f"{self.name} is closed")
+            raise closed(self.name)
         if rank not in self._arrays:
             memory, segment = None, None
             if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):

@@ -195,7 +195,8 @@ def test_between_start_and_wait(node):
     u, name = node.xp.zeros((4, 3)), halo.name
     halo.start(u)
     del halo
-    node.barrier()
+    with pytest.warns(ResourceWarning, match=name):
+        node.barrier()
     assert name not in open_objects(node)
     assert rotated(node, ring(node, u, node=node), u)
 

@@ -58,6 +58,8 @@ BAD = {
     "nothing": ({"fields": [None]}, TypeError, "array"),
     "other cells": ({"fields": (6, 7)}, ValueError, "cells"),
     "one array twice": ({"fields": "twice"}, ValueError, "share memory"),
+    "corners": ({"corners": "no"}, TypeError, "corners must be True or False, not 'no'"),
+    "no route": ({"require": ()}, ValueError, "or is None for all"),
     "route": ({"require": ("nvlink",)}, ValueError, "require"),
 }
 

@@ -341,8 +341,21 @@ def test_close_with_an_exchange_open(node, route):
         with plan(node.comm, case, arrays(fields), node=node) as halo:
             put(fields, step)
             halo.start()
+            with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
+                halo.close()
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         exchange_step(halo, fields, 9)
+
+
+def test_close_after_an_exception_does_not_warn(node):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        halo.start()
+        try:
+            raise KeyError
+        except KeyError:
+            halo.close()
 
 
 LAYOUTS = {  # and what is said of each
@@ -420,10 +433,12 @@ def test_strides_of_an_axis_of_one_do_not_matter(node, route):
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     """The field is in a window that is newer than the plan."""
     comm = host_node.comm
-    with mpishare.Node(comm, backend="host", timeout_s=20) as node:
-        cart = comm.Create_cart([comm.size], periods=[True])
-        halo = mpishare.HaloExchange(cart, np.zeros((6, 4096)), 1, axes=0, node=node)
-        halo.start(node.allocate_each((6, 4096), fill=0).array)
+    node = mpishare.Node(comm, backend="host", timeout_s=20)
+    cart = comm.Create_cart([comm.size], periods=[True])
+    halo = mpishare.HaloExchange(cart, np.zeros((6, 4096)), 1, axes=0, node=node)
+    halo.start(node.allocate_each((6, 4096), fill=0).array)
+    with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
+        node.close()
     assert halo.is_closed
     cart.Free()
 

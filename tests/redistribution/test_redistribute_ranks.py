@@ -174,7 +174,8 @@ def test_calls_out_of_turn(node):
             call(rows)
     assert (on_host(plan.wait()) == columns).all()
     plan.start(rows)
-    plan.close()  # completes it
+    with pytest.warns(ResourceWarning, match=plan.name):
+        plan.close()  # completes it
     with pytest.raises(
         ClosedError, match=r"Redistribute [0-9]+: forward failed: the plan is closed"
     ):
@@ -201,6 +202,7 @@ def test_calls_out_of_turn(node):
         ({"dtype": "(2,)f4"}, "arrays themselves"),
         ({"shape": (2**70, 4)}, "too large"),
         ({"permute": (True, False)}, "permute must name each of 2 axes once"),
+        ({"in_place": "no"}, "in_place must be True or False, not 'no'"),
         ({"source": Box((0, 0), (0, 0))}, "wants .*which no rank has"),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ def test_close_twice(comm):
     ids=["barrier", "synchronize", "allocate", "allocate_each", "share", "event"],
 )
 def test_use_after_close(closed_node, call):
-    with pytest.raises(ClosedError, match="the node is closed"):
+    with pytest.raises(ClosedError, match=r"the node is closed\. Use it before close\(\)"):
         call(closed_node)
 
 
@@ -230,7 +230,7 @@ def no_environment(monkeypatch):
         ("world", "str"),
         (3, "int"),
         (np.zeros(2), "ndarray"),
-        (MPI.COMM_NULL, "COMM_NULL: this rank is not in it"),
+        (MPI.COMM_NULL, "COMM_NULL: this rank is not in it, or it was freed"),
     ],
 )
 def test_comm_must_be_a_communicator(call, comm, kind):
@@ -253,7 +253,7 @@ def test_comm_must_be_a_communicator(call, comm, kind):
             "timeout_s must .* at most 1e\\+09, not 18446744073709551616",
         ),
         ({"timeout_s": 10**400}, ValueError, "timeout_s"),
-        ({"timeout_s": "long"}, (TypeError, ValueError), "timeout_s"),
+        ({"timeout_s": "long"}, TypeError, "timeout_s"),
     ],
 )
 def test_wrong_argument_on_all_ranks(no_environment, arguments, error, told):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from mpishare import ClosedError, MismatchError, PeerError
+from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
 from tests.helpers.windows import on_every_rank
 
 TWO = pytest.mark.ranks(min=2)
@@ -22,7 +22,12 @@ NEEDED = {
 }
 
 WRONG = [
-    ("allocate allocate_each channel", "shape", ["x", 1.5, (2, None)], TypeError),
+    (
+        "allocate allocate_each channel",
+        "shape",
+        ["x", 1.5, (2, None), True, np.array(1.5)],
+        TypeError,
+    ),
     ("allocate allocate_each channel", "shape", [-1, (2, -3), (1 << 40, 1 << 40)], ValueError),
     ("allocate allocate_each channel", "dtype", ["no dtype", object], TypeError),
     ("allocate share event pool", "owner", ["0", 1.0], TypeError),
@@ -35,7 +40,8 @@ WRONG = [
     ("channel", "consumers", [[0], [99], [1, 1]], ValueError),
     ("channel", "slots", [2.0, True], TypeError),
     ("channel", "slots", [0, -3, 1 << 60], ValueError),
-    ("pool", "max_nbytes", ["1"], TypeError),
+    ("channel", "deal", ["no", 1], TypeError),
+    ("pool", "max_nbytes", ["1", True], TypeError),
     ("pool", "max_nbytes", [0], ValueError),
     ("share share_each", "copy", [0, 1, "yes", np.True_], TypeError),
     ("allocate allocate_each share share_each", "name", [b"x", 3], TypeError),
@@ -56,6 +62,19 @@ def test_a_wrong_argument_is_the_same_error_on_all_ranks(node, calls, name, valu
                 getattr(node, call)(**NEEDED[call] | {name: value})
             assert not isinstance(caught.value, MismatchError)
     assert node.allocate(1).shape == (1,)
+
+
+def test_a_long_name_is_shortened_in_its_error(node):
+    with pytest.raises(ValueError, match=r"^Node\.allocate failed: 'x{76}\.\.\. is not a name"):
+        node.allocate(1, name="x" * 5000)
+
+
+def test_more_than_the_machine_has_is_no_matter_of_its_folder(host_node):
+    """The rank that allocates names the call, as the others do."""
+    with pytest.raises((UnsupportedError, PeerError), match=r"^Node\.allocate failed") as caught:
+        host_node.allocate(1 << 53, "u1")
+    assert "cannot reserve 8192 TiB of shared memory: this machine has" in str(caught.value)
+    assert "remount" not in str(caught.value)
 
 
 @TWO

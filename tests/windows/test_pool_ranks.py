@@ -209,6 +209,17 @@ def test_what_the_owner_drops_stays_as_long_as_it_is_held(node, pool):
     node.barrier()
 
 
+def test_too_little_room_names_what_was_given(host_node):
+    """By default a pool has all of the folder: no larger max_nbytes would help."""
+    for given, limit in (({"max_nbytes": MIB}, "max_nbytes="), ({}, "that /dev/shm had left")):
+        pool = host_node.pool(owner=0, **given)
+        if host_node.rank == 0:
+            with pytest.raises(UnsupportedError, match=limit) as caught:
+                pool.allocate(1 << 53, "u1")
+            assert ("larger max_nbytes" in str(caught.value)) == bool(given)
+        pool.close()
+
+
 @TWO
 @pytest.mark.parametrize("holder", [1, -1])
 def test_it_is_reused_when_the_last_rank_has_let_go(host_node, holder):

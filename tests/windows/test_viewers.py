@@ -374,5 +374,6 @@ def test_files_that_are_too_small_are_refused(fake):
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 2e9, True, "10", None])
 def test_a_timeout_of_attach_is_positive(timeout_s):
-    with pytest.raises(ValueError, match=r"attach failed: timeout_s must be a positive number"):
+    error = TypeError if isinstance(timeout_s, bool | str | None) else ValueError
+    with pytest.raises(error, match=r"attach failed: timeout_s must be a positive number"):
         mpishare.attach("nobody_has_it", timeout_s=timeout_s)
