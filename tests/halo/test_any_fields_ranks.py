@@ -327,7 +327,8 @@ def test_a_sight_that_fails_on_one_rank(node, monkeypatch):
     if is_bad and node.backend == "cuda":
         monkeypatch.setattr("mpishare.halo.cuda.engine.CudaEngine._build", fail)
     elif is_bad:
-        monkeypatch.setattr("mpishare.halo.host.engine.HostMpiRoute", fail)
+        for name in ("CompiledRoute", "ReferenceRoute"):
+            monkeypatch.setattr(f"mpishare.halo.host.engine.{name}.lay_out", fail)
     with pytest.raises(MemoryError if is_bad else PeerError, match="no memory here"):
         try_exchange(halo, case, node, Kind("i4"))
     monkeypatch.undo()
