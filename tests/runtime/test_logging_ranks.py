@@ -92,11 +92,14 @@ def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
     monkeypatch.setattr(ranges, "find_spec", lambda name: name if name == "nvtx" else None)
     monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
     monkeypatch.setattr(ranges, "_choice", None)
-    ranges._library_or_warning.cache_clear()
+    cached = ranges._is_tool_there, ranges._library_or_warning
+    for each in cached:
+        each.cache_clear()
     try:
         calls(node, line)
     finally:
-        ranges._library_or_warning.cache_clear()
+        for each in cached:
+            each.cache_clear()
     halo = ["exchange", "start", "wait", "accumulate"]
     names = ["Node.allocate", "HaloExchange", *(f"HaloExchange.{call}" for call in halo)]
     names += ["Window.fence", "HaloExchange.exchange"]
