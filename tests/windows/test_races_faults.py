@@ -1,5 +1,6 @@
 """With MPISHARE_CHECK=1 a race between two ranks is an error, and a right program has none."""
 
+import platform
 import sys
 
 import numpy as np
@@ -64,6 +65,110 @@ def test_two_writers_of_one_element_and_of_two(stride, monkeypatch):
     monkeypatch.setenv("MPISHARE_CHECK", "1")
     for told in reported(play(2, two_writers, stride), 2):
         assert told["found"] == (stride == 0)
+
+
+def behind_the_first_element(stage: Stage) -> None:
+    """Race where the reader begins behind the first element of the writer's vectors."""
+    node = stage.node()
+    found = {}
+
+    def race(name, shape, write, read) -> None:
+        window = node.allocate_each(shape, fill=0)
+        write(window.array)
+        read(window.segment(1 - node.rank))
+        try:
+            window.fence()
+            found[name] = False
+        except mpishare.EpochError:
+            found[name] = True
+        window.close()
+
+    def fill(array):
+        array[...] = node.rank + 1
+
+    def fill_inner(array):
+        array[1:-1] = node.rank + 1
+
+    def fill_last(array):
+        array[-1] = node.rank + 1
+
+    def add(array):
+        array += 1
+
+    def fill_cells(array):
+        array[1:-1, 1:-1] = node.rank + 1
+
+    private = np.ones(1000)
+
+    def copy(array):
+        array[...] = private
+
+    race("a large fill and its last", 1000, fill, lambda other: other[-1])
+    race("a grid and its last column", (34, 34), fill_cells, lambda other: other[1:-1, -2].copy())
+    race("a fill and its last", 10, fill, lambda other: other[-1])
+    race("inner cells and their last", 10, fill_inner, lambda other: other[-2])
+    race("a sum in place", 10, add, lambda other: other[5])
+    race("one number and a copy of all", 1000, fill_last, lambda other: other.copy())
+    for at in 0, 5, 500, -1:
+        race(f"a large copy and its {at}", 1000, copy, lambda other, at=at: other[at])
+    node.close()
+    report(found)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the instructions of x86-64")
+def test_races_behind_the_first_element_are_found(monkeypatch):
+    monkeypatch.setenv("MPISHARE_CHECK", "1")
+    for told in reported(play(2, behind_the_first_element), 2):
+        assert len(told) == 10
+        assert [name for name, is_found in told.items() if not is_found] == []
+
+
+def neighbors_in_a_page(stage: Stage) -> None:
+    """Touch the two sides of each border, which is no race, and exchange ghosts with fences."""
+    node = stage.node()
+    wrong = []
+    ways = {
+        "fill": lambda part: part.fill(1),
+        "copy": lambda part: np.copyto(part, np.ones(part.shape, part.dtype)),
+        "add": lambda part: np.add(part, 1, out=part),
+        "reverse": lambda part: part[::-1].__setitem__(..., np.arange(len(part))),
+        "every second": lambda part: part[::2].fill(1),
+        "read": lambda part: (part.sum(), part.copy(), part.max(), (part == 1).all()),
+    }
+
+    def fence(window, what) -> None:
+        try:
+            window.fence()
+        except mpishare.EpochError as error:
+            wrong.append(f"{what}: {error}")
+
+    for dtype, size, borders in [
+        ("f8", 1000, (513, 500, 511, 512, 516)),  # 512 begins a page
+        ("i1", 150, range(2, 150, 7)),
+        ("f4", 70, range(2, 70, 3)),
+        ("c16", 600, (2, 255, 256, 257, 599)),
+    ]:
+        window = node.allocate(size, dtype, fill=0)
+        for border in borders:
+            # From element 1 on vectors cross the boundary of pages.
+            for name, touch in ways.items():
+                touch(window.array[1:border] if node.rank == 0 else window.array[border:])
+                fence(window, f"{name} at {border} of {dtype}")
+    grid = node.allocate_each((34, 34), fill=0)
+    for step in range(20):
+        grid.array[1:-1, 1:-1] = step
+        fence(grid, "cells")
+        grid.array[1:-1, -1] = grid.segment(1 - node.rank)[1:-1, 1]
+        grid.array[1:-1, 0] = grid.segment(1 - node.rank)[1:-1, -2]
+        fence(grid, "ghosts")
+    node.close()
+    report({"wrong": wrong})
+
+
+def test_neighbors_in_a_page_are_no_race(monkeypatch):
+    monkeypatch.setenv("MPISHARE_CHECK", "1")
+    for told in reported(play(2, neighbors_in_a_page), 2):
+        assert told["wrong"] == []
 
 
 def own_barrier(stage: Stage) -> None:

@@ -2,7 +2,9 @@
  *
  * Each interval begins with all pages protected. A fault is an access whose address is known to the
  * byte; it opens its page until the next interval. On x86-64 the first `STEPS` accesses open their
- * page for one instruction only, by the trap flag, so that small windows are seen completely.
+ * page for one instruction only, by the trap flag, and how many bytes follow the first one is read
+ * from the instruction. The first intervals of a process have more steps, out of a store that does
+ * not fill again, so that small windows are seen completely and a long run costs no more.
  *
  * The handler notes the line of Python: a fault is synchronous, and its instruction is a load or a
  * store of NumPy or another library, as safe a place for calls of Python as a callback. */
@@ -21,6 +23,8 @@
 
 enum {
     STEPS = 16,      /* in one interval; each costs several faults */
+    MORE = 1 << 13,  /* in all intervals together, beyond those */
+    SHARE = 8,       /* one interval has this part of what is left of them */
     MAX_UNITS = 256, /* of pages that one fault opens, in a segment: bounds faults and mappings */
     MAX_OPEN = 4,    /* pages that one instruction touches */
 };
@@ -35,7 +39,7 @@ typedef struct Region {
 } Region;
 
 static Region *regions;
-static int steps_left;
+static int steps_left, more_left = MORE, more_end;
 static size_t page_size;
 static PyObject *skipped;  /* the starts of files whose frames are passed over */
 static PyObject *accesses; /* a list, since the interval began */
@@ -77,9 +81,18 @@ static void open_unit(Region *region, size_t unit, int state)
         set_all(region, WRITABLE); /* there were too many mappings: now one, that is not watched */
 }
 
+static int take_step(void)
+{
+    int *left = steps_left > 0 ? &steps_left : &more_left;
+    if (left == &more_left && more_left <= more_end)
+        return 0;
+    --*left;
+    return 1;
+}
+
 /* Notes an access with the innermost line of Python outside of this package and NumPy; none of a
  * thread without Python, which might wait for the GIL of a thread that waits for it. */
-static void note(const char *address, int is_write)
+static void note(const char *address, size_t nbytes, int is_write)
 {
     if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == NULL)
         return;
@@ -104,8 +117,8 @@ static void note(const char *address, int is_write)
     }
     Py_XDECREF(frame);
     if (file != NULL)
-        access = Py_BuildValue("KNNi", (unsigned long long)(uintptr_t)address,
-                               PyBool_FromLong(is_write), file, line);
+        access = Py_BuildValue("KnNNi", (unsigned long long)(uintptr_t)address,
+                               (Py_ssize_t)nbytes, PyBool_FromLong(is_write), file, line);
     if (access == NULL || PyList_Append(accesses, access))
         PyErr_WriteUnraisable(NULL); /* of memory that is short */
     Py_XDECREF(access);
@@ -119,14 +132,99 @@ static __thread char *open_pages[MAX_OPEN];
 static __thread int open_count;
 static struct sigaction previous_trap;
 
-enum { TRAP_FLAG = 0x100, WRITE_ERROR = 2 };
+enum { TRAP_FLAG = 0x100, DIRECTION_FLAG = 0x400, WRITE_ERROR = 2 };
+
+/* How an instruction begins: what stands before its opcode, and that. */
+typedef struct Opcode {
+    int map, code;
+    int kind;    /* 0: packed single, 1: packed double or integers, 2 and 3: by the opcode */
+    int is_wide; /* its integers have 8 bytes */
+    int is_repeated, is_masked;
+    size_t vector; /* bytes of a whole register */
+} Opcode;
+
+static Opcode decode(const unsigned char *at)
+{
+    Opcode it = {.vector = 16};
+    for (; *at == 0x66 || *at == 0xF2 || *at == 0xF3; at++) {
+        if (*at != 0x66)
+            it.kind = *at == 0xF3 ? 2 : 3;
+        else if (!it.kind)
+            it.kind = 1;
+    }
+    it.is_repeated = it.kind > 1;
+    if ((*at & 0xF0) == 0x40)
+        it.is_wide = (*at++ & 8) != 0;
+    if (*at == 0xC5 || *at == 0xC4) { /* VEX */
+        const int has_map = *at++ == 0xC4;
+        it.map = has_map ? *at++ & 31 : 1;
+        it.is_wide = has_map && (*at & 0x80);
+        it.kind = *at & 3;
+        it.vector = *at & 4 ? 32 : 16;
+        at++;
+    } else if (*at == 0x62) { /* EVEX */
+        it.map = at[1] & 7;
+        it.is_wide = (at[2] & 0x80) != 0;
+        it.kind = at[2] & 3;
+        it.vector = (size_t)16 << (at[3] >> 5 & 3);
+        it.is_masked = (at[3] & 0x17) != 0; /* or one element for all */
+        at += 4;
+    } else if (*at == 0x0F) {
+        it.map = 1;
+        at++;
+    }
+    it.code = *at;
+    return it;
+}
+
+/* Whether it moves or stores a string; a step is one repetition, mostly of one byte. */
+static int is_string(Opcode it)
+{
+    return it.map == 0 && ((it.code & 0xFE) == 0xA4 || (it.code & 0xFE) == 0xAA);
+}
+
+/* Bytes that an instruction reads or writes from the address of its fault on: never more than it
+ * does, and 1 where that is not known. */
+static size_t nbytes_of(Opcode it, const char *address, int is_write, const greg_t *registers)
+{
+    if (is_string(it)) {
+        if (address != (char *)registers[is_write ? REG_RDI : REG_RSI] ||
+            registers[REG_EFL] & DIRECTION_FLAG)
+            return 1;
+        const size_t each = !(it.code % 2) ? 1 : it.is_wide ? 8 : 2; /* or 4 */
+        return each * (it.is_repeated ? (size_t)registers[REG_RCX] : 1);
+    }
+    /* A page may begin within what the instruction accesses. */
+    if ((uintptr_t)address % page_size == 0 && region_of(address - 1) != NULL)
+        return 1;
+    if (it.map == 0)
+        return it.code != 0x89 && it.code != 0x8B ? 1 : it.is_wide ? 8 : it.kind ? 2 : 4; /* mov */
+    if (it.map != 1 || it.is_masked)
+        return 1;
+    switch (it.code) {
+    case 0x10: case 0x11: case 0x51: case 0x54: case 0x55: case 0x56: case 0x57: case 0x58:
+    case 0x59: case 0x5C: case 0x5D: case 0x5E: case 0x5F: /* movups, movss, add, ... */
+        return it.kind == 2 ? 4 : it.kind == 3 ? 8 : it.vector;
+    case 0x28: case 0x29: case 0x2B: /* movaps, movntps */
+        return it.vector;
+    case 0x6F: case 0x7F: /* movdqa, movdqu */
+        return it.kind == 0 ? 8 : it.vector;
+    case 0xE7: case 0xD4: case 0xDB: case 0xEB: case 0xEF: case 0xF8: case 0xF9: case 0xFA:
+    case 0xFB: case 0xFC: case 0xFD: case 0xFE: /* movntdq, padd, psub, pand, por, pxor */
+        return it.kind == 0 ? 8 : it.vector;
+    case 0xD6: /* movq */
+        return 8;
+    case 0x7E: /* movq and movd */
+        return it.kind == 2 ? 8 : it.is_wide ? 8 : 4;
+    default:
+        return 1;
+    }
+}
 
 static int step_over(char *page, ucontext_t *context)
 {
-    if (steps_left <= 0 || open_count == MAX_OPEN ||
-        mprotect(page, page_size, PROT_READ | PROT_WRITE))
+    if (open_count == MAX_OPEN || !take_step() || mprotect(page, page_size, PROT_READ | PROT_WRITE))
         return 0;
-    steps_left--;
     open_pages[open_count++] = page;
     context->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
     return 1;
@@ -170,17 +268,26 @@ static void on_fault(int number, siginfo_t *info, void *context)
     }
     const size_t offset = (size_t)(address - region->start), unit = offset / region->unit;
 #ifdef __x86_64__
-    const int is_write = (((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & WRITE_ERROR) != 0;
-    const int is_stepped = step_over(address - offset % page_size, context);
+    const greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+    const int is_write = (registers[REG_ERR] & WRITE_ERROR) != 0;
+    const Opcode it = decode((const unsigned char *)registers[REG_RIP]);
+    const size_t nbytes = nbytes_of(it, address, is_write, registers);
+    const int is_stepped = !is_string(it) && step_over(address - offset % page_size, context);
 #else
     /* A page opens for reading first: where that did not suffice, the access is a write. */
     const int is_write = region->states[unit] != PROTECTED, is_stepped = 0;
+    const size_t nbytes = 1;
     (void)context;
 #endif
     if (!is_stepped)
         open_unit(region, unit, is_write ? WRITABLE : READABLE);
+    /* What follows in another page faults there. */
+    size_t opened = is_stepped ? page_size - offset % page_size
+                               : region->unit - offset % region->unit;
+    if (opened > region->nbytes - offset)
+        opened = region->nbytes - offset;
     release();
-    note(address, is_write);
+    note(address, nbytes < opened ? nbytes : opened, is_write);
     errno = error;
 }
 
@@ -254,6 +361,7 @@ PyObject *take_accesses(PyObject *module, PyObject *is_open)
     for (Region *region = regions; region != NULL; region = region->next)
         set_all(region, state);
     steps_left = STEPS;
+    more_end = more_left - more_left / SHARE;
     release();
     return taken;
 }
