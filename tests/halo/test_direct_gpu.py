@@ -102,8 +102,9 @@ def test_scattered_places_go_to_ghosts_in_a_row(node, axis):
     shape = (4 * count, 96) if axis == 0 else (96, 4 * count)
     cells = np.arange(float(4 * count * 96)).reshape(shape)
     with node.allocate_each(shape) as window:
-        given = {after: places}, {before: ghosts}, window.array
-        with mpishare.NeighborExchange(node.comm, *given, axis=axis, node=node) as exchange:
+        with mpishare.NeighborExchange(
+            node.comm, {after: places}, {before: ghosts}, window.array, axis=axis, node=node
+        ) as exchange:
             assert bool(direct_parts(exchange)) == goes_straight(node)
             for step in range(1, 5):
                 window.array.set(cells * (node.rank + 1) + step)
