@@ -101,16 +101,18 @@ def test_scattered_places_go_to_ghosts_in_a_row(node, axis):
     ghosts = np.arange(3 * count, 4 * count)
     shape = (4 * count, 96) if axis == 0 else (96, 4 * count)
     cells = np.arange(float(4 * count * 96)).reshape(shape)
-    with node.allocate_each(shape) as window:
-        with mpishare.NeighborExchange(
+    with (
+        node.allocate_each(shape) as window,
+        mpishare.NeighborExchange(
             node.comm, {after: places}, {before: ghosts}, window.array, axis=axis, node=node
-        ) as exchange:
-            assert bool(direct_parts(exchange)) == goes_straight(node)
-            for step in range(1, 5):
-                window.array.set(cells * (node.rank + 1) + step)
-                exchange.exchange(window.array)
-                found = window.array.get().take(ghosts, axis)
-                assert (found == (cells * (before + 1) + step).take(places, axis)).all(), step
+        ) as exchange,
+    ):
+        assert bool(direct_parts(exchange)) == goes_straight(node)
+        for step in range(1, 5):
+            window.array.set(cells * (node.rank + 1) + step)
+            exchange.exchange(window.array)
+            found = window.array.get().take(ghosts, axis)
+            assert (found == (cells * (before + 1) + step).take(places, axis)).all(), step
 
 
 @TWO

@@ -361,7 +361,7 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
     """The leader here names that of the other node; the others here are told."""
     played = play_on("2 + 2", 4, late_over_nodes, is_leader, shared=True)
     first = played.raised(0, "call", "PeerTimeout")
-    assert "[2]" in first.text, first.text
+    assert "rank 2 of the plan's communicator" in first.text, first.text
     assert 0.9 <= first.seconds < 2.5
     assert played.told(1, "call").error in ("PeerTimeout", "PeerError")
     for rank in (0, 1):

@@ -28,7 +28,7 @@ def out_of_memory(stage: Stage, owner: int, nbytes: int, available: int) -> None
 @pytest.mark.parametrize("owner", [0, 2])
 def test_an_owner_out_of_memory(owner, backend):
     played = play(3, out_of_memory, owner, 1 << 45, 0, backend=backend)
-    check_out_of_memory(played, owner, backend, "--shm-size")
+    check_out_of_memory(played, owner, backend, "of memory left")
 
 
 def test_an_owner_with_room_in_shm_but_no_memory():
