@@ -8,19 +8,17 @@ that of the slowest rank, and of a round the mean of its calls. ``--check`` ends
 
 import argparse
 import sys
-import time
 
 import heat as ht
 import mpishare_heat
 import numpy as np
 import torch
 from mpi4py import MPI
+from turns import report, times
 
 import mpishare
 
 COMM = MPI.COMM_WORLD
-WARM = 3  # rounds that are not counted: plans are made, and memory is touched
-BLOCK_S = 0.02  # at least, per way and round
 SQUARES = 64, 512, 2048
 COUNTS = 1, 50_000, 1_000_000
 
@@ -151,38 +149,6 @@ def cases_of(dtype):
             )
 
 
-def times(node, call, rounds):
-    """Return the times per call each way by round, in microseconds."""
-    ways = {"before": None, "after": node}
-    found = {name: [] for name in ways}
-    calls = 1
-    for at in range(WARM + rounds):
-        for name in list(ways) if at % 2 else list(ways)[::-1]:
-            mpishare_heat.use(ways[name])
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            mean = COMM.allreduce((time.perf_counter() - begin) / calls, MPI.MAX)
-            found[name].append(1e6 * mean)
-        if at < WARM:
-            fastest = 1e-6 * min(each[-1] for each in found.values())
-            calls = max(calls, min(100, int(BLOCK_S / fastest)))
-    return {name: each[WARM:] for name, each in found.items()}
-
-
-def report(what, found):
-    """Print a line: the medians, and the quartiles of the ratio round by round."""
-    before, after = (np.median(found[name]) for name in ("before", "after"))
-    ratios = np.divide(found["after"], found["before"])
-    low, median, high = np.percentile(ratios, (25, 50, 75))
-    if COMM.rank == 0:
-        print(
-            f"| {what} | {before:.0f} | {after:.0f} | {median:.2f} ({low:.2f} to {high:.2f}) |",
-            flush=True,
-        )
-
-
 def main():
     """Compare, then time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -201,8 +167,11 @@ def main():
         if not options.check:
             if COMM.rank == 0:
                 print("| | before, us | after, us | ratio (quartiles) |\n|---|---|---|---|")
+            ways = {"before": None, "after": node}
             for name, call in cases():
-                report(name, times(node, call, options.rounds))
+                forms = dict.fromkeys(ways, call)
+                prepare = lambda way: mpishare_heat.use(ways[way])  # noqa: E731
+                report(name, times(forms, options.rounds, prepare))
         mpishare_heat.use(None)
 
 

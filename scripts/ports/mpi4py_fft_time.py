@@ -9,19 +9,17 @@ only transposes are compared: by messages each goes through the host.
 """
 
 import argparse
-import time
 
 import mpishare_fft
 import numpy as np
 from mpi4py import MPI
 from mpi4py_fft import PFFT, newDistArray
 from mpi4py_fft.pencil import Pencil, Subcomm
+from turns import report, times
 
 import mpishare
 
 COMM = MPI.COMM_WORLD
-WARM = 3  # rounds that are not counted: plans are made, and memory is touched
-BLOCK_S = 0.02  # at least, per way and round
 
 
 class Staged:
@@ -101,37 +99,6 @@ def transforms(node, n, dtype):
     return each_way(node, make)
 
 
-def times(forms, synchronize, rounds):
-    """Return the times per call of each form by round, in microseconds."""
-    found = {name: [] for name in forms}
-    calls = 1
-    for at in range(WARM + rounds):
-        for name in list(forms) if at % 2 else list(forms)[::-1]:
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                forms[name]()
-            synchronize()
-            mean = COMM.allreduce((time.perf_counter() - begin) / calls, MPI.MAX)
-            found[name].append(1e6 * mean)
-        if at < WARM:
-            fastest = 1e-6 * min(each[-1] for each in found.values())
-            calls = max(calls, min(100, int(BLOCK_S / fastest)))
-    return {name: each[WARM:] for name, each in found.items()}
-
-
-def report(what, found):
-    """Print a line: the medians, and the quartiles of the ratio round by round."""
-    before, after = (np.median(found[name]) for name in ("before", "after"))
-    ratios = np.divide(found["after"], found["before"])
-    low, median, high = np.percentile(ratios, (25, 50, 75))
-    if COMM.rank == 0:
-        print(
-            f"| {what} | {before:.0f} | {after:.0f} | {median:.2f} ({low:.2f} to {high:.2f}) |",
-            flush=True,
-        )
-
-
 def main():
     """Compare, then time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,12 +117,12 @@ def main():
         for dtype in ("complex128", "float32"):
             for n in options.sizes:
                 what = f"{n}^3 {dtype}"
-                synchronize = node.xp.cuda.Device().synchronize if on_gpu else int
+                synchronize = node.xp.cuda.Device().synchronize if on_gpu else None
                 forms = transposes(node, node.xp, n, dtype)
-                report(f"transpose {what}", times(forms, synchronize, options.rounds))
+                report(f"transpose {what}", times(forms, options.rounds, synchronize=synchronize))
                 if not on_gpu:
                     forms = transforms(node, n, dtype)
-                    report(f"FFT {what}", times(forms, synchronize, options.rounds))
+                    report(f"FFT {what}", times(forms, options.rounds, synchronize=synchronize))
         mpishare_fft.use(None)
 
 
