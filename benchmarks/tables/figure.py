@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 42
 SPACE = 46  # between the names of two sizes
 ENTRY = 18  # the height of a name below the chart
-MANY = 6  # of other lines: where there are more, those that are nowhere the fastest are left out
+MANY = 6  # other lines: above it a chart leaves out libraries that are the fastest at no size
 #: Colors that color-blind readers tell apart, and that show on white and on black.
 OWN_STYLES = (("#0072B2", "2.5", "none"), ("#56B4E9", "2.5", "none"))
 STYLES = (

@@ -145,7 +145,7 @@ def bcast(comm, buf, root=0):
 
 
 def cut(comm, dtype, shape, axis, counts, target):
-    """Make the plan of an array of which each rank has `counts` along an axis."""
+    """Make the plan of an array cut along an axis, with `counts` per rank."""
     lower, upper = [0] * len(shape), list(shape)
     upper[axis] = sum(counts[: comm.rank + 1])
     lower[axis] = upper[axis] - counts[comm.rank]

@@ -74,7 +74,7 @@ def cases():
         name = f"`get_halo({width})`, {' x '.join(map(str, shape))}, axis {split}"
         yield name, lambda a=array, w=width: halo(a, w)
     for n in COUNTS:
-        zeros = torch.zeros(n)  # whose sums stay what they are
+        zeros = torch.zeros(n)  # their sums are zeros again
         yield (
             f"`Allreduce`, {n} float32",
             lambda x=zeros: own(comm, x, lambda c, x: c.Allreduce(MPI.IN_PLACE, x, MPI.SUM)),
