@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Let ranks die, and come late, in kernels that wait for them, many times: tests/device/test_late_faults.py.
 # Each of its tests is a job that has RUNS runs; JOBS of them at a time. There are 3 for each kind of wait.
-# Usage: scripts/lib/missed.sh [RUNS=34] [JOBS=10] [SECONDS=120]
+# Usage: scripts/lib/missed.sh [RUNS=34] [JOBS=3] [SECONDS=600] [WORDS]
+# WORDS choose some of the tests, as those of `pytest -k`.
 # Needs GPUs without MPS, and takes python3 and mpirun as they are. A job of deaths has RUNS + 2 processes, all
-# with memory on a GPU.
+# with memory on a GPU: with 5 such jobs at a time CUDA was out of memory for their contexts on two H200.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export MPISHARE_RUNS=${1:-34} WORK
-jobs=${2:-10} limit=${3:-120}
+jobs=${2:-3} limit=${3:-600} words=${4:-}
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/mpishare.XXXXXX")
 trap 'rm -rf -- "$WORK"' EXIT
 file=tests/device/test_late_faults.py
 
 # Deaths and late ranks in turn: the two tests of a kind of wait stand beside each other.
-python3 -m pytest -q -p no:cacheprovider --collect-only "$file" | grep :: | sort -t '[' -k 2 >"$WORK/tests"
+python3 -m pytest -q -p no:cacheprovider --collect-only -k "$words" "$file" | grep :: | sort -t '[' -k 2 >"$WORK/tests"
 # shellcheck disable=SC2016 # for the shell of a job
 one='said=$(python3 -m pytest -q -p no:cacheprovider --color=no --outcomes "$WORK/$$.jsonl" "$1" 2>&1) && state=passed || state=FAILED
 [[ $said != *skipped* ]] || state=skipped
