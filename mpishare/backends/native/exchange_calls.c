@@ -215,8 +215,7 @@ static int exchange_traverse(Exchange *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->owner);
-    Py_VISIT(self->context);
-    Py_VISIT(self->agreement);
+    Py_VISIT(self->held);
     return 0;
 }
 
@@ -224,8 +223,7 @@ static int exchange_clear(Exchange *self)
 {
     self->is_closed = true;
     Py_CLEAR(self->owner);
-    Py_CLEAR(self->context);
-    Py_CLEAR(self->agreement);
+    Py_CLEAR(self->held);
     return 0;
 }
 
@@ -233,7 +231,6 @@ static void exchange_dealloc(Exchange *self)
 {
     PyObject_GC_UnTrack(self);
     exchange_clear(self);
-    exchange_free(self);
     free_object(self);
 }
 
