@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,11 @@ class FieldLayout:
     def carrier(self) -> np.dtype[Any]:
         """The dtype in which elements travel: their own, or bytes for a compound dtype."""
         return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
+
+    def is_packed(self, order: Order) -> bool:
+        """Whether the elements are contiguous in this order, ``"C"`` or ``"F"``."""
+        packed = Layout(self.shape, self.dtype, order).of_field()
+        return replace(packed, device=self.device).is_like(self)
 
     def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""

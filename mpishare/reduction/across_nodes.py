@@ -24,10 +24,10 @@ from mpishare.reduction.quiet import quiet_runner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
-    from mpishare.reduction.order import Order
 
     Array = np.ndarray[Any, Any]
 

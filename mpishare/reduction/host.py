@@ -17,7 +17,7 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
-from mpishare.reduction.order import is_packed, packing_order
+from mpishare.reduction.operation import packing_order
 from mpishare.reduction.quiet import quiet_runner
 from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 
@@ -62,7 +62,7 @@ class HostReduce(PlanEngine):
         self._reduce_packed = self._reduce_large if large else self._reduce_small
         if self._compiled[REDUCE] is not None:
             self._reduce_packed = self._reduce_compiled
-        if is_packed(layout, order):
+        if layout.is_packed(order):
             self._reduce = self._reduce_packed
         else:
             self._packed = np.empty(shape, layout.dtype, order)

@@ -12,6 +12,9 @@ from mpishare.memory.numbers import NUMBERS, Number, number_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.memory.types import Order
+    from mpishare.plans.engine import PlanSetup
+
     Combine = Callable[..., Any]
 
 
@@ -52,6 +55,14 @@ _REFUSED = {
     "b": "bool elements have no {}: take 'max' for whether any is true, 'min' for whether all are, "
     "or count them as integers, x.astype(int)",
 }
+
+
+def packing_order(setup: PlanSetup) -> Order:
+    """Return the order in which all ranks pack their elements.
+
+    Fields that are all packed in Fortran order need no copy in that order.
+    """
+    return "F" if all(each[0].is_packed("F") for each in setup.layouts) else "C"
 
 
 def name_of(op: Any) -> Any:

@@ -13,7 +13,6 @@ from mpishare.reduction import quiet
 from mpishare.reduction.large import folds_all
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.operation import OPERATIONS, Operation
-from mpishare.reduction.order import is_packed
 from mpishare.reduction.quiet import quiet_runner
 from tests.helpers.reductions import FORMS, UFUNCS, laid_out, pairs
 
@@ -69,7 +68,7 @@ def test_what_is_packed(shape, form):
     """As NumPy sees it; then a flat view of it needs no copy."""
     array = laid_out(np, np.ones(shape), form)
     for order, flag in (("C", array.flags.c_contiguous), ("F", array.flags.f_contiguous)):
-        assert is_packed(layout_of(array), order) == flag
+        assert layout_of(array).is_packed(order) == flag
         if flag and array.size:
             assert np.shares_memory(array.reshape(-1, order=order), array)
 
