@@ -106,11 +106,6 @@ class Grid(NamedTuple):
         orders = range(1, len(self.dims) + 1 if corners else 2)
         return tuple(each for order in orders for each in every if sum(map(abs, each)) == order)
 
-    def neighbors(self, rank: int, *, corners: bool) -> tuple[int, ...]:
-        """Return the other ranks whose blocks `transfers` reads, sorted."""
-        found = {self.neighbor(rank, each) for each in self.directions(corners=corners)}
-        return tuple(sorted(other for other in found if other is not None))
-
 
 class Transfer(NamedTuple):
     """Owned cells of the sender that go to ghosts of the receiver, as many along each axis.
@@ -223,7 +218,7 @@ def transfers(
 
     Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the sends
     of one are the receives of the other, in the same order. Ghosts without an owner are in none.
-    `blocks`, by rank, may have only those of `rank` and its `Grid.neighbors`.
+    `blocks`, by rank, may have only those of `rank` and of its neighbors.
     """
     directions = grid.directions(corners=corners)
     received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]
