@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
-from mpishare.halo.dims import grid_of
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
 from mpishare.plans.message import Message, Part
@@ -127,7 +126,7 @@ class HaloExchange(Plan):
             start: PlanStart, fields: Any, grid: Grid | None = None, block: Block | None = None
         ) -> tuple[AgreedFields, _Cells]:
             def describe(found: GivenFields) -> Description:
-                cut = grid_of(cart, dims, periods) if grid is None else grid
+                cut = _grid_of(cart, dims, periods) if grid is None else grid
                 same = {"corners": require_bool("", "corners", corners)}
                 return _described(cut, found, width, axes, block, same)
 
@@ -221,6 +220,32 @@ class HaloExchange(Plan):
             f"{self.name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
             "from the first or all from the last"
         )
+
+
+def _grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
+    """Return the grid of the ranks of a Cartcomm, or of any communicator with `dims`.
+
+    Ranks without a cart are numbered as MPI numbers those of a cart: row by row.
+    """
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Cartcomm):
+        if dims is not None or periods is not None:
+            raise ValueError(
+                "cart is a Cartcomm, which has dims and periods of its own: leave out dims= and "
+                "periods=, or give the communicator that the cart was made from"
+            )
+        extents, wraps, _ = comm.Get_topo()
+        return Grid(tuple(extents), tuple(map(bool, wraps)))
+    if dims is None:
+        raise TypeError(
+            f"cart must be a Cartcomm, not {type(comm).__name__}: make one with Create_cart, or "
+            "name dims="
+        )
+    found = geometry.normalize_dims(dims, comm.size)
+    if 0 in found:
+        found = tuple(MPI.Compute_dims(comm.size, found))
+    return Grid(found, geometry.normalize_periods(periods, len(found)))
 
 
 def _described(

@@ -12,6 +12,8 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
@@ -125,6 +127,47 @@ def _count(value: Any) -> int:
     if not is_int(value) or value < 0:
         raise TypeError(f"{value!r} counts nothing")
     return index(value)
+
+
+def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
+    """Return the extents of a grid of `size` ranks, or raise `ValueError`.
+
+    Zeros stay: MPI chooses these extents, so that the product is `size`.
+    """
+    try:
+        found = tuple(map(index, dims))
+    except TypeError:
+        found = ()
+    if not found or min(found) < 0:
+        raise ValueError(
+            f"dims must be ints of 0 or more, one for each axis of the grid, not {dims!r}"
+        )
+    product = prod(filter(None, found))
+    if product != size and (0 not in found or size % product):
+        raise ValueError(
+            f"dims {found} are a grid of {product} ranks, the communicator has {size}. "
+            f"mpi4py.MPI.Compute_dims({size}, {len(found)}) finds dims that fit"
+        )
+    return found
+
+
+def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
+    """Return whether each axis wraps, or raise `ValueError`.
+
+    A bool is for all axes, None for no axis.
+    """
+    if periods is None or isinstance(periods, bool | np.bool_):
+        return (bool(periods),) * naxes
+    try:
+        found = [int(each) if isinstance(each, np.bool_) else index(each) for each in periods]
+    except TypeError:
+        found = []
+    if len(found) != naxes or not {0, 1}.issuperset(found):
+        raise ValueError(
+            f"periods must be a bool, or one for each axis of the grid ({naxes} here), not "
+            f"{periods!r}"
+        )
+    return tuple(map(bool, found))
 
 
 def normalize_widths(width: Any, naxes: int) -> Widths:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
 from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
-from mpishare.plans.routed_plan import RoutedPlan
+from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
@@ -205,11 +204,7 @@ class Plan(RoutedPlan):
         """Raise errors of this rank's call before all ranks begin to allocate."""
         fields = self._enter("accumulate", fields)
         self._prepare("accumulate", engine, fields)
-        if engine.is_captured(fields, stream):
-            raise UnsupportedError(
-                f"{self.name}: accumulate failed: its first call allocates memory, which "
-                "cannot be captured into a graph. Call it once before the capture."
-            )
+        self._refuse_capture("accumulate", engine, fields, stream)
 
     def _held(self) -> Any:
         return self._open, self._made_with.arrays()

@@ -19,7 +19,7 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
-from mpishare.reduction.quiet import quiet_runner
+from mpishare.reduction.operation import quiet_runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
