@@ -262,12 +262,7 @@ def _described(
     if not 1 <= naxes <= 4:
         raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
     if found.takes_any:
-        axes = normalize_block_axes(axes, naxes)
-        if len(shapes[0]) != naxes:
-            raise ValueError(
-                f"a Layout without dtype has the axes that the cart cuts, {naxes} here, and "
-                f"no others: not shape {shapes[0]}"
-            )
+        axes = normalize_block_axes(axes, naxes, shapes[0])
     elif expected is not None and axes is None:
         axes = tuple(range(naxes))
     widths = geometry.normalize_widths(width, naxes)

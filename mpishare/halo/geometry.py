@@ -225,12 +225,17 @@ def _ints(values: Any) -> list[int]:
     return []
 
 
-def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
-    """Return which axis of a block each axis of the cart cuts.
+def normalize_block_axes(axes: Any, naxes: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return which axis of a block of this shape each axis of the cart cuts, or `ValueError`.
 
     A block has only the axes that are cut, in the order that `axes` gives them in its fields.
     """
     found = normalize_axes(tuple(range(naxes)) if axes is None else axes, naxes, _MOST_AXES)
+    if len(shape) != naxes:
+        raise ValueError(
+            f"a Layout without dtype has the axes that the cart cuts, {naxes} here, and no others: "
+            f"not shape {shape}"
+        )
     order = sorted(found)
     return tuple(order.index(axis) for axis in found)
 

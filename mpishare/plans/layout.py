@@ -33,6 +33,11 @@ class FieldLayout:
     dtype: np.dtype[Any]
     device: int | None
 
+    @classmethod
+    def of_host(cls, array: np.ndarray[Any, Any]) -> FieldLayout:
+        """Return the layout of an array in host memory."""
+        return cls(array.shape, array.strides, array.dtype, None)
+
     @property
     def span_nbytes(self) -> int:
         """Bytes from the first byte of the first element to the last byte of the last."""
@@ -279,9 +284,14 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
 
 def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
     """Return the layout of an array in host memory; `ValueError` if it is read-only."""
+    require_writeable(array, name)
+    return check_layout(FieldLayout.of_host(array), name)
+
+
+def require_writeable(array: np.ndarray[Any, Any], name: str) -> None:
+    """Raise `ValueError` for a read-only array."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
 
 
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:

@@ -262,13 +262,15 @@ def agree_on_routes(
         sends=sends_by_rank,
         recvs=recvs_by_rank,
         routes=chosen,
-        locations=[
-            [place and Location(*place) for place in reply["locations"]] for reply in replies
-        ],
+        locations=[_unpack_locations(reply["locations"]) for reply in replies],
         is_compiled=all(reply["is compiled"] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
         busy=outer.busy if outer else bytearray(1),
     )
+
+
+def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
+    return [place and Location(*place) for place in packed]
 
 
 def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:

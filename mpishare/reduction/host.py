@@ -15,7 +15,7 @@ import numpy as np
 from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import FieldLayout, as_numpy
+from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.operation import packing_order, quiet_runner
 from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
@@ -147,9 +147,8 @@ class HostReduce(PlanEngine):
     # --- checks of the arrays
 
     def _require(self, field: Array) -> None:
-        self._layout.require(FieldLayout(field.shape, field.strides, field.dtype, None))
-        if not field.flags.writeable:
-            raise ValueError("a field is read-only")
+        self._layout.require(FieldLayout.of_host(field))
+        require_writeable(field, "a field")
 
     def _operand(self, field: Any, name: str) -> Array:
         array = field if type(field) is np.ndarray else as_numpy(field, name)
@@ -161,8 +160,7 @@ class HostReduce(PlanEngine):
         array = self._operand(out, "out")
         if array.size != 1:
             raise ValueError(f"out has shape {array.shape}: it must be of one element")
-        if not array.flags.writeable:
-            raise ValueError("out is read-only")
+        require_writeable(array, "out")
         return array
 
     def _leave_node(self, call: str, error: BaseException) -> None:

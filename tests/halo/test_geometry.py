@@ -401,13 +401,13 @@ def test_wrong_axes_are_refused(axes, naxes, ndim):
     ],
 )
 def test_which_axis_of_the_block(axes, naxes, found):
-    assert geometry.normalize_block_axes(axes, naxes) == found
+    assert geometry.normalize_block_axes(axes, naxes, (9,) * naxes) == found
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 0), (0, 1.5), "xy", (0, 99)])
 def test_axes_that_are_none(axes):
     with pytest.raises(ValueError, match="axes= must name 2"):
-        geometry.normalize_block_axes(axes, 2)
+        geometry.normalize_block_axes(axes, 2, (9, 9))
 
 
 @pytest.mark.parametrize("axes", [None, (1, 0), (-2, -1), (1, 3), (-1, -3), (0, -1), 1])

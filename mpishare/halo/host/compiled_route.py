@@ -31,7 +31,7 @@ from mpishare.plans.layout import address_of
 from mpishare.plans.message import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
     from mpishare.halo.host.route import Array
@@ -69,7 +69,6 @@ class CompiledRoute(HostRoute):
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
         tables = (table_offset(parity, len(setup.mine)) for parity in (0, 1))
-        zeroed = [part for _, part in sent(sends, mine)] if is_reverse else []
         self.exchange = module.Exchange(
             owner=self,
             context=context,
@@ -84,9 +83,7 @@ class CompiledRoute(HostRoute):
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower_outgoing, parts.outgoing)),
-            zeroed=tuple(
-                (part.field, part.field, *_UNSTAGED, self._within(part), ()) for part in zeroed
-            ),
+            zeroed=tuple(self._lower_zeroed(sends)) if is_reverse else (),
             is_reverse=is_reverse,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
@@ -114,6 +111,10 @@ class CompiledRoute(HostRoute):
         ends = (packed, cells) if is_sent else (cells, packed)
         even, odd = map(address_of, part.buffers)
         return lower(*ends, layout.dtype.itemsize, by=cells), even, odd
+
+    def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:
+        for _, part in sent(sends, self._comm.rank):
+            yield part.field, part.field, *_UNSTAGED, self._within(part), ()
 
     def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
         within = self._within(part) if part.in_place else None

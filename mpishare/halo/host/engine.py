@@ -15,7 +15,13 @@ from mpishare.halo.host.messages import MessageRoute
 from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
+from mpishare.plans.layout import (
+    FieldLayout,
+    address_of,
+    as_numpy,
+    require_number,
+    require_writeable,
+)
 from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
@@ -42,6 +48,14 @@ ROUTES: dict[Route, Callable[..., HostRoute]] = {MESSAGES: MessageRoute, HOST: _
 """What moves the messages of each route, in the order of their starts; they end in the reverse."""
 
 
+def _make_routes(setup: RoutedSetup, *, is_reverse: bool) -> dict[Route, HostRoute]:
+    """Make the routes that any rank of the plan uses. Collective."""
+    used = {HOST}.union(*(each.values() for each in setup.routes))
+    return {
+        route: make(setup, is_reverse=is_reverse) for route, make in ROUTES.items() if route in used
+    }
+
+
 class HostEngine(PlanEngine):
     """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make.
 
@@ -66,12 +80,7 @@ class HostEngine(PlanEngine):
         self._disjoint = Disjoint(setup.mine)
         self._busy = setup.busy
         self._is_open = True
-        used = {HOST}.union(*(each.values() for each in setup.routes))  # by any rank
-        made = {
-            route: make(setup, is_reverse=is_reverse)
-            for route, make in ROUTES.items()
-            if route in used
-        }
+        made = _make_routes(setup, is_reverse=is_reverse)
         self._routes, self._host = [*made.values()], made[HOST]
 
         def lay_out() -> None:
@@ -126,9 +135,8 @@ class HostEngine(PlanEngine):
         ]
         if self._compiled is None or not self._compiled.knows(arrays):
             for array, expected, name in zip(arrays, self._layouts, names, strict=True):
-                expected.require(FieldLayout(array.shape, array.strides, array.dtype, None), name)
-                if not array.flags.writeable:
-                    raise ValueError(f"{name} is read-only")
+                expected.require(FieldLayout.of_host(array), name)
+                require_writeable(array, name)
             self._disjoint.require([*map(address_of, arrays)])
         pairs = zip(arrays, self._layouts, strict=True)
         return [array if each.is_plain else array.view(each.carrier) for array, each in pairs]
