@@ -61,20 +61,16 @@ class FieldLayout:
         packed = Layout(self.shape, self.dtype, order).of_field()
         return replace(packed, device=self.device).is_like(self)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the strides."""
+        return self.shape, self.dtype, self.device
+
     def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""
-        return (self.shape, self.dtype, self.device) == (
-            other.shape,
-            other.dtype,
-            other.device,
-        ) and (
-            0 in self.shape
-            or all(
-                extent < 2 or mine == theirs
-                for extent, mine, theirs in zip(
-                    self.shape, self.strides, other.strides, strict=True
-                )
-            )
+        axes = zip(self.shape, self.strides, other.strides, strict=False)
+        return self.kind == other.kind and (
+            0 in self.shape or all(extent < 2 or mine == theirs for extent, mine, theirs in axes)
         )
 
     def difference(self, other: FieldLayout) -> str:
@@ -99,7 +95,7 @@ class FieldLayout:
 
     def _remedy(self, other: FieldLayout) -> str:
         plan = "make another plan for it (one for Layout.any takes all fields of a block)"
-        if (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device):
+        if self.kind == other.kind:
             xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
             for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):
                 if self.strides == compact_strides(self.shape, self.dtype.itemsize, order):

@@ -135,7 +135,7 @@ class Redistribute(RoutedPlan):
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_found(start, require, find)
             boxes = [
-                [Box(*map(tuple, ends[side])) for ends in agreed.geometry]
+                [Box.unpack(packed[side]) for packed in agreed.geometry]
                 for side in (_SOURCE, _TARGET)
             ]
             self._why_no_way_back = _require_cells(*boxes)
@@ -406,7 +406,7 @@ def _described(
             raise ValueError(f"this rank's part of the {side}, {box.shape}, is too large")
         strides = compact_strides(box.shape, dtype.itemsize, axes)
         layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), "dtype"))
-        boxes.append([box.lower, box.upper])
+        boxes.append(box.pack())
     same = {
         "shape": shape,
         "permute": order,
