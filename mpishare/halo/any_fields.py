@@ -8,7 +8,9 @@ it notices by their counts of calls, since in a right program no rank can get ah
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,8 @@ from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.plans.fields import layouts_of
-from mpishare.plans.layout import Layout, as_list
-from mpishare.plans.setup import Watch, agree_on_routes, plan_setup
+from mpishare.plans.layout import FieldLayout, Layout, as_list
+from mpishare.plans.setup import agree_on_routes, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +120,7 @@ class AnyFields:
         ]
         for pair in self._pairs:
             mine = pair.setup.mine
-            if len(mine) == len(seen) and all(map(_is_like, mine, seen)):
+            if len(mine) == len(seen) and all(map(FieldLayout.is_like, mine, seen)):
                 return pair
         return None
 
@@ -134,7 +136,7 @@ class AnyFields:
             )
         try:
             with plan_setup(what, outer.group.comm, outer.node) as start:
-                watch = _NoneAhead(self, what, given)
+                watch = partial(self._require_none_ahead, what, given)
                 agreed, sends, recvs = self._agree(
                     replace(start, name=outer.name, backend=self._backend, watch=watch), fields
                 )
@@ -153,7 +155,7 @@ class AnyFields:
             # A failure on all ranks leaves the plan as it was. No rank may call it again, and get
             # ahead, before all have left the wait in which they compare their counts of calls.
             if outer.context.agreement.failure is None:
-                outer.comm.step("a call with new fields, which fails", _agree_on_failure)
+                outer.comm.step("a call with new fields, which fails", lambda: None)
             raise
         self._pairs.append(pair)
         log.info(
@@ -181,40 +183,25 @@ class AnyFields:
 
         return is_captured(fields, stream, self.setup.context.backend)
 
-
-class _NoneAhead(Watch):
-    """Compares the counts of calls while this rank waits for an agreement on new fields."""
-
-    def __init__(self, fields: AnyFields, what: str, given: str) -> None:
-        self._fields, self._what, self._given = fields, what, given
-
-    def look(self) -> None:
-        """Raise if other ranks have made more calls than this rank."""
-        ahead = sorted({rank for engine in self._fields.engines for rank in engine.ahead()})
+    def _require_none_ahead(self, what: str, given: str, wrong: Sequence[Exception]) -> None:
+        """Raise if other ranks have made more calls, while this rank waits for an agreement."""
+        ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
         if not ahead:
             return
-        agreement = self._fields.setup.context.agreement
-        if self.wrong is not None:
-            agreement.leave(self._what, self.wrong)  # published to the others
-            raise self.wrong
+        agreement = self.setup.context.agreement
+        if wrong:
+            agreement.leave(what, wrong[0])  # published to the others
+            raise wrong[0]
         text = (
-            f"{self._what} failed: {self._given} with these strides is new to the plan on this "
-            f"rank, while {name_ranks(ahead)} of the node gave fields that it has seen. At a call "
-            "all ranks must give fields of the same dtypes and axes, and each rank must give them "
-            "in the strides in which it gave them first."
+            f"{what} failed: {given} with these strides is new to the plan on this rank, while "
+            f"{name_ranks(ahead)} of the node gave fields that it has seen. At a call all ranks "
+            "must give fields of the same dtypes and axes, and each rank must give them in the "
+            "strides in which it gave them first."
         )
         raise agreement.fail_and_tell(
             lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),
             fatal=False,
         )
-
-
-def _agree_on_failure() -> None:
-    pass
-
-
-def _is_like(mine: Any, other: Any) -> bool:
-    return bool(mine.is_like(other))
 
 
 def _key_of(fields: Sequence[Any]) -> Any:
@@ -226,14 +213,9 @@ def _key_of(fields: Sequence[Any]) -> Any:
         if len(fields) == 1:
             return _of_array(fields[0])
         return tuple(map(_of_array, fields))
-    except AttributeError:
-        return _key_of_tensors(fields)
-
-
-def _key_of_tensors(fields: Sequence[Any]) -> Any:
-    try:
-        return tuple((each.shape, each.stride(), each.dtype) for each in fields)
-    except (AttributeError, TypeError):
+    except AttributeError:  # of tensors
+        with suppress(AttributeError, TypeError):
+            return tuple((each.shape, each.stride(), each.dtype) for each in fields)
         return None
 
 
@@ -247,10 +229,9 @@ def _name(same: dict[str, Any]) -> str:
 
 def _describe(fields: Sequence[Any]) -> str:
     """Return a description of the user's fields, valid or not, for messages."""
-    words = []
-    for each in fields:
-        if hasattr(each, "dtype") and hasattr(each, "shape"):
-            words.append(f"{each.dtype}{tuple(each.shape)}")
-        else:
-            words.append(type(each).__name__)
-    return ", ".join(words)
+    return ", ".join(
+        f"{each.dtype}{tuple(each.shape)}"
+        if hasattr(each, "dtype") and hasattr(each, "shape")
+        else type(each).__name__
+        for each in fields
+    )

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
-from mpishare.halo.dims import grid_of
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpi4py import MPI
 
@@ -40,58 +39,6 @@ class _Cells(NamedTuple):
     transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
     sends: list[Message]
     recvs: list[Message]
-
-
-class _Given(NamedTuple):
-    """The user's arguments beside the grid, the fields and the node."""
-
-    width: Any
-    axes: Any
-    corners: Any
-    require: Any
-
-    def agree(
-        self,
-        start: PlanStart,
-        fields: Any,
-        find_grid: Callable[[], Grid],
-        block: Block | None = None,
-    ) -> tuple[AgreedFields, _Cells]:
-        """Agree on the fields, of `block` if that is known, and find their cells. Collective."""
-
-        def describe(found: GivenFields) -> Description:
-            return self._describe(find_grid(), found, block)
-
-        agreed = agree_on_fields(start, fields, self.require, describe)
-        return agreed, _find(agreed)
-
-    def _describe(self, grid: Grid, found: GivenFields, expected: Block | None) -> Description:
-        """Return the arguments that are the same on all ranks, and this rank's block, packed."""
-        naxes, axes = len(grid.dims), self.axes
-        shapes = [field.shape for field in found.layouts]
-        if not 1 <= naxes <= 4:
-            raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
-        if found.takes_any:
-            axes = normalize_block_axes(axes, naxes)
-            if len(shapes[0]) != naxes:
-                raise ValueError(
-                    f"a Layout without dtype has the axes that the cart cuts, {naxes} here, and "
-                    f"no others: not shape {shapes[0]}"
-                )
-        elif expected is not None and axes is None:
-            axes = tuple(range(naxes))
-        widths = geometry.normalize_widths(self.width, naxes)
-        cuts = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
-        _require_block([cuts[shape] for shape in shapes], shapes[0], expected)
-        first = cuts[shapes[0]].block
-        same = {
-            "dims": grid.dims,
-            "periods": grid.periods,
-            "corners": require_bool("", "corners", self.corners),
-            "axes": [cuts[shape].axes for shape in shapes],
-            "other axes": [cuts[shape].other_extents for shape in shapes],
-        }
-        return Description(same, [first.extents, first.widths])
 
 
 class HaloExchange(Plan):
@@ -174,9 +121,20 @@ class HaloExchange(Plan):
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
         require_intracomm(_CALL, cart, "cart must be a Cartcomm")
-        given = _Given(width, axes, corners, require)
+
+        def agree(
+            start: PlanStart, fields: Any, grid: Grid | None = None, block: Block | None = None
+        ) -> tuple[AgreedFields, _Cells]:
+            def describe(found: GivenFields) -> Description:
+                cut = _grid_of(cart, dims, periods) if grid is None else grid
+                same = {"corners": require_bool("", "corners", corners)}
+                return _described(cut, found, width, axes, block, same)
+
+            agreed = agree_on_fields(start, fields, require, describe)
+            return agreed, _find(agreed)
+
         with plan_setup(_CALL, cart, node) as start:
-            agreed, cells = given.agree(start, fields, lambda: grid_of(cart, dims, periods))
+            agreed, cells = agree(start, fields)
             grid, block = cells.grid, cells.block
             self.grid: Grid = grid
             self.block: Block = block
@@ -186,7 +144,7 @@ class HaloExchange(Plan):
                 self._axes, self._shapes = fields_of_block(self.block.shape, axes)
 
             def agree_on_more(start: PlanStart, fields: Sequence[Any]) -> NewFields:
-                agreed, cells = given.agree(start, fields, lambda: grid, block)
+                agreed, cells = agree(start, fields, grid, block)
                 return agreed, cells.sends, cells.recvs
 
             super().__init__(agreed, cells.sends, cells.recvs, agree_on_more)
@@ -264,9 +222,67 @@ class HaloExchange(Plan):
         )
 
 
+def _grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
+    """Return the grid of the ranks of a Cartcomm, or of any communicator with `dims`.
+
+    Ranks without a cart are numbered as MPI numbers those of a cart: row by row.
+    """
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Cartcomm):
+        if dims is not None or periods is not None:
+            raise ValueError(
+                "cart is a Cartcomm, which has dims and periods of its own: leave out dims= and "
+                "periods=, or give the communicator that the cart was made from"
+            )
+        extents, wraps, _ = comm.Get_topo()
+        return Grid(tuple(extents), tuple(map(bool, wraps)))
+    if dims is None:
+        raise TypeError(
+            f"cart must be a Cartcomm, not {type(comm).__name__}: make one with Create_cart, or "
+            "name dims="
+        )
+    found = geometry.normalize_dims(dims, comm.size)
+    if 0 in found:
+        found = tuple(MPI.Compute_dims(comm.size, found))
+    return Grid(found, geometry.normalize_periods(periods, len(found)))
+
+
+def _described(
+    grid: Grid,
+    found: GivenFields,
+    width: Any,
+    axes: Any,
+    expected: Block | None,
+    same: dict[str, Any],
+) -> Description:
+    """Return `same` and the other arguments that all ranks give alike, and this rank's block."""
+    naxes = len(grid.dims)
+    shapes = [field.shape for field in found.layouts]
+    if not 1 <= naxes <= 4:
+        raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
+    if found.takes_any:
+        axes = normalize_block_axes(axes, naxes, shapes[0])
+    elif expected is not None and axes is None:
+        axes = tuple(range(naxes))
+    widths = geometry.normalize_widths(width, naxes)
+    cut_of = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
+    cuts = [cut_of[shape] for shape in shapes]
+    _require_block(cuts, shapes[0], expected)
+    same |= {
+        "dims": grid.dims,
+        "periods": grid.periods,
+        "axes": [cut.axes for cut in cuts],
+        "other axes": [cut.other_extents for cut in cuts],
+    }
+    return Description(same, [cuts[0].block.extents, cuts[0].block.widths])
+
+
 def _find(agreed: AgreedFields) -> _Cells:
     setup, corners = agreed.setup, agreed.setup.same["corners"]
-    blocks = [_unpack(each) for each in agreed.geometry]
+    blocks = [
+        Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths in agreed.geometry
+    ]
     grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
     geometry.check(grid, blocks, corners=corners)
     axes = [tuple(each) for each in setup.same["axes"]]
@@ -322,8 +338,3 @@ class _Cut(NamedTuple):
         axes = geometry.normalize_axes(given, len(widths), len(shape))
         others = [extent for axis, extent in enumerate(shape) if axis not in axes]
         return cls(axes, others, Block.of(shape, widths, axes))
-
-
-def _unpack(packed: Any) -> Block:
-    extents, widths = packed
-    return Block(tuple(extents), tuple((low, high) for low, high in widths))

@@ -24,7 +24,7 @@ class EnginePair:
     ) -> None:
         self.setup = setup
         self._sends, self._recvs = sends, recvs
-        self.forward = make_engine(setup, sends, recvs, is_reverse=False)
+        self.forward = engine_class(setup)(setup, sends, recvs, is_reverse=False)
         self.reverse: Engine | None = None
 
     def make_reverse(self) -> Engine:
@@ -32,7 +32,8 @@ class EnginePair:
         if self.reverse is None:
             if unfit := [*filter(None, (why_not_added(each.dtype) for each in self.setup.mine))]:
                 raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
-            self.reverse = make_engine(self.setup, self._recvs, self._sends, is_reverse=True)
+            make = engine_class(self.setup)
+            self.reverse = make(self.setup, self._recvs, self._sends, is_reverse=True)
         return self.reverse
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
@@ -51,18 +52,12 @@ class EnginePair:
         return [self.setup]
 
 
-def make_engine(
-    setup: RoutedSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
-) -> Engine:
-    """Make the engine of this rank's messages. Collective, host-blocking.
-
-    In the reverse, cells that arrive are added, and cells that were sent are set to zero.
-    """
-    return engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
-
-
 def engine_class(setup: PlanSetup) -> Callable[..., Engine]:
-    """Import the engine for the backend of the fields."""
+    """Import the engine for the backend of the fields: ``(setup, sends, recvs, is_reverse=...)``.
+
+    In the reverse, cells that arrive are added, and cells that were sent are set to zero. Making
+    one is collective, host-blocking.
+    """
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 

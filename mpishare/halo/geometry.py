@@ -12,6 +12,8 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
@@ -106,11 +108,6 @@ class Grid(NamedTuple):
         orders = range(1, len(self.dims) + 1 if corners else 2)
         return tuple(each for order in orders for each in every if sum(map(abs, each)) == order)
 
-    def neighbors(self, rank: int, *, corners: bool) -> tuple[int, ...]:
-        """Return the other ranks whose blocks `transfers` reads, sorted."""
-        found = {self.neighbor(rank, each) for each in self.directions(corners=corners)}
-        return tuple(sorted(other for other in found if other is not None))
-
 
 class Transfer(NamedTuple):
     """Owned cells of the sender that go to ghosts of the receiver, as many along each axis.
@@ -130,6 +127,47 @@ def _count(value: Any) -> int:
     if not is_int(value) or value < 0:
         raise TypeError(f"{value!r} counts nothing")
     return index(value)
+
+
+def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
+    """Return the extents of a grid of `size` ranks, or raise `ValueError`.
+
+    Zeros stay: MPI chooses these extents, so that the product is `size`.
+    """
+    try:
+        found = tuple(map(index, dims))
+    except TypeError:
+        found = ()
+    if not found or min(found) < 0:
+        raise ValueError(
+            f"dims must be ints of 0 or more, one for each axis of the grid, not {dims!r}"
+        )
+    product = prod(filter(None, found))
+    if product != size and (0 not in found or size % product):
+        raise ValueError(
+            f"dims {found} are a grid of {product} ranks, the communicator has {size}. "
+            f"mpi4py.MPI.Compute_dims({size}, {len(found)}) finds dims that fit"
+        )
+    return found
+
+
+def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
+    """Return whether each axis wraps, or raise `ValueError`.
+
+    A bool is for all axes, None for no axis.
+    """
+    if periods is None or isinstance(periods, bool | np.bool_):
+        return (bool(periods),) * naxes
+    try:
+        found = [int(each) if isinstance(each, np.bool_) else index(each) for each in periods]
+    except TypeError:
+        found = []
+    if len(found) != naxes or not {0, 1}.issuperset(found):
+        raise ValueError(
+            f"periods must be a bool, or one for each axis of the grid ({naxes} here), not "
+            f"{periods!r}"
+        )
+    return tuple(map(bool, found))
 
 
 def normalize_widths(width: Any, naxes: int) -> Widths:
@@ -187,12 +225,17 @@ def _ints(values: Any) -> list[int]:
     return []
 
 
-def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
-    """Return which axis of a block each axis of the cart cuts.
+def normalize_block_axes(axes: Any, naxes: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return which axis of a block of this shape each axis of the cart cuts, or `ValueError`.
 
     A block has only the axes that are cut, in the order that `axes` gives them in its fields.
     """
     found = normalize_axes(tuple(range(naxes)) if axes is None else axes, naxes, _MOST_AXES)
+    if len(shape) != naxes:
+        raise ValueError(
+            f"a Layout without dtype has the axes that the cart cuts, {naxes} here, and no others: "
+            f"not shape {shape}"
+        )
     order = sorted(found)
     return tuple(order.index(axis) for axis in found)
 
@@ -223,7 +266,7 @@ def transfers(
 
     Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the sends
     of one are the receives of the other, in the same order. Ghosts without an owner are in none.
-    `blocks`, by rank, may have only those of `rank` and its `Grid.neighbors`.
+    `blocks`, by rank, may have only those of `rank` and of its neighbors.
     """
     directions = grid.directions(corners=corners)
     received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]

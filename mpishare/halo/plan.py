@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
 from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
-from mpishare.plans.routed_plan import RoutedPlan
+from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from mpishare.halo.any_fields import NewFields
     from mpishare.memory.types import Array, Stream
     from mpishare.plans.engine import Engine, RoutedSetup
-    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
     from mpishare.plans.setup import AgreedFields, PlanStart
 
@@ -56,24 +54,8 @@ class Plan(RoutedPlan):
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
 
     @property
-    def _needs_host(self) -> bool:
-        """Whether the host waits at every exchange, which no graph can record."""
-        return any(route.waits_in == "host" for route in self._setup.my_routes.values())
-
-    @property
     def _takes_any(self) -> bool:
         return self._setup.takes_any
-
-    def _has_seen(self, fields: Sequence[Any]) -> bool:
-        """Whether a call with such fields needs no agreement."""
-        return self._fields.has_seen(fields)
-
-    def _layouts_for(self, fields: Sequence[Any]) -> Sequence[FieldLayout]:
-        """Return the layouts for a call's arrays, given a `Layout` for each of them.
-
-        Collective, host-blocking where these are new to a plan for any fields.
-        """
-        return self._fields.pair_for("exchange", fields, None).setup.mine
 
     def exchange(self, *fields: Array, stream: Stream | None = None) -> None:
         """Bring every ghost up to date: `start`, then `wait`.
@@ -194,22 +176,11 @@ class Plan(RoutedPlan):
         call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
         reverse.exchange(call, stream)
 
-    def _prepare_accumulate(self, fields: Sequence[Any]) -> None:
-        """Build the engine of the reverse, given a `Layout` for each field.
-
-        Collective, host-blocking the first time.
-        """
-        self._fields.pair_for("accumulate", fields, None).make_reverse()
-
     def _check_first_accumulate(self, engine: Engine, fields: Sequence[Any], stream: Any) -> None:
         """Raise errors of this rank's call before all ranks begin to allocate."""
         fields = self._enter("accumulate", fields)
         self._prepare("accumulate", engine, fields)
-        if engine.is_captured(fields, stream):
-            raise UnsupportedError(
-                f"{self.name}: accumulate failed: its first call allocates memory, which "
-                "cannot be captured into a graph. Call it once before the capture."
-            )
+        self._refuse_capture("accumulate", engine, fields, stream)
 
     def _held(self) -> Any:
         return self._open, self._made_with.arrays()

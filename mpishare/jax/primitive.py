@@ -100,9 +100,9 @@ def exchange(plan: Plan, *fields: Any) -> Any:
                 f"{type(field).__name__}"
             )
     layouts = _layouts(fields)
-    if not plan._has_seen(layouts):
+    if not plan._fields.has_seen(layouts):
         jax.effects_barrier()  # agreed on while JAX traces, as in `_transpose`
-    expected = plan._layouts_for(layouts)
+    expected = plan._fields.pair_for("exchange", layouts, None).setup.mine
     try:
         require_number(fields, len(expected))
         for number, (given, layout) in enumerate(zip(layouts, expected, strict=True)):
@@ -159,7 +159,9 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
         # XLA may then call once, record what the call enqueues, and replay that without Python.
-        command_buffer_compatible=not plan._needs_host,
+        command_buffer_compatible=all(
+            route.waits_in != "host" for route in plan._setup.my_routes.values()
+        ),
     )
     # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
     # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".
@@ -180,7 +182,7 @@ def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> 
         # It allocates, which cannot be recorded, and so not be left to the first call. All ranks
         # come here, as they trace the same program.
         jax.effects_barrier()
-        plan._prepare_accumulate(_layouts(given))
+        plan._fields.pair_for("accumulate", _layouts(given), None).make_reverse()
     return _primitive.bind(*given, plan=plan, is_reverse=not is_reverse)
 
 

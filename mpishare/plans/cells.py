@@ -182,10 +182,7 @@ _MAX_MOVED_NBYTES, _MIN_PLACES_OF_RUN = 16, 6
 
 
 def _in_runs(loop: Loop, nbytes: int) -> Loop:
-    """Return a loop over runs of `nbytes` as one over runs of those that follow each other.
-
-    The same loop if few do.
-    """
+    """Return a loop that moves neighboring runs of `nbytes` at once, where many are neighbors."""
     if loop.is_plain:
         return loop
     ends = [
@@ -205,6 +202,15 @@ def _in_runs(loop: Loop, nbytes: int) -> Loop:
 _MAX_TILED_NBYTES = 8
 
 
+def _tile(outer: list[Loop]) -> None:
+    """Let the loops that are fastest at either end come first, the innermost ones."""
+    if all(each.is_plain for each in outer):
+        for end in range(2):
+            fastest = min(range(len(outer)), key=lambda at: outer[at].steps[end], default=0)
+            if fastest > 1:
+                outer.insert(1, outer.pop(fastest))
+
+
 def lower(
     to: Cells, source: Cells, itemsize: int, *, by: Cells
 ) -> tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None:
@@ -217,11 +223,8 @@ def lower(
     if 0 in to.shape:
         return None
     run, *outer = loops((to, source), itemsize, by.by_stride())
-    if run.extent <= _MAX_TILED_NBYTES and all(each.is_plain for each in outer):
-        for end in range(2):
-            fastest = min(range(len(outer)), key=lambda at: outer[at].steps[end], default=0)
-            if fastest > 1:
-                outer.insert(1, outer.pop(fastest))
+    if run.extent <= _MAX_TILED_NBYTES:
+        _tile(outer)
     outer[:1] = [_in_runs(each, run.extent) for each in outer[:1]]
     axes = (
         (

@@ -110,8 +110,7 @@ def locations_in_windows(
 
 def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
     if layouts[0].device is None:
-        arrays = [as_numpy(field, "a field") for field in fields]
-        return [array.__array_interface__["data"][0] for array in arrays]
+        return [layout.address_of(as_numpy(field, "a field")) for field in fields]
     from mpishare.plans.gpu.fields import addresses_of
 
     return addresses_of(fields, layouts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,11 @@ class FieldLayout:
     dtype: np.dtype[Any]
     device: int | None
 
+    @classmethod
+    def of_host(cls, array: np.ndarray[Any, Any]) -> FieldLayout:
+        """Return the layout of an array in host memory."""
+        return cls(array.shape, array.strides, array.dtype, None)
+
     @property
     def span_nbytes(self) -> int:
         """Bytes from the first byte of the first element to the last byte of the last."""
@@ -51,20 +56,21 @@ class FieldLayout:
         """The dtype in which elements travel: their own, or bytes for a compound dtype."""
         return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
 
+    def is_packed(self, order: Order) -> bool:
+        """Whether the elements are contiguous in this order, ``"C"`` or ``"F"``."""
+        packed = Layout(self.shape, self.dtype, order).of_field()
+        return replace(packed, device=self.device).is_like(self)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the strides."""
+        return self.shape, self.dtype, self.device
+
     def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""
-        return (self.shape, self.dtype, self.device) == (
-            other.shape,
-            other.dtype,
-            other.device,
-        ) and (
-            0 in self.shape
-            or all(
-                extent < 2 or mine == theirs
-                for extent, mine, theirs in zip(
-                    self.shape, self.strides, other.strides, strict=True
-                )
-            )
+        axes = zip(self.shape, self.strides, other.strides, strict=False)
+        return self.kind == other.kind and (
+            0 in self.shape or all(extent < 2 or mine == theirs for extent, mine, theirs in axes)
         )
 
     def difference(self, other: FieldLayout) -> str:
@@ -89,7 +95,7 @@ class FieldLayout:
 
     def _remedy(self, other: FieldLayout) -> str:
         plan = "make another plan for it (one for Layout.any takes all fields of a block)"
-        if (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device):
+        if self.kind == other.kind:
             xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
             for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):
                 if self.strides == compact_strides(self.shape, self.dtype.itemsize, order):
@@ -274,9 +280,14 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
 
 def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
     """Return the layout of an array in host memory; `ValueError` if it is read-only."""
+    require_writeable(array, name)
+    return check_layout(FieldLayout.of_host(array), name)
+
+
+def require_writeable(array: np.ndarray[Any, Any], name: str) -> None:
+    """Raise `ValueError` for a read-only array."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
 
 
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:

@@ -170,11 +170,6 @@ def key_of_sent(sender: int, message: Message | MessageInfo, part: Part | PartIn
     return PartKey(sender, message.peer, message.tag, part.field)
 
 
-def key_of_received(receiver: int, message: Message, part: Part) -> PartKey:
-    """Return the key of a part that a rank receives."""
-    return PartKey(message.peer, receiver, message.tag, part.far_field)
-
-
 def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
     """Yield the parts of messages that this rank, `sender`, sends."""
     for message in messages:
@@ -188,7 +183,7 @@ def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartK
     for message in messages:
         for part in message.parts:
             if part.nbytes:
-                yield key_of_received(receiver, message, part), part
+                yield PartKey(message.peer, receiver, message.tag, part.far_field), part
 
 
 def parts_sent(

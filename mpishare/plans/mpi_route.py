@@ -1,11 +1,9 @@
-"""Route ``mpi``: persistent MPI requests, and host buffers for packed messages."""
+"""Route ``mpi``: the persistent MPI requests of packed messages in any memory."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import poll
@@ -13,14 +11,10 @@ from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import MpiShareError, late_elsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.plans.comm import PlanComm
-    from mpishare.plans.engine import PlanSetup
-    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
-
-    Array = np.ndarray[Any, Any]
 
 
 class MpiMessages:
@@ -144,60 +138,3 @@ class MpiMessages:
         where = f"rank {self._comm.rank} of {self._comm.size}"
         error = late_elsewhere(self._call, pending, here, timeout_s, where)
         return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
-
-
-class _PackedPart(NamedTuple):
-    """The packed cells of a part, with its field and their index there."""
-
-    field: int
-    key: Any
-    cells: Array
-
-
-class HostMpiRoute:
-    """MPI messages of fields in host memory; ``store(array, key, cells)`` unpacks."""
-
-    def __init__(
-        self,
-        setup: PlanSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        store: Callable[[Array, Any, Array], None],
-        call: str,
-    ) -> None:
-        self._store = store
-        outgoing = [np.empty(message.nbytes, np.uint8) for message in sends]
-        incoming = [np.empty(message.nbytes, np.uint8) for message in recvs]
-        self._outgoing = _packed_parts(setup.mine, sends, outgoing)
-        self._incoming = _packed_parts(setup.mine, recvs, incoming)
-        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming, call)
-        self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
-
-    def start(self, arrays: Sequence[Array]) -> None:
-        """Pack and send; does not wait."""
-        self._messages.receive()
-        for part in self._outgoing:
-            part.cells[...] = arrays[part.field][part.key]
-        self._messages.send()
-
-    def wait(self, arrays: Sequence[Array]) -> None:
-        self._messages.wait()
-        for part in self._incoming:
-            self._store(arrays[part.field], part.key, part.cells)
-
-    def close(self) -> None:
-        self._messages.close()
-
-
-def _packed_parts(
-    layouts: Sequence[FieldLayout], messages: Sequence[Message], buffers: Sequence[Array]
-) -> list[_PackedPart]:
-    return [
-        _PackedPart(
-            part.field,
-            part.key,
-            np.ndarray(part.shape, layouts[part.field].carrier, buffer=buffer, offset=offset),
-        )
-        for message, buffer in zip(messages, buffers, strict=True)
-        for part, offset in zip(message.parts, message.offsets(), strict=True)
-    ]

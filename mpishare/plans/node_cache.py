@@ -40,8 +40,10 @@ class NodeCache:
 
     @classmethod
     def kept(cls, group: RankGroup, backend: str) -> Node | None:
+        """Return the node that is kept for these ranks, if it works."""
         cache = cls._of_group.get(group)
-        return None if cache is None else cache.nodes.get(backend)
+        node = None if cache is None else cache.nodes.get(backend)
+        return None if node is None or context_of(node).agreement.failure is not None else node
 
     def acquire(self, node: Node) -> None:
         self._plans[node] = self._plans.get(node, 0) + 1
@@ -77,10 +79,9 @@ def look_for_node(
     if node is not None:
         context_of(node).agreement.check()
     kept = NodeCache.kept(group, backend)
-    is_cached = kept is not None and context_of(kept).agreement.failure is None
-    found = node or (kept if is_cached else None)
+    found = node or kept
     number = 0 if found is None else context_of(found).last_number(call)
-    return NodeChoice(node is not None, is_cached, number), found
+    return NodeChoice(node is not None, kept is not None, number), found
 
 
 def find_node(

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 # A name for users alone: messages, and never out of GPU memory.
-_MPI_HOST = "mpi-host"
+MPI_HOST = "mpi-host"
 
 
 def forced() -> str | None:
     """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
     name = os.environ.get("MPISHARE_ROUTE") or None
-    known = (*ROUTES, _MPI_HOST)
+    known = (*ROUTES, MPI_HOST)
     if name is not None and name not in known:
         raise ValueError(
             f"the environment variable MPISHARE_ROUTE must be one of {known}, not {name!r}"
@@ -42,7 +42,7 @@ def forced() -> str | None:
 def require_allowed(name: str | None, *, on_gpu: bool) -> None:
     """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
     allowed = for_backend("cuda" if on_gpu else "host")
-    if name not in (None, _MPI_HOST, *allowed):
+    if name not in (None, MPI_HOST, *allowed):
         where = "GPU" if on_gpu else "host"
         raise UnsupportedError(
             f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
@@ -83,10 +83,10 @@ def choose(
     """Return the route to each peer, the same at both ends.
 
     Between nodes it is `MESSAGES` until the ranks have agreed whether their MPI takes pointers to
-    GPU memory; see `answer_of`. `name` is the route that is forced within the node.
+    GPU memory; see `gpu_memory`. `name` is the route that is forced within the node.
     """
     require_allowed(name, on_gpu=on_gpu)
-    forced = MESSAGES if name in (_MPI_HOST, GPU_MESSAGES) else ROUTES[name] if name else None
+    forced = MESSAGES if name in (MPI_HOST, GPU_MESSAGES) else ROUTES[name] if name else None
     pair_of = {(pair.origin, pair.target): pair for pair in pairs}
     found = {}
     for peer in sorted(set(peers)):
@@ -111,39 +111,6 @@ def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
         )
     # A rank needs no signal from itself.
     return forced.in_order if there.origin == there.target else forced
-
-
-def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
-    """Whether this rank must check if the MPI takes pointers to GPU memory.
-
-    The first rank of the plan on each node does, where there may be messages.
-    """
-    has_messages = name in (MESSAGES, GPU_MESSAGES) or not comm.is_of_one_node
-    return has_messages and name != _MPI_HOST and comm.rank == next(iter(comm.ranks_here))
-
-
-def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
-    """Return why messages cannot go out of GPU memory: `ask` of the whole plan."""
-    known = [answer for answer in answers if answer is not None]
-    if not known or name == _MPI_HOST:
-        return None
-    why = next(filter(None, known), "")
-    if why and name == GPU_MESSAGES:
-        raise UnsupportedError(
-            f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
-            "takes such pointers, or leave MPISHARE_ROUTE out."
-        )
-    return why
-
-
-def log_memory(name: str, comm: PlanComm, why: str) -> None:
-    """Log on one rank of the plan which memory messages of fields on GPUs use."""
-    if comm.rank:
-        return
-    if why:
-        log.warning("%s: messages between nodes go through host memory: %s", name, why)
-    else:
-        log.info("%s: messages between nodes go out of GPU memory, which the MPI takes", name)
 
 
 def refuse(call: str, routes: Sequence[Routes], require: list[str] | None) -> None:

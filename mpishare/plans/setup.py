@@ -7,9 +7,9 @@ One descent, in which each record is complete when it is made: `plan_setup` make
 
 from __future__ import annotations
 
-import functools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
-from mpishare.plans.comm import PlanComm
+from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
 from mpishare.plans.layout import FieldLayout
@@ -33,7 +33,6 @@ from mpishare.plans.node_cache import (
     report_of,
     setup_deadline,
 )
-from mpishare.plans.ranks import here_for_first_plan
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES
@@ -57,28 +56,6 @@ _MEMORY = {
 }
 
 
-class Watch:
-    """Watches a rank that waits for the others to agree on fields; this one sees nothing."""
-
-    wrong: Exception | None = None
-    """What is wrong with this rank's arguments, until the agreement raises it."""
-
-    def look(self) -> None:
-        """Raise where there is no point in waiting on."""
-
-    def noting(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `work` with its error kept in `wrong`."""
-
-        def do() -> Any:
-            try:
-                return work()
-            except Exception as error:
-                self.wrong = error
-                raise
-
-        return do
-
-
 @dataclass(frozen=True)
 class PlanStart:
     """A plan of which the ranks know each other, and no more yet."""
@@ -89,7 +66,8 @@ class PlanStart:
     held: Holdings
     name: str = ""  # of the plan; numbered by its node if empty
     backend: str = "auto"  # of the fields; "auto" for that of the first array
-    watch: Watch = field(default_factory=Watch)
+    # Called in the wait for an agreement on fields, with what is wrong with mine; may raise.
+    watch: Callable[[Sequence[Exception]], object] = bool
     begin: float = field(default_factory=perf_counter)  # seconds
 
 
@@ -155,6 +133,7 @@ def agree_on_found(
 ) -> AgreedFields:
     """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
     call, group = start.call, start.held.group
+    wrong: list[Exception] = []
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
@@ -167,13 +146,16 @@ def agree_on_found(
             "here": None if node is None else here_for_first_plan(group, context_of(node)),
         }
 
-    with setup_deadline(start.given_node, start.given_comm, call, start.watch.look) as (
-        timeout_s,
-        monitor,
-    ):
-        (given, kept), replies = group.step_keeping(
-            call, start.watch.noting(look), timeout_s, monitor
-        )
+    def look_and_note() -> Any:
+        try:
+            return look()
+        except Exception as error:
+            wrong.append(error)
+            raise
+
+    watch = partial(start.watch, wrong)
+    with setup_deadline(start.given_node, start.given_comm, call, watch) as (timeout_s, monitor):
+        (given, kept), replies = group.step_keeping(call, look_and_note, timeout_s, monitor)
     require_same(call, [reply["same"] for reply in replies], group.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept
@@ -315,7 +297,7 @@ def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
             )
 
 
-@functools.cache
+@cache
 def _name_of(dtype: np.dtype[Any]) -> str:
     """Return the cached name of a dtype: NumPy takes microseconds for it."""
     return str(dtype)

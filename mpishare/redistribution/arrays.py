@@ -14,7 +14,14 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.plans.disjoint import require_distinct_cells
-from mpishare.plans.layout import FieldLayout, address_of, as_numpy, check_layout, is_tensor
+from mpishare.plans.layout import (
+    FieldLayout,
+    address_of,
+    as_numpy,
+    check_layout,
+    is_tensor,
+    require_writeable,
+)
 from mpishare.windows.window import Window
 
 
@@ -78,10 +85,10 @@ class Arrays:
         found = check_layout(self._place_of(array, name)[1], name)
         if is_written:
             require_distinct_cells(found, name)
-            if not self.on_gpu and not array.flags.writeable:
-                raise ValueError(f"{name} is read-only")
+            if not self.on_gpu:
+                require_writeable(array, name)
         wanted = FieldLayout(side.shape, found.strides, side.layout.dtype, side.layout.device)
-        if (found.shape, found.dtype, found.device) != (wanted.shape, wanted.dtype, wanted.device):
+        if found.kind != wanted.kind:
             raise ValueError(
                 f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}"
             )
@@ -97,7 +104,7 @@ class Arrays:
             from mpishare.plans.gpu.fields import place_of
 
             return place_of(array, name)
-        return address_of(array), FieldLayout(array.shape, array.strides, array.dtype, None)
+        return address_of(array), FieldLayout.of_host(array)
 
     def fits(self, array: Any, side: Side) -> bool:
         """Whether the engines, which take only arrays that can be written, can use it as it is."""

@@ -14,13 +14,13 @@ import numpy as np
 from mpishare.coordination.arguments import is_int, require_bool
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError
-from mpishare.halo.engine_pair import engine_class, make_engine
+from mpishare.halo.engine_pair import engine_class
 from mpishare.memory.memory import compact_strides
+from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
 from mpishare.plans.fields import GivenFields
 from mpishare.plans.layout import FieldLayout, Layout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
-from mpishare.plans.routed_plan import RoutedPlan
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 from mpishare.redistribution.arrays import Arrays, Side
 from mpishare.redistribution.distribution import (
@@ -135,7 +135,7 @@ class Redistribute(RoutedPlan):
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_found(start, require, find)
             boxes = [
-                [Box(*map(tuple, ends[side])) for ends in agreed.geometry]
+                [Box.unpack(packed[side]) for packed in agreed.geometry]
                 for side in (_SOURCE, _TARGET)
             ]
             self._why_no_way_back = _require_cells(*boxes)
@@ -145,7 +145,7 @@ class Redistribute(RoutedPlan):
             routed = agree_on_routes(agreed.setup, [], sends, recvs, engine_class)
             setup = replace(routed, calls=("forward", "backward"))
             self._messages = sends, recvs
-            engine = make_engine(setup, sends, recvs, is_reverse=False)
+            engine = engine_class(setup)(setup, sends, recvs, is_reverse=False)
             source_side, target_side = _sides(agreed.kept, setup.mine)
             self._forward = _Way(engine, source_side, target_side, 1)
             self._backward: _Way | None = None
@@ -302,19 +302,15 @@ class Redistribute(RoutedPlan):
             result = out
             found = target = arrays.checked(out, "out", written, is_written=True)
             is_shared = arrays.share_memory(source, target)
-            if is_shared:
-                self._require_in_place(given, out)
+            if is_shared and given is not out:
+                raise ValueError("out overlaps the array: give an out in other memory, or none")
+            if is_shared and not self._in_place:
+                raise ValueError("out is the array: make the plan with in_place=True")
             if is_shared or not arrays.fits(target, written):
                 target = arrays.new(found, written, stream)
         if not arrays.fits(source, read):
             source = arrays.compact(source, stream)
         return _Call(way.engine, way.fields(source, target), result, found, target)
-
-    def _require_in_place(self, given: Any, out: Any) -> None:
-        if given is not out:
-            raise ValueError("out overlaps the array: give an out in other memory, or none")
-        if not self._in_place:
-            raise ValueError("out is the array: make the plan with in_place=True")
 
     def _finish(self, call: _Call, stream: Any) -> Any:
         """Copy the result to where the user wants it, if it was received elsewhere."""
@@ -331,22 +327,17 @@ class Redistribute(RoutedPlan):
                 "way back, whose sources are disjoint."
             )
         setup, there = self._setup, self._forward
-        call = f"{self.name}: backward"
 
         def check() -> None:
             try:
                 array = self._arrays.checked(given, "the array", there.written)
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
-            if there.engine.is_captured([array], stream):
-                raise UnsupportedError(
-                    f"{call} failed: its first call allocates memory, which cannot be captured "
-                    "into a graph. Call it once before the capture."
-                )
+            self._refuse_capture("backward", there.engine, [array], stream)
 
-        setup.comm.step(call, check)
+        setup.comm.step(f"{self.name}: backward", check)
         turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
-        engine = make_engine(turned, *reversed(self._messages), is_reverse=False)
+        engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
         self._backward = _Way(engine, there.written, there.read, -1)
         return self._backward
 
@@ -415,7 +406,7 @@ def _described(
             raise ValueError(f"this rank's part of the {side}, {box.shape}, is too large")
         strides = compact_strides(box.shape, dtype.itemsize, axes)
         layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), "dtype"))
-        boxes.append([box.lower, box.upper])
+        boxes.append(box.pack())
     same = {
         "shape": shape,
         "permute": order,
@@ -466,21 +457,15 @@ def _messages(
     boxes: Sequence[Sequence[Box]], rank: int, layouts: Sequence[FieldLayout]
 ) -> tuple[list[Message], list[Message]]:
     """Return this rank's messages, one for each rank with which it has cells in common."""
-    sources, targets = boxes
-    sends, recvs = [], []
-    for peer, (theirs, wanted) in enumerate(zip(sources, targets, strict=True)):
-        out, into = sources[rank] & wanted, theirs & targets[rank]
-        if out.size:
-            box = out.seen_from(sources[rank].lower)
-            sends.append(_message(peer, _SOURCE, layouts, box, _TARGET))
-        if into.size:
-            box = into.seen_from(targets[rank].lower)
-            recvs.append(_message(peer, _TARGET, layouts, box, _SOURCE))
-    return sends, recvs
-
-
-def _message(peer: int, field: int, layouts: Sequence[FieldLayout], box: Box, far: int) -> Message:
-    return Message(peer, 0, (Part.of_box(field, layouts[field], box, far),))
+    found: tuple[list[Message], list[Message]] = [], []
+    for field, far in ((_SOURCE, _TARGET), (_TARGET, _SOURCE)):
+        mine = boxes[field][rank]
+        for peer, theirs in enumerate(boxes[far]):
+            if (both := mine & theirs).size:
+                box = both.seen_from(mine.lower)
+                part = Part.of_box(field, layouts[field], box, far)
+                found[field].append(Message(peer, 0, (part,)))
+    return found
 
 
 def _sides(order: tuple[int, ...], layouts: Sequence[FieldLayout]) -> tuple[Side, Side]:

@@ -19,15 +19,15 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
-from mpishare.reduction.quiet import quiet_runner
+from mpishare.reduction.operation import quiet_runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
-    from mpishare.reduction.order import Order
 
     Array = np.ndarray[Any, Any]
 

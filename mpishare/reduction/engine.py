@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpishare.plans import gpu_memory
 from mpishare.plans.engine import PlanEngine
 from mpishare.reduction.across_nodes import Transfer
-from mpishare.reduction.order import packing_order
+from mpishare.reduction.operation import packing_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

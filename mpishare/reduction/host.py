@@ -6,6 +6,7 @@ field. Large fields go by `LargeReduce`.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +15,20 @@ import numpy as np
 from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import FieldLayout, as_numpy
+from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
 from mpishare.reduction.large import LargeReduce, capacities
-from mpishare.reduction.local_dot import LocalDot
-from mpishare.reduction.order import is_packed, packing_order
-from mpishare.reduction.quiet import quiet_runner
+from mpishare.reduction.operation import packing_order, quiet_runner
 from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]
+
+_BLOCK = 8192  # elements; OpenBLAS starts threads above 10 000
 
 
 class HostReduce(PlanEngine):
@@ -59,10 +60,10 @@ class HostReduce(PlanEngine):
         key = operation.key
         # For each of `CALLS`.
         self._compiled = [None if large else slots.compiled(key, count), slots.compiled(key, 1)]
-        self._reduce_packed = self._reduce_large if large else self._reduce_small
-        if self._compiled[REDUCE] is not None:
-            self._reduce_packed = self._reduce_compiled
-        if is_packed(layout, order):
+        combines = [self._combine_in_numpy if c is None else self._combine for c in self._compiled]
+        self._combine_sums = partial(combines[DOT], DOT)
+        self._reduce_packed = self._reduce_large if large else partial(combines[REDUCE], REDUCE)
+        if layout.is_packed(order):
             self._reduce = self._reduce_packed
         else:
             self._packed = np.empty(shape, layout.dtype, order)
@@ -90,13 +91,7 @@ class HostReduce(PlanEngine):
             self._leave_node("reduce", error)
             raise
 
-    def _reduce_small(self, field: Array) -> None:
-        self._combine_in_numpy(field, REDUCE)
-
-    def _reduce_compiled(self, field: Array) -> None:
-        self._combine(field, REDUCE)
-
-    def _combine(self, field: Array, kind: int) -> None:
+    def _combine(self, kind: int, field: Array) -> None:
         """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
         slots, compiled = self._slots, self._compiled
         parity = slots.parity = slots.parity ^ 1
@@ -106,7 +101,7 @@ class HostReduce(PlanEngine):
         while not compiled[kind](field, parity, epoch, value):
             slots.wait(value)
 
-    def _combine_in_numpy(self, field: Array, kind: int) -> None:
+    def _combine_in_numpy(self, kind: int, field: Array) -> None:
         """Do the same for an operation that is not compiled."""
         slots = self._slots
         slots.parity ^= 1
@@ -146,17 +141,14 @@ class HostReduce(PlanEngine):
 
     def _dot(self, x: Array, y: Array) -> None:
         self._local_dot.into(self._sum, x, y)
-        if self._compiled[DOT] is not None:
-            self._combine(self._sum, DOT)
-        elif self._has_others:
-            self._combine_in_numpy(self._sum, DOT)
+        if self._has_others:
+            self._combine_sums(self._sum)
 
     # --- checks of the arrays
 
     def _require(self, field: Array) -> None:
-        self._layout.require(FieldLayout(field.shape, field.strides, field.dtype, None))
-        if not field.flags.writeable:
-            raise ValueError("a field is read-only")
+        self._layout.require(FieldLayout.of_host(field))
+        require_writeable(field, "a field")
 
     def _operand(self, field: Any, name: str) -> Array:
         array = field if type(field) is np.ndarray else as_numpy(field, name)
@@ -168,8 +160,7 @@ class HostReduce(PlanEngine):
         array = self._operand(out, "out")
         if array.size != 1:
             raise ValueError(f"out has shape {array.shape}: it must be of one element")
-        if not array.flags.writeable:
-            raise ValueError("out is read-only")
+        require_writeable(array, "out")
         return array
 
     def _leave_node(self, call: str, error: BaseException) -> None:
@@ -185,5 +176,49 @@ class HostReduce(PlanEngine):
     def close(self) -> None:
         self._compiled[:] = [self._slots.refuse] * len(CALLS)
         # Else a closed engine would live until a collection of cycles.
-        del self._reduce, self._reduce_packed, self._large
+        del self._reduce, self._reduce_packed, self._combine_sums, self._large
         self._slots.close()
+
+
+class LocalDot:
+    """The dot product of two arrays of this process, block by block in a fixed order.
+
+    A block is smaller than those for which a BLAS library starts threads: the bits depend on the
+    arrays alone, not on the number of threads.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._scratch = np.empty((2, _BLOCK), dtype)
+
+    def into(self, total: Array, x: Array, y: Array) -> None:
+        """Store the dot product of two arrays of the same shape in `total`, of one element."""
+        if x.size <= _BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
+            total[...] = np.vdot(x, y)
+            return
+        total[...] = 0
+        for a, b in self._blocks(x, y):
+            np.add(total, np.vdot(a, b), out=total)
+
+    def _blocks(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield both arrays in pieces of one axis, contiguous, in the order of their elements."""
+        if x.flags.f_contiguous and y.flags.f_contiguous:
+            x, y = x.T, y.T
+        if x.flags.c_contiguous and y.flags.c_contiguous:
+            x, y = x.reshape(-1), y.reshape(-1)  # views
+            for at in range(0, x.size, _BLOCK):
+                yield x[at : at + _BLOCK], y[at : at + _BLOCK]
+        else:
+            yield from self._gathered(x, y)
+
+    def _gathered(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield pieces that are copied together: the last axes as far as they fit."""
+        if x.size <= _BLOCK:
+            pair = self._scratch[:, : x.size]
+            for part, array in zip(pair, (x, y), strict=True):
+                part.reshape(array.shape)[...] = array
+            yield pair[0], pair[1]
+            return
+        step = _BLOCK * len(x) // x.size  # along the first axis
+        for at in range(0, len(x), max(step, 1)):
+            piece = slice(at, at + step) if step else at
+            yield from self._gathered(x[piece], y[piece])

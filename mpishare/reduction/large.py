@@ -96,7 +96,7 @@ class LargeReduce:
         places = slots.places()
         if _NOT_IN_A_WINDOW in places:
             return None
-        layout = FieldLayout(flat.shape, flat.strides, flat.dtype, None)
+        layout = FieldLayout.of_host(flat)
         return [array_at(self._address(place), layout) for place in places]
 
     def _address(self, place: Location) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,9 @@ from mpishare.memory.numbers import NUMBERS, Number, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mpishare.memory.types import Order
+    from mpishare.plans.engine import PlanSetup
 
     Combine = Callable[..., Any]
 
@@ -52,6 +56,14 @@ _REFUSED = {
     "b": "bool elements have no {}: take 'max' for whether any is true, 'min' for whether all are, "
     "or count them as integers, x.astype(int)",
 }
+
+
+def packing_order(setup: PlanSetup) -> Order:
+    """Return the order in which all ranks pack their elements.
+
+    Fields that are all packed in Fortran order need no copy in that order.
+    """
+    return "F" if all(each[0].is_packed("F") for each in setup.layouts) else "C"
 
 
 def name_of(op: Any) -> Any:
@@ -116,3 +128,22 @@ class Operation:
         combine(first, second, out=out)
         for operand in rest:
             combine(out, operand, out=out)
+
+
+def quiet_runner() -> Callable[..., Any]:
+    """Return ``run(function, *arguments)``: without NumPy's warnings, for any errstate of the user.
+
+    A reduction must end alike on all ranks and backends: an overflow gives inf, not an exception on
+    those ranks that happen to add these elements. Entering `numpy.errstate` takes longer than
+    adding a few numbers, so it is set once, in a context of its own.
+    """
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        return _run_with_errstate  # there it belongs to the thread, not to the context
+    context = copy_context()
+    context.run(np.seterr, all="ignore")
+    return context.run
+
+
+def _run_with_errstate(function: Callable[..., Any], *arguments: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return function(*arguments)

@@ -13,7 +13,7 @@ import pytest
 
 from mpishare.backends import native
 from mpishare.halo.host.compiled_route import adds
-from mpishare.halo.host.copies import add
+from mpishare.halo.host.route import add
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
@@ -438,7 +438,7 @@ def test_a_wait_for_what_was_not_started(module):
     assert exchange.try_wait(None)
     with pytest.raises(RuntimeError, match="no exchange was started"):
         exchange.try_wait(None)  # its field may be gone by now
-    with pytest.raises(ValueError, match="an address for each field"):
+    with pytest.raises(ValueError, match="an array for each field"):
         exchange.start([1, 2])
 
 

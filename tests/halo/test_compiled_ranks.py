@@ -239,7 +239,7 @@ def test_after_a_close_calls_are_refused(compiled_node):
     field = np.zeros((4, 8))
     cart = node.comm.Create_cart((node.size,), (True,))
     halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
-    exchange = halo._forward._host._exchange
+    exchange = halo._forward._host.exchange
     halo.close()
     with pytest.raises(mpishare.ClosedError):
         halo.exchange(field)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.host.copies import add
+from mpishare.halo.host.route import add
 from mpishare.plans.layout import array_at, host_layout
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.halo.dims import normalize_dims, normalize_periods
+from mpishare.halo.geometry import normalize_dims, normalize_periods
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.plans.layout import FieldLayout
-from mpishare.reduction import quiet
+from mpishare.reduction import operation
+from mpishare.reduction.host import LocalDot
 from mpishare.reduction.large import folds_all
-from mpishare.reduction.local_dot import LocalDot
-from mpishare.reduction.operation import OPERATIONS, Operation
-from mpishare.reduction.order import is_packed
-from mpishare.reduction.quiet import quiet_runner
+from mpishare.reduction.operation import OPERATIONS, Operation, quiet_runner
 from tests.helpers.reductions import FORMS, UFUNCS, laid_out, pairs
 
 TAKEN = set(pairs())
@@ -69,7 +67,7 @@ def test_what_is_packed(shape, form):
     """As NumPy sees it; then a flat view of it needs no copy."""
     array = laid_out(np, np.ones(shape), form)
     for order, flag in (("C", array.flags.c_contiguous), ("F", array.flags.f_contiguous)):
-        assert is_packed(layout_of(array), order) == flag
+        assert layout_of(array).is_packed(order) == flag
         if flag and array.size:
             assert np.shares_memory(array.reshape(-1, order=order), array)
 
@@ -128,7 +126,7 @@ def test_bits_do_not_depend_on_where_an_array_lies():
 # --- the rest
 
 
-@pytest.mark.parametrize("run", [quiet_runner(), quiet._run_with_errstate], ids=["", "numpy 1"])
+@pytest.mark.parametrize("run", [quiet_runner(), operation._run_with_errstate], ids=["", "numpy 1"])
 def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays(run):
     large = np.full(3, 1e308)
     with np.errstate(all="raise"):

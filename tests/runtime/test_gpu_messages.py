@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.plans import routes
+from mpishare.plans import gpu_memory, routes
 from mpishare.runtime.gpu_messages import tells_cuda
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
 
@@ -33,7 +33,7 @@ def comm(rank, here, size):
 
 
 def test_one_rank_per_node_asks_and_only_for_messages():
-    asks = routes.asks_for_gpu_memory
+    asks = gpu_memory.asks
     for rank, here in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
         assert asks(comm(rank, here, 4), None) is (rank in (0, 2))
         assert asks(comm(rank, here, 4), "mpi-host") is False
@@ -42,12 +42,12 @@ def test_one_rank_per_node_asks_and_only_for_messages():
 
 
 def test_one_node_that_cannot_is_enough():
-    assert routes.answer_of([None, None], None) is None
-    assert routes.answer_of(["", None, ""], None) == ""
-    assert routes.answer_of(["", None, "no"], "mpi") == "no"
-    assert routes.answer_of(["", ""], "mpi-host") is None
+    assert gpu_memory.answer_of([None, None], None) is None
+    assert gpu_memory.answer_of(["", None, ""], None) == ""
+    assert gpu_memory.answer_of(["", None, "no"], "mpi") == "no"
+    assert gpu_memory.answer_of(["", ""], "mpi-host") is None
     with pytest.raises(UnsupportedError, match="ended by SIGSEGV"):
-        routes.answer_of(["", "ended by SIGSEGV"], "mpi-gpu")
+        gpu_memory.answer_of(["", "ended by SIGSEGV"], "mpi-gpu")
 
 
 def test_who_allows_messages_allows_the_faster_ones():
@@ -60,7 +60,7 @@ def test_who_allows_messages_allows_the_faster_ones():
 def test_which_memory_messages_use_is_said_by_one_rank(caplog, why, level):
     with caplog.at_level(logging.INFO, "mpishare"):
         for rank in range(2):
-            routes.log_memory("HaloExchange 1", comm(rank, (rank,), 2), why)
+            gpu_memory.log_memory("HaloExchange 1", comm(rank, (rank,), 2), why)
     (record,) = caplog.records
     assert record.levelname == level
     assert why in record.getMessage()

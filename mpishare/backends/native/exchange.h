@@ -78,7 +78,8 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *context, *agreement, *recordings, *array_type, *owner, *busy_mark;
+    PyObject *owner, *held; /* all else that it uses: objects, and the memory of the tables */
+    PyObject *context, *agreement, *recordings, *array_type;
     Word *ready, *consumed;
     uint64_t *tables[2];
     size_t table_words; /* of one parity, with its version */
@@ -104,14 +105,10 @@ typedef struct {
     int looks_per_yield;
     size_t nbytes; /* copied by one exchange, about */
     PyThreadState *released;
-    void **blocks; /* all memory of the tables */
-    size_t nblocks;
 } Exchange;
 
-/* Makes the tables; an error leaves what `exchange_free` frees. */
+/* Makes the tables, of memory that `held` frees. */
 int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords);
-
-void exchange_free(Exchange *self);
 
 /* Send my cells and receive the others', of the fields at `bases`; they may let go of the GIL and
  * return without it. -1 with an error. */

@@ -2,6 +2,9 @@
 
 #include "exchange.h"
 
+#include <stddef.h>
+#include <structmember.h>
+
 /* --- the fields of a call */
 
 static bool fits(const Field *field, const PyObject *array_type, PyObject *given)
@@ -121,15 +124,24 @@ static bool are_apart(Exchange *self)
     return true;
 }
 
+static PyObject *field_of(PyObject *fields, int at)
+{
+    return PyTuple_Check(fields) ? PyTuple_GetItem(fields, at) : PyList_GetItem(fields, at);
+}
+
+static bool has_all(const Exchange *self, PyObject *fields)
+{
+    return (PyTuple_Check(fields) && PyTuple_Size(fields) == self->nfields) ||
+           (PyList_Check(fields) && PyList_Size(fields) == self->nfields);
+}
+
 /* Takes the addresses of the fields, if they are what the plan was made for. */
 static bool take_fields(Exchange *self, PyObject *fields)
 {
-    const bool is_tuple = PyTuple_Check(fields);
-    if (!(is_tuple || PyList_Check(fields)) ||
-        (is_tuple ? PyTuple_Size(fields) : PyList_Size(fields)) != self->nfields)
+    if (!has_all(self, fields))
         return false;
     for (int at = 0; at < self->nfields; at++) {
-        PyObject *field = is_tuple ? PyTuple_GetItem(fields, at) : PyList_GetItem(fields, at);
+        PyObject *field = field_of(fields, at);
         if (!fits(self->fields + at, self->array_type, field))
             return false;
         self->bases[at] = PyArray_BYTES((PyArrayObject *)field);
@@ -166,31 +178,23 @@ static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
     return try_call(self, ignored, false, true);
 }
 
-static PyObject *exchange_addresses_of(Exchange *self, PyObject *fields)
+static PyObject *exchange_knows(Exchange *self, PyObject *fields)
 {
-    if (self->is_closed || self->is_started || !take_fields(self, fields))
-        Py_RETURN_NONE;
-    PyObject *found = PyTuple_New(self->nfields);
-    for (int at = 0; found != NULL && at < self->nfields; at++) {
-        PyObject *address = PyLong_FromVoidPtr(self->bases[at]);
-        if (address == NULL || PyTuple_SetItem(found, at, address))
-            Py_CLEAR(found);
-    }
-    return found;
+    return PyBool_FromLong(!self->is_closed && !self->is_started && take_fields(self, fields));
 }
 
-static PyObject *exchange_start(Exchange *self, PyObject *addresses)
+static PyObject *exchange_start(Exchange *self, PyObject *fields)
 {
-    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != self->nfields) {
-        PyErr_SetString(PyExc_ValueError, "an address for each field");
-        return NULL;
-    }
     if (require_open(self))
         return NULL;
-    for (int at = 0; at < self->nfields; at++)
-        self->bases[at] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, at));
-    if (PyErr_Occurred())
-        return NULL;
+    bool are_arrays = has_all(self, fields);
+    for (int at = 0; are_arrays && at < self->nfields; at++) {
+        PyObject *field = field_of(fields, at);
+        are_arrays = (PyObject *)Py_TYPE(field) == self->array_type;
+        self->bases[at] = are_arrays ? PyArray_BYTES((PyArrayObject *)field) : NULL;
+    }
+    if (!are_arrays)
+        return PyErr_Format(PyExc_ValueError, "an array for each field");
     remember_apart(self); /* Python has looked */
     return finish(self, send(self), Py_None);
 }
@@ -215,8 +219,7 @@ static int exchange_traverse(Exchange *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->owner);
-    Py_VISIT(self->context);
-    Py_VISIT(self->agreement);
+    Py_VISIT(self->held);
     return 0;
 }
 
@@ -224,8 +227,7 @@ static int exchange_clear(Exchange *self)
 {
     self->is_closed = true;
     Py_CLEAR(self->owner);
-    Py_CLEAR(self->context);
-    Py_CLEAR(self->agreement);
+    Py_CLEAR(self->held);
     return 0;
 }
 
@@ -233,7 +235,6 @@ static void exchange_dealloc(Exchange *self)
 {
     PyObject_GC_UnTrack(self);
     exchange_clear(self);
-    exchange_free(self);
     free_object(self);
 }
 
@@ -252,24 +253,18 @@ static PyMethodDef methods[] = {
      "Start an exchange of such arrays, or return False with nothing done."},
     {"try_wait", (PyCFunction)exchange_try_wait, METH_O,
      "End the exchange that was started, or return False with nothing done."},
-    {"addresses_of", (PyCFunction)exchange_addresses_of, METH_O,
-     "Return the addresses of such arrays, for `start`, or None."},
+    {"knows", (PyCFunction)exchange_knows, METH_O,
+     "Return whether the arrays are such; what is not known may be right, too."},
     {"start", (PyCFunction)exchange_start, METH_O,
-     "Start an exchange of fields at these addresses, which Python has checked."},
+     "Start an exchange of arrays that Python has checked, in any dtype of their size."},
     {"wait", (PyCFunction)exchange_wait, METH_NOARGS, "End the exchange that was started."},
     {"close", (PyCFunction)exchange_close, METH_NOARGS, "Refuse calls from now on."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyObject *exchange_epoch(Exchange *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromUnsignedLongLong(self->epoch);
-}
-
-static PyGetSetDef values[] = {
-    {"epoch", (getter)exchange_epoch, NULL, "How many exchanges were started.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef values[] = {
+    {"epoch", T_ULONGLONG, offsetof(Exchange, epoch), READONLY, "How many exchanges were started."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
@@ -279,7 +274,7 @@ static PyType_Slot slots[] = {
     {Py_tp_traverse, exchange_traverse},
     {Py_tp_clear, exchange_clear},
     {Py_tp_methods, methods},
-    {Py_tp_getset, values},
+    {Py_tp_members, values},
     {0, NULL},
 };
 

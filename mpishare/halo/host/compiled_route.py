@@ -16,6 +16,7 @@ from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError
 from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.process_read import PeerReads
+from mpishare.halo.host.route import HostRoute
 from mpishare.halo.host.staging import (
     CONSUMED,
     IN_PROCESS,
@@ -30,13 +31,15 @@ from mpishare.plans.layout import address_of
 from mpishare.plans.message import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.copies import HostCall
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
+    from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message
+    from mpishare.plans.message import Message, Part
+
+_UNSTAGED = None, None, None
 
 
 def adds(module: Any, dtype: np.dtype[Any]) -> bool:
@@ -44,39 +47,29 @@ def adds(module: Any, dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and bool(module.can_add(dtype.name))
 
 
-class CompiledRoute:
-    """The messages of one plan between ranks of a node. Collective to make, host-blocking.
-
-    It is complete after `lay_out`, which may fail on one rank.
-    """
+class CompiledRoute(HostRoute):
+    """The messages of one plan between ranks of a node. C keeps the fields from start to wait."""
 
     def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
-        self._setup = setup
-        self._comm = setup.comm
-        self._context = setup.context
-        self._layouts = setup.layouts
-        self._is_reverse = is_reverse
+        super().__init__(setup, is_reverse=is_reverse)
+        self._context, self._layouts = setup.context, setup.layouts
         # Ranks without the compiled part read staging alone; ghosts are zeroed at once.
         self._may_read = setup.is_compiled and not is_reverse
         self._peer_reads = PeerReads(setup, setup.sends if self._may_read else ())
         self._staging = Staging(setup, is_reverse=is_reverse, unstaged=self._peer_reads.keys)
 
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
-        """Find out where the cells come from and where they go, and make the tables of it. Local.
-
-        These messages include those of this rank to itself.
-        """
+        """Make the tables of C. The messages include those of this rank to itself."""
         setup, context, mine = self._setup, self._context, self._comm.rank
-        module, layouts, is_reverse = context.compiled, setup.mine, self._is_reverse
+        module, is_reverse = context.compiled, self._is_reverse
         self._peer_reads.lay_out(recvs)
         self._parts = parts = lay_out(
             setup, sends, recvs, self._staging, is_reverse=is_reverse, may_read=self._may_read
         )
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
-        tables = (table_offset(parity, len(layouts)) for parity in (0, 1))
-        zeroed = sent(sends, mine) if is_reverse else ()
-        self._exchange = module.Exchange(
+        tables = (table_offset(parity, len(setup.mine)) for parity in (0, 1))
+        self.exchange = module.Exchange(
             owner=self,
             context=context,
             agreement=context.agreement,
@@ -84,26 +77,18 @@ class CompiledRoute:
             array_type=np.ndarray,
             busy=setup.busy,
             words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
-            fields=tuple(map(self._lower_field, layouts, parts.in_place)),
+            fields=tuple(map(self._lower_field, setup.mine, parts.in_place)),
             receivers=tuple(
                 (control[rank] + 8 * CONSUMED, rank in parts.readers) for rank in self._receivers
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower_outgoing, parts.outgoing)),
-            zeroed=tuple(_lower_zeroed(layouts[part.field], part) for _, part in zeroed),
+            zeroed=tuple(self._lower_zeroed(sends)) if is_reverse else (),
             is_reverse=is_reverse,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
-        self.try_exchange: Callable[[Any], bool] = self._exchange.try_exchange
-        self.try_start: Callable[[Any], bool] = self._exchange.try_start
-        self.try_wait: Callable[[Any], bool] = self._exchange.try_wait
-        self.addresses_of: Callable[[Any], tuple[int, ...] | None] = self._exchange.addresses_of
-
-    @property
-    def staging_nbytes(self) -> int:
-        """Bytes of staging memory."""
-        return self._staging.nbytes + self._peer_reads.nbytes
+        self.staging_nbytes = self._staging.nbytes + self._peer_reads.nbytes
 
     # --- the tables
 
@@ -111,17 +96,29 @@ class CompiledRoute:
         added = layout.dtype.name if self._is_reverse else None
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, added
 
-    def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
+    def _within(self, part: Part | Outgoing) -> Any:
+        """Return the copy of a part of a field of mine to the same place in one like it."""
         layout = self._layouts[self._comm.rank][part.field]
-        cells, itemsize = Cells.of_key(layout, part.key), layout.dtype.itemsize
-        buffers: Sequence[Any] = (None, None)
-        staged = within = None
-        if part.buffers is not None:
-            staged = lower(Cells.of_array(part.buffers[0]), cells, itemsize, by=cells)
-            buffers = tuple(map(address_of, part.buffers))
-        if part.in_place:
-            within = lower(cells, cells, itemsize, by=cells)
-        return (part.field, part.field, staged, *buffers, within, ())
+        cells = Cells.of_key(layout, part.key)
+        return lower(cells, cells, layout.dtype.itemsize, by=cells)
+
+    def _staged(self, part: Outgoing | Incoming, *, is_sent: bool) -> tuple[Any, Any, Any]:
+        """Return the copy between a part and its buffer, and the addresses of both buffers."""
+        if part.buffers is None:
+            return _UNSTAGED
+        layout = self._layouts[self._comm.rank][part.field]
+        cells, packed = Cells.of_key(layout, part.key), Cells.of_array(part.buffers[0])
+        ends = (packed, cells) if is_sent else (cells, packed)
+        even, odd = map(address_of, part.buffers)
+        return lower(*ends, layout.dtype.itemsize, by=cells), even, odd
+
+    def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:
+        for _, part in sent(sends, self._comm.rank):
+            yield part.field, part.field, *_UNSTAGED, self._within(part), ()
+
+    def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
+        within = self._within(part) if part.in_place else None
+        return part.field, part.field, *self._staged(part, is_sent=True), within, ()
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
         parts = tuple(self._lower_incoming(sender.rank, part) for part in sender.parts)
@@ -131,21 +128,16 @@ class CompiledRoute:
         return sender.rank, control[sender.rank], *alive, pid, parts
 
     def _lower_incoming(self, sender: int, part: Incoming) -> tuple[Any, ...]:
-        far, mine = part.name.field, self._comm.rank
-        layout = self._layouts[mine][part.field]
-        cells, itemsize = Cells.of_key(layout, part.key), layout.dtype.itemsize
-        buffers: Sequence[Any] = (None, None)
-        staged = direct = None
-        reads: Sequence[Any] = ()
-        if part.buffers is not None:
-            staged = lower(cells, Cells.of_array(part.buffers[0]), itemsize, by=cells)
-            buffers = tuple(map(address_of, part.buffers))
-        elif sender != mine:
-            reads = tuple(self._peer_reads.reads[part.name])
-        if part.in_place or sender == mine:
+        far, is_own = part.name.field, sender == self._comm.rank
+        direct, reads = None, tuple[Any, ...]()
+        if part.in_place or is_own:
+            layout = self._layouts[self._comm.rank][part.field]
             source = Cells.of_key(self._layouts[sender][far], part.source_key)
-            direct = lower(cells, source, itemsize, by=cells if sender == mine else source)
-        return (part.field, far, staged, *buffers, direct, reads)
+            cells = Cells.of_key(layout, part.key)
+            direct = lower(cells, source, layout.dtype.itemsize, by=cells if is_own else source)
+        if part.buffers is None and not is_own:
+            reads = tuple(self._peer_reads.reads[part.name])
+        return part.field, far, *self._staged(part, is_sent=False), direct, reads
 
     # --- what C asks
 
@@ -199,27 +191,19 @@ class CompiledRoute:
     # --- an exchange
 
     def ahead(self) -> list[int]:
-        """Ranks of the node that have started more exchanges than this one."""
-        return self._staging.ahead(self._exchange.epoch)
+        return self._staging.ahead(self.exchange.epoch)
 
-    def start(self, call: HostCall) -> None:
+    def start(self, arrays: Sequence[Array]) -> None:
         """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
-        self._exchange.start(call.addresses)
+        self.exchange.start(arrays)
 
-    def wait(self, call: HostCall) -> None:  # noqa: ARG002  C has the addresses
+    def wait(self, arrays: Sequence[Array]) -> None:  # noqa: ARG002  C has their addresses
         """Copy or add the cells of all senders, then wait until nobody reads my fields any more."""
-        self._exchange.wait()
+        self.exchange.wait()
 
     def close(self) -> None:
-        """Unmap the shared memory."""
-        if hasattr(self, "_exchange"):
-            self._exchange.close()
+        if hasattr(self, "exchange"):
+            self.exchange.close()
         self._parts = RouteParts([], [], [], [])  # views of the memory
         self._peer_reads.close()
         self._staging.close()
-
-
-def _lower_zeroed(layout: FieldLayout, part: Any) -> tuple[Any, ...]:
-    cells = Cells.of_key(layout, part.key)
-    zeroed = lower(cells, cells, layout.dtype.itemsize, by=cells)
-    return part.field, part.field, None, None, None, zeroed, ()

@@ -11,29 +11,53 @@ from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import ClosedError
 from mpishare.halo.host.compiled_route import CompiledRoute, adds
-from mpishare.halo.host.copies import HostCall, add, put
+from mpishare.halo.host.messages import MessageRoute
 from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
-from mpishare.plans.mpi_route import HostMpiRoute
+from mpishare.plans.layout import (
+    FieldLayout,
+    address_of,
+    as_numpy,
+    require_number,
+    require_writeable,
+)
 from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.host.copies import Array
+    from mpishare.halo.host.route import Array, HostRoute
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
     from mpishare.runtime.route import Route
 
+    Step = Callable[[Sequence[Array]], None]
 
-# By the route, the class of those that a plan has only where it has messages by them.
-_BESIDE_HOST = {MESSAGES: HostMpiRoute}
+
+def _within_node(setup: RoutedSetup, *, is_reverse: bool) -> HostRoute:
+    """Make the route in C if it is there and knows these numbers, else the reference."""
+    module = setup.context.compiled
+    knows = module is not None and all(
+        not is_reverse or adds(module, each.dtype) for each in setup.mine
+    )
+    return (CompiledRoute if knows else ReferenceRoute)(setup, is_reverse=is_reverse)
+
+
+ROUTES: dict[Route, Callable[..., HostRoute]] = {MESSAGES: MessageRoute, HOST: _within_node}
+"""What moves the messages of each route, in the order of their starts; they end in the reverse."""
+
+
+def _make_routes(setup: RoutedSetup, *, is_reverse: bool) -> dict[Route, HostRoute]:
+    """Make the routes that any rank of the plan uses. Collective."""
+    used = {HOST}.union(*(each.values() for each in setup.routes))
+    return {
+        route: make(setup, is_reverse=is_reverse) for route, make in ROUTES.items() if route in used
+    }
 
 
 class HostEngine(PlanEngine):
-    """The routes of one plan: ``host``, and those of `_BESIDE_HOST`. Collective, host-blocking.
+    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make.
 
     `sends` and `recvs` are what this rank sends and receives. In the reverse, received cells are
     added, and the cells that were sent are set to zero.
@@ -48,54 +72,43 @@ class HostEngine(PlanEngine):
         is_reverse: bool,
     ) -> None:
         self._name = setup.name
-        call = setup.call_name(is_reverse=is_reverse)
-        self._call = f"{setup.name}: {call}"
+        self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
         self._agreement = setup.context.agreement
         self._layouts = setup.mine
-        self._carriers = [None if each.is_plain else each.carrier for each in setup.mine]
-        self._disjoint = Disjoint(setup.mine)
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
-        by_host = _by(HOST, setup, sends), _by(HOST, setup, recvs)
-        beside = {
-            make: (_by(route, setup, sends), _by(route, setup, recvs))
-            for route, make in _BESIDE_HOST.items()
-        }
-        self._zeroed = [each for sent, _ in beside.values() for each in sent if is_reverse]
-        self._host = _make_route(setup, is_reverse=is_reverse)
-        self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
-        self._beside: list[HostMpiRoute] = []
+        self._disjoint = Disjoint(setup.mine)
+        self._busy = setup.busy
         self._is_open = True
+        made = _make_routes(setup, is_reverse=is_reverse)
+        self._routes, self._host = [*made.values()], made[HOST]
 
-        def make() -> None:
-            self._host.lay_out(*by_host)
-            store = add if is_reverse else put
-            for make_route, messages in beside.items():
-                if any(messages):
-                    self._beside.append(make_route(setup, *messages, store, call))
+        def lay_out() -> None:
+            for route, each in made.items():
+                each.lay_out(*(_by(route, setup, given) for given in (sends, recvs)))
 
         try:
-            setup.comm.step(setup.name, make)
+            setup.comm.step(setup.name, lay_out)
         except BaseException:
-            self._close_routes()
+            self.close()
             raise
-        self.staging_nbytes = sum(each.staging_nbytes for each in (self._host, *self._beside))
-        self._busy = setup.busy
+        self.staging_nbytes = sum(each.staging_nbytes for each in made.values())
+        is_mine = {HOST, *setup.my_routes.values()}.__contains__
+        self._starts = [made[route].start for route in filter(is_mine, made)]
+        self._waits = [made[route].wait for route in filter(is_mine, reversed(made))]
+        self._compiled = self._host.exchange if isinstance(self._host, CompiledRoute) else None
         self._bind_calls()
 
     def _bind_calls(self) -> None:
         """Make the calls of C, where these do all, attributes of the engine, for speed."""
         self.try_fast = self.try_start = self.try_wait = _refuse
-        if self._compiled is not None and not self._beside:
+        if self._compiled is not None and len(self._starts) == 1:
             self.try_fast = self._in_node(self._compiled.try_exchange)
             self.try_start = self._in_node(self._compiled.try_start)
             self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
 
     def _in_node(self, call: Callable[[Any], bool]) -> Callable[..., bool]:
-        """Return a call of C, given also a stream, that leaves the node where it fails.
-
-        Neighbors may read fields that the user overwrites then.
-        """
+        """Return a call of C, given also a stream, that leaves the node where it fails."""
 
         def made(given: Any, stream: Any) -> bool:
             if stream is not None:
@@ -108,46 +121,41 @@ class HostEngine(PlanEngine):
 
         return made
 
-    def prepare(self, fields: Sequence[Any]) -> HostCall:
-        """Check the fields of a call: in C where it knows them, else in Python, which raises."""
+    def prepare(self, fields: Sequence[Any]) -> Sequence[Array]:
+        """Check the fields of a call: in C where it knows them, else in Python, which raises.
+
+        They are returned in the dtypes in which cells travel.
+        """
         recording.require_none(self._name, "its fields are in host memory")
         require_number(fields, len(self._layouts))
-        known = [
+        names = self._names
+        arrays = [
             field if type(field) is np.ndarray else as_numpy(field, name)
-            for field, name in zip(fields, self._names, strict=True)
+            for field, name in zip(fields, names, strict=True)
         ]
-        addresses = None if self._compiled is None else self._compiled.addresses_of(known)
-        if addresses is None:
-            addresses = self._checked(known)
-        pairs = zip(known, self._carriers, strict=True)
-        arrays = [each if carrier is None else each.view(carrier) for each, carrier in pairs]
-        return HostCall(arrays, addresses)
-
-    def _checked(self, arrays: Sequence[Array]) -> tuple[int, ...]:
-        """Return the addresses of arrays of the plan's layouts; raise at any other."""
-        for array, expected, name in zip(arrays, self._layouts, self._names, strict=True):
-            expected.require(FieldLayout(array.shape, array.strides, array.dtype, None), name)
-            if not array.flags.writeable:
-                raise ValueError(f"{name} is read-only")
-        addresses = tuple(map(address_of, arrays))
-        self._disjoint.require(addresses)
-        return addresses
+        if self._compiled is None or not self._compiled.knows(arrays):
+            for array, expected, name in zip(arrays, self._layouts, names, strict=True):
+                expected.require(FieldLayout.of_host(array), name)
+                require_writeable(array, name)
+            self._disjoint.require([*map(address_of, arrays)])
+        pairs = zip(arrays, self._layouts, strict=True)
+        return [array if each.is_plain else array.view(each.carrier) for array, each in pairs]
 
     def ahead(self) -> list[int]:
         """Ranks of the node that have called more often than this one."""
         return self._host.ahead()
 
-    def start(self, call: HostCall, stream: Any) -> None:
+    def start(self, call: Sequence[Array], stream: Any) -> None:
         """Send my cells."""
-        self._make(call, stream, self._start)
+        self._make(call, stream, self._starts)
 
-    def wait(self, call: HostCall, stream: Any) -> None:
+    def wait(self, call: Sequence[Array], stream: Any) -> None:
         """Receive the others' cells into the ghosts."""
-        self._make(call, stream, self._wait)
+        self._make(call, stream, self._waits)
 
-    def exchange(self, call: HostCall, stream: Any) -> None:
+    def exchange(self, call: Sequence[Array], stream: Any) -> None:
         """Start, then wait."""
-        self._make(call, stream, self._start, self._wait)
+        self._make(call, stream, self._starts + self._waits)
 
     def _leave_node(self, error: BaseException) -> None:
         """Leave the node after an error: neighbors may read fields that the user overwrites.
@@ -159,7 +167,7 @@ class HostEngine(PlanEngine):
         elif not isinstance(error, ClosedError):  # of C, which finds its tables gone
             raise ClosedError(f"{self._call} failed: a signal handler closed the plan") from None
 
-    def _make(self, call: HostCall, stream: Any, *steps: Callable[[HostCall], None]) -> None:
+    def _make(self, call: Sequence[Array], stream: Any, steps: Sequence[Step]) -> None:
         """Make a call, marked as under way; leave the node where it fails, as `_in_node`."""
         if stream is not None:
             handle_of(stream)
@@ -173,42 +181,15 @@ class HostEngine(PlanEngine):
         finally:
             self._busy[0] = 0
 
-    def _start(self, call: HostCall) -> None:
-        for route in self._beside:
-            route.start(call.arrays)
-        self._host.start(call)
-
-    def _wait(self, call: HostCall) -> None:
-        self._host.wait(call)
-        for route in self._beside:
-            route.wait(call.arrays)
-        for message in self._zeroed:
-            for part in message.parts:
-                call.arrays[part.field][part.key] = 0
-
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
         self._is_open = False
-        self._close_routes()
-
-    def _close_routes(self) -> None:
-        self._host.close()
-        for route in self._beside:
-            route.close()
+        for each in self._routes:
+            each.close()
 
 
 def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if setup.my_routes[message.peer] is route]
-
-
-def _make_route(setup: RoutedSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
-    """Make the route in C if it is there and knows these numbers, else the reference."""
-    module = setup.context.compiled
-    if module is None:
-        return ReferenceRoute(setup, is_reverse=is_reverse)
-    if not is_reverse or all(adds(module, each.dtype) for each in setup.mine):
-        return CompiledRoute(setup, is_reverse=is_reverse)
-    return ReferenceRoute(setup, is_reverse=is_reverse)
 
 
 def _refuse(*_: Any) -> bool:

@@ -20,7 +20,7 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.halo.host.copies import Array
+    from mpishare.halo.host.route import Array
     from mpishare.halo.host.staging import Staging
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup

@@ -29,7 +29,7 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.copies import Array
+    from mpishare.halo.host.route import Array
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
@@ -46,17 +46,18 @@ class _Trial:
     """Tries to read a byte at each of these addresses, as another process would."""
 
     def __init__(self, count: int) -> None:
-        ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
-        self.addresses = ranges[:, 0]
+        self._ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
         self._found = np.empty(_IOV_MAX, np.uint8)
         self._read, self._pid = process_vm_readv(), os.getpid()
         self._calls = []
         for first in range(0, count, _IOV_MAX):
-            some = ranges[first : first + _IOV_MAX]
+            some = self._ranges[first : first + _IOV_MAX]
             remote = ctypes.cast(address_of(some), ctypes.POINTER(IoVec))
             self._calls.append((IoVec(address_of(self._found), len(some)), remote, len(some)))
 
-    def succeeds(self) -> bool:
+    def at(self, offsets: Array, address: int = 0) -> bool:
+        """Whether it succeeds at all offsets from an address."""
+        np.add(offsets, address, out=self._ranges[:, 0], casting="unsafe")
         return all(
             self._read(self._pid, local, 1, remote, count, 0) == count
             for local, remote, count in self._calls
@@ -79,15 +80,14 @@ class _Readable:
 
     def at(self, address: int) -> bool:
         """Return it for a field at this address."""
-        if self._have_gaps and address not in self._seen:
-            if not all(_is_readable(address + at, nbytes) for at, nbytes in self._extents):
-                return False
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-            self._seen.add(address)
-            return True
-        np.add(self._ends, address, out=self._trial.addresses, casting="unsafe")
-        return self._trial.succeeds()
+        if not self._have_gaps or address in self._seen:
+            return self._trial.at(self._ends, address)
+        if not all(_is_readable(address + at, nbytes) for at, nbytes in self._extents):
+            return False
+        if len(self._seen) >= _MAX_SEEN:
+            self._seen.clear()
+        self._seen.add(address)
+        return True
 
 
 class _Block(NamedTuple):
@@ -229,9 +229,7 @@ def _is_readable(address: int, nbytes: int) -> bool:
     """Whether another process could read this memory: tries a byte of each page."""
     end = address + nbytes
     pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
-    trial = _Trial(pages.size)
-    trial.addresses[:] = pages
-    return trial.succeeds()
+    return _Trial(pages.size).at(pages)
 
 
 def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:

@@ -29,7 +29,7 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from mpishare.halo.host.copies import Array
+    from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import PartKey
 

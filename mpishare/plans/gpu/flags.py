@@ -10,8 +10,7 @@ from mpishare.coordination.counters import SLOT_WORDS
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from mpishare.plans.comm import PlanComm
-    from mpishare.plans.ranks import PlanMemory
+    from mpishare.plans.comm import PlanComm, PlanMemory
 
 # The words of one rank: four slots, then three rows with a word for each rank.
 _CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))

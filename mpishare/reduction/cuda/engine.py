@@ -20,7 +20,7 @@ from mpishare.reduction.cuda.group import Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
-from mpishare.reduction.order import packing_order
+from mpishare.reduction.operation import packing_order
 from mpishare.runtime.route import FUSED, PINNED, slowest
 from mpishare.windows.stream_chain import StreamChain
 

@@ -11,8 +11,8 @@ from mpishare.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.memory.types import Order
     from mpishare.reduction.operation import Operation
-    from mpishare.reduction.order import Order
 
 MAX_AXES = 8
 PACK_NBYTES = 16

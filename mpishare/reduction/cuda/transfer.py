@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.suballocator import Suballocation
+    from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
-    from mpishare.reduction.order import Order
 
 MIN_ON_GPU_NBYTES = 256 << 10
 """Fewer bytes are copied to the host and back in less time than an MPI takes to fetch them."""

@@ -1,0 +1,57 @@
+"""Route ``mpi`` between fields in host memory: packed by NumPy, sent by persistent requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpishare.halo.host.route import HostRoute
+from mpishare.plans.mpi_route import MpiMessages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpishare.halo.host.route import Array
+    from mpishare.plans.message import Message, Part
+
+
+class MessageRoute(HostRoute):
+    """MPI messages of fields in host memory."""
+
+    def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+        setup, self._sends = self._setup, sends
+        outgoing, incoming = (
+            [np.empty(message.nbytes, np.uint8) for message in each] for each in (sends, recvs)
+        )
+        self._outgoing = [*self._packed(sends, outgoing)]
+        self._incoming = [*self._packed(recvs, incoming)]
+        call = setup.call_name(is_reverse=self._is_reverse)
+        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming, call)
+        self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
+
+    def _packed(
+        self, messages: Sequence[Message], buffers: Sequence[Array]
+    ) -> Iterator[tuple[Part, Array]]:
+        """Yield the parts of messages and their packed cells."""
+        for message, buffer in zip(messages, buffers, strict=True):
+            for part, offset in zip(message.parts, message.offsets(), strict=True):
+                carrier = self._setup.mine[part.field].carrier
+                yield part, np.ndarray(part.shape, carrier, buffer=buffer, offset=offset)
+
+    def start(self, arrays: Sequence[Array]) -> None:
+        self._messages.receive()
+        for part, cells in self._outgoing:
+            cells[...] = arrays[part.field][part.key]
+        self._messages.send()
+
+    def wait(self, arrays: Sequence[Array]) -> None:
+        self._messages.wait()
+        for part, cells in self._incoming:
+            self.store(arrays[part.field], part.key, cells)
+        if self._is_reverse:
+            self.zero(self._sends, arrays)
+
+    def close(self) -> None:
+        if hasattr(self, "_messages"):
+            self._messages.close()
