@@ -199,7 +199,7 @@ def _in_runs(loop: Loop, nbytes: int) -> Loop:
 
 
 # C moves shorter runs in tiles, along the axes that are fastest at either end: these come last.
-_MAX_TILED_NBYTES = 8
+_MAX_TILED_NBYTES = 16
 
 
 def _tile(outer: list[Loop]) -> None:

@@ -103,7 +103,7 @@ def test_long_runs_with_wide_gaps_are_read_one_by_one():
     box, target = Box((0, 10, 0), (3, 30, 300)), Box((0, 0, 0), (3, 20, 300))
     blocks = list(process_read._blocks(layout, mine, box, target.slices))
     runs = [Extent((at * 40 + 10) * 2400, 20 * 2400) for at in range(3)]
-    assert [block.extent for block in blocks] == runs
+    assert [block.extents for block in blocks] == [(run,) for run in runs]
     assert all(block.strides is None for block in blocks)
     assert [extent_of(layout, each) for each in process_read._pieces(layout, box)] == runs
 
@@ -117,13 +117,33 @@ def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
     )
     box = Box((0, 0, 0), shape)
     blocks = list(process_read._blocks(theirs, mine, box, box.slices))
-    extents = [block.extent for block in blocks]
+    extents = [extent for block in blocks for extent in block.extents]
     assert all(0 <= offset <= offset + nbytes <= 368 for offset, nbytes in extents)
     assert all(extent.nbytes <= 300 for extent in extents)
     count = np.zeros(shape, int)
     for block in blocks:
         count[block.key] += 1
     assert (count == 1).all()
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1), (0, 1, 2)])
+def test_planes_in_another_order_are_read_several_at_a_time(monkeypatch, order, gap):
+    """So that whole cache lines are stored; each cell comes from its place, and is read once."""
+    monkeypatch.setattr(process_read, "_BLOCK_NBYTES", 2000)
+    source = np.arange(6 * (9 + gap) * 7).reshape(6, 9 + gap, 7) * (1 + 1j)
+    box = Box((0, gap, 0), source.shape)
+    target = np.zeros(np.array(box.shape)[[*order]], complex).transpose(np.argsort(order))
+    layouts = [FieldLayout(each.shape, each.strides, each.dtype, None) for each in (source, target)]
+    blocks = list(process_read._blocks(*layouts, box, Box((0, 0, 0), box.shape).slices))
+    nbytes = source.reshape(-1).view("u1")
+    for block in blocks:
+        read = np.concatenate([nbytes[at : at + count] for at, count in block.extents])
+        part = target[block.key]
+        assert not part.any()
+        part[...] = np.ndarray(part.shape, complex, read, strides=block.strides)
+    assert (target == source[box.slices]).all()
+    assert (max(len(block.extents) for block in blocks) > 1) == (order[2] == 0)
 
 
 def test_a_process_that_is_gone():

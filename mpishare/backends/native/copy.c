@@ -186,9 +186,9 @@ static bool is_transposed(const Axis *row, const Axis *column)
     return is_plain && (row->to < column->to) != (row->from < column->from);
 }
 
-/* Tiles of so many bytes along either axis: the lines of both ends are still in the caches when the
- * next row of the tile needs them. Of elements of 16 bytes a line holds too few for that to pay. */
-enum { TILE_NBYTES = 256, MAX_TILED_RUN = 8 };
+/* Tiles of so many bytes along either axis, of so many cells at least: the lines of both ends are
+ * still in the caches when the next row of the tile needs them. */
+enum { TILE_NBYTES = 256, TILE_CELLS = 32, MAX_TILED_RUN = 16 };
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
@@ -204,13 +204,17 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
             }                                                                                      \
         }
 
+/* Stores along columns. Where these are the fastest cells of the target, 32 x 65536 cells of 16
+ * bytes took 8.3 ms, where they are those of the source 8.4 to 20.7, and 36.7 without tiles. */
 static void transpose(const Axis *rows, const Axis *columns, size_t run, char *to, const char *from)
 {
-    const int64_t side = TILE_NBYTES / (int64_t)run, to_step = columns->to;
+    const int64_t of_nbytes = TILE_NBYTES / (int64_t)run, to_step = columns->to;
+    const int64_t side = of_nbytes < TILE_CELLS ? TILE_CELLS : of_nbytes;
     const int64_t from_step = columns->from;
     switch (run) {
     case 4: TILES(4) return;
     case 8: TILES(8) return;
+    case 16: TILES(16) return;
     default: TILES(run) return;
     }
 }
@@ -223,7 +227,8 @@ static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, c
     }
     if (naxes == 2 && copy->line == copy_line && copy->run <= MAX_TILED_RUN &&
         is_transposed(axes, axes + 1)) {
-        transpose(axes, axes + 1, copy->run, to, from);
+        const bool is_fastest_last = axes[1].to < axes[0].to;
+        transpose(&axes[!is_fastest_last], &axes[is_fastest_last], copy->run, to, from);
         return;
     }
     for (int64_t at = 0; at < axes->count; at++)

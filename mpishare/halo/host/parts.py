@@ -48,7 +48,7 @@ _MIN_READ_RUN_NBYTES = 64 << 10
 _MAX_READ_RUNS = 256
 """So many of them at most, since each takes some 0.3 ms when the plan is made."""
 _CACHE_NBYTES = 512 << 10
-_LINE_NBYTES = 64
+LINE_NBYTES = 64
 _MIN_BLOCKED_NBYTES = 128 << 10
 """The least size of a rank's own cells copied some planes at a time; less stays in the cache."""
 
@@ -213,10 +213,10 @@ def _by_sender(parts: Sequence[Incoming]) -> list[Sender]:
 
 
 def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:
-    """Return the same copies within fields, those of large boxes a few planes at a time.
+    """Return the same copies within fields, large ones of the same planes a few planes at a time.
 
-    Copies that have their planes in common are then made block by block, so that the cache lines
-    of one serve the next. None of the copies may read what another one writes.
+    These are then made block by block, so that the cache lines of one serve the next. None of the
+    copies may read what another one writes.
     """
     found: list[Incoming] = []
     groups: dict[tuple[int, range], list[Incoming]] = {}
@@ -231,6 +231,9 @@ def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -
         else:
             found.append(part)
     for (field, planes_of), group in groups.items():
+        if len(group) == 1:
+            found += group
+            continue
         count = max(1, _CACHE_NBYTES // nbytes_of[field, planes_of])
         for first in range(0, len(planes_of), count):
             some = planes_of[first : first + count]
@@ -250,4 +253,4 @@ def _plane_nbytes(part: Incoming, layout: FieldLayout) -> int:
     shape, itemsize = Cells.of_key(layout, part.key).shape, layout.dtype.itemsize
     if part.key[0] != part.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:
         return 0
-    return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, _LINE_NBYTES)
+    return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, LINE_NBYTES)

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import MpiShareError
-from mpishare.halo.host.parts import Extent, extent_of, has_few_gaps, is_read_from_process
+from mpishare.halo.host.parts import (
+    LINE_NBYTES,
+    Extent,
+    extent_of,
+    has_few_gaps,
+    is_read_from_process,
+)
 from mpishare.memory.process_memory import IoVec, process_vm_readv
 from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.layout import address_of
@@ -91,11 +97,15 @@ class _Readable:
 
 
 class _Block(NamedTuple):
-    """What one system call reads."""
+    """Cells that are read before they are copied on, each extent by a system call."""
 
-    extent: Extent  # of the sender's field
+    extents: tuple[Extent, ...]  # of the sender's field, all of one size
     key: tuple[Any, ...]  # in the receiver's field
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
+
+    @property
+    def nbytes(self) -> int:
+        return sum(extent.nbytes for extent in self.extents)
 
 
 class PeerReads:
@@ -139,10 +149,10 @@ class PeerReads:
                 pair = layouts[key.sender][key.field], layouts[mine][part.field]
                 blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.key)]
         rearranged = (each for _, found in blocks.values() for each in found if each.strides)
-        nbytes = max((each.extent.nbytes for each in rearranged), default=0)
+        nbytes = max((each.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
         for key, (field, found) in blocks.items():
-            self.reads[key] = [self._lower(field, block) for block in found]
+            self.reads[key] = [read for block in found for read in self._lower(field, block)]
         self._readable = {field: self._readable_parts(field) for field in self.fields}
 
     def _readable_parts(self, field: int) -> _Readable:
@@ -154,16 +164,22 @@ class PeerReads:
         have_gaps = sum(each.nbytes for each in extents) > nbytes
         return _Readable(extents, have_gaps=have_gaps)
 
-    def _lower(self, field: int, block: _Block) -> tuple[Any, ...]:
-        """Return offset, bytes and target of a read, then the buffer that it goes through."""
-        (offset, nbytes), where, strides = block
+    def _lower(self, field: int, block: _Block) -> Iterator[tuple[Any, ...]]:
+        """Yield offset, bytes and target of each read, or its place in the buffer.
+
+        With the last read of a block goes the copy from there.
+        """
         layout = self._layouts[self._comm.rank][field]
-        target = Cells.of_key(layout, where)
-        if strides is None:
-            return offset, nbytes, target.offset, None, None
-        cells = np.ndarray(target.shape, layout.carrier, self._scratch, strides=strides)
+        target = Cells.of_key(layout, block.key)
+        if block.strides is None:
+            ((offset, nbytes),) = block.extents
+            yield offset, nbytes, target.offset, None, None
+            return
+        cells = np.ndarray(target.shape, layout.carrier, self._scratch, strides=block.strides)
         copy = lower(target, Cells.of_array(cells), layout.dtype.itemsize, by=target)
-        return offset, nbytes, 0, address_of(cells), copy
+        for at, (offset, nbytes) in enumerate(block.extents):
+            is_last = at + 1 == len(block.extents)
+            yield offset, nbytes, 0, address_of(cells) + at * nbytes, copy if is_last else None
 
     def shadow(self, field: int, address: int) -> Array | None:
         """Return where to copy my field at this address for its readers; None if they can read it.
@@ -249,19 +265,60 @@ def _blocks(
     """Yield the reads of a box in the sender's field into cells of the same shape in mine."""
     extent = extent_of(theirs, source)
     steps, own = _steps(theirs, source.slices), _steps(mine, key)
+    axis = steps.index(max(steps))  # the slowest in the sender's memory
     if steps == own and extent.nbytes == source.size * theirs.dtype.itemsize:
-        yield _Block(extent, key, None)
+        yield _Block((extent,), key, None)
     elif (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
-        yield _Block(extent, key, Cells.of_key(theirs, source.slices).strides)
-    else:  # cut along the axis that is the slowest in the sender's memory
-        axis = steps.index(max(steps))
-        count = source.shape[axis]
-        planes = min(max(_BLOCK_NBYTES // steps[axis], 1), count - 1)
-        for first in range(0, count, planes):
-            last = first + planes
-            item = cut_item(key[axis], mine.shape[axis], first, last)
-            some = (*key[:axis], item, *key[axis + 1 :])
-            yield from _blocks(theirs, mine, source.cut(axis, first, last), some)
+        yield _Block((extent,), key, Cells.of_key(theirs, source.slices).strides)
+    elif 0 <= own[axis] < max(own) and steps[axis] * _planes_of_line(theirs) > _BLOCK_NBYTES:
+        yield from _stacks(theirs, mine, source, key, axis)
+    else:
+        planes = min(max(_BLOCK_NBYTES // steps[axis], 1), source.shape[axis] - 1)
+        for some in _cut(mine, source, key, axis, planes):
+            yield from _blocks(theirs, mine, *some)
+
+
+def _cut(
+    mine: FieldLayout, source: Box, key: tuple[Any, ...], axis: int, planes: int
+) -> Iterator[tuple[Box, tuple[Any, ...]]]:
+    """Yield the box and the key of so many planes at a time."""
+    for first in range(0, source.shape[axis], planes):
+        last = first + planes
+        item = cut_item(key[axis], mine.shape[axis], first, last)
+        yield source.cut(axis, first, last), (*key[:axis], item, *key[axis + 1 :])
+
+
+def _planes_of_line(layout: FieldLayout) -> int:
+    """Return how many cells fill a cache line."""
+    return max(LINE_NBYTES // layout.dtype.itemsize, 1)
+
+
+def _stacks(
+    theirs: FieldLayout, mine: FieldLayout, source: Box, key: tuple[Any, ...], axis: int
+) -> Iterator[_Block]:
+    """Yield the reads of cells whose slowest axis is a faster one in the receiver's field.
+
+    Pieces of several planes are read before they are copied on, so that whole cache lines are
+    stored: 26 planes of 203 x 203 cells of 16 bytes one by one took three times as long.
+    """
+    plane = source.cut(axis, 0, 1)
+    steps, extent = _steps(theirs, plane.slices), extent_of(theirs, plane)
+    slowest = steps.index(max(steps))
+    count = source.shape[slowest]
+    npieces = -(-extent.nbytes * _planes_of_line(theirs) // _BLOCK_NBYTES)
+    if not has_few_gaps(theirs, plane):
+        npieces = count
+    if min(npieces, count) > 1:
+        for some in _cut(mine, source, key, slowest, -(-count // npieces)):
+            yield from _stacks(theirs, mine, *some, axis)
+        return
+    for box, where in _cut(mine, source, key, axis, max(_BLOCK_NBYTES // extent.nbytes, 1)):
+        extents = tuple(
+            extent_of(theirs, box.cut(axis, at, at + 1)) for at in range(box.shape[axis])
+        )
+        strides = [*Cells.of_key(theirs, box.slices).strides]
+        strides[axis] = extent.nbytes
+        yield _Block(extents, where, tuple(strides))
 
 
 def _steps(layout: FieldLayout, key: Sequence[Any]) -> list[int]:
