@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import ROOT, run_ranks, run_right
 
 PROGRAM = ROOT / "scripts" / "applications" / "cg.py"
 HOST = {"MPISHARE_BACKEND": "host"}
-ON_GPUS = {"MPISHARE_BACKEND": "cuda"}
 HAS_SCIPY = importlib.util.find_spec("scipy") is not None
 
 PREAMBLE = f"""
@@ -35,11 +34,7 @@ report({{"status": run("--n", "12", "--tolerance", "1e-12")}})
 # Ghosts that never come; and sums of either product that are wrong, the same on every rank.
 BROKEN = f"""{PREAMBLE}
 class Deaf(mpishare.HaloExchange):
-    def start(self, *fields, stream=None):
-        pass
-
-    def wait(self, stream=None):
-        pass
+    start = wait = lambda self, *fields, stream=None: None
 
 class Wrong(mpishare.Allreduce):
     calls, wrong = 0, None
@@ -134,10 +129,9 @@ def products() -> list[str]:
 
 
 def check_every(ranks: int, backend: str, kinds: list[str]) -> None:
-    env = HOST if backend == "host" else ON_GPUS
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
-    result = run_ranks(ranks, EVERY, args=[str(ranks), *kinds], timeout_s=limit_s, env=env)
-    assert result.returncode == 0, result.describe()
+    options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
+    result = run_right(ranks, EVERY, [str(ranks), *kinds], **options)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(rows) == 3 * len(kinds) + 1
     for row in rows:
@@ -167,8 +161,7 @@ def test_it_is_right_on_gpus(ranks: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_solve_is_one_launch_of_a_graph(ranks: int) -> None:
-    result = run_ranks(ranks, LAUNCHES, timeout_s=50, env=ON_GPUS)
-    assert result.returncode == 0, result.describe()
+    result = run_right(ranks, LAUNCHES, env={"MPISHARE_BACKEND": "cuda"})
     for told in result.reports.values():
         passes = {told[str(token)][1] for token in range(3)}
         assert min(passes) > 20
@@ -182,9 +175,7 @@ def test_a_solve_is_one_launch_of_a_graph(ranks: int) -> None:
 @pytest.mark.skipif(not HAS_SCIPY, reason="scipy is not installed")
 @pytest.mark.parametrize("product", ["stencil", "csr"])
 def test_it_does_the_iterations_of_scipy(product: str) -> None:
-    result = run_ranks(2, BESIDE_SCIPY, args=[product], timeout_s=50, env=HOST)
-    assert result.returncode == 0, result.describe()
-    told = result.reports[0]
+    told = run_right(2, BESIDE_SCIPY, [product]).reports[0]
     assert told["failed"] == 0
     mine, theirs = told["iterations"]
     assert abs(mine - theirs) <= 1

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import ROOT, run_ranks, run_right
 
 PROGRAM = ROOT / "scripts" / "applications" / "spectral.py"
 HOST = {"MPISHARE_BACKEND": "host"}
-ON_GPUS = {"MPISHARE_BACKEND": "cuda"}
 
 PREAMBLE = f"""
 import sys
@@ -73,10 +72,9 @@ report({{"status": spectral.main(["--cells", "8", "--steps", "2", "--compare"])}
 
 
 def check_every(ranks: int, backend: str, *words: str) -> None:
-    env = HOST if backend == "host" else ON_GPUS
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
-    result = run_ranks(ranks, EVERY, args=words, timeout_s=limit_s, env=env)
-    assert result.returncode == 0, result.describe()
+    options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
+    result = run_right(ranks, EVERY, words, **options)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(rows) == 6
     for row in rows:
@@ -141,8 +139,7 @@ def test_the_decay_stands_beside_the_published_one(tmp_path: Path) -> None:
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     if has_matplotlib:
         command += ["--plot", str(picture)]
-    result = run_ranks(2, command, timeout_s=58, env=HOST)
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, command, timeout_s=58)
     rows = re.findall(r"^ +\d+((?: +0\.\d{6}){4})$", result.stdout, re.MULTILINE)
     assert len(rows) == 3
     for row in rows:

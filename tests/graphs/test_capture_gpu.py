@@ -9,21 +9,11 @@ import pytest
 import mpishare
 from mpishare import EpochError, UnsupportedError
 from tests.helpers.captures import skip_without_graphs
+from tests.helpers.halos import ring
 from tests.helpers.latch import Latch, within
 
 TWO = pytest.mark.ranks(min=2)
 N = 1000
-
-
-@pytest.fixture
-def ring(node):
-    cart = node.comm.Create_cart([node.size], [True])
-    yield cart
-    cart.Free()
-
-
-def make_halo(node, cart, field, **options):
-    return mpishare.HaloExchange(cart, field, 1, node=node, axes=0, **options)
 
 
 def put(node, field, step):
@@ -51,10 +41,10 @@ def launches(monkeypatch):
     return made
 
 
-def test_a_step_is_run_once_captured_once_and_replayed(node, ring, monkeypatch):
+def test_a_step_is_run_once_captured_once_and_replayed(node, monkeypatch):
     """The function itself is called twice per arrangement; every later call is one launch."""
     field, made, calls = node.xp.zeros((4, N)), launches(monkeypatch), []
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
 
         def exchange(field):
@@ -112,11 +102,11 @@ def test_a_pool_that_runs_out_frees_nothing_of_a_graph(node, cupy):
     assert all(bool((each == 77).all()) for each in noise)
 
 
-def test_the_current_stream_may_change(node, ring, cupy):
+def test_the_current_stream_may_change(node, cupy):
     """A replay follows the last call on its plan, on whatever stream, and the other way round."""
     field = node.xp.zeros((4, N))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
         step = mpishare.capture(node, lambda field: halo.exchange(field))
         last = cupy.cuda.get_current_stream()
@@ -130,11 +120,11 @@ def test_the_current_stream_may_change(node, ring, cupy):
 
 
 @TWO
-def test_a_replay_waits_for_the_last_call_on_another_stream(node, ring, cupy):
+def test_a_replay_waits_for_the_last_call_on_another_stream(node, cupy):
     """Held up there by a latch: the replay's own stream is free."""
     field = node.xp.zeros((4, N))
     one, two = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
         step = mpishare.capture(node, lambda field: halo.exchange(field))
         for _ in range(3):
@@ -151,12 +141,12 @@ def test_a_replay_waits_for_the_last_call_on_another_stream(node, ring, cupy):
         node.synchronize(two)
 
 
-def test_streams_are_forked_and_joined_in_it(node, ring, cupy):
+def test_streams_are_forked_and_joined_in_it(node, cupy):
     """start and wait around other work, and a stream of the user's own."""
     xp = node.xp
     field, work = xp.zeros((4, N)), xp.zeros(1 << 16)
     side, forked, joined = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
 
         def advance(field, work):
@@ -180,11 +170,11 @@ def test_streams_are_forked_and_joined_in_it(node, ring, cupy):
             assert float(work[-1]) == right
 
 
-def test_several_plans_in_one_step(node, ring):
+def test_several_plans_in_one_step(node):
     """Both started before either is waited for; beside calls of a third one."""
     xp = node.xp
     fields = [xp.zeros((4, n)) for n in (3, N, 1 << 18)]
-    halos = [make_halo(node, ring, field) for field in fields]
+    halos = [ring(node, field, axes=0) for field in fields]
     for halo in halos:
         skip_without_graphs(halo)
 
@@ -204,10 +194,10 @@ def test_several_plans_in_one_step(node, ring):
             check(node, field, number)
 
 
-def test_it_ends_like_the_plain_calls_as_others_see_it(node, ring):
+def test_it_ends_like_the_plain_calls_as_others_see_it(node):
     """Replays count as calls do, so that no rank is taken to be late."""
     field = node.xp.zeros((4, N))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
 
         def two(field):
@@ -235,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_waits_for_the_gpu_is_refused(node, ring, name):
+def test_what_waits_for_the_gpu_is_refused(node, name):
     """By name, with nothing enqueued; the stream, the plan and the step go on."""
     field = node.xp.zeros((4, N))
     is_bad = True
@@ -246,7 +236,7 @@ def test_what_waits_for_the_gpu_is_refused(node, ring, name):
             REFUSED[name](node, field[0])
         halo.wait()
 
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
         step = mpishare.capture(node, step_with)
         calls = halo._forward.calls
@@ -288,12 +278,12 @@ def test_a_stream_that_is_not_joined_is_refused(node, cupy):
 
 
 @pytest.mark.parametrize("route", ["pinned", "mpi"])
-def test_a_route_of_the_host_is_refused(node, ring, monkeypatch, route):
+def test_a_route_of_the_host_is_refused(node, monkeypatch, route):
     if node.size == 1:
         pytest.skip("no neighbor")
     monkeypatch.setenv("MPISHARE_ROUTE", route)
     field = node.xp.zeros((4, N))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         step = mpishare.capture(node, lambda field: halo.exchange(field))
         step(field)
         with pytest.raises(UnsupportedError, match=route):
@@ -317,10 +307,10 @@ def test_windows_events_and_channels_are_refused(node):
     node.synchronize()
 
 
-def test_another_stream_is_not_captured(node, ring, cupy):
+def test_another_stream_is_not_captured(node, cupy):
     """Its work would run once, now, and in no replay."""
     other, field = cupy.cuda.Stream(non_blocking=True), node.xp.zeros((4, N))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
         step = mpishare.capture(node, lambda field: halo.exchange(field, stream=other))
         step(field)
@@ -329,10 +319,10 @@ def test_another_stream_is_not_captured(node, ring, cupy):
         node.synchronize(other)
 
 
-def test_another_stream_is_not_captured_by_calls_that_are_fast(node, ring, cupy):
+def test_another_stream_is_not_captured_by_calls_that_are_fast(node, cupy):
     """Those of arrays that they were given before, on the stream of the last call."""
     other, field, x = cupy.cuda.Stream(non_blocking=True), node.xp.zeros((4, N)), cupy.zeros(N)
-    with make_halo(node, ring, field) as halo, mpishare.Allreduce(node.comm, x, node=node) as total:
+    with ring(node, field, axes=0) as halo, mpishare.Allreduce(node.comm, x, node=node) as total:
         skip_without_graphs(halo)
 
         def split(field):
@@ -370,10 +360,11 @@ def test_a_step_on_another_stream_is_not_captured(node, cupy):
         step(x)
 
 
-def test_a_plan_of_host_memory_is_refused(node, ring):
+def test_a_plan_of_host_memory_is_refused(node):
     """It exchanges at once, and no replay would."""
     field, x = np.zeros((4, 3)), node.xp.zeros(3)
-    with mpishare.HaloExchange(ring, field, 1, axes=0) as halo:
+    options = {"axes": 0, "dims": (node.size,), "periods": True}
+    with mpishare.HaloExchange(node.comm, field, 1, **options) as halo:
         step = mpishare.capture(node, lambda x: halo.exchange(field))
         for _ in range(3):
             halo.exchange(field)
@@ -414,9 +405,9 @@ def test_only_so_many_graphs_are_kept(node):
 
 
 @pytest.fixture
-def loops(node, ring):
+def loops(node):
     field = node.xp.zeros((4, N))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
         if node.size > 1 and set(halo.routes.values()) != {"fused"}:
             pytest.skip("route fused alone has loops")
         yield halo
@@ -518,10 +509,10 @@ def test_a_loop_has_its_own_answers(node, loops):
             assert int(solve.iterations[0]) == 5
 
 
-def check_host_loop(node, ring, caplog, why):
+def check_host_loop(node, caplog, why):
     """A loop of 30 exchanges, twice, with one warning; and the plan goes on."""
     left, field = node.xp.zeros(1, "i8"), node.xp.zeros((4, N))
-    with make_halo(node, ring, field) as halo:
+    with ring(node, field, axes=0) as halo:
 
         def body(field, left):
             halo.exchange(field)
@@ -542,7 +533,7 @@ def check_host_loop(node, ring, caplog, why):
     assert why in told[0]
 
 
-def test_a_loop_where_the_driver_has_none(node, ring, monkeypatch, caplog):
+def test_a_loop_where_the_driver_has_none(node, monkeypatch, caplog):
     """The host looks after every run, and says so."""
     from mpishare.backends import cuda_graphs  # imports CuPy
 
@@ -552,23 +543,23 @@ def test_a_loop_where_the_driver_has_none(node, ring, monkeypatch, caplog):
         return 12030 if name == "cuDriverGetVersion" else real(name, *arguments, **options)
 
     monkeypatch.setattr(cuda_graphs.driver, "call", old)
-    check_host_loop(node, ring, caplog, "the driver is of CUDA 12.3")
+    check_host_loop(node, caplog, "the driver is of CUDA 12.3")
 
 
 @TWO
-def test_a_loop_with_waits_of_streams(node, ring, monkeypatch, caplog):
+def test_a_loop_with_waits_of_streams(node, monkeypatch, caplog):
     """Those of route copy, which no loop in a graph may hold."""
     monkeypatch.setenv("MPISHARE_ROUTE", "copy")
-    check_host_loop(node, ring, caplog, "waits of streams")
+    check_host_loop(node, caplog, "waits of streams")
 
 
-def test_torch_functions(node, ring):
+def test_torch_functions(node):
     """Its current stream, its memory, its tensors as fields."""
     torch = pytest.importorskip("torch")
     device = torch.device("cuda", node.device.ordinal)
     field = torch.zeros((4, N), dtype=torch.float64, device=device)
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream), make_halo(node, ring, field) as halo:
+    with torch.cuda.stream(stream), ring(node, field, axes=0) as halo:
         skip_without_graphs(halo)
 
         def advance(field):

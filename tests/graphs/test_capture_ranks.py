@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import ClosedError, UnsupportedError
+from tests.helpers import halos
 from tests.helpers.reductions import on_host
 
 CELLS = 6
@@ -19,14 +20,12 @@ class Ring:
 
     def __init__(self, node):
         self.node, self.xp = node, node.xp
-        self.cart = node.comm.Create_cart([node.size], [True])
         n = CELLS * node.size
         self.first = np.sin(np.arange(n)) + np.arange(n) % 3
-        mine = slice(CELLS * self.cart.rank, CELLS * (self.cart.rank + 1))
-        self.mine = mine
+        self.mine = slice(CELLS * node.rank, CELLS * (node.rank + 1))
         self.u, self.v = (self.xp.zeros(CELLS + 2) for _ in range(2))
-        self.u[1:-1] = self.xp.asarray(self.first[mine])
-        self.halo = mpishare.HaloExchange(self.cart, self.u, width=1, node=node)
+        self.u[1:-1] = self.xp.asarray(self.first[self.mine])
+        self.halo = halos.ring(node, self.u)
 
     def advance(self, u, v):
         self.halo.exchange(u)
@@ -40,39 +39,27 @@ class Ring:
             whole = (np.roll(whole, 1) + np.roll(whole, -1)) * 0.25 + whole * 0.5
         return whole[self.mine]
 
-    def close(self):
-        self.halo.close()
-        self.cart.Free()
+    def check(self, u, steps):
+        assert np.allclose(on_host(u[1:-1]), self.after(steps), rtol=1e-10)
 
 
 @pytest.fixture
 def ring(node):
     ring = Ring(node)
     if node.backend == "cuda" and {"pinned", "mpi"} & set(ring.halo.routes.values()):
-        ring.close()
         pytest.skip("no route that can be captured")
-    yield ring
-    if not node.is_closed:
-        ring.close()
+    return ring
 
 
-def test_the_fields_of_a_step_are_swapped(ring):
-    """Called a hundred times, with two arrangements of the same arrays."""
+@pytest.mark.parametrize("plainly", [None, 3])
+def test_the_fields_of_a_step_are_swapped(ring, plainly):
+    """Two arrangements of the same arrays; beside plain calls, too."""
     u, v = ring.u, ring.v
     with mpishare.capture(ring.node, ring.advance) as step:
-        for _ in range(100):
-            assert step(u, v) is None
+        for number in range(100):
+            assert (ring.advance if number % 7 == plainly else step)(u, v) is None
             u, v = v, u
-    assert np.allclose(on_host(u[1:-1]), ring.after(100), rtol=1e-12)
-
-
-def test_steps_and_plain_calls_in_turn(ring):
-    u, v = ring.u, ring.v
-    step = mpishare.capture(ring.node, ring.advance)
-    for number in range(60):
-        (ring.advance if number % 7 == 3 else step)(u, v)
-        u, v = v, u
-    assert np.allclose(on_host(u[1:-1]), ring.after(60), rtol=1e-12)
+    ring.check(u, 100)
 
 
 def test_new_arrays_at_every_call(ring):
@@ -83,7 +70,7 @@ def test_new_arrays_at_every_call(ring):
         step(u, v)
         held = [*held[-3:], u]  # so that addresses come again, but not at once
         u = v
-    assert np.allclose(on_host(u[1:-1]), ring.after(30), rtol=1e-12)
+    ring.check(u, 30)
 
 
 def test_what_a_step_returns(node):
@@ -136,7 +123,7 @@ def test_a_loop_until_it_is_done(ring):
         assert solve(ring.u, ring.v, left) is None
         count += 2 * wanted
         assert int(solve.iterations[0]) == wanted
-        assert np.allclose(on_host(ring.u[1:-1]), ring.after(count), rtol=1e-10)
+        ring.check(ring.u, count)
 
 
 def test_a_loop_that_a_reduction_ends(ring):
@@ -180,7 +167,7 @@ def test_reductions_and_exchanges_in_one_step(ring):
             after = (np.roll(whole, 1) + np.roll(whole, -1)) * 0.25 + whole * 0.5
             assert np.isclose(float(change[0]), np.square(after - whole).sum(), rtol=1e-10)
             whole = after
-    assert np.allclose(on_host(u[1:-1]), ring.after(20), rtol=1e-12)
+    ring.check(u, 20)
 
 
 def test_a_loop_ends_at_its_most(ring):
@@ -249,7 +236,7 @@ def test_an_exception_of_the_function_comes_through(node):
             step(node.xp.zeros(2))
 
 
-def test_a_closed_step(ring):
+def test_what_a_step_needs_is_closed(ring):
     step = mpishare.capture(ring.node, ring.advance)
     for _ in range(3):
         step(ring.u, ring.v)
@@ -258,10 +245,7 @@ def test_a_closed_step(ring):
     assert step.is_closed
     with pytest.raises(ClosedError, match=r"capture\(advance\) is closed"):
         step(ring.u, ring.v)
-
-
-def test_the_plan_of_a_step_is_closed(ring):
-    """An error at the next call, on every rank; a replay would use memory that is gone."""
+    # And one whose plan is closed: a replay would use memory that is gone.
     step = mpishare.capture(ring.node, ring.advance)
     for _ in range(3):
         step(ring.u, ring.v)
@@ -271,12 +255,11 @@ def test_the_plan_of_a_step_is_closed(ring):
 
 
 def test_the_node_of_a_step_is_closed():
-    node = mpishare.Node(MPI.COMM_WORLD)
-    step = mpishare.capture(node, lambda x: x.fill(1))
-    x = node.xp.zeros(2)
-    for _ in range(3):
-        step(x)
-    node.close()
+    with mpishare.Node(MPI.COMM_WORLD) as node:
+        step = mpishare.capture(node, lambda x: x.fill(1))
+        x = node.xp.zeros(2)
+        for _ in range(3):
+            step(x)
     with pytest.raises(ClosedError):
         step(x)
     with pytest.raises(ClosedError):
@@ -294,7 +277,7 @@ def test_a_step_in_a_step(ring):
     outer = mpishare.capture(ring.node, two)
     for _ in range(20):
         outer(ring.u, ring.v)
-    assert np.allclose(on_host(ring.u[1:-1]), ring.after(40), rtol=1e-12)
+    ring.check(ring.u, 40)
 
 
 def test_a_window_is_an_argument(node):

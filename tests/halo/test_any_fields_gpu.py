@@ -6,6 +6,7 @@ import pytest
 import mpishare
 from mpishare import Layout, UnsupportedError
 from tests.helpers.captures import skip_without_graphs
+from tests.helpers.halos import beside, ring
 from tests.helpers.latch import Latch
 
 CELLS = 6
@@ -13,17 +14,7 @@ CELLS = 6
 
 @pytest.fixture
 def halo(node):
-    return mpishare.HaloExchange(
-        node.comm, Layout(CELLS, None), 1, dims=(node.size,), periods=True, node=node
-    )
-
-
-@pytest.fixture
-def stream(node):
-    stream = node.xp.cuda.Stream(non_blocking=True)
-    with stream:
-        yield stream
-    stream.synchronize()
+    return ring(node, Layout(CELLS, None))
 
 
 def fill(u, node, step):
@@ -32,7 +23,7 @@ def fill(u, node, step):
 
 
 def check(u, node, step):
-    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    left, right = beside(node)
     found = u.get().reshape(CELLS, -1)
     assert (found[0] == 10 * step + left).all()
     assert (found[-1] == 10 * step + right).all()
@@ -89,8 +80,8 @@ def test_combinations_of_one_plan_are_in_order_on_any_streams(node, halo):
         latch.release()
         node.synchronize(second)
     node.synchronize(first)
-    left = 1 + (node.rank - 1) % node.size
-    assert v.get().tolist() == [left, *[1 + node.rank] * 4, 1 + (node.rank + 1) % node.size]
+    left, right = beside(node)
+    assert v.get().tolist() == [1 + left, *[1 + node.rank] * 4, 1 + right]
 
 
 def test_a_first_sight_is_not_captured(node, halo, stream):
@@ -150,5 +141,5 @@ def test_tensors(node, halo):
     for dtype in (torch.float64, torch.bfloat16, torch.float64):
         u = torch.full((CELLS, 2), node.rank, dtype=dtype, device="cuda")
         halo.exchange(u)
-        left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        left, right = beside(node)
         assert u[:, 0].tolist() == [left, *[node.rank] * 4, right]

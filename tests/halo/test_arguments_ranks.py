@@ -2,19 +2,24 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import mpishare
 from mpishare import ClosedError, MismatchError, Node, PeerError
+from mpishare.halo import cartesian
 from tests.helpers.halos import (
     Case,
     Kind,
-    arrays,
     attempt,
+    beside,
     check_refusal,
     even_case,
     exchange_step,
+    exchanging,
     make_fields,
-    plan,
+    random_case,
+    ring,
+    some,
 )
 
 TWO = pytest.mark.ranks(min=2)
@@ -28,258 +33,268 @@ def line(node):
     cart.Free()
 
 
-def make(node, cart, shape=(6,), width=1, dtype="f8", **options):
-    fields = options.pop("fields", None)
-    if fields is None:
-        fields = node.xp.zeros(shape, dtype)
+def make(node, cart, fields=None, width=1, **options):
+    fields = node.xp.zeros(6) if fields is None else fields
     return mpishare.HaloExchange(cart, fields, width, node=node, **options)
 
 
 def still_works(node):
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, even_case((node.size,), True, 3)) as (halo, fields):
         exchange_step(halo, fields, 1)
 
 
-BAD = {
-    "negative": ({"width": -1}, ValueError, "width"),
-    "float": ({"width": 1.0}, ValueError, "width"),
-    "three": ({"width": (1, 2, 3)}, ValueError, "width"),
-    "none": ({"width": None}, ValueError, "width"),
-    "true": ({"width": True}, ValueError, "width"),
-    "masked": ({"fields": "masked"}, TypeError, "field 0 is a masked array"),
-    "no room": ({"width": 4}, ValueError, "ghosts"),
-    "more axes": ({"shape": (6, 6)}, ValueError, "axes"),
-    "axes that are none": ({"axes": (1,)}, ValueError, "axes"),
-    "axes twice": ({"axes": (0, 0), "shape": (6, 6)}, ValueError, "axes"),
-    "no fields": ({"fields": []}, ValueError, "field"),
-    "numbers": ({"fields": 3.0}, TypeError, "array"),
-    "nothing": ({"fields": [None]}, TypeError, "array"),
-    "other cells": ({"fields": (6, 7)}, ValueError, "cells"),
-    "one array twice": ({"fields": "twice"}, ValueError, "share memory"),
-    "corners": ({"corners": "no"}, TypeError, "corners must be True or False, not 'no'"),
-    "no route": ({"require": ()}, ValueError, "or is None for all"),
-    "route": ({"require": ("nvlink",)}, ValueError, "require"),
-}
-
-
-def options_of(node, options):
-    options = dict(options)
-    if options.get("fields") == (6, 7):
-        options["fields"] = [node.xp.zeros(n) for n in (6, 7)]
-    elif options.get("fields") == "twice":
-        options["fields"] = [node.xp.zeros(6)] * 2
-    elif options.get("fields") == "masked":
-        options["fields"] = np.ma.zeros(6)
-    return options
+def bad_arguments(xp):
+    """Of a plan for six cells on a cart of one axis; the error and its words."""
+    yield from (
+        ({"width": width}, ValueError, "width") for width in (-1, 1.0, (1, 2, 3), None, True)
+    )
+    yield {"width": 4}, ValueError, "ghosts"
+    yield {"fields": np.ma.zeros(6)}, TypeError, "field 0 is a masked array"
+    yield {"fields": xp.zeros((6, 6))}, ValueError, "axes"
+    yield {"axes": (1,)}, ValueError, "axes"
+    yield {"axes": (0, 0), "fields": xp.zeros((6, 6))}, ValueError, "axes"
+    yield {"fields": []}, ValueError, "field"
+    yield {"fields": 3.0}, TypeError, "array"
+    yield {"fields": [None]}, TypeError, "array"
+    yield {"fields": [xp.zeros(6), xp.zeros(7)]}, ValueError, "cells"
+    yield {"fields": [xp.zeros(6)] * 2}, ValueError, "share memory"
+    yield {"corners": "no"}, TypeError, "corners must be True or False, not 'no'"
+    yield {"require": ()}, ValueError, "or is None for all"
+    yield {"require": ("nvlink",)}, ValueError, "require"
+    yield {"dims": (6,)}, ValueError, "leave out dims="
+    yield {"periods": True}, ValueError, "leave out dims="
+    yield {"dims": (1,), "periods": (1,)}, ValueError, "leave out dims="
 
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 def test_bad_arguments(node, line, everywhere):
-    for options, kind, words in BAD.values():
-        wrong = options_of(node, options)
+    for wrong, kind, words in bad_arguments(node.xp):
         check_refusal(
-            node.comm,
-            lambda each: make(node, line, **each),
-            wrong,
-            {},
-            kind,
-            words,
-            everywhere,
+            node.comm, lambda each: make(node, line, **each), wrong, {}, kind, words, everywhere
         )
     still_works(node)
 
 
-HOST_BAD = {
-    "objects": (lambda: np.zeros(6, object), TypeError, "objects"),
-    "long elements": (lambda: np.zeros(6, "V17"), TypeError, "17 bytes"),
-    "none at all": (lambda: np.zeros(6, "V0"), TypeError, "0 bytes"),
-    "backwards": (lambda: np.zeros(6)[::-1], ValueError, "strides"),
-    "repeated": (lambda: writable_broadcast(), ValueError, "strides"),
-    "read-only": (lambda: np.broadcast_to(1.0, 6), ValueError, ""),
-}
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
+def test_arrays_that_will_not_do(host_node, everywhere):
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,))
+    for array, kind, words in (
+        (np.zeros(6, object), TypeError, "objects"),
+        (np.zeros(6, "V17"), TypeError, "17 bytes"),
+        (np.zeros(6, "V0"), TypeError, "0 bytes"),
+        (np.zeros(6)[::-1], ValueError, "strides"),
+        (repeated, ValueError, "strides"),
+        (np.broadcast_to(1.0, 6), ValueError, ""),
+    ):
+        check_refusal(
+            host_node.comm,
+            lambda fields: ring(host_node, fields),
+            array,
+            np.zeros(6),
+            kind,
+            words,
+            everywhere,
+        )
 
 
-def writable_broadcast():
-    return np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,))
+# --- grids that mpishare makes
 
 
-def test_arrays_that_will_not_do(host_node):
-    node = host_node
-    cart = node.comm.Create_cart((node.size,), (True,))
-    for array, kind, words in HOST_BAD.values():
-        for everywhere in (True, False):
-            check_refusal(
-                node.comm,
-                lambda fields: make(node, cart, fields=fields),
-                array(),
-                None,
-                kind,
-                words,
-                everywhere,
-            )
-    cart.Free()
+def on(comm, case, fields, **options):
+    """A plan of that case without a cart."""
+    options = {"dims": case.dims, "periods": case.periods, **options}
+    given = [field.array for field in fields]
+    width = case.widths[comm.rank]
+    return mpishare.HaloExchange(comm, given, width, corners=case.corners, **options)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_the_ranks_stand_where_those_of_a_cart_do(node, part):
+    for seed in range(10 * part, 10 * part + some(node, 8)):
+        case = random_case(np.random.default_rng([seed, node.size, 15]), node.size)
+        fields = make_fields(node, case, [Kind("i4", axes=tuple(range(case.naxes)))])
+        with on(node.comm, case, fields, node=node) as halo:
+            assert halo.grid == cartesian.Grid(case.dims, case.periods)
+            exchange_step(halo, fields, seed)
+
+
+def test_dims_and_periods(node):
+    """No axis wraps by default; MPI's flags are ints, and it chooses the extents that are zero."""
+    given = [
+        ({"periods": None}, (1, node.size), (False, False)),
+        ({"periods": True}, (1, node.size), (True, True)),
+        ({"periods": np.False_}, (1, node.size), (False, False)),
+        ({"periods": (0, 1)}, (1, node.size), (False, True)),
+        ({"periods": np.array([True, False])}, (1, node.size), (True, False)),
+    ]
+    for zeros in ((0, 0), (node.size, 0), [0], np.array([1, 0, 0])):
+        dims = tuple(MPI.Compute_dims(node.size, list(zeros)))
+        given.append(({"dims": zeros}, dims, (True,) * len(dims)))
+    for options, dims, periods in given:
+        case = even_case(dims, periods)
+        fields = make_fields(node, case, [Kind(axes=tuple(range(len(dims))))])
+        with on(node.comm, case, fields, node=node, **options) as halo:
+            assert halo.grid == cartesian.Grid(dims, periods)
+            exchange_step(halo, fields, 1)
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
+def test_bad_grids(node, everywhere):
+    more = node.size + 1
+    no_dims = (3, 2.0, (), (1.0,), "12", (-1, -2), (None,), [[1, 2]])
+    no_periods = (2, "yes", (True, True), (None,), (2,), (0.0,), ())
+    for wrong, kind, words in (
+        *(({"dims": dims}, ValueError, "dims must be ints of 0 or more") for dims in no_dims),
+        *(
+            ({"dims": (0,), "periods": each}, ValueError, "periods must be a bool, or one for each")
+            for each in no_periods
+        ),
+        ({"dims": (more,)}, ValueError, "a grid of"),
+        ({"dims": (more, 0)}, ValueError, "a grid of"),
+        ({"dims": (0,) * 5}, ValueError, "5 axes"),
+        ({"periods": True}, TypeError, "dims="),
+        ({}, TypeError, "dims="),
+    ):
+        check_refusal(
+            node.comm,
+            lambda options: make(node, node.comm, **options),
+            wrong,
+            {"dims": (node.size,)},
+            kind,
+            words,
+            everywhere,
+        )
+
+
+# --- ranks that differ
 
 
 @TWO
-def test_arguments_that_differ(node, line):
-    xp = node.xp
-    pairs = {
-        "dtype": ({"dtype": "f4"}, {"dtype": "i4"}, ("float32", "int32")),
-        "count": ({"fields": [xp.zeros(6)]}, {"fields": [xp.zeros(6), xp.zeros(6)]}, ("float64",)),
-        "corners": ({"corners": True}, {"corners": False}, ("True", "False")),
-        "axes": (
-            {"shape": (6, 6), "axes": (0,)},
-            {"shape": (6, 6), "axes": (1,)},
-            ("0", "1"),
-        ),
-        "other axes": (
-            {"shape": (6, 2, 3), "axes": (0,)},
-            {"shape": (6, 3, 2), "axes": (0,)},
+def test_arguments_that_differ(node):
+    """All ranks are told each other's values."""
+    xp, n, last = node.xp, node.size, node.size - 1
+    square, wide = xp.zeros((6, 6)), xp.zeros((6, 2, 3))
+    row = {"dims": (n,)}
+    for one, other, words in (
+        ({"fields": xp.zeros(6, "f4")}, {"fields": xp.zeros(6, "i4")}, ("float32", "int32")),
+        ({"fields": [xp.zeros(6)]}, {"fields": [xp.zeros(6), xp.zeros(6)]}, ("float64",)),
+        ({"corners": True}, {"corners": False}, ("True", "False")),
+        ({"fields": square, "axes": (0,)}, {"fields": square, "axes": (1,)}, ("0", "1")),
+        (
+            {"fields": wide, "axes": (0,)},
+            {"fields": xp.zeros((6, 3, 2)), "axes": (0,)},
             ("2, 3", "3, 2"),
         ),
-        "require": ({"require": ("host", "fused", "copy")}, {"require": None}, ("None",)),
-    }
-    odd = node.size - 1
-    for name, (one, other, words) in pairs.items():
-        mine = other if node.rank == odd else one
-        error, told = attempt(node.comm, lambda mine=mine: make(node, line, **mine))
-        assert {text for text, _ in told} == {"MismatchError"}, (name, told)
-        assert isinstance(error, ValueError)
-        assert error.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
-        assert all(word in str(error) for word in words), (name, told)
+        ({"require": ("host", "fused", "copy")}, {"require": None}, ("None",)),
+        (
+            {"fields": square, "dims": (n, 1)},
+            {"fields": square, "dims": (1, n)},
+            (f"dims=[{n}, 1]", f"dims=[1, {n}]"),
+        ),
+        (
+            {"fields": square, "dims": (n, 1), "periods": (True, False)},
+            {"fields": square, "dims": (n, 1)},
+            ("periods=[True, False]", "periods=[False, False]"),
+        ),
+    ):
+        mine = row | (other if node.rank == last else one)
+        error, told = attempt(node.comm, lambda mine=mine: make(node, node.comm, **mine))
+        assert {text for text, _ in told} == {"MismatchError"}, (words, told)
+        assert error.ranks == (tuple(range(last)) if node.rank == last else (last,))
+        assert all(word in str(error) for word in words), (words, told)
     still_works(node)
 
 
-def test_a_halo_wider_than_the_neighbors_block(node):
-    """The same ValueError on all ranks, also on those far away; it names both."""
-    cells = (4,) * (node.size - 1) + (2,)
-    widths = [((0, 0),)] * node.size
-    asks = 0 if node.size > 1 else node.size - 1
-    widths[asks] = ((3, 0),)  # the last rank stands on its low side
-    case = Case((node.size,), (True,), (cells,), tuple(widths))
-    fields = node.xp.zeros(cells[node.rank] + sum(widths[node.rank][0]))
-    cart = node.comm.Create_cart(case.dims, case.periods)
-    error, told = attempt(
-        node.comm, lambda: mpishare.HaloExchange(cart, fields, widths[node.rank], node=node)
-    )
+def check_same_error(node, call, *ranks):
+    """The same ValueError on all ranks, which names these."""
+    error, told = attempt(node.comm, call)
     assert isinstance(error, ValueError), told
     assert len(set(told)) == 1
-    assert f"rank {asks}" in str(error)
-    assert f"rank {node.size - 1}" in str(error)
-    cart.Free()
+    assert all(f"rank {rank}" in str(error) for rank in ranks)
+
+
+def test_a_halo_wider_than_the_neighbors_block(node):
+    """Also on those far away."""
+    cells = (4,) * (node.size - 1) + (2,)
+    widths = [((0, 0),)] * node.size
+    widths[0] = ((3, 0),)  # the last rank stands on its low side
+    case = Case((node.size,), (True,), (cells,), tuple(widths))
+    fields = node.xp.zeros(cells[node.rank] + sum(widths[node.rank][0]))
+    width = case.widths[node.rank]
+    check_same_error(node, lambda: ring(node, fields, width), 0, node.size - 1)
     still_works(node)
 
 
 @TWO
 def test_faces_that_do_not_match(node):
-    cart = node.comm.Create_cart((node.size, 1), (False, True))
-    odd = node.size - 1
+    odd, options = node.size - 1, {"dims": (node.size, 1), "periods": (False, True)}
     fields = node.xp.zeros((5, 7 if node.rank == odd else 6))
-    error, told = attempt(
-        node.comm, lambda: mpishare.HaloExchange(cart, fields, ((1, 1), (0, 0)), node=node)
-    )
-    assert isinstance(error, ValueError), told
-    assert len(set(told)) == 1
-    assert f"rank {odd - 1}" in str(error)
-    assert f"rank {odd}" in str(error)
+    check_same_error(node, lambda: ring(node, fields, ((1, 1), (0, 0)), **options), odd - 1, odd)
     # Without ghosts on that axis nothing travels, and nothing need match.
-    halo = mpishare.HaloExchange(cart, fields, ((0, 0), (1, 1)), node=node)
-    halo.exchange()
-    halo.close()
-    cart.Free()
+    with ring(node, fields, ((0, 0), (1, 1)), **options) as halo:
+        halo.exchange()
 
 
-def test_what_is_no_cart(node):
-    for cart in (node.comm, None, 3, node):
-        with pytest.raises((TypeError, ValueError), match="cart"):
-            mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=node)
-    still_works(node)
-
-
-def test_what_is_no_node(node, line):
-    for wrong in (node.comm, 3, "host"):
-        error, told = attempt(
-            node.comm,
-            lambda wrong=wrong: mpishare.HaloExchange(line, node.xp.zeros(6), 1, node=wrong),
-        )
-        assert isinstance(error, TypeError), told
-        assert "node" in str(error)
-    still_works(node)
-
-
-def test_a_node_that_is_closed(node, line):
-    other = Node(node.comm, backend=node.backend, timeout_s=40)
-    other.close()
-    error, told = attempt(
-        node.comm, lambda: mpishare.HaloExchange(line, node.xp.zeros(6), 1, node=other)
-    )
-    assert isinstance(error, ClosedError), told
+def test_what_is_no_cart_or_no_node(node, line):
+    closed = Node(node.comm, backend=node.backend, timeout_s=40)
+    closed.close()
+    for cart, given, kinds, words in (
+        *((cart, node, (TypeError, ValueError), "cart") for cart in (node.comm, None, 3, node)),
+        *((line, wrong, TypeError, "node") for wrong in (node.comm, 3, "host")),
+        (line, closed, ClosedError, "closed"),
+    ):
+        with pytest.raises(kinds, match=words):
+            mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=given)
     still_works(node)
 
 
 @TWO
 def test_a_plan_meets_another(node, line):
-    """Ranks that make different plans, or a plan and something else, are told."""
-    error, told = attempt(
-        node.comm,
-        lambda: (
-            make(node, line)
-            if node.rank
-            else mpishare.NeighborExchange(line, {}, {}, node.xp.zeros(6), node=node)
-        ),
-    )
-    assert isinstance(error, MismatchError), told
+    """Ranks that make different plans are told."""
+    u = node.xp.zeros(6)
+    make_mesh = lambda: mpishare.NeighborExchange(line, {}, {}, u, node=node)  # noqa: E731
+    with pytest.raises(MismatchError):
+        make(node, line) if node.rank else make_mesh()
 
 
 @TWO
 def test_a_rank_that_raises_in_the_middle(node):
     """The others are told, with its words; nobody waits for the deadline."""
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    cart = node.comm.Create_cart(case.dims, case.periods)
-    with Node(node.comm, backend=node.backend, timeout_s=40) as other:
-        halo = mpishare.HaloExchange(cart, arrays(fields), 1, node=other)
-        halo.exchange()
-        error, told = attempt(node.comm, lambda: leave_or_go_on(other, halo))
+
+    def leave_or_go_on():
+        with Node(node.comm, backend=node.backend, timeout_s=40) as other:
+            halo = ring(other, node.xp.zeros(6))
+            halo.exchange()
+            if node.rank == 0:
+                raise ZeroDivisionError("in the middle")
+            for _ in range(5):
+                halo.exchange()
+                other.synchronize()
+            return other
+
+    error, told = attempt(node.comm, leave_or_go_on)
     if node.rank == 0:
         assert isinstance(error, ZeroDivisionError)
     elif node.rank in (1, node.size - 1):  # its neighbors
         assert isinstance(error, PeerError), told
         assert "ZeroDivisionError: in the middle" in str(error.failures)
-    cart.Free()
-
-
-def leave_or_go_on(node, halo):
-    with node:
-        if node.rank == 0:
-            raise ZeroDivisionError("in the middle")
-        for _ in range(5):
-            halo.exchange()
-            node.synchronize()
-    return node
 
 
 @TWO
-def test_a_node_that_was_made_without_ranks_of_this_machine(node):
+def test_a_node_that_was_made_without_ranks_of_this_machine(node, line):
     """Their cells would travel by messages, though they are at hand: refused on every rank."""
     half = node.comm.Split(node.rank % 2, node.rank)
-    cart = node.comm.Create_cart((node.size,), (True,))
     with mpishare.Node(half, timeout_s=40) as small:
         with pytest.raises(ValueError, match="the node= of rank 0 was made without rank") as caught:
-            make(small, cart)
+            make(small, line)
         odd = ", ".join(map(str, range(1, node.size, 2)))
         assert f"{odd} of the same machine" in str(caught.value)
-        own = half.Create_cart((half.size,), (True,))
-        make(small, own).close()  # all of its ranks are there
-        own.Free()
-    make(node, cart).close()
-    cart.Free()
+        make(small, half, dims=(half.size,)).close()  # all of its ranks are there
+    make(node, line).close()
     half.Free()
 
 
-def test_calls_with_fields_that_share_memory(node, line):
+def test_calls_with_fields_that_share_memory(node):
     """As at the plan's making: ghosts of both would be written; components of one array are apart.
 
     Also where each has been given before, beside another.
@@ -287,7 +302,7 @@ def test_calls_with_fields_that_share_memory(node, line):
     xp = node.xp
     one, other, long = xp.ones(6), xp.ones(6), xp.zeros(9)
     pair = xp.zeros((6, 2))
-    with mpishare.HaloExchange(line, (one, other), 1, node=node) as halo:
+    with ring(node, (one, other)) as halo:
         for _ in range(3):
             halo.exchange(one, other)
             halo.exchange(other, one)
@@ -297,11 +312,10 @@ def test_calls_with_fields_that_share_memory(node, line):
                 with pytest.raises(ValueError, match="fields 0 and 1 share memory"):
                     call(*fields)
         halo.exchange(one, other)
-    with mpishare.HaloExchange(line, (pair[:, 0], pair[:, 1]), 1, node=node) as halo:
+    with ring(node, (pair[:, 0], pair[:, 1])) as halo:
         for step in range(3):
             pair[1:-1] = step + 10 * node.rank
             halo.exchange(pair[:, 0], pair[:, 1])
-            left = step + 10 * ((node.rank - 1) % node.size)
-            assert (pair[0] == left).all()
+            assert (pair[0] == step + 10 * beside(node)[0]).all()
         with pytest.raises(ValueError, match="share memory"):
             halo.exchange(pair[:, 0], pair[:, 0])

@@ -22,12 +22,15 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_by,
+    exchanging,
     make_fields,
     pause,
     plan,
     put,
     random_plan,
     read_in_place,
+    ring,
 )
 from tests.helpers.latch import waits_on_host, within
 
@@ -81,18 +84,12 @@ def test_without_it_rank_0_warns(absent, monkeypatch, caplog):
         assert [told in line for line in said] == [True] * (not node.rank)
 
 
-def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(absent, monkeypatch):
-    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
-    with pytest.raises(UnsupportedError, match=r"cannot be had: it was not built; in "):
-        Node(backend="host")
-
-
-@TWO
-def test_one_rank_alone_asks_for_what_is_not_there(absent, monkeypatch):
-    rank, last = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - 1
-    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled" if rank == last else "python")
+@pytest.mark.parametrize("everywhere", [True, pytest.param(False, marks=TWO)])
+def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(absent, monkeypatch, everywhere):
+    asks = everywhere or MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled" if asks else "python")
     told = "cannot be had: it was not built"
-    with pytest.raises(UnsupportedError if rank == last else mpishare.PeerError, match=told):
+    with pytest.raises(UnsupportedError if asks else mpishare.PeerError, match=told):
         Node(backend="host")
 
 
@@ -122,18 +119,14 @@ def test_ranks_of_both_kinds_with_delays(mixed_node, way):
         if way == "in turn":  # what is in no window is packed
             stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
         in_window = [way == "window" or (way == "in turn" and at < 2) for at in range(3)]
-        sets = [make_fields(node, case, node.rank, kinds, [each] * 3) for each in in_window]
+        sets = [make_fields(node, case, kinds, [each] * 3) for each in in_window]
         with plan(node.comm, case, arrays(sets[0]), node=node) as halo:
             for step in range(60):
                 fields = sets[step % 3]
                 put(fields, 10 * step)
                 pause(rng)
-                if step % 2:
-                    halo.exchange(*arrays(fields))
-                else:
-                    halo.start(*arrays(fields))
-                    pause(rng)
-                    halo.wait()
+                given, halves = arrays(fields), step % 2 == 0
+                exchange_by(halo, *given, halves=halves, between=lambda: pause(rng))
                 check(fields, 10 * step)
                 for field in fields:
                     field.spoil()
@@ -146,8 +139,7 @@ def test_random_plans_on_ranks_of_both_kinds(mixed_node):
 
 def accumulated(node, case, kinds, values):
     """The bits of fields with these values after an exchange and an accumulation."""
-    fields = make_fields(node, case, node.rank, kinds)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case, kinds) as (halo, fields):
         for field, value in zip(fields, values, strict=True):
             field.array[...] = value
         halo.exchange()
@@ -166,7 +158,7 @@ def test_the_bits_of_an_accumulation_are_those_of_the_reference(mixed_node, monk
     for more in ([], [Kind("f2")], [Kind(">f8"), Kind("g")]):
         given = kinds + more
         rng = np.random.default_rng([node.rank, len(given)])
-        shapes = [each.array.shape for each in make_fields(node, case, node.rank, given)]
+        shapes = [each.array.shape for each in make_fields(node, case, given)]
         values = [rng.standard_normal(each) * 10.0 ** rng.integers(-3, 4, each) for each in shapes]
         found = accumulated(node, case, given, values)
         with monkeypatch.context() as patch:
@@ -181,12 +173,10 @@ def test_a_plan_of_which_a_rank_has_no_c_stages_everything(mixed_node):
     node = mixed_node
     every = node.comm.allgather(node._context.compiled is not None)
     fields = [node.allocate_each((4, 4096), fill=0).array, np.zeros((4, 1 << 18))]
-    cart = node.comm.Create_cart((node.size,), (True,))
-    with mpishare.HaloExchange(cart, fields, 1, axes=(0,), node=node) as halo:
+    with ring(node, fields, axes=(0,)) as halo:
         faces = 2 * 2 * 8 * (4096 + (1 << 18))  # of each rank, in even epochs and in odd ones
         assert halo._setup.is_compiled == all(every)
         assert (halo.staging_nbytes > node.size * faces) == (not all(every))
-    cart.Free()
 
 
 @TWO
@@ -195,14 +185,13 @@ def test_other_threads_run_while_it_waits(host_node):
     node = host_node
     neighbors = {1, node.size - 1}
     field, counts = np.zeros((4, 8)), node.allocate_each(1, "i8", fill=0)
-    cart = node.comm.Create_cart((node.size,), (True,))
     is_over = threading.Event()
 
     def count():
         while not is_over.wait(0.001):
             counts.array[0] += 1
 
-    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+    with ring(node, field, axes=(0,)) as halo:
         halo.exchange(field)
         if node.rank in neighbors:
             counter = threading.Thread(target=count)
@@ -215,7 +204,6 @@ def test_other_threads_run_while_it_waits(host_node):
             if node.rank == 0:
                 assert within(30, lambda: all(each[0] > 10 for each in theirs))
             halo.exchange(field)
-    cart.Free()
 
 
 def test_a_subclass_and_a_list_are_taken_by_python(host_node):
@@ -226,7 +214,7 @@ def test_a_subclass_and_a_list_are_taken_by_python(host_node):
 
     node = host_node
     case = even_case((node.size,), True, 3, 1)
-    (field,) = make_fields(node, case, node.rank, [Kind("f8", others=(2,), axes=(0,))])
+    (field,) = make_fields(node, case, [Kind("f8", others=(2,), axes=(0,))])
     with plan(node.comm, case, field.array, axes=(0,), node=node) as halo:
         for step, kind in enumerate((np.ndarray, Mine, np.ndarray)):
             field.put(step)
@@ -237,15 +225,13 @@ def test_a_subclass_and_a_list_are_taken_by_python(host_node):
 def test_after_a_close_calls_are_refused(compiled_node):
     node = compiled_node
     field = np.zeros((4, 8))
-    cart = node.comm.Create_cart((node.size,), (True,))
-    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+    halo = ring(node, field, axes=(0,))
     exchange = halo._forward._host.exchange
     halo.close()
     with pytest.raises(mpishare.ClosedError):
         halo.exchange(field)
     with pytest.raises(RuntimeError, match="closed"):
         exchange.try_exchange((field,))
-    cart.Free()
 
 
 @TWO
@@ -254,9 +240,8 @@ def test_another_thread_is_refused_while_the_first_waits(host_node):
     node = host_node
     neighbors = {1, node.size - 1}  # of rank 0, which comes late
     field = np.full((4, 8), float(node.rank))
-    cart = node.comm.Create_cart((node.size,), (True,))
     said = []
-    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+    with ring(node, field, axes=(0,)) as halo:
 
         def call():
             assert within(30, lambda: waits_on_host(node, node.rank))
@@ -277,7 +262,6 @@ def test_another_thread_is_refused_while_the_first_waits(host_node):
             halo.exchange(field)
         assert said == [mpishare.UnsupportedError] * (node.rank in neighbors)
         assert (field[0] == (node.rank - 1) % node.size).all()
-    cart.Free()
 
 
 @TWO
@@ -288,9 +272,8 @@ def test_a_window_that_is_closed_before_the_wait_is_an_error(compiled_node):
     Each rank reads the cells of the one below; what the last one has, nobody reads.
     """
     node = compiled_node
-    cart = node.comm.Create_cart((node.size,), (False,))
     win = node.allocate_each((4, 4096), "f8")
-    halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
+    halo = ring(node, win.array, ((1, 0),), axes=(0,), periods=False)
     is_last = node.rank == node.size - 1
     field = np.zeros((4, 4096)) if is_last else win.array
     assert halo._forward._host._parts.in_place == [not is_last]
@@ -322,9 +305,8 @@ def test_other_threads_go_on_while_large_cells_are_copied(call):
         is_over.wait(0.01)  # the thread notes how long it has stood still
         return longest[0] / seconds
 
-    options = {"dims": (1,), "periods": True, "axes": (2,)}
     with Node(MPI.COMM_SELF, backend="host") as node:
-        halo = mpishare.HaloExchange(MPI.COMM_SELF, u, 400, node=node, **options)
+        halo = ring(node, u, 400, axes=(2,))
         getattr(halo, call)(u)
         thread = threading.Thread(target=tick)
         thread.start()

@@ -1,4 +1,4 @@
-"""A rank is killed, leaves or is late during an exchange: every survivor is told which one."""
+"""A rank is killed, leaves or is late in a call of a plan: every other rank is told which one."""
 
 import logging
 import os
@@ -12,8 +12,10 @@ from tests.helpers.launch import run_ranks
 from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.stage import Stage
 
-PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
-PLACES += ("exchange by mpi", "wait by mpi")
+OF_HALOS = ("exchange", "wait", "accumulate", "close of a halo", "make of a halo")
+OF_HALOS += ("neighbors", "exchange by mpi", "wait by mpi")
+OF_OTHERS = ("reduce", "reduce many", "reduce a window", "dot", "close of a sum")
+OF_OTHERS += ("make of a sum", "redistribute")
 
 
 def killed(stage: Stage, places: tuple[str, ...]) -> None:
@@ -21,32 +23,17 @@ def killed(stage: Stage, places: tuple[str, ...]) -> None:
 
     def prepare(node, comm, place):
         place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
-        cart = comm.Create_cart((2,), (True,))
-        field, other = node.allocate_each(6, fill=0.0).array, 1 - comm.rank
-        halo = mpishare.HaloExchange(cart, field, 1, node=node)
-        ex = mpishare.NeighborExchange(comm, {other: [1]}, {other: [0]}, field, node=node)
-        for _ in range(3):
-            halo.exchange()
-            halo.accumulate()
-            ex.exchange()
-        node.barrier()
+        plan, calls = stage.plan_calls(node, comm, place)
         if stage.rank == 0 and place == "wait":
-            halo.start()
-        calls = {
-            "exchange": lambda: [halo.exchange() for _ in range(10)],
-            "wait": lambda: (halo.start(), halo.wait(), [halo.exchange() for _ in range(10)]),
-            "accumulate": lambda: [halo.accumulate() for _ in range(10)],
-            "close": halo.close,
-            "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
-            "neighbors": lambda: [ex.exchange() for _ in range(10)],
-        }
-        return calls[place], halo.exchange
+            plan.start()
+        return calls
 
     stage.lose_rank_0(places, prepare)
 
 
-def test_survivors_name_the_killed_rank():
-    play(1 + len(PLACES), killed, PLACES, survivable=True).survivors_name_rank_0(len(PLACES))
+@pytest.mark.parametrize("places", [OF_HALOS, OF_OTHERS], ids=["halos", "others"])
+def test_survivors_name_the_killed_rank(places):
+    play(1 + len(places), killed, places, survivable=True).survivors_name_rank_0(len(places))
 
 
 def kernel_waits(stage: Stage, nbytes: int) -> None:
@@ -84,79 +71,78 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
     assert played.raised(0, "then", "PeerTimeout").ranks == [1]
 
 
-def left(stage: Stage, place: str, block: str, route: str) -> None:
-    if route:
-        os.environ["MPISHARE_ROUTE"] = route
+def left(stage: Stage, place: str, way: str) -> None:
+    """Rank 1 raises in the block of the node or of a plan, or by a wrong argument."""
+    os.environ["MPISHARE_ROUTE"] = "mpi" if way == "mpi" else ""
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    field = node.allocate_each(6, fill=0.0).array
-    halo = mpishare.HaloExchange(cart, field, 1, node=node)
-    halo.exchange()
-    halo.accumulate()
+    plan, calls = stage.plan_calls(node, stage.world, place)
 
     def leave():
-        with {"node": node, "plan": halo}[block]:
+        with plan if way == "plan" else node:
             time.sleep(0.3)
+            if way == "argument":
+                plan.reduce(np.ones(3))
             raise KeyError("my own reason")
 
-    calls = {
-        "exchange": lambda: [halo.exchange() for _ in range(5)],
-        "accumulate": lambda: [halo.accumulate() for _ in range(5)],
-        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
-        "close": halo.close,
-    }
-    stage.attempt("call", leave if stage.rank == 1 else calls[place])
-    if block == "plan":
+    stage.attempt("call", leave if stage.rank == 1 else calls[0])
+    if way == "plan":
         stage.world.Barrier()  # rank 1, which is here again, could close the plan with the others
     stage.attempt("close node", node.close)
 
 
 @pytest.mark.parametrize(
-    ("place", "block", "route"),
+    ("place", "way"),
     [
-        ("exchange", "node", ""),
-        ("accumulate", "node", ""),
-        ("make", "node", ""),
-        ("close", "node", ""),
-        ("exchange", "node", "mpi"),
-        ("exchange", "plan", ""),
-        ("close", "plan", ""),
+        ("exchange", "node"),
+        ("accumulate", "node"),
+        ("make of a halo", "node"),
+        ("close of a halo", "node"),
+        ("exchange", "mpi"),
+        ("exchange", "plan"),
+        ("close of a halo", "plan"),
+        ("reduce a window", "node"),
+        ("reduce a window", "argument"),
+        ("dot", "node"),
+        ("close of a sum", "node"),
+        ("redistribute", "node"),
     ],
 )
-def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, block, route):
+def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, way):
     """The block of a plan on a given node, too."""
-    played = play(3, left, place, block, route, shared=True)
-    played.raised(1, "call", "KeyError")
+    played = play(3, left, place, way, shared=True)
+    error, text = ("ValueError", "shape") if way == "argument" else ("KeyError", "my own reason")
+    assert text in played.raised(1, "call", error).text
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
         assert list(told.failures) == [1]
-        assert "my own reason" in told.failures[1]
+        assert text in told.failures[1]
         assert told.seconds < LIMIT_S
 
 
 def late(stage: Stage, place: str, route: str) -> None:
-    if route:
-        os.environ["MPISHARE_ROUTE"] = route
+    os.environ["MPISHARE_ROUTE"] = route
     logging.getLogger("mpishare").setLevel(logging.ERROR)
-    node = stage.node(timeout_s=2.0)  # a busy machine makes the plan within it
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
-    halo.exchange()
-    calls = {
-        "exchange": lambda: [halo.exchange() for _ in range(5)],
-        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
-        "close": halo.close,
-    }
+    node = stage.node(timeout_s=2.0)  # a busy machine makes the plans within it
+    _, calls = stage.plan_calls(node, stage.world, place)
     if stage.rank == 1:
         time.sleep(4)
     else:
-        stage.attempt("call", calls[place])
+        stage.attempt("call", calls[0])
     stage.attempt("close", node.close)
 
 
 @pytest.mark.parametrize(
-    ("place", "route"), [("exchange", ""), ("exchange", "mpi"), ("make", ""), ("close", "")]
+    ("place", "route"),
+    [
+        ("exchange", ""),
+        ("exchange", "mpi"),
+        ("make of a halo", ""),
+        ("close of a halo", ""),
+        ("reduce", ""),
+        ("dot", ""),
+        ("redistribute", ""),
+    ],
 )
 def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     """All others give up at about the same time, and rank 3 waits for them, not for the late one.

@@ -11,9 +11,9 @@ import pytest
 import mpishare
 from mpishare.halo.cuda import direct
 from tests.helpers.captures import skip_without_graphs
-from tests.helpers.halos import exchange_by
+from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within
-from tests.helpers.rows import fill, ring, values, wrong
+from tests.helpers.rows import fill, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
@@ -78,10 +78,10 @@ def test_parts_that_are_made_to_go_straight_to_another_gpu(node, monkeypatch):
 
 
 def check_calls(node, nbytes, dtype, *, is_direct):
-    cart, n = ring(node), nbytes // np.dtype(dtype).itemsize
+    n = nbytes // np.dtype(dtype).itemsize
     with node.allocate_each((4, n), dtype) as window:
         private = node.xp.zeros((4, n), dtype)
-        with mpishare.HaloExchange(cart, window.array, 1, axes=0, node=node) as halo:
+        with ring(node, window.array, axes=0) as halo:
             assert bool(direct_parts(halo)) == is_direct
             for step in range(1, 13):
                 field = window.array if (step + node.rank * (step // 4)) % 3 else private
@@ -89,7 +89,6 @@ def check_calls(node, nbytes, dtype, *, is_direct):
                 exchange_by(halo, field, halves=step % 4 == 3)
                 assert wrong(field, node.rank, node.size, step) == 0, step
                 del field
-    cart.Free()
 
 
 @TWO
@@ -118,12 +117,12 @@ def test_scattered_places_go_to_ghosts_in_a_row(node, axis):
 @TWO
 def test_strided_ghosts_in_a_window(node):
     """Faces of a 3-D field across each axis: the cells of both ends have steps of their own."""
-    cart, cells = ring(node), (66, 258, 514)
+    cells = (66, 258, 514)
     with node.allocate_each((3, *cells)) as window:
         fields = [window.array[axis] for axis in range(3)]
         before, after = (node.rank - 1) % node.size, (node.rank + 1) % node.size
         for axis, field in enumerate(fields):
-            with mpishare.HaloExchange(cart, field, 1, axes=axis, node=node) as halo:
+            with ring(node, field, axes=axis) as halo:
                 large = 8 * field.size // field.shape[axis] >= MIB
                 assert bool(direct_parts(halo)) == (goes_straight(node) and large), axis
                 places = np.arange(field.size).reshape(cells)
@@ -135,17 +134,16 @@ def test_strided_ghosts_in_a_window(node):
                     assert (found[0] == rows[-2] * (before + 1.0) + step).all()
                     assert (found[-1] == rows[1] * (after + 1.0) + step).all()
         del fields, field
-    cart.Free()
 
 
 @TWO
 def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
     """Rank 0 has not come to its exchange: its neighbors' wait, and its ghosts stay."""
-    cart, n = ring(node), MIB // 8
+    n = MIB // 8
     with node.allocate_each((4, n)) as window:
         field = window.array
         kept = node.xp.zeros_like(field)
-        with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        with ring(node, field, axes=0) as halo:
             for step in (1, 2, 3):
                 fill(node.xp, field, node.rank, step)
                 field[1:3] += 1000  # each kernel is loaded before anything waits
@@ -174,13 +172,12 @@ def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
             low = values(field, (node.rank - 1) % node.size, 2, 3) + 1000
             assert (field[0].get() == low).all()
         del field
-    cart.Free()
 
 
 @TWO
 def test_thousands_of_replays(node, stream):
     """Kernels write, a replayed exchange moves, kernels count; the host looks at the end."""
-    xp, cart, n = node.xp, ring(node), MIB // 8
+    xp, n = node.xp, MIB // 8
     module = xp.RawModule(code=SOURCE)
     advance, check, go_on = (module.get_function(name) for name in ("advance", "check", "next"))
     with node.allocate_each((4, n), "i8") as window:
@@ -189,7 +186,7 @@ def test_thousands_of_replays(node, stream):
         low = xp.asarray(values(field, (node.rank - 1) % node.size, 2, 0))
         high = xp.asarray(values(field, (node.rank + 1) % node.size, 1, 0))
         step, errors = xp.ones(1, "u8"), xp.zeros(1, "u8")
-        with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        with ring(node, field, axes=0) as halo:
             skip_without_graphs(halo)
 
             def one_step(u):
@@ -211,16 +208,15 @@ def test_thousands_of_replays(node, stream):
             assert (int(step[0]), int(errors[0])) == (2 + 11 * replays, 0)
             del graph
         del field
-    cart.Free()
 
 
 @TWO
 def test_a_window_that_is_closed_before_its_plan(node):
     """It stays mapped on all ranks as long as the plan."""
-    cart, n = ring(node), MIB // 8
+    n = MIB // 8
     window = node.allocate_each((4, n))
     field = window.array
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+    with ring(node, field, axes=0) as halo:
         with pytest.warns(ResourceWarning, match=window.name):
             window.close()
         del window
@@ -229,4 +225,3 @@ def test_a_window_that_is_closed_before_its_plan(node):
             halo.exchange(field)
             assert wrong(field, node.rank, node.size, step) == 0
     del field
-    cart.Free()

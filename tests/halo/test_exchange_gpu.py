@@ -17,15 +17,15 @@ from tests.helpers.halos import (
     FORMS,
     POISON,
     Kind,
-    arrays,
     check,
     even_case,
     exchange_by,
     exchange_step,
-    make_cart,
+    exchanging,
     make_fields,
     plan,
     put,
+    ring,
     star_of_rank_0,
 )
 from tests.helpers.latch import Latch, check_order, within
@@ -91,6 +91,13 @@ class CountedField(Counted):
     def spoil(self):
         self._spoil((64,), (128,), (self.array, self.owned, self._n))
 
+    def exchange_by(self, halo):
+        """One step, whose values depend on how many there were."""
+        self.put()
+        halo.exchange(self.array)
+        self.count()
+        self.go_on()
+
 
 def case_of(node, corners=True, cells=5):
     return even_case((node.size, 1), True, cells, ((1, 2), (2, 1)), corners=corners)
@@ -101,10 +108,8 @@ def case_of(node, corners=True, cells=5):
 
 def test_routes_are_what_the_probe_saw(node):
     """`fused`, unless a GPU is shared without MPS; a rank copies its own cells."""
-    case = case_of(node)
     seen = {(pair.origin, pair.target): pair.route for pair in node.report().pairs}
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, _):
         for rank, found in halo.routes.items():
             assert found == ("copy" if rank == node.rank else seen[node.rank, rank])
 
@@ -113,9 +118,7 @@ def test_routes_are_what_the_probe_saw(node):
 def test_forced_routes(node, monkeypatch, name):
     """Messages go out of GPU memory where the MPI takes that, unless told otherwise."""
     force(monkeypatch, name)
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, fields):
         right = {"mpi-host": "mpi"}.get(name, name)
         if name == "mpi" and node.report().gpu_messages == "":
             right = "mpi-gpu"
@@ -133,8 +136,7 @@ def test_messages_in_pieces(node, monkeypatch, name, stream):
     monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 256)
     case = case_of(node, cells=70)
     kinds = [Kind(), Kind("f4", "F"), Kind("i1")]
-    fields = make_fields(node, case, node.rank, kinds)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case, kinds) as (halo, fields):
         assert len(halo._forward._buffers.stages) > 2
         for step in range(1, 9):
             put(fields, step)
@@ -146,8 +148,7 @@ def test_twenty_six_neighbors_and_many_fields(node, every_route):
     """Some of them the same rank, some oneself."""
     case = even_case((1, 1, node.size), True, 4, 2, corners=True)
     kinds = [Kind(dtype, FORMS[at % len(FORMS)]) for at, dtype in enumerate(("f4", "f8", "i1") * 4)]
-    fields = make_fields(node, case, node.rank, kinds)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case, kinds) as (halo, fields):
         for step in range(3):
             exchange_step(halo, fields, 100 * step)
 
@@ -155,22 +156,17 @@ def test_twenty_six_neighbors_and_many_fields(node, every_route):
 def test_numpy_fields_on_a_gpu_node(node):
     """Backends follow the fields."""
     case = case_of(node)
-    cart = make_cart(node.comm, case)
     field = np.zeros(case.cells[node.rank].shape)
-    halo = mpishare.HaloExchange(cart, field, case.widths[0], corners=True, node=node)
-    assert set(halo.routes.values()) <= {"host"}
-    field[case.owned(node.rank)] = case.cells[node.rank][case.owned(node.rank)]
-    halo.exchange()
+    with plan(node.comm, case, field, node=node) as halo:
+        assert set(halo.routes.values()) <= {"host"}
+        field[case.owned(node.rank)] = case.cells[node.rank][case.owned(node.rank)]
+        halo.exchange()
     assert np.array_equal(field, case.cells[node.rank])
-    halo.close()
-    cart.Free()
 
 
 def test_cupy_fields_on_a_host_node(node, host_node):
-    cart = node.comm.Create_cart((node.size,), (True,))
     with pytest.raises(UnsupportedError, match="GPU memory"):
-        mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=host_node)
-    cart.Free()
+        ring(host_node, node.xp.zeros(6))
 
 
 # --- steps on streams, with nobody looking
@@ -265,18 +261,14 @@ def test_null_and_per_thread_streams(node, every_route):
 
     case = case_of(node)
     for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds, cupy.cuda.Stream()):
-        with stream:
-            fields = make_fields(node, case, node.rank, [Kind()])
-            with plan(node.comm, case, arrays(fields), node=node) as halo:
-                for step in range(5):
-                    exchange_step(halo, fields, step)
-                node.synchronize(stream)
+        with stream, exchanging(node, case) as (halo, fields):
+            for step in range(5):
+                exchange_step(halo, fields, step)
+            node.synchronize(stream)
 
 
 def test_what_is_no_stream(node):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, fields):
         for wrong in ("0", 1.5, -1, True, object()):
             for call in (halo.exchange, halo.start):
                 with pytest.raises(TypeError, match="stream"):
@@ -301,7 +293,7 @@ def test_a_held_neighbor_is_waited_for(node, stream_route):
 def test_start_does_not_hold_the_stream(node, stream_route, stream):
     """Between start and wait my own work goes on, though a neighbor is held."""
     case = even_case((node.size,), True, 6, 1)
-    [field] = fields = make_fields(node, case, node.rank, [Kind("i8")])
+    [field] = fields = make_fields(node, case, [Kind("i8")])
     with plan(node.comm, case, field.array, node=node) as halo:
         put(fields, 1)
         halo.exchange()
@@ -329,18 +321,12 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
     case = case_of(node)
     field = CountedField(case, node.rank)
     with plan(node.comm, case, field.array, node=node) as halo:
-        field.put()
-        halo.exchange()
-        field.count()
-        field.go_on()
+        field.exchange_by(halo)
         node.synchronize()
         with Latch() as latch:
             latch.hold(stream.ptr)
             for _ in range(50):
-                field.put()
-                halo.exchange()
-                field.count()
-                field.go_on()
+                field.exchange_by(halo)
             assert not stream.done
             node.barrier()
             latch.release()
@@ -400,10 +386,7 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
         for field in pair:
             with captured(stream, graphs):
                 for _ in range(3):  # several exchanges in one graph
-                    field.put()
-                    halo.exchange(field.array)
-                    field.count()
-                    field.go_on()
+                    field.exchange_by(halo)
         order = np.random.default_rng(5).integers(0, 2, 200)
         for at in order:
             graphs[at].launch(stream)
@@ -417,9 +400,7 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
 def test_capture_with_a_route_of_the_host(node, monkeypatch, stream, name):
     """Refused by name, and the plan goes on."""
     force(monkeypatch, name)
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, fields):
         put(fields, 1)
         halo.exchange()
         graphs = []
@@ -434,7 +415,7 @@ def test_capture_with_a_route_of_the_host(node, monkeypatch, stream, name):
 def test_accumulate_in_a_graph(node, stream):
     """Ones everywhere, added up again and again."""
     case = case_of(node)
-    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    [field] = make_fields(node, case, [Kind("f8")])
     right = node.xp.asarray(accumulated_ones(case, node.rank))
     wrong = node.xp.zeros(1, "i8")
     with plan(node.comm, case, field.array, node=node) as halo:
@@ -464,8 +445,7 @@ def test_accumulate_in_a_graph(node, stream):
 def test_the_first_accumulate_is_not_captured(node, stream):
     """It would allocate; the capture goes on, and the plan too."""
     case = case_of(node)
-    [field] = make_fields(node, case, node.rank, [Kind("f8")])
-    with plan(node.comm, case, field.array, node=node) as halo:
+    with exchanging(node, case, [Kind("f8")]) as (halo, [field]):
         skip_without_graphs(halo)
         graphs = []
         with captured(stream, graphs), pytest.raises(UnsupportedError, match="first call"):
@@ -497,8 +477,7 @@ def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
     first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     case = case_of(node)
     slow = CountedField(case, node.rank)
-    [field] = make_fields(node, case, node.rank, [Kind("f8")])
-    with plan(node.comm, case, field.array, node=node) as halo:
+    with exchanging(node, case, [Kind("f8")]) as (halo, [field]):
         field.array.fill(1)
         halo.accumulate()
         field.array.fill(0)
@@ -519,9 +498,8 @@ def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
 def test_arrays_that_were_seen_before(node):
     """Ids come again, and a shape may be set: neither is taken for an array that was seen."""
     xp, held = node.xp, []
-    cart = node.comm.Create_cart((node.size,), (True,))
     layout = mpishare.Layout((4, 6))
-    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+    with ring(node, layout, axes=0) as halo:
         for step in range(100):  # more than are known at a time
             field = xp.full((4, 6), 100.0 * step + node.rank)
             for _ in range(3):  # plainly, as a graph, replayed
@@ -536,7 +514,6 @@ def test_arrays_that_were_seen_before(node):
             halo.exchange(field)
         field.shape = (4, 6)
         halo.exchange(field)
-    cart.Free()
 
 
 # --- PyTorch
@@ -595,8 +572,6 @@ def test_tensors_and_arrays_together_need_a_stream(node, torch, stream):
 
 
 def test_tensors_that_will_not_do(node, torch):
-    cart = node.comm.Create_cart((node.size,), (True,))
     wrong = torch.zeros(6, device="cuda", requires_grad=True)
     with pytest.raises(ValueError, match="gradient"):
-        mpishare.HaloExchange(cart, wrong, 1, node=node)
-    cart.Free()
+        ring(node, wrong)

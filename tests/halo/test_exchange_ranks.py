@@ -1,5 +1,6 @@
 """Halos: every ghost holds its owner's cell after every step, and nothing else is written."""
 
+import gc
 import itertools
 import logging
 
@@ -9,40 +10,35 @@ import pytest
 import mpishare
 from mpishare import MismatchError, UnsupportedError
 from tests.helpers.halos import (
-    POISON,
     Case,
     Kind,
     arrays,
+    beside,
     even_case,
     exchange_step,
+    exchanging,
     make_cart,
     make_fields,
-    plan,
     random_case,
     random_plan,
+    ring,
     some,
 )
 from tests.helpers.stage import shared_bytes
 
 TWO = pytest.mark.ranks(min=2)
 PLAIN = (Kind(),)
-KINDS_OF_FOUR = [Kind("f8", others=(4,), axes=(0, 1)), Kind("i1", "F", (4,), (0, 1))]
 
 
 def grids(size, naxes):
     """Every grid of that many ranks."""
-    return [
-        dims
-        for dims in itertools.product(range(1, size + 1), repeat=naxes)
-        if np.prod(dims) == size
-    ]
+    every = itertools.product(range(1, size + 1), repeat=naxes)
+    return [dims for dims in every if np.prod(dims) == size]
 
 
-def step_by_step(node, comm, case, kinds=PLAIN, steps=3, **options):
+def step_by_step(node, case, kinds=PLAIN, steps=3, **options):
     """Make the plan; exchange and check some steps."""
-    fields = make_fields(node, case, comm.rank, list(kinds))
-    options = {"axes": fields[0].kind.axes, "node": node, **options}
-    with plan(comm, case, arrays(fields), **options) as halo:
+    with exchanging(node, case, kinds, **options) as (halo, fields):
         for step in range(steps):
             exchange_step(halo, fields, 10 * step)
         return halo
@@ -69,68 +65,52 @@ def test_random_plans_on_the_host(host_node, route, naxes):
         random_plan(host_node, host_node.comm, seed, naxes=naxes)
 
 
-@pytest.mark.parametrize("naxes", [1, 2, 3])
-def test_every_grid(node, route, naxes):
-    """Also ranks that are neighbors on both sides, and their own."""
-    every = [(False,) * naxes, (True,) * naxes, (True, False, True)[:naxes]]
-    for dims in grids(node.size, naxes):
-        ways = itertools.product(dict.fromkeys(every), [False, True])
-        for periods, corners in list(ways)[-some(node, 6) :]:
-            case = even_case(dims, periods, cells=3, width=2, corners=corners)
-            step_by_step(node, node.comm, case, steps=2)
+def without_cells(size, place):
+    """A rank that owns nothing asks its neighbors for cells, and nobody asks it."""
+    cells = [3] * size
+    cells[place] = 0
+    sides = [(cells[rank - 1], cells[(rank + 1) % size]) for rank in range(size)]
+    widths = tuple(((min(low, 2), min(high, 2)),) for low, high in sides)
+    return Case((size,), (True,), (tuple(cells),), widths)
 
 
-@pytest.mark.parametrize("wraps", [False, True])
-@pytest.mark.parametrize("width", [((1, 0),), ((0, 2),), ((0, 0),), ((3, 1),)])
-def test_one_sided_widths(node, route, width, wraps):
-    step_by_step(node, node.comm, even_case((node.size,), wraps, 4, width), steps=4)
+def edge_cases(size):
+    """What chance may leave out."""
+    for width, wraps in itertools.product(
+        [((1, 0),), ((0, 2),), ((0, 0),), ((3, 1),)], [False, True]
+    ):
+        yield even_case((size,), wraps, 4, width)
+    yield from (without_cells(size, place) for place in (0, -1) if size > 1)
+    yield Case((size,), (False,), ((0,) * size,), (((2, 1),) if size == 1 else ((0, 0),),) * size)
+    # Ranks that are neighbors on both sides, and their own.
+    for dims in grids(size, 2):
+        yield even_case(dims, (True, False), 3, 2, corners=True)
+    yield even_case((size, 1), True, 2, 2, corners=True)  # each cell is shadowed more than once
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
-def test_a_rank_that_owns_nothing(node, route, last):
-    """It asks its neighbors for cells, and nobody asks it."""
-    cells = [3] * node.size
-    cells[-1 if last else 0] = 0
-    widths = []
-    for rank in range(node.size):
-        beside = [cells[(rank + step) % node.size] for step in (-1, 1)]
-        widths.append((tuple(min(each, 2) for each in beside),))
-    case = Case((node.size,), (True,), (tuple(cells),), tuple(widths))
-    if node.size == 1:
-        case = Case((1,), (False,), ((0,),), (((2, 1),),))
-    step_by_step(node, node.comm, case)
-
-
-def test_every_cell_of_a_neighbor_more_than_once(node, route):
-    step_by_step(node, node.comm, even_case((node.size, 1), True, 2, 2, corners=True))
+def test_edge_cases(node, route):
+    for case in edge_cases(node.size):
+        step_by_step(node, case, steps=2)
 
 
 def test_faces_of_many_cells(node, route):
     """More than fits into any small buffer, and a MiB and more of one neighbor."""
+    kinds = [Kind("f8", others=(4,), axes=(0, 1)), Kind("i1", "F", (4,), (0, 1))]
     for dims in ((node.size, 1), (1, node.size)):
-        case = even_case(dims, True, 120, ((3, 1), (1, 3)), corners=True)
-        step_by_step(node, node.comm, case, KINDS_OF_FOUR)
+        step_by_step(node, even_case(dims, True, 120, ((3, 1), (1, 3)), corners=True), kinds)
     case = even_case((node.size, 1), True, 4, ((1, 1), (0, 0)))
     case = Case(case.dims, case.periods, (case.splits[0], (20_000,)), case.widths)
-    step_by_step(node, node.comm, case, [Kind("f8", others=(5,), axes=(0, 1))], steps=2)
-
-
-AXES = [((-2, -1), (3,)), ((1, 0), (2,)), ((0, 2), (2,)), ((3, 1), (2, 3)), ((-1, -3), (1, 2))]
+    step_by_step(node, case, [Kind("f8", others=(5,), axes=(0, 1))], steps=2)
 
 
 def test_axes(node, route):
+    """Of fields with as many other axes, with fewer and with more; one axis as a number."""
     case = even_case((1, node.size), True, 3, ((1, 2), (2, 0)), corners=True)
-    for axes, others in AXES:
-        step_by_step(node, node.comm, case, [Kind("f4", others=others, axes=axes)])
+    for axes, others in [((1, 0), (2,)), ((3, 1), (2, 3)), ((-1, -3), (1, 2))]:
+        step_by_step(node, case, [Kind("f4", others=others, axes=axes)])
+    step_by_step(node, case, [Kind(others=each, axes=(-2, -1)) for each in [(), (2,), (3, 2)]])
     line = even_case((node.size,), True, 3)
-    step_by_step(node, node.comm, line, [Kind("f4", others=(2, 2), axes=(1,))], axes=1)
-
-
-def test_fields_with_different_axes_in_one_plan(node, route):
-    case = even_case((node.size, 1), True, 3, corners=True)
-    others = [(), (2,), (3, 2)]
-    kinds = [Kind("f8", others=each, axes=(-2, -1)) for each in others]
-    step_by_step(node, node.comm, case, kinds)
+    step_by_step(node, line, [Kind("f4", others=(2, 2), axes=(1,))], axes=1)
 
 
 # --- communicators
@@ -138,27 +118,28 @@ def test_fields_with_different_axes_in_one_plan(node, route):
 
 def test_two_plans_on_one_cart_without_a_node(comm):
     """The second one finds the node of the first."""
-    case = even_case((comm.size,), True, 4)
-    cart = make_cart(comm, case)
-    kind = Kind()
+    cart = make_cart(comm, even_case((comm.size,)))
     with mpishare.Node(comm, timeout_s=40) as node:
-        first, second = ([each] for each in make_fields(node, case, comm.rank, [kind, kind]))
-        plans = [mpishare.HaloExchange(cart, arrays(each), 1) for each in (first, second)]
-        assert plans[0]._context is plans[1]._context
+        fields = [node.xp.zeros(6) for _ in range(2)]
+        first, second = (mpishare.HaloExchange(cart, each, 1) for each in fields)
+        assert first._context is second._context
+        low, high = beside(node)
         for step in range(3):
-            for halo, fields in zip(plans, (first, second), strict=True):
-                exchange_step(halo, fields, step)
-        for halo in plans:
-            halo.close()
+            for at, (halo, u) in enumerate(zip((first, second), fields, strict=True)):
+                u[1:-1] = 100 * step + 10 * at + node.rank
+                halo.exchange()
+                assert u[[0, -1]].tolist() == [100 * step + 10 * at + each for each in (low, high)]
+        first.close()
+        second.close()
     cart.Free()
 
 
 @TWO
 def test_ranks_of_the_cart_that_are_not_those_of_the_node(node, route):
     turned = node.comm.Split(0, -node.rank)
-    case = random_case(np.random.default_rng([5, node.size]), node.size, 2)
-    step_by_step(node, turned, case)
     assert turned.rank == node.size - 1 - node.rank
+    case = random_case(np.random.default_rng([5, node.size]), node.size, 2)
+    step_by_step(node, case, comm=turned)
     turned.Free()
 
 
@@ -169,109 +150,38 @@ def test_carts_of_some_ranks_of_the_node(node, route, count):
     mine = node.comm.Split((node.rank - 1) % count if node.rank else count, node.rank)
     if node.rank:
         case = even_case((mine.size, 1), True, 3 + node.rank % count, corners=True)
-        fields = make_fields_alone(node, case, mine.rank)
-        with plan(mine, case, arrays(fields), node=node) as halo:
-            for step in range(20 * (1 + node.rank % count)):
-                exchange_step(halo, fields, step)
+        step_by_step(node, case, [Kind("i4")], 20 * (1 + node.rank % count), comm=mine)
     mine.Free()
-    node.barrier()
-
-
-def make_fields_alone(node, case, rank):
-    # No windows: those are collective over the node.
-    return make_fields(node, case, rank, [Kind("i4")])
-
-
-@TWO
-def test_rows_of_a_cart(node):
-    """`Cart.Sub`: each rank in two plans."""
-    case = even_case((node.size, 1), True, 3)
-    cart = make_cart(node.comm, case)
-    for keep in ((True, False), (False, True)):
-        row = cart.Sub(keep)
-        one = even_case((row.size,), True, 3)
-        fields = make_fields_alone(node, one, row.rank)
-        halo = mpishare.HaloExchange(row, fields[0].array, 1, node=node)
-        for step in range(3):
-            exchange_step(halo, fields, step)
-        halo.close()
-        row.Free()
-    cart.Free()
     node.barrier()
 
 
 @TWO
 def test_messages_of_the_user_are_not_taken(node, route):
-    """On the same cart, with any tag."""
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    cart = make_cart(node.comm, case)
-    halo = mpishare.HaloExchange(cart, arrays(fields), 1, node=node)
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
-    requests = [cart.isend(f"for {right}", right, tag=tag) for tag in (0, 1, 2, 77)]
-    for step in range(3):
-        exchange_step(halo, fields, step)
-    assert {cart.recv(source=left, tag=tag) for tag in (77, 2, 1, 0)} == {f"for {node.rank}"}
-    for request in requests:
-        request.wait()
-    halo.close()
-    cart.Free()
+    """On the same communicator, with any tag."""
+    low, high = beside(node)
+    comm, fields = node.comm, make_fields(node, even_case((node.size,)))
+    with ring(node, arrays(fields)) as halo:
+        requests = [comm.isend(f"for {high}", high, tag=tag) for tag in (0, 1, 2, 77)]
+        for step in range(3):
+            exchange_step(halo, fields, step)
+        found = {comm.recv(source=low, tag=tag) for tag in (77, 2, 1, 0)}
+        assert found == {f"for {node.rank}"}
+        for request in requests:
+            request.wait()
 
 
 # --- what is mine
 
 
-def of_first(field, slices):
-    """A boolean array: where `slices`, one tuple of them, stand."""
-    mark = np.zeros(field.numbers.shape, bool)
-    mark[slices] = True
-    return mark
-
-
-def test_owned_interior_and_shell(node):
-    for seed in range(some(node, 12)):
-        one_interior(node, seed)
-
-
-def one_interior(node, seed):
-    rng = np.random.default_rng([seed, node.size, 1])
-    case = random_case(rng, node.size)
-    kind = Kind("f4", others=(2,), axes=tuple(range(1, case.naxes + 1))) if seed % 2 else Kind()
-    [field] = make_fields(node, case, node.rank, [kind])
-    with plan(node.comm, case, field.array, axes=kind.axes, node=node) as halo:
-        owned = of_first(field, halo.owned)
-        right = of_first(field, field.owned)
-        inner = of_first(field, halo.interior)
-        shells = [of_first(field, each) for each in halo.shell]
-    assert np.array_equal(owned, right)
-    assert (np.sum([inner, *shells], 0, dtype=int) == owned).all()  # disjoint, and all of it
-    assert not (inner & read_by_neighbors(case, field, node.rank)).any()
-
-
-def read_by_neighbors(case, field, rank):
-    """Which of its cells stand in some rank's ghosts, its own too."""
-    counts = np.zeros(int(field.numbers.max(initial=0)) + 1, int)
-    for each in range(case.size):
-        numbers = field.kind.spread(case.cells[each])
-        numbers = numbers[(numbers != POISON) & (numbers < len(counts))]
-        np.add.at(counts, numbers, 1)
-    shown = counts[np.maximum(field.numbers, 0)] > 1
-    return shown & of_first(field, field.owned)
-
-
 def test_slices_with_axes_in_every_form(node):
     """As ints of NumPy, too; counted from the end they fit all fields of the plan."""
-    case = even_case((node.size,), True, 3)
-    cart = make_cart(node.comm, case)
     one, other = node.xp.zeros((2, 5)), node.xp.zeros((4, 2, 5))
     for axes in (-1, (-1,), [-1], np.int64(-1), np.array([-1])):
-        halo = mpishare.HaloExchange(cart, [one, other], 1, axes=axes, node=node)
-        assert one[halo.owned].shape == (2, 3)
-        assert other[halo.owned].shape == (4, 2, 3)
-        assert other[halo.interior].shape == (4, 2, 1)
-        assert [other[box].shape for box in halo.shell] == [(4, 2, 1)] * 2
-        halo.close()
-    cart.Free()
+        with ring(node, [one, other], axes=axes) as halo:
+            assert one[halo.owned].shape == (2, 3)
+            assert other[halo.owned].shape == (4, 2, 3)
+            assert other[halo.interior].shape == (4, 2, 1)
+            assert [other[box].shape for box in halo.shell] == [(4, 2, 1)] * 2
 
 
 # --- routes
@@ -280,12 +190,11 @@ def test_slices_with_axes_in_every_form(node):
 def test_routes_name_every_neighbor(host_node, route):
     node = host_node
     for dims, corners in itertools.product(grids(node.size, 2), [False, True]):
-        case = even_case(dims, (True, False), corners=corners)
-        halo = step_by_step(node, node.comm, case, steps=1)
+        halo = step_by_step(node, even_case(dims, (True, False), corners=corners), steps=1)
         neighbors = set()
-        above = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)]
+        around = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)]
         row, column = divmod(node.rank, dims[1])
-        for down, right in above if corners else above[:4]:
+        for down, right in around if corners else around[:4]:
             if 0 <= column + right < dims[1]:
                 neighbors.add((row + down) % dims[0] * dims[1] + column + right)
         assert set(halo.routes) == neighbors
@@ -294,112 +203,102 @@ def test_routes_name_every_neighbor(host_node, route):
         assert halo.routes.get(node.rank, "host") in {"host", *expected}
 
 
-def test_require_what_there_is(host_node):
-    case = even_case((host_node.size,), True)
-    for require in ("host", ("host",), ["host", "mpi"], ("fused", "host")):
-        step_by_step(host_node, host_node.comm, case, require=require)
+REQUIRED = [  # with MPISHARE_ROUTE and without, on two ranks or more
+    ("", "host", None),
+    ("", ("host",), None),
+    ("", ["host", "mpi"], None),
+    ("", ("fused", "host"), None),
+    ("", ("fused",), (UnsupportedError, "host")),
+    ("", ("copy", "fused"), (UnsupportedError, "host")),
+    ("", ("mpi",), (UnsupportedError, "host")),
+    ("", ("nvlink",), (ValueError, "require")),
+    ("", (), (ValueError, "require")),
+    ("", 3, (ValueError, "require")),
+    ("mpi", ("host",), (UnsupportedError, "mpi")),
+    ("mpi", ("mpi", "host"), None),
+    ("nvlink", None, (ValueError, "MPISHARE_ROUTE")),
+    ("HOST", None, (ValueError, "MPISHARE_ROUTE")),
+    ("fused,copy", None, (ValueError, "MPISHARE_ROUTE")),
+    ("fused", None, (UnsupportedError, "MPISHARE_ROUTE")),
+    ("copy", None, (UnsupportedError, "MPISHARE_ROUTE")),
+    ("pinned", None, (UnsupportedError, "MPISHARE_ROUTE")),
+]
 
 
 @TWO
-def test_require_what_there_is_not(host_node):
-    """On every rank, with the routes that there are."""
-    case = even_case((host_node.size,), True)
-    for require in (("fused",), ("copy", "fused"), ("mpi",)):
-        with pytest.raises(UnsupportedError, match="host"):
-            step_by_step(host_node, host_node.comm, case, require=require)
-    for require in (("nvlink",), (), 3):
-        with pytest.raises((ValueError, TypeError), match="require"):
-            step_by_step(host_node, host_node.comm, case, require=require)
-    step_by_step(host_node, host_node.comm, case, steps=1)
-
-
-@TWO
-def test_require_against_a_forced_route(host_node, monkeypatch):
-    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    case = even_case((host_node.size,), True)
-    with pytest.raises(UnsupportedError, match="mpi"):
-        step_by_step(host_node, host_node.comm, case, require=("host",))
-    step_by_step(host_node, host_node.comm, case, require=("mpi", "host"))
+def test_routes_that_are_required_or_forced(host_node, monkeypatch):
+    """Refused on every rank, with the routes that there are."""
+    case = even_case((host_node.size,))
+    for forced, require, refusal in REQUIRED:
+        monkeypatch.setenv("MPISHARE_ROUTE", forced)
+        if refusal is None:
+            step_by_step(host_node, case, steps=1, require=require)
+        else:
+            with pytest.raises(refusal[0], match=refusal[1]):
+                step_by_step(host_node, case, require=require)
 
 
 @pytest.mark.ranks(min=3)
 def test_require_where_one_rank_alone_has_no_such_neighbor(host_node):
     """Refused on every rank, also on one whose own neighbors would do."""
-    node = host_node
-    case = even_case((node.size,), False, 3)
-    widths = [((0, 0),)] * node.size
-    widths[0] = ((0, 1),)
-    case = Case(case.dims, case.periods, case.splits, tuple(widths))
+    case = even_case((host_node.size,), False, 3)
+    widths = (((0, 1),), *[((0, 0),)] * (host_node.size - 1))
     with pytest.raises(UnsupportedError):
-        step_by_step(node, node.comm, case, require=("fused",))
-
-
-def test_host_plans_warn_of_nothing(host_node, caplog):
-    with caplog.at_level(logging.WARNING, "mpishare"):
-        step_by_step(host_node, host_node.comm, even_case((host_node.size,), True))
-    assert caplog.records == []
-
-
-def test_routes_that_are_none_or_not_here(host_node, monkeypatch):
-    names = dict.fromkeys(("nvlink", "HOST", "fused,copy"), ValueError)
-    names |= dict.fromkeys(("fused", "copy", "pinned"), UnsupportedError)
-    for name, error in names.items():
-        monkeypatch.setenv("MPISHARE_ROUTE", name)
-        with pytest.raises(error, match="MPISHARE_ROUTE"):
-            step_by_step(host_node, host_node.comm, even_case((host_node.size,), True))
+        step_by_step(
+            host_node, Case(case.dims, case.periods, case.splits, widths), require=("fused",)
+        )
 
 
 @TWO
 def test_a_route_that_is_forced_on_one_rank_alone(host_node, monkeypatch):
-    if host_node.rank == 0:
-        monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    with pytest.raises(MismatchError, match="MPISHARE_ROUTE"):
-        step_by_step(host_node, host_node.comm, even_case((host_node.size,), True))
-    monkeypatch.undo()
-    step_by_step(host_node, host_node.comm, even_case((host_node.size,), True))
+    case = even_case((host_node.size,))
+    with monkeypatch.context() as patch:
+        if host_node.rank == 0:
+            patch.setenv("MPISHARE_ROUTE", "mpi")
+        with pytest.raises(MismatchError, match="MPISHARE_ROUTE"):
+            step_by_step(host_node, case)
+    step_by_step(host_node, case)
 
 
-def test_a_slow_route_is_said_once(host_node, caplog, monkeypatch):
-    """One warning of the plan, on whichever rank."""
-    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+@pytest.mark.parametrize("forced", ["", "mpi"])
+def test_a_slow_route_is_said_once(host_node, caplog, monkeypatch, forced):
+    """One warning of the plan, on whichever rank; none of plans in shared memory."""
+    monkeypatch.setenv("MPISHARE_ROUTE", forced)
     with caplog.at_level(logging.WARNING, "mpishare"):
-        step_by_step(host_node, host_node.comm, even_case((host_node.size,), True))
+        step_by_step(host_node, even_case((host_node.size,)))
     told = [record.getMessage() for record in caplog.records]
     every = [text for texts in host_node.comm.allgather(told) for text in texts]
-    assert len(every) == 1, every
-    assert "mpi" in every[0]
-    assert "MPISHARE_ROUTE" in every[0]
+    assert len(every) == bool(forced), every
+    assert all("mpi" in text and "MPISHARE_ROUTE" in text for text in every)
 
 
 def test_a_plan_that_was_closed_holds_no_memory(host_node):
     """Whoever keeps the object does not keep its staging, if that is more than a node keeps."""
+    gc.collect()
+    ring(host_node, np.zeros(6)).close()  # and with it what earlier tests have dropped
     before = shared_bytes()
-    cart = host_node.comm.Create_cart([host_node.size], [True])
     field = np.zeros((1 << 17, 4))  # packed: it is in no window, and its faces are columns
-    halo = mpishare.HaloExchange(cart, field, 1, axes=(1,), node=host_node)
+    halo = ring(host_node, field, axes=(1,))
     halo.exchange()
     assert host_node.size == 1 or shared_bytes() > before
     halo.close()
     assert shared_bytes() == before
-    cart.Free()
 
 
-@pytest.mark.ranks(min=2)
+@TWO
 def test_the_next_plan_takes_the_staging_of_a_closed_one(host_node):
     """Zeroed: its counts of calls begin anew."""
-    cart = host_node.comm.Create_cart([host_node.size], [True])
-    low = (cart.rank - 1) % cart.size
-    held = []
+    low, _ = beside(host_node)
+    gc.collect()  # what earlier tests have dropped
+    held = set()
     for turn in range(3):
-        field = np.full((6, 1 << 12), turn * cart.size + cart.rank, float)  # no part of the pool
-        halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=host_node)
-        for step in range(3):
-            field[1:-1] += 1
-            halo.exchange()
-            assert (field[0] == turn * cart.size + low + step + 1).all()
-        held.append(shared_bytes())
-        halo.close()
-        held.append(shared_bytes())
+        field = np.full((6, 1 << 12), turn * host_node.size + host_node.rank, float)
+        with ring(host_node, field, axes=(0,)) as halo:  # more than a part of the pool
+            for step in range(3):
+                field[1:-1] += 1
+                halo.exchange()
+                assert (field[0] == turn * host_node.size + low + step + 1).all()
+            held.add(shared_bytes())
+        held.add(shared_bytes())
         host_node.barrier()
-    assert len({*held}) == 1
-    cart.Free()
+    assert len(held) == 1

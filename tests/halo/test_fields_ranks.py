@@ -1,13 +1,14 @@
 """Which arrays a plan takes: of any dtype and layout, many at once, others at every call."""
 
 import gc
+import pickle
 import weakref
 
 import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError
+from mpishare import ClosedError, Layout, MismatchError
 from tests.helpers.halos import (
     DTYPES,
     FORMS,
@@ -18,19 +19,20 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_by,
     exchange_step,
-    make_cart,
+    exchanging,
     make_fields,
-    plan,
     put,
     random_case,
     read_in_place,
+    ring,
     some,
 )
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
-PLACES = ["private", "window", "mixed", "alternating"]
+DOUBLES = Kind()
 
 
 @pytest.fixture(autouse=True)
@@ -48,24 +50,32 @@ def in_window(request, monkeypatch):
     return request.param == "window"
 
 
-def case_of(node, corners=True):
+def case_of(node):
     """Two axes, neighbors on both sides and itself."""
-    return even_case((node.size, 1), True, 3, ((1, 2), (2, 1)), corners=corners)
+    return even_case((node.size, 1), True, 3, ((1, 2), (2, 1)), corners=True)
 
 
-def go(node, kinds, in_window, case=None):
+def go(node, kinds, in_window=False):
     """Make the plan; exchange and check the fields that it was made with, then new ones."""
-    case = case or case_of(node)
-    fields = make_fields(node, case, node.rank, kinds, [in_window] * len(kinds))
-    with plan(node.comm, case, arrays(fields), axes=kinds[0].axes, node=node) as halo:
+    case = case_of(node)
+    with exchanging(node, case, kinds, in_window) as (halo, fields):
         exchange_step(halo, fields, 1)
         exchange_step(halo, fields, 100)
         for step in (200, 300):
-            fields = make_fields(node, case, node.rank, kinds)
+            fields = make_fields(node, case, kinds)
             put(fields, step)
-            halo.start(*arrays(fields))
-            halo.wait()
+            exchange_by(halo, *arrays(fields), halves=True)
             check(fields, step)
+
+
+def window_for(node, kind=DOUBLES, count=1):
+    """Memory for so many fields, in a window of this rank's own."""
+    nbytes = Field.nbytes(kind.spread(case_of(node).cells[node.rank]).shape, kind)
+    return node.allocate_each((count, nbytes), "u1")
+
+
+def field_in(node, memory, kind=DOUBLES):
+    return Field.of(node.xp, case_of(node), node.rank, kind, memory)
 
 
 # --- dtypes and layouts
@@ -77,15 +87,8 @@ def test_every_itemsize(host_node, in_window):
         go(host_node, [Kind(f"V{itemsize}", form) for form in forms], in_window)
 
 
-def test_layouts(node, in_window):
-    for form in FORMS:
-        for dtype in ("i1", "f4", "c16")[: some(node, 3)]:
-            go(node, [Kind(dtype, form)], in_window)
-
-
 def test_one_plan_of_everything(node, in_window):
-    kinds = [Kind(dtype, FORMS[at % len(FORMS)]) for at, dtype in enumerate(DTYPES)]
-    go(node, kinds, in_window)
+    go(node, [Kind(each, FORMS[at % len(FORMS)]) for at, each in enumerate(DTYPES)], in_window)
 
 
 def test_one_plan_of_everything_on_the_host(host_node, in_window):
@@ -96,122 +99,171 @@ def test_one_plan_of_everything_on_the_host(host_node, in_window):
     go(host_node, kinds, in_window)
 
 
-def test_how_many_fields(node, route):
-    for count in (1, 2, 30):
-        go(node, [Kind("f4")] * count, False)
-
-
-def test_an_empty_field(node, route):
-    """No cells along an axis that the cart does not cut: nothing travels."""
-    case = case_of(node)
-    kinds = [Kind("f8", others=(0,), axes=(0, 1)), Kind("f8", others=(2,), axes=(0, 1))]
-    go(node, kinds, False, case)
+@pytest.mark.parametrize("others", [(), (0,)], ids=["thirty", "one without cells"])
+def test_how_many_fields(node, route, others):
+    """An axis that the cart does not cut may have no cells: nothing travels."""
+    if others:
+        go(node, [Kind("f8", others=each, axes=(0, 1)) for each in (others, (2,))])
+    else:
+        go(node, [Kind("f4")] * 30)
 
 
 def test_different_layouts_on_different_ranks(node, route):
     """Strides are each rank's own affair."""
-    case = case_of(node)
-    kinds = [Kind("f8", FORMS[(node.rank + at) % len(FORMS)]) for at in range(3)]
-    in_window = [(node.rank + at) % 2 == 1 for at in range(3)]
-    fields = [
-        some_field(node, case, kind, each) for kind, each in zip(kinds, in_window, strict=True)
-    ]
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    fields = []
+    for at in range(3):
+        kind = Kind("f8", FORMS[(node.rank + at) % len(FORMS)])
+        memory = window_for(node, kind).array[0]  # collective, whichever ranks use it
+        fields.append(field_in(node, memory if (node.rank + at) % 2 else None, kind))
+    with plan_for(node, fields) as halo:
         for step in range(3):
             exchange_step(halo, fields, 100 * step)
 
 
-def some_field(node, case, kind, is_in_window):
-    # Collective, whichever ranks use the window.
-    nbytes = Field.nbytes(kind.spread(case.cells[node.rank]).shape, kind)
-    window = node.allocate_each(nbytes, "u1")
-    return Field.of(node.xp, case, node.rank, kind, window.array if is_in_window else None)
+def plan_for(node, fields):
+    case = case_of(node)
+    return mpishare.HaloExchange(
+        node.comm,
+        arrays(fields),
+        case.widths[0],
+        corners=True,
+        dims=case.dims,
+        periods=case.periods,
+        axes=(0, 1),
+        node=node,
+    )
+
+
+# --- a Layout stands for an array
+
+
+def like(field):
+    """The Layout of an array."""
+    order = "F" if field.flags.f_contiguous and not field.flags.c_contiguous else "C"
+    return Layout(field.shape, field.dtype, order)
+
+
+def test_any_arrays_of_the_layout(node):
+    """Of either order, others at each call; also in windows."""
+    for seed in range(some(node, 12)):
+        case = random_case(np.random.default_rng([seed, node.size, 31]), node.size)
+        axes, others = tuple(range(case.naxes)), (2,) * (seed % 2)
+        kinds = [Kind("f8", "C", others, axes), Kind("i4", "F", others, axes)]
+        fields = make_fields(node, case, kinds)
+        options = {"dims": case.dims, "periods": case.periods, "corners": case.corners}
+        layouts, width = [like(each) for each in arrays(fields)], case.widths[node.rank]
+        with ring(node, layouts, width, axes=axes, **options) as halo:
+            for step in range(3):
+                if step:
+                    fields = make_fields(node, case, kinds, step == 2)
+                exchange_step(halo, fields, 10 * step, *arrays(fields))
+
+
+def test_the_backend_of_a_layout_is_that_of_the_node(host_node):
+    """On a GPU machine too."""
+    with ring(host_node, Layout(6)) as halo:
+        field = Field.of(np, even_case((host_node.size,)), host_node.rank, Kind())
+        exchange_step(halo, [field], 1, field.array)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_call_without_arrays(node, is_mixed):
+    """It says what is missing, and the plan works on."""
+    fields = make_fields(node, even_case((node.size,)), [Kind(), Kind()])
+    given = [arrays(fields)[0] if is_mixed else Layout(6), Layout((6,))]
+    with ring(node, given) as halo:
+        for name in ("exchange", "start", "accumulate"):
+            text = rf"HaloExchange \d+: {name} failed: .* Layout .*Pass them: {name}\(u\)"
+            with pytest.raises(TypeError, match=text):
+                getattr(halo, name)()
+        exchange_step(halo, fields, 1, *arrays(fields))
+
+
+def test_layouts_that_cannot_be_exchanged(node):
+    for wrong, kind in [
+        (Layout(6, "O"), TypeError),
+        (Layout(6, "V17"), TypeError),
+        (Layout(1), ValueError),
+        (Layout((6, 6)), ValueError),
+    ]:
+        with pytest.raises(kind):
+            ring(node, wrong)
+
+
+@TWO
+def test_an_array_on_one_rank_and_a_layout_on_another(node):
+    with pytest.raises(MismatchError, match="no memory yet") as caught:
+        ring(node, Layout(6) if node.rank else node.xp.zeros(6))
+    assert "memory'" in str(caught.value)
 
 
 # --- other arrays at every call
 
 
+PLACES = {
+    "private": lambda rank, at: False,
+    "window": lambda rank, at: True,
+    "mixed": lambda rank, at: at % 2 == 0,
+    "alternating": lambda rank, at: rank % 2 == at % 2,
+}
+
+
 def test_places_that_change_from_call_to_call(node, route):
     """In a window or not: each rank passes what it likes, without telling the others."""
-    for places in PLACES:
-        changing(node, places)
-
-
-def changing(node, places):
-    case = case_of(node)
     kinds = [Kind("f8"), Kind("i2", "F")]
-    flags = {
-        "private": lambda rank, at: False,
-        "window": lambda rank, at: True,
-        "mixed": lambda rank, at: at % 2 == 0,
-        "alternating": lambda rank, at: rank % 2 == at % 2,
-    }[places]
-    chosen = [flags(node.rank, at) for at in range(4)]
-    pool = [some_field(node, case, kinds[at // 2], chosen[at]) for at in range(4)]
     mine = np.random.default_rng([node.rank, 11])
-    with plan(node.comm, case, [pool[0].array, pool[2].array], node=node) as halo:
-        for step in range(1, 25):
-            fields = [pool[mine.integers(2)], pool[2 + mine.integers(2)]]
-            exchange_step(halo, fields, 10 * step, *arrays(fields))
+    for is_in_window in PLACES.values():
+        pool = []
+        for at, kind in enumerate((kinds[0], kinds[0], kinds[1], kinds[1])):
+            memory = window_for(node, kind).array[0]
+            pool.append(field_in(node, memory if is_in_window(node.rank, at) else None, kind))
+        with plan_for(node, [pool[0], pool[2]]) as halo:
+            for step in range(1, 25):
+                fields = [pool[mine.integers(2)], pool[2 + mine.integers(2)]]
+                exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
 def test_arrays_are_not_held(host_node):
-    case, kind = case_of(host_node), Kind("f8")
-    first = make_fields(host_node, case, host_node.rank, [kind])
-    with plan(host_node.comm, case, first[0].array, node=host_node) as halo:
+    case = case_of(host_node)
+    with exchanging(host_node, case) as (halo, _):
         for call in (halo.exchange, halo.accumulate):
-            (field,) = make_fields(host_node, case, host_node.rank, [kind])
+            (field,) = make_fields(host_node, case)
             call(field.array)
             gone = weakref.ref(field.array)
             del field
             assert gone() is None
 
 
-def test_an_array_in_the_window_of_another_rank(node, route):
-    """My field may live in memory that another rank owns."""
-    case = case_of(node)
-    kind = Kind("f8")
-    nbytes = Field.nbytes(kind.spread(case.cells[node.rank]).shape, kind)
-    window = node.allocate_each(nbytes, "u1")
-    memory = window.segment((node.rank + 1) % node.size)
-    fields = [Field.of(node.xp, case, node.rank, kind, memory)]
+@pytest.mark.parametrize("owner", ["another rank", "one rank", "the rank itself"])
+def test_fields_in_windows_of_any_rank(node, route, owner):
+    """In the memory of a neighbor, or all ranks' fields in one allocation of the leader."""
+    if owner == "another rank":
+        memory = window_for(node).segment((node.rank + 1) % node.size)
+    elif owner == "one rank":
+        shape = window_for(node, count=2).array.shape
+        memory = node.allocate((node.size, *shape), "u1").array[node.rank]
+    else:
+        memory = window_for(node, count=2).array
+    fields = [field_in(node, each) for each in memory]
     node.synchronize()
     node.barrier()
-    with plan(node.comm, case, fields[0].array, node=node) as halo:
-        for step in range(5):
-            exchange_step(halo, fields, step)
-
-
-def test_fields_that_share_one_window(node, route):
-    """All ranks' fields in one allocation of the leader."""
-    case = case_of(node)
-    kind = Kind("f4")
-    nbytes = Field.nbytes(kind.spread(case.cells[node.rank]).shape, kind)
-    window = node.allocate((node.size, 2, nbytes), "u1")
-    fields = [
-        Field.of(node.xp, case, node.rank, kind, window.array[node.rank, at]) for at in range(2)
-    ]
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with plan_for(node, fields) as halo:
         for step in range(5):
             exchange_step(halo, fields, 10 * step)
 
 
 def test_a_window_that_is_closed_after_the_plan_was_made(node, route):
     """The plan goes on with other arrays, and with those that the user still holds."""
-    case = case_of(node)
-    kind = Kind("f8")
-    nbytes = Field.nbytes(kind.spread(case.cells[node.rank]).shape, kind)
-    window = node.allocate_each(nbytes, "u1")
-    own = [Field.of(node.xp, case, node.rank, kind, window.array)]
-    other = make_fields(node, case, node.rank, [kind])
-    with plan(node.comm, case, own[0].array, node=node) as halo:
-        exchange_step(halo, own, 1)
+    window = window_for(node)
+    own, other = field_in(node, window.array[0]), field_in(node, None)
+    with plan_for(node, [own]) as halo:
+        exchange_step(halo, [own], 1)
         with pytest.warns(ResourceWarning, match=window.name):
             window.close()
-        node.allocate_each(nbytes, "u1", fill=3)
+        window_for(node).array[...] = 3
         for step in range(3):
-            for fields in (own, other):
-                exchange_step(halo, fields, step, fields[0].array)
+            for field in (own, other):
+                exchange_step(halo, [field], step, field.array)
 
 
 # --- several plans
@@ -221,16 +273,13 @@ def test_many_plans_alive(node, route):
     """Closed in an order that is not theirs."""
     plans = []
     for number in range(12):
-        rng = np.random.default_rng([number, node.size, 2])
-        case = random_case(rng, node.size, 1 + number % 3)
-        fields = make_fields(node, case, node.rank, [Kind("i4")], [bool(number % 2)])
-        opened = plan(node.comm, case, arrays(fields), node=node)
-        plans.append((opened, opened.__enter__(), fields))
+        case = random_case(np.random.default_rng([number, node.size, 2]), node.size, 1 + number % 3)
+        opened = exchanging(node, case, [Kind("i4")], bool(number % 2))
+        plans.append((opened, *opened.__enter__()))
     order = np.random.default_rng(node.size)
     for step in range(4):
         for at in order.permutation(len(plans)):
-            _, halo, fields = plans[at]
-            exchange_step(halo, fields, 100 * step + at)
+            exchange_step(*plans[at][1:], 100 * step + at)
     for at in order.permutation(len(plans)):
         opened, halo, _ = plans[at]
         opened.__exit__(None, None, None)
@@ -242,63 +291,40 @@ def test_many_plans_alive(node, route):
 def test_plans_one_after_another_leave_nothing(host_node, route):
     """Neither files, mappings nor names."""
     node = host_node
-    case = case_of(node)
-    kinds = [Kind("f8"), Kind("i2")]
-    fields = make_fields(node, case, node.rank, kinds, [True, False])
-
-    def one(step):
-        with plan(node.comm, case, arrays(fields), node=node) as halo:
+    fields = make_fields(node, case_of(node), [Kind("f8"), Kind("i2")], [True, False])
+    before = None
+    for step in range(16):
+        with plan_for(node, fields) as halo:
             exchange_step(halo, fields, step)
-
-    one(1)
-    gc.collect()
-    node.barrier()
-    before = held()
-    node.barrier()
-    for step in range(15):
-        one(step)
-    gc.collect()
-    node.barrier()
-    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+        if step in (0, 15):
+            gc.collect()
+            node.barrier()
+            now = held()
+            assert before is None or (now.fds, now.mapped) == (before.fds, before.mapped)
+            before = now
+            node.barrier()
 
 
-def test_a_plan_is_closed_with_its_node(comm, route):
-    with mpishare.Node(comm, timeout_s=40) as node:
-        case = case_of(node)
-        fields = make_fields(node, case, node.rank, [Kind()])
-        cart = make_cart(node.comm, case)
-        halo = mpishare.HaloExchange(cart, arrays(fields), case.widths[0], node=node)
-        halo.exchange()
-        assert not halo.is_closed
-    assert halo.is_closed
-    with pytest.raises(ClosedError):
-        halo.exchange()
-    halo.close()  # once more: nothing
-
-
-def test_close_twice(node, route):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+def test_a_plan_that_was_closed(comm, route):
+    """By itself, or with its node; once more is nothing."""
+    for closes_itself in (True, False):
+        with mpishare.Node(comm, timeout_s=40) as node:
+            u = node.xp.zeros(6)
+            halo = ring(node, u)
+            halo.exchange()
+            assert not halo.is_closed
+            if closes_itself:
+                halo.close()
+        assert halo.is_closed
         halo.close()
-        halo.close()
-    for call in (
-        halo.exchange,
-        halo.start,
-        halo.wait,
-        halo.accumulate,
-        lambda: halo.exchange(fields[0].array),
-    ):
-        with pytest.raises(ClosedError):
-            call()
+        calls = (halo.exchange, halo.start, halo.wait, halo.accumulate)
+        for call in (*calls, lambda halo=halo, u=u: halo.exchange(u)):
+            with pytest.raises(ClosedError):
+                call()
 
 
 def test_a_plan_cannot_be_pickled(node):
-    import pickle
-
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with ring(node, node.xp.zeros(6)) as halo:
         with pytest.raises(TypeError, match="HaloExchange cannot be pickled"):
             pickle.dumps(halo)
         assert "HaloExchange" in repr(halo)

@@ -7,14 +7,20 @@ from mpi4py import MPI
 import mpishare
 from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import exchange_by
-from tests.helpers.rows import fill, ring, values, wrong
+from tests.helpers.halos import exchange_by, ring
+from tests.helpers.rows import fill, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
 # By LL; the largest part by LL, and the smallest with flags; many chunks; more chunks than are
 # packed ahead; chunks of every size.
 SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB)
+
+
+def skip_unless_fused(node, halo):
+    """Ranks that share a GPU without MPS have other routes."""
+    if {route for rank, route in halo.routes.items() if rank != node.rank} != {"fused"}:
+        pytest.skip(f"routes {halo.routes}")
 
 
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
@@ -25,17 +31,16 @@ SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB
 )
 def test_faces_of_every_size(node, nbytes, dtype, shift):
     """One plan by calls, by starts and waits, and by replays of its own graph, in turn."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     n = max(1, nbytes // np.dtype(dtype).itemsize)
     # Rank 0 alone is shifted by an element: the two ends move units of different bytes.
     begin = shift if node.rank == 0 else 0
     field = xp.zeros(4 * n + 1, dtype)[begin : begin + 4 * n].reshape(4, n)
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+    with ring(node, field, axes=0) as halo:
         for step in range(1, 8):
             fill(xp, field, node.rank, step)
             exchange_by(halo, field, halves=step in (3, 6))
             assert wrong(field, node.rank, node.size, step) == 0, step
-    cart.Free()
 
 
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
@@ -43,14 +48,14 @@ def test_faces_of_every_size(node, nbytes, dtype, shift):
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
 def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
     """By LL: the bytes of a part fill its words, whatever the units of the two ends."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     begin = shift if node.rank == 0 else 0
     before, after = (node.rank - 1) % node.size, (node.rank + 1) % node.size
     for n in (1, 2, 3, 5, 7, 33, 1023, 4099):
         memory = xp.zeros(4 * n + 1, dtype)[begin : begin + 4 * n]
         field = memory.reshape(4, n) if axis == 0 else memory.reshape(n, 4)
         rows = field if axis == 0 else field.T
-        with mpishare.HaloExchange(cart, field, 1, axes=axis, node=node) as halo:
+        with ring(node, field, axes=axis) as halo:
             for step in range(1, 6):
                 mine = [values(rows, node.rank, row, step) for row in range(4)]
                 rows[...] = xp.asarray(np.stack(mine))
@@ -59,7 +64,6 @@ def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
                 assert (found[0] == values(rows, before, 2, step)).all(), (n, step)
                 assert (found[3] == values(rows, after, 1, step)).all(), (n, step)
                 assert (found[1:3] == np.stack(mine[1:3])).all(), (n, step)
-    cart.Free()
 
 
 @TWO
@@ -68,23 +72,20 @@ def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
 )
 def test_small_faces_have_a_kernel_of_their_own(node, nbytes, kernel):
     """As long as each chunk can have a block at once, which ranks of one GPU may not have."""
-    cart = ring(node)
     field = node.xp.zeros((4, nbytes), "u1")
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
-        if {route for rank, route in halo.routes.items() if rank != cart.rank} != {"fused"}:
-            pytest.skip(f"routes {halo.routes}")
+    with ring(node, field, axes=0) as halo:
+        skip_unless_fused(node, halo)
         launcher = halo._forward._launcher
         has_room = 4 * max(nbytes // (4 * KIB), 1) <= launcher.max_blocks // 2
         assert launcher._names == {(kernel if has_room else "fused", 0)}
-    cart.Free()
 
 
 @TWO
 def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
     """Columns of single bytes, columns of numbers, and whole planes: every way in one launch."""
-    xp, cart = node.xp, node.comm.Create_cart([node.size, 1], [True, True])
+    xp = node.xp
     fields = [xp.zeros((6, 70_000), dtype) for dtype in ("u1", "f8", "c16")]
-    with mpishare.HaloExchange(cart, fields, 1, corners=True, node=node) as halo:
+    with ring(node, fields, dims=(node.size, 1), corners=True) as halo:
         rows = (np.arange(6)[:, None] - 1 + 4 * node.rank) % (4 * node.size)
         places = (np.arange(70_000)[None, :] - 1) % 69_998
         for step in range(1, 5):
@@ -96,7 +97,6 @@ def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
             halo.exchange(*fields)
             for numbers, field in zip(right, fields, strict=True):
                 assert (field.copy().get() == numbers).all(), (step, field.dtype)
-    cart.Free()
 
 
 @TWO
@@ -122,13 +122,13 @@ def test_a_rank_without_neighbors_lags_for_nobody(node):
 
 def test_the_default_stream_of_another_gpu_is_refused(node):
     """It is not ordered with the fields; a stream of the node's GPU is right on any current GPU."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     others = [at for at in range(xp.cuda.runtime.getDeviceCount()) if at != node.device.ordinal]
     if node.comm.allreduce(len(others)) < node.size:
         pytest.skip("every rank needs a second GPU that it sees")
     field = xp.zeros((4, 8))
     stream = xp.cuda.Stream(non_blocking=True)
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+    with ring(node, field, axes=0) as halo:
         for step in range(1, 6):
             fill(xp, field, node.rank, step)
             node.synchronize()
@@ -140,15 +140,14 @@ def test_the_default_stream_of_another_gpu_is_refused(node):
                     halo.exchange(field)
             stream.synchronize()
             assert wrong(field, node.rank, node.size, step) == 0
-    cart.Free()
 
 
 def test_a_call_on_another_stream_during_a_capture(node):
     """No stream can wait for one that is being captured: refused."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     field = xp.zeros((4, 8))
     one, other = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+    with ring(node, field, axes=0) as halo:
         with one:
             halo.exchange(field)
         one.synchronize()
@@ -161,7 +160,6 @@ def test_a_call_on_another_stream_during_a_capture(node):
         halo.exchange(field, stream=other)
         other.synchronize()
         assert wrong(field, node.rank, node.size, 1) == 0
-    cart.Free()
 
 
 REPLAYED = r"""
@@ -185,14 +183,13 @@ __global__ void check(const unsigned* u, unsigned n, const unsigned* ghosts, uns
 @pytest.mark.parametrize("n", [2, 1024])
 def test_a_hundred_thousand_replays(node, n):
     """Kernels write and count between the exchanges; calls and starts come in between."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     module = xp.RawModule(code=REPLAYED)
     advance, check = module.get_function("advance"), module.get_function("check")
     field = xp.zeros((4, n), "u4")
     stream = xp.cuda.Stream(non_blocking=True)
-    with stream, mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
-        if {route for rank, route in halo.routes.items() if rank != cart.rank} != {"fused"}:
-            pytest.skip(f"routes {halo.routes}")
+    with stream, ring(node, field, axes=0) as halo:
+        skip_unless_fused(node, halo)
         fill(xp, field, node.rank, 0)
         low = values(field, (node.rank - 1) % node.size, 2, 0)
         ghosts = xp.asarray(np.stack([low, values(field, (node.rank + 1) % node.size, 1, 0)]))
@@ -215,7 +212,6 @@ def test_a_hundred_thousand_replays(node, n):
         node.synchronize()
         assert (int(step[0]), int(errors[0])) == (2 + 100_000 + 10, 0)
         del graph
-    cart.Free()
 
 
 @TWO
@@ -226,13 +222,11 @@ def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
     from cuda.bindings import driver
 
     xp = node.xp
-    cart = node.comm.Create_cart(MPI.Compute_dims(node.size, 3), [True] * 3)
+    dims = MPI.Compute_dims(node.size, 3)
     fields = [xp.zeros((5, 5, 5)) for _ in range(count)]
     stream = xp.cuda.Stream(non_blocking=True)
-    with stream, mpishare.HaloExchange(cart, fields, 1, corners=corners, node=node) as halo:
-        others = {route for rank, route in halo.routes.items() if rank != cart.rank}
-        if others != {"fused"}:
-            pytest.skip(f"neighbors by {others}")
+    with stream, ring(node, fields, dims=dims, corners=corners) as halo:
+        skip_unless_fused(node, halo)
         halo.exchange()
         stream.begin_capture()
         halo.exchange()
@@ -242,18 +236,16 @@ def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
         graph.launch(stream)
         node.synchronize()
         del graph
-    cart.Free()
 
 
 @TWO
 def test_more_arrays_in_turn_than_graphs(node):
     """Each is launched as it comes, and none takes the graph of another at every turn."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     fields = [xp.zeros((4, 3)) for _ in range(40)]
     layout = mpishare.Layout(fields[0].shape)
-    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
-        if set(halo.routes.values()) != {"fused"}:
-            pytest.skip("ranks share a GPU without MPS")
+    with ring(node, layout, axes=0) as halo:
+        skip_unless_fused(node, halo)
         graphs = halo._forward._launches[0].fused.alone._graphs
         for step in range(4):
             for number, field in enumerate(fields):
@@ -276,19 +268,18 @@ def test_more_arrays_in_turn_than_graphs(node):
             halo.start(field)
             halo.wait()
             assert wrong(field, node.rank, node.size, 6) == 0
-    cart.Free()
 
 
 @TWO
 def test_a_new_array_on_another_gpu_is_refused(node):
     """Also where the call before was fast."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     count = xp.cuda.runtime.getDeviceCount()
     if count < 2:
         pytest.skip("one GPU is visible")
     other = (node.device.ordinal + 1) % count
     layout = mpishare.Layout((4, 3))
-    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+    with ring(node, layout, axes=0) as halo:
         field = xp.zeros((4, 3))
         for _ in range(4):
             halo.exchange(field)
@@ -297,19 +288,18 @@ def test_a_new_array_on_another_gpu_is_refused(node):
         with pytest.raises(ValueError, match="device"):
             halo.exchange(strange)
         halo.exchange(field)
-    cart.Free()
 
 
 @pytest.mark.parametrize("nbytes", [8, 4 * KIB, 200 * KIB])
 @pytest.mark.parametrize("count", [1, 16])
 def test_plans_alike_have_memory_of_their_own(node, nbytes, count):
     """What is found out for one is taken for the next, but not its staging and its flags."""
-    xp, cart = node.xp, ring(node)
+    xp = node.xp
     made = []
 
     def make():
         fields = [xp.zeros((4, nbytes // 8)) for _ in range(count)]
-        made.append((mpishare.HaloExchange(cart, fields, 1, axes=0, node=node), fields))
+        made.append((ring(node, fields, axes=0), fields))
 
     def exchange_all(turn):
         for number, (halo, fields) in enumerate(made):
@@ -333,4 +323,3 @@ def test_plans_alike_have_memory_of_their_own(node, nbytes, count):
         exchange_all(turn)
     for halo, _ in made:
         halo.close()
-    cart.Free()

@@ -1,7 +1,6 @@
 """Halos as integers, against `numpy.pad` of the global array."""
 
 import doctest
-import itertools
 from math import prod
 from typing import NamedTuple
 
@@ -122,15 +121,6 @@ def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case
     assert same(applied(case, by_direction), case.right.cells)
 
 
-@pytest.mark.parametrize("corners", [False, True])
-@pytest.mark.parametrize("width", [0, 1, 2, ((1, 0), (0, 2)), ((0, 2), (2, 0))])
-@pytest.mark.parametrize("periods", list(itertools.product([False, True], repeat=2)))
-@pytest.mark.parametrize("dims", list(itertools.product([1, 2, 3], repeat=2)))
-def test_small_grids_one_by_one(dims, periods, width, corners):
-    case = layout(dims, periods, [(2, 5, 3)[:extent] for extent in dims], width, corners)
-    assert same(applied(case, by_direction), case.right.cells)
-
-
 @pytest.mark.parametrize(("extent", "goes_wrong"), [(1, True), (2, True), (3, False)])
 def test_matching_by_rank_is_seen_to_be_wrong(extent, goes_wrong):
     case = layout((extent,), (True,), [(4, 5, 6)[:extent]], 1)
@@ -153,22 +143,6 @@ def test_sends_meet_receives_one_to_one_and_in_order(case):
             places = [order.index(each.direction) for each in side]
             assert places == sorted(set(places))
     assert sum(len(sent) for sent, _ in every) == sum(len(received) for _, received in every)
-
-
-@unhurried
-@given(cases())
-def test_sources_are_owned_and_targets_are_not(case):
-    for rank in ranks(case):
-        block = case.blocks[rank]
-        owned = np.zeros(block.shape, bool)
-        owned[block.owned.slices] = True
-        assert owned.sum() == block.owned.size == np.prod(block.extents)
-        sent, received = both(case, rank)
-        assert all(owned[each.source.slices].all() for each in sent)
-        assert not any(owned[each.target.slices].any() for each in received)
-        for each in sent + received:
-            assert each.source.shape == each.target.shape
-            assert each.source.size > 0
 
 
 def test_no_other_block_than_a_neighbors_is_looked_at():
@@ -301,107 +275,89 @@ def test_a_corner_read_deeper_than_its_faces_costs_the_shorter_side():
 
 
 @pytest.mark.parametrize(
-    ("width", "naxes", "found"),
+    ("width", "found"),
     [
-        (0, 1, ((0, 0),)),
-        (2, 3, ((2, 2),) * 3),
-        (np.int64(2), 1, ((2, 2),)),
-        (np.array(2), 2, ((2, 2),) * 2),
-        (np.array([1, 2]), 2, ((1, 1), (2, 2))),
-        (np.array([[1, 2], [3, 4]]), 2, ((1, 2), (3, 4))),
-        ((1, 0), 2, ((1, 1), (0, 0))),
-        ((1, 0), 1, ((1, 0),)),
-        ([[1, 0]], 1, ((1, 0),)),
-        ([3], 1, ((3, 3),)),
-        ([1, (0, 2)], 2, ((1, 1), (0, 2))),
-        (((0, 0), (1, 2), (0, 3)), 3, ((0, 0), (1, 2), (0, 3))),
+        (0, ((0, 0),)),
+        (2, ((2, 2),) * 3),
+        (np.int64(2), ((2, 2),)),
+        (np.array(2), ((2, 2),) * 2),
+        (np.array([1, 2]), ((1, 1), (2, 2))),
+        (np.array([[1, 2], [3, 4]]), ((1, 2), (3, 4))),
+        ((1, 0), ((1, 1), (0, 0))),
+        ((1, 0), ((1, 0),)),
+        ([[1, 0]], ((1, 0),)),
+        ([3], ((3, 3),)),
+        ([1, (0, 2)], ((1, 1), (0, 2))),
+        (((0, 0), (1, 2), (0, 3)), ((0, 0), (1, 2), (0, 3))),
     ],
 )
-def test_widths(width, naxes, found):
-    assert geometry.normalize_widths(width, naxes) == found
-    assert all(type(cells) is int for pair in found for cells in pair)
+def test_widths(width, found):
+    widths = geometry.normalize_widths(width, len(found))
+    assert widths == found
+    assert all(type(cells) is int for pair in widths for cells in pair)
+
+
+WRONG_WIDTHS = {  # for so many axes
+    1: (-1, "1", (1, 2, 3), ((1, 0), (1, 0)), True),
+    2: (1.0, None, "12", (), (1, 2, 3), ((1, 2, 3),) * 2, (1, (0, -1)), ((1, 0.5), 1), ((), 1)),
+    3: ((1, 2),),
+}
+WRONG_WIDTHS[2] += ((1, True), (1, (1, False)))
+
+
+@pytest.mark.parametrize("naxes", WRONG_WIDTHS)
+def test_wrong_widths_are_refused(naxes):
+    for width in WRONG_WIDTHS[naxes]:
+        with pytest.raises(ValueError, match=rf"^width must be .* \({naxes} here\), not .*"):
+            geometry.normalize_widths(width, naxes)
 
 
 @pytest.mark.parametrize(
-    ("width", "naxes"),
-    [
-        (-1, 1),
-        (1.0, 2),
-        (None, 2),
-        ("1", 1),
-        ("12", 2),
-        ((), 2),
-        ((1, 2), 3),
-        ((1, 2, 3), 2),
-        ((1, 2, 3), 1),
-        (((1, 2, 3), (1, 2, 3)), 2),
-        (((1, 0), (1, 0)), 1),
-        ((1, (0, -1)), 2),
-        (((1, 0.5), 1), 2),
-        (((), 1), 2),
-        (True, 1),
-        ((1, True), 1),
-        ((1, (1, False)), 2),
-    ],
-)
-def test_wrong_widths_are_refused(width, naxes):
-    with pytest.raises(ValueError, match=rf"^width must be .* \({naxes} here\), not .*"):
-        geometry.normalize_widths(width, naxes)
-
-
-@pytest.mark.parametrize(
-    ("axes", "naxes", "ndim", "found"),
-    [
-        (None, 3, 3, (0, 1, 2)),
-        ((-2, -1), 2, 4, (2, 3)),
-        ((2, 0), 2, 3, (2, 0)),
-        ([np.int32(-1)], 1, 2, (1,)),
-        (0, 1, 2, (0,)),
-    ],
-)
-def test_axes(axes, naxes, ndim, found):
-    assert geometry.normalize_axes(axes, naxes, ndim) == found
-
-
-@pytest.mark.parametrize(
-    ("axes", "naxes", "ndim"),
-    [
-        (None, 2, 3),
-        (None, 3, 2),
-        ((0, 2), 2, 2),
-        ((0, -3), 2, 2),
-        ((1, -1), 2, 2),
-        ((0, 1, 1), 2, 3),
-        ((0,), 2, 3),
-        ((), 1, 1),
-        (1.0, 1, 3),
-        ("0", 1, 1),
-        ((0, None), 2, 3),
-        ((0,), 1, 0),
-    ],
-)
-def test_wrong_axes_are_refused(axes, naxes, ndim):
-    with pytest.raises(
-        ValueError,
-        match=rf"{naxes} (different axes of a field with|ax[ei]s, the field has) {ndim}",
-    ):
-        geometry.normalize_axes(axes, naxes, ndim)
-
-
-@pytest.mark.parametrize(
-    ("axes", "naxes", "found"),
+    ("axes", "ndim", "found"),
     [
         (None, 3, (0, 1, 2)),
-        ((0, 1), 2, (0, 1)),
-        ((1, 0), 2, (1, 0)),
-        ((-1, -2), 2, (1, 0)),
-        ((2, 5), 2, (0, 1)),
-        ((0, -1), 2, (0, 1)),
-        (-1, 1, (0,)),
+        ((-2, -1), 4, (2, 3)),
+        ((2, 0), 3, (2, 0)),
+        ([np.int32(-1)], 2, (1,)),
+        (0, 2, (0,)),
     ],
 )
-def test_which_axis_of_the_block(axes, naxes, found):
-    assert geometry.normalize_block_axes(axes, naxes, (9,) * naxes) == found
+def test_axes(axes, ndim, found):
+    assert geometry.normalize_axes(axes, len(found), ndim) == found
+
+
+WRONG_AXES = {  # for so many axes of a cart and of a field
+    (1, 0): ((0,),),
+    (1, 1): ((), "0"),
+    (1, 3): (1.0,),
+    (2, 2): ((0, 2), (0, -3), (1, -1), (0,)),
+    (2, 3): (None, (0, 1, 1), (0, None)),
+    (3, 2): (None,),
+}
+
+
+@pytest.mark.parametrize(("naxes", "ndim"), WRONG_AXES)
+def test_wrong_axes_are_refused(naxes, ndim):
+    words = rf"{naxes} (different axes of a field with|ax[ei]s, the field has) {ndim}"
+    for axes in WRONG_AXES[naxes, ndim]:
+        with pytest.raises(ValueError, match=words):
+            geometry.normalize_axes(axes, naxes, ndim)
+
+
+@pytest.mark.parametrize(
+    ("axes", "found"),
+    [
+        (None, (0, 1, 2)),
+        ((0, 1), (0, 1)),
+        ((1, 0), (1, 0)),
+        ((-1, -2), (1, 0)),
+        ((2, 5), (0, 1)),
+        ((0, -1), (0, 1)),
+        (-1, (0,)),
+    ],
+)
+def test_which_axis_of_the_block(axes, found):
+    assert geometry.normalize_block_axes(axes, len(found), (9,) * len(found)) == found
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 0), (0, 1.5), "xy", (0, 99)])
@@ -419,12 +375,9 @@ def test_two_fields_stand_for_all(axes):
         assert tuple(shape[axis] for axis in own) == extents
 
 
-def test_a_field_of_fewer_axes_is_told_of_them_not_of_the_argument():
+def test_a_field_of_fewer_axes_or_without_room_for_its_ghosts_is_refused():
     with pytest.raises(ValueError, match=r"the cart cuts 2 axes, the field has 1$"):
         geometry.normalize_axes((0, 1), 2, 1)
-
-
-def test_a_field_without_room_for_its_ghosts_is_refused():
     widths = ((1, 1), (3, 2))
     assert Block.of((2, 7, 5), widths, (0, 2)).extents == (0, 0)
     with pytest.raises(ValueError, match=r"axis 2 .* \(2, 7, 4\) has 4 cells, .* 3 \+ 2 ghosts"):
@@ -550,7 +503,7 @@ def cells_of(index, fields):
     return found.reshape(-1, len(fields)), found.shape
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(boxes())
 def test_a_moved_box_has_the_cells_beside_those_of_the_box(case):
     fields, box, axis, n = case
@@ -594,26 +547,20 @@ def test_fields_with_different_axes(box, axis, found):
 
 
 @pytest.mark.parametrize(
-    ("box", "axis", "n", "kind"),
+    ("kind", "box", "axis", "n"),
     [
-        (slice(1, 3), 0, 1, TypeError),
-        ((1, slice(1, 3)), 0, 1, TypeError),
-        ((slice(1, 3), ...), 0, 1, TypeError),
-        ((slice(1, 3),), 0.5, 1, TypeError),
-        ((slice(1, 3),), 0, 1.0, TypeError),
-        ((slice(1, 3),), 2, 1, ValueError),
-        ((slice(1, 3),), -3, 1, ValueError),
-        ((slice(3, 1, -1),), 0, 1, ValueError),
+        *((TypeError, box, 0, 1) for box in (slice(1, 3), (1, slice(1, 3)), (slice(1, 3), ...))),
+        (TypeError, (slice(1, 3),), 0.5, 1),
+        (TypeError, (slice(1, 3),), 0, 1.0),
+        (ValueError, (slice(1, 3),), 2, 1),
+        (ValueError, (slice(1, 3),), -3, 1),
+        (ValueError, (slice(3, 1, -1),), 0, 1),
     ],
 )
-def test_boxes_that_are_none(box, axis, n, kind):
-    with pytest.raises(kind):
+def test_boxes_that_are_none(kind, box, axis, n):
+    with pytest.raises(kind) as caught:
         geometry.shifted(box, axis, n, [(5, 5)])
-
-
-def test_an_axis_that_no_field_has():
-    with pytest.raises(ValueError, match=r"fields with \[2\] axes have no axis 2"):
-        geometry.shifted((slice(1, 3),), 2, 1, [(5, 5)])
+    assert axis != 2 or "fields with [2] axes have no axis 2" in str(caught.value)
 
 
 def test_where_a_block_starts():

@@ -8,56 +8,52 @@ import pytest
 import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
+from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage, leftovers
 
 
 def many_ranks(stage: Stage, seeds: int) -> None:
-    from tests.helpers.halos import (
-        Kind,
-        arrays,
-        even_case,
-        exchange_step,
-        make_fields,
-        plan,
-        random_plan,
-    )
+    from tests.helpers.halos import Kind, even_case, exchange_step, exchanging, random_plan
 
     with stage.node() as node:
         for seed in range(seeds):
             random_plan(node, stage.world, seed)
         cube = even_case((2, 2, stage.size // 4), True, 3, 2, corners=True)
         if cube.size == stage.size:
-            fields = make_fields(node, cube, stage.rank, [Kind()], [True])
-            with plan(stage.world, cube, arrays(fields), node=node) as halo:
+            with exchanging(node, cube, [Kind()], True) as (halo, fields):
                 for step in range(10):
                     exchange_step(halo, fields, step)
     report({"done": True})
 
 
 def test_random_plans():
-    """On six ranks test_nodes_faults has some."""
     played = play(8, many_ranks, 8)
     played.ended_well()
     assert sorted(played.result.reports) == list(range(8))
 
 
 def left_open(stage: Stage, is_given: bool) -> None:
-    cart = stage.world.Create_cart((stage.size,), (True,))
     node = stage.node() if is_given else None
-    fields = node.allocate_each(6).array if is_given else np.zeros(6)
-    halo = mpishare.HaloExchange(cart, fields, 1, node=node)
-    halo.exchange()
-    ex = mpishare.NeighborExchange(stage.world, {stage.rank: [1]}, {stage.rank: [2]}, fields)
-    ex.start()
-    report({"done": True})
+    fields = np.arange(6.0) + 10 * stage.rank
+    x = node.allocate_each(6, fill=1.0).array if is_given else np.ones(6)
+    ring = {"dims": (stage.size,), "periods": True, "node": node}
+    mpishare.HaloExchange(stage.world, fields, 1, **ring).exchange()
+    mpishare.Allreduce(stage.world, x, node=node).reduce(x)
+    here = {stage.rank: [1]}, {stage.rank: [2]}
+    mpishare.NeighborExchange(stage.world, *here, fields.copy(), node=node).start()
+    report({"found": [*fields[[0, 5]], x[0]]})
 
 
 @pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
-def test_a_program_that_closes_nothing(is_given):
+@pytest.mark.parametrize("nodes", ["", "2 + 2"])
+def test_a_program_that_closes_nothing(nodes, is_given):
     """It ends with status 0, and says nothing."""
-    played = play(2, left_open, is_given)
+    size = 4 if nodes else 2
+    played = play_on(nodes, 4, left_open, is_given) if nodes else play(2, left_open, is_given)
     played.ended_well()
-    assert all(played.rank(rank)["done"] for rank in range(2))
+    for rank in range(size):
+        ends = [10 * ((rank - 1) % size) + 4, 10 * ((rank + 1) % size) + 1]
+        assert played.rank(rank)["found"] == [*ends, size]
 
 
 def freed(stage: Stage) -> None:

@@ -1,24 +1,23 @@
-"""Exchanges by index: any graph, and what is refused about one."""
+"""Exchanges by index and by global ids: any graph, any mesh, and what is refused about one."""
 
 import numpy as np
 import pytest
 
-import mpishare
-from mpishare import MismatchError
+from mpishare import MismatchError, NeighborExchange
 from tests.helpers.halos import (
     DTYPES,
     FORMS,
     HOST_DTYPES,
     HOST_FORMS,
-    POISON,
     Field,
     Kind,
     arrays,
     as_indices,
     attempt,
+    beside,
     check,
     check_refusal,
-    encode,
+    exchange_by,
     graph_field,
     on_host,
     pause,
@@ -30,22 +29,29 @@ from tests.helpers.halos import (
 TWO = pytest.mark.ranks(min=2)
 
 
+def make(node, sends, recvs, fields, **options):
+    return NeighborExchange(node.comm, sends, recvs, fields, node=node, **options)
+
+
+def make_of_ids(node, ids, n_owned, field, **options):
+    return NeighborExchange.from_global_ids(node.comm, ids, n_owned, field, node=node, **options)
+
+
 def random_kinds(rng, dtypes, forms):
-    """Up to three fields, indexed along one axis, and that axis as it is given."""
+    """Up to three fields, indexed along one axis, which is counted from either end."""
     first = int(rng.integers(0, 3))
-    counted_from_the_end = bool(rng.integers(2))
+    axis = -1 - first if rng.integers(2) else first
     kinds = []
     for _ in range(int(rng.integers(1, 4))):
-        extra = first + int(rng.integers(0, 2))
-        others = tuple(rng.integers(1, 4, extra).tolist())
-        axis = -1 - first if counted_from_the_end else first
+        others = tuple(rng.integers(1, 4, first + int(rng.integers(0, 2))).tolist())
         kinds.append(Kind(str(rng.choice(dtypes)), str(rng.choice(forms)), others, (axis,)))
-    return kinds, kinds[0].axes[0]
+    return kinds
 
 
-def in_window(node, graph, kind):
+def field_of(node, graph, kind, *, is_in_window):
     shape = kind.spread(graph.numbers(node.rank)).shape
-    return node.allocate_each(Field.nbytes(shape, kind), "u1").array
+    window = node.allocate_each(Field.nbytes(shape, kind), "u1") if is_in_window else None
+    return graph_field(node.xp, graph, node.rank, kind, window and window.array)
 
 
 def random_exchange(node, seed, steps=3):
@@ -53,34 +59,29 @@ def random_exchange(node, seed, steps=3):
     graph = random_graph(rng, node.size)
     on_cpu = node.backend == "host"
     dtypes, forms = (DTYPES + HOST_DTYPES, HOST_FORMS) if on_cpu else (DTYPES, FORMS)
-    kinds, axis = random_kinds(rng, dtypes, forms)
+    kinds = random_kinds(rng, dtypes, forms)
     flags = rng.integers(0, 2, len(kinds))
-    memories = [in_window(node, graph, k) if f else None for k, f in zip(kinds, flags, strict=True)]
     fields = [
-        graph_field(node.xp, graph, node.rank, kind, memory)
-        for kind, memory in zip(kinds, memories, strict=True)
+        field_of(node, graph, kind, is_in_window=flag)
+        for kind, flag in zip(kinds, flags, strict=True)
     ]
     sends, recvs = (as_indices(rng, each[node.rank]) for each in (graph.sends, graph.recvs))
     mine = np.random.default_rng([seed, node.rank, 5])
-    ex = mpishare.NeighborExchange(node.comm, sends, recvs, arrays(fields), axis=axis, node=node)
-    for step in range(1, steps + 1):
-        for at, field in enumerate(fields):
-            put_graph(field, graph, node.rank, 10 * step + at)
-        pause(mine)
-        if rng.random() < 0.5:
-            ex.exchange()
-        else:
-            ex.start(*arrays(fields))
+    with make(node, sends, recvs, arrays(fields), axis=kinds[0].axes[0]) as ex:
+        for step in range(1, steps + 1):
+            for at, field in enumerate(fields):
+                put_graph(field, graph, node.rank, 10 * step + at)
             pause(mine)
-            ex.wait()
-        try:
-            check(fields, 10 * step)
-        except AssertionError as error:
-            error.add_note(f"seed {seed}: {graph}")
-            raise
-    expected = {r for r in range(node.size) if len(sends.get(r, [])) or len(recvs.get(r, []))}
-    assert set(ex.routes) == expected
-    ex.close()
+            halves = rng.random() < 0.5
+            given = arrays(fields) if halves else []
+            exchange_by(ex, *given, halves=halves, between=lambda: pause(mine))
+            try:
+                check(fields, 10 * step)
+            except AssertionError as error:
+                error.add_note(f"seed {seed}: {graph}")
+                raise
+        expected = {r for r in range(node.size) if len(sends.get(r, [])) or len(recvs.get(r, []))}
+        assert set(ex.routes) == expected
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -95,42 +96,44 @@ def test_random_graphs_on_the_host(host_node, route, part):
         random_exchange(host_node, seed)
 
 
-def ring(node, count=2):
-    """To the right neighbor, maybe itself: what, where, and the fields' length."""
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
-    return {right: list(range(count))}, {left: list(range(count, 2 * count))}, 2 * count
+def neighbors_on_a_ring(node):
+    """Two places to the right neighbor, maybe itself, and two from the left one."""
+    left, right = beside(node)
+    return {right: [0, 1]}, {left: [2, 3]}
+
+
+def still_works(node):
+    with make(node, *neighbors_on_a_ring(node), node.xp.zeros(4)) as ex:
+        ex.exchange()
 
 
 def test_nothing_at_all(node, route):
     array = node.xp.arange(4)
     for sends, recvs in [({}, {}), ({node.rank: []}, {}), ({}, {0: np.empty(0)})]:
-        ex = mpishare.NeighborExchange(node.comm, sends, recvs, array, node=node)
-        ex.exchange()
-        ex.accumulate()
-        assert ex.routes == {}
-        ex.close()
+        with make(node, sends, recvs, array) as ex:
+            ex.exchange()
+            ex.accumulate()
+            assert ex.routes == {}
     assert on_host(array).tolist() == [0, 1, 2, 3]
 
 
 def test_fields_of_different_lengths_on_different_ranks(node, route):
     """A rank may have no places at all."""
     length = 0 if node.rank == 0 and node.size > 1 else 3 * node.rank + 2
+    array = node.xp.arange(length, dtype="f4").reshape(length, 1) + 1
+    expected = list(range(1, length + 1))
     sends, recvs = {}, {}
     if node.rank == node.size - 1:
         sends[node.rank], recvs[node.rank] = [0], [length - 1]
-    array = node.xp.arange(length, dtype="f4").reshape(length, 1) + 1
-    ex = mpishare.NeighborExchange(node.comm, sends, recvs, array, node=node)
-    ex.exchange()
-    expected = list(range(1, length + 1))
-    if sends:
         expected[-1] = 1
+    with make(node, sends, recvs, array) as ex:
+        ex.exchange()
     assert on_host(array)[:, 0].tolist() == expected
-    ex.close()
 
 
 def test_masks_and_slices(node, route):
     """Places of a mask are in the order of the axis, those of a slice in its own."""
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    left, right = beside(node)
     values = np.arange(8) + 10 * node.rank
     ghosts = np.array([False] * 5 + [True] * 3)
     for sends, recvs, found in [
@@ -141,166 +144,261 @@ def test_masks_and_slices(node, route):
         (np.zeros(8, bool), slice(0), None),
     ]:
         array = node.xp.asarray(values)
-        ex = mpishare.NeighborExchange(node.comm, {right: sends}, {left: recvs}, array, node=node)
-        ex.exchange()
+        with make(node, {right: sends}, {left: recvs}, array) as ex:
+            ex.exchange()
         expected = values.copy()
         if found is not None:
             expected[5:] = np.array(found) + 10 * left
         assert on_host(array).tolist() == expected.tolist()
-        ex.close()
 
 
 def test_indices_may_be_changed_afterwards(node):
     """The plan has its own."""
-    sends, recvs, length = ring(node)
-    sends, recvs = ({r: np.array(p) for r, p in each.items()} for each in (sends, recvs))
-    array = node.xp.arange(length) + 10 * node.rank
-    ex = mpishare.NeighborExchange(node.comm, sends, recvs, array, node=node)
-    for each in (sends, recvs):
-        for places in each.values():
-            places[...] = 0
-        each.clear()
-    ex.exchange()
-    left = 10 * ((node.rank - 1) % node.size)
+    sides = neighbors_on_a_ring(node)
+    sends, recvs = ({rank: np.array(each) for rank, each in side.items()} for side in sides)
+    array = node.xp.arange(4) + 10 * node.rank
+    with make(node, sends, recvs, array) as ex:
+        for side in (sends, recvs):
+            for places in side.values():
+                places[...] = 0
+            side.clear()
+        ex.exchange()
+    left = 10 * beside(node)[0]
     assert on_host(array).tolist()[2:] == [left, left + 1]
-    ex.close()
+
+
+# --- global ids
+
+
+def random_ids(rng, size):
+    """For each rank its ids and how many it owns: some ranks own nothing, ghosts repeat."""
+    count = int(rng.integers(1, 60))
+    most = int(rng.choice([count, 10 * count, 1 << 62]))
+    ids = rng.choice(most, 2 * count) if most < 1 << 40 else rng.integers(-most, most, 2 * count)
+    ids = np.unique(ids)
+    owners = rng.integers(0, size, len(ids)) % int(rng.integers(1, size + 1))
+    found = []
+    for rank in range(size):
+        owned = rng.permutation(ids[owners == rank])
+        ghosts = rng.choice(ids, int(rng.integers(0, 2 * count)))
+        found.append((np.concatenate([owned, ghosts]), len(owned)))
+    return found
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_random_meshes(node, axis):
+    """Every ghost gets the value of the cell with its id."""
+    for seed in range(some(node, 12)):
+        rng = np.random.default_rng([seed, node.size, 21])
+        ids, n_owned = random_ids(rng, node.size)[node.rank]
+        values = ids % 1009 + 0.5
+        right = np.stack([values, -values], axis=1 if axis == 0 else 0)
+        start = right.copy()
+        np.moveaxis(start, axis, 0)[n_owned:] = -1
+        field = node.xp.asarray(start)
+        with make_of_ids(node, ids, n_owned, field, axis=axis) as ex:
+            ex.exchange()
+        assert np.array_equal(on_host(field), right), (seed, ids, n_owned)
+
+
+def test_the_reverse_adds_every_ghost_to_its_owner(node):
+    mesh = random_ids(np.random.default_rng([node.size, 22]), node.size)
+    ids, n_owned = mesh[node.rank]
+    field = node.xp.ones(len(ids))
+    with make_of_ids(node, ids, n_owned, field) as ex:
+        ex.accumulate()
+    ghosts = np.concatenate([each[n:] for each, n in mesh])
+    right = [1 + np.count_nonzero(ghosts == id_) for id_ in ids[:n_owned]]
+    assert on_host(field).tolist() == right + [0] * (len(ids) - n_owned)
+
+
+def ring_ids(node):
+    """Two owned places, and a ghost of the next rank's first."""
+    return [2 * node.rank, 2 * node.rank + 1, 2 * beside(node)[1]]
+
+
+def test_ids_of_any_integers(node):
+    """Lists, and arrays of any width, on the GPU too; the user's may be changed afterwards."""
+    for kind in (list, np.uint8, np.int16, np.uint64, node.xp.asarray):
+        ids = kind(ring_ids(node))
+        field = node.xp.asarray([2.0 * node.rank, 1, -1])
+        with make_of_ids(node, ids, 2, field) as ex:
+            ids[2] = 77
+            ex.exchange()
+        assert on_host(field).tolist() == [2 * node.rank, 1, 2 * beside(node)[1]]
+
+
+def test_a_rank_without_places_and_a_mesh_without_ghosts(node):
+    ids = np.arange(3 * node.rank)
+    ids += int(ids.sum()) + 100 * node.rank  # apart from those of other ranks
+    field = node.xp.asarray(ids + 0.0)
+    with make_of_ids(node, ids, len(ids), field) as ex:
+        ex.exchange()
+        assert ex.routes == {}
+    assert on_host(field).tolist() == ids.tolist()
 
 
 # --- what is refused
 
 
-def make(node, sends, recvs, fields, **options):
-    return mpishare.NeighborExchange(node.comm, sends, recvs, fields, node=node, **options)
-
-
-def still_works(node):
-    sends, recvs, length = ring(node)
-    ex = make(node, sends, recvs, node.xp.zeros(length))
-    ex.exchange()
-    ex.close()
-
-
-BAD = {
-    "too large": ([0, 4], ValueError, "4"),
-    "negative": ([-1], ValueError, "-1"),
-    "float": ([0.0, 1.0], TypeError, "int"),
-    "short mask": (np.array([True, False]), ValueError, "a mask of 2 places"),
-    "mask of two axes": (np.array([[True, False]]), TypeError, "mask"),
-    "two axes": ([[0, 1]], TypeError, "int"),
-    "text": (["0"], TypeError, "int"),
-    "huge": (np.array([1 << 63], "u8"), ValueError, "9223372036854775808"),
-    "a number": (3, (TypeError, ValueError), "int"),
-}
+BAD_PLACES = [
+    ([0, 4], ValueError, "4"),
+    ([-1], ValueError, "-1"),
+    ([0.0, 1.0], TypeError, "int"),
+    (np.array([True, False]), ValueError, "a mask of 2 places"),
+    (np.array([[True, False]]), TypeError, "mask"),
+    ([[0, 1]], TypeError, "int"),
+    (["0"], TypeError, "int"),
+    (np.array([1 << 63], "u8"), ValueError, "9223372036854775808"),
+    (3, (TypeError, ValueError), "int"),
+]
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["sends", "recvs"])
 def test_places_that_are_none(node, side):
-    *right, length = ring(node)
-    for places, kind, words in BAD.values():
+    right = neighbors_on_a_ring(node)
+    for places, kind, words in BAD_PLACES:
         wrong = [*right]
         wrong[side] = dict.fromkeys(right[side], places)
-        check_refusal(node.comm, ends(node, length), wrong, right, kind, words)
+        check_sides(node, wrong, kind, words, right)
     still_works(node)
 
 
-def ends(node, length):
-    """What makes a plan of sends and recvs."""
-    return lambda given: make(node, *given, node.xp.zeros(length))
+def check_sides(node, wrong, kind, words, right=({}, {})):
+    """Sends and recvs of the last rank are refused on all."""
+    check_refusal(
+        node.comm, lambda given: make(node, *given, node.xp.zeros(4)), wrong, right, kind, words
+    )
 
 
-def test_ranks_that_are_none(node):
+BAD_IDS = [
+    ([0.0, 1.0, 2.0], 2, TypeError, "ids must be ints"),
+    ([True, False, True], 2, TypeError, "ids must be ints"),
+    ([[0], [1], [2]], 2, TypeError, "ids must be ints"),
+    (3, 2, TypeError, "ids must be ints"),
+    ([0, 1], 2, ValueError, "there are 2 ids, the fields have 3"),
+    (np.array([0, 1, 1 << 63], "u8"), 2, ValueError, "9223372036854775808"),
+    ([10000, 10001, 10000], 3, ValueError, "names id 10000 twice among the 3 that this rank owns"),
+    ([10000, 10001, 10002], -1, ValueError, "n_owned is -1"),
+    ([10000, 10001, 10002], 4, ValueError, "n_owned is 4"),
+    ([10000, 10001, 10002], 2.0, TypeError, "n_owned must be an int"),
+    ([10000, 10001, 10002], True, TypeError, "n_owned must be an int"),
+]
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
+def test_ids_that_are_none(node, everywhere):
+    for ids, n_owned, kind, words in BAD_IDS:
+        check_refusal(
+            node.comm,
+            lambda given: make_of_ids(node, *given, node.xp.zeros(3)),
+            (ids, n_owned),
+            (ring_ids(node), 2),
+            kind,
+            words,
+            everywhere,
+        )
+    still_works(node)
+
+
+def test_ranks_and_axes_that_are_none(node):
     for rank in (node.size, -1, "0", 1.5, None):
-        array = node.xp.zeros(4)
-        for sends, recvs in (({rank: [0]}, {}), ({}, {rank: [0]})):
+        for sides in (({rank: [0]}, {}), ({}, {rank: [0]})):
             with pytest.raises((ValueError, TypeError), match="rank"):
-                make(node, sends, recvs, array)
+                make(node, *sides, node.xp.zeros(4))
     for sends in ([[0]], None, 3):
         with pytest.raises(TypeError, match="sends"):
             make(node, sends, {}, node.xp.zeros(4))
+    sides = neighbors_on_a_ring(node)
+    for axis in (1, -2, 7, 0.5, "0", None):
+        error = ValueError if isinstance(axis, int) else (TypeError, ValueError)
+        with pytest.raises(error, match="axis"):
+            make(node, *sides, node.xp.zeros(4), axis=axis)
+    with pytest.raises(ValueError, match=r"extent|length|axis"):
+        make(node, *sides, [node.xp.zeros(4), node.xp.zeros(5)])
     still_works(node)
 
 
-def test_two_writers_of_one_place(node):
-    """Within what comes from one rank, and from two."""
+def test_places_that_are_named_twice(node):
+    """By two writers, from one rank or two; to be sent and received: who is faster would count."""
     last = node.size - 1
-    cases = [({last: [0, 0]}, {last: [1, 1]})]
-    if node.size > 1:
-        cases.append(({0: [0], last: [0]}, {0: [1], last: [1]}))
-    for wrong in cases:
-        check_refusal(node.comm, ends(node, 4), wrong, ({}, {}), ValueError, "recvs names place 1")
+    left, right = beside(node)
+    twice = [({last: [0, 0]}, {last: [1, 1]})]
+    if last:
+        twice.append(({0: [0], last: [0]}, {0: [1], last: [1]}))
+    for wrong in twice:
+        check_sides(node, wrong, ValueError, "recvs names place 1")
+    for sides in [({right: [2]}, {left: [2]}), ({right: [0, 1]}, {left: [1, 2]})]:
+        with pytest.raises(ValueError, match="in sends and in recvs"):
+            make(node, *sides, node.xp.zeros(4))
+    check_sides(node, ({last: [1]}, {last: [1]}), ValueError, "in sends and in recvs")
     still_works(node)
 
 
-def test_a_place_that_is_sent_and_received(node):
-    """Which of its values should go would depend on who is faster."""
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
-    for sends, recvs in [({right: [2]}, {left: [2]}), ({right: [0, 1]}, {left: [1, 2]})]:
-        with pytest.raises(ValueError, match="in sends and in recvs"):
-            make(node, sends, recvs, node.xp.zeros(4))
-    wrong = {node.size - 1: [1]}, {node.size - 1: [1]}
-    words = "in sends and in recvs"
-    check_refusal(node.comm, ends(node, 4), wrong, ({}, {}), ValueError, words)
+def check_same_error(node, call, words):
+    """The same ValueError on every rank."""
+    error, texts = attempt(node.comm, call)
+    assert type(error) is ValueError, texts
+    assert len(set(texts)) == 1, texts
+    assert words in str(error)
     still_works(node)
 
 
 def test_lengths_that_do_not_match(node):
-    """The same ValueError on all ranks, which names both."""
+    """The error names both ranks."""
     sender, receiver = 0, node.size - 1
     for sent, received in ((3, 2), (0, 1), (1, 0)):
-        sends = {receiver: [0] * sent} if node.rank == sender else {}
+        sends = {receiver: [0] * sent} if node.rank == sender and sent else {}
         recvs = {sender: list(range(1, 1 + received))} if node.rank == receiver else {}
-        if node.rank == sender and not sent:
-            sends = {}
-        array = node.xp.zeros(5)
-        error, names = attempt(node.comm, lambda s=sends, r=recvs, a=array: make(node, s, r, a))
-        assert isinstance(error, ValueError), names
-        assert len(set(names)) == 1
         said = f"rank {sender} sends {sent} places to rank {receiver}, which expects {received}"
-        assert said in str(error)
-    still_works(node)
+        check_same_error(node, lambda s=sends, r=recvs: make(node, s, r, node.xp.zeros(5)), said)
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong", "words"),
+    [
+        pytest.param(
+            slice(1, 2), [0], "two ranks own the same id: id 0 by ranks 0 and {last}", marks=TWO
+        ),
+        (
+            slice(2, None),
+            range(-9, 0),
+            "nobody owns id -9, a ghost of rank {last}; id -8, a ghost of rank {last}; id -7, "
+            "a ghost of rank {last}, and 6 more",
+        ),
+    ],
+    ids=["owned twice", "owned by nobody"],
+)
+def test_ids_that_have_not_one_owner(node, at, wrong, words):
+    """The error names the ids and their ranks."""
+    last = node.size - 1
+    ids = ring_ids(node)
+    if node.rank == last:
+        ids[at] = wrong
+    field = node.xp.zeros(len(ids))
+    check_same_error(node, lambda: make_of_ids(node, ids, 2, field), words.format(last=last))
 
 
 @TWO
-def test_fields_that_differ_between_ranks(node):
+def test_ranks_that_differ(node):
     """All other axes travel whole, so that they must be the same; and so must the dtypes."""
-    xp = node.xp
-    odd = node.rank == node.size - 1
-    sends, recvs, length = ring(node)
-    pairs = {
-        "dtype": (xp.zeros(length, "f4"), xp.zeros(length, "i4")),
-        "count": ([xp.zeros(length)], [xp.zeros(length), xp.zeros(length)]),
-        "other axes": (xp.zeros((length, 2, 3)), xp.zeros((length, 3, 2))),
-        "extent": (xp.zeros((length, 2)), xp.zeros((length, 3))),
-    }
-    for name, (one, other) in pairs.items():
-        error, names = attempt(
-            node.comm, lambda f=other if odd else one: make(node, sends, recvs, f)
-        )
-        assert isinstance(error, ValueError), (name, names)
-        assert {text for text, _ in names} <= {"MismatchError", "ValueError"}, (name, names)
-    still_works(node)
-
-
-@TWO
-def test_axes_that_differ_between_ranks(node):
-    sends, recvs, length = ring(node)
-    odd = node.rank == node.size - 1
-    array = node.xp.zeros((length, length))
+    xp, odd, sides = node.xp, node.rank == node.size - 1, neighbors_on_a_ring(node)
+    for one, other in (
+        (xp.zeros(4, "f4"), xp.zeros(4, "i4")),
+        ([xp.zeros(4)], [xp.zeros(4), xp.zeros(4)]),
+        (xp.zeros((4, 2, 3)), xp.zeros((4, 3, 2))),
+        (xp.zeros((4, 2)), xp.zeros((4, 3))),
+    ):
+        with pytest.raises(ValueError, match=r".") as caught:
+            make(node, *sides, other if odd else one)
+        names = node.comm.allgather(type(caught.value).__name__)
+        assert {*names} <= {"MismatchError", "ValueError"}
     with pytest.raises(MismatchError, match="axis"):
-        make(node, sends, recvs, array, axis=1 if odd else 0)
-    still_works(node)
-
-
-def test_axes_that_are_none(node):
-    sends, recvs, length = ring(node)
-    for axis in (1, -2, 7):
-        with pytest.raises(ValueError, match="axis"):
-            make(node, sends, recvs, node.xp.zeros(length), axis=axis)
-    for axis in (0.5, "0", None):
-        with pytest.raises((TypeError, ValueError), match="axis"):
-            make(node, sends, recvs, node.xp.zeros(length), axis=axis)
-    with pytest.raises(ValueError, match=r"extent|length|axis"):
-        make(node, sends, recvs, [node.xp.zeros(length), node.xp.zeros(length + 1)])
+        make(node, *sides, xp.zeros((4, 4)), axis=int(odd))
+    by_ids = lambda: make_of_ids(node, ring_ids(node), 2, xp.zeros(3))  # noqa: E731
+    with pytest.raises(MismatchError, match="made of='global ids'") as caught:
+        by_ids() if node.rank else make(node, {}, {}, xp.zeros(3))
+    assert "made of='sends, recvs'" in str(caught.value)
     still_works(node)
 
 
@@ -309,8 +407,7 @@ def test_axes_that_are_none(node):
 
 def totals(graph, kind, weights):
     """What every number of the graph sums up to."""
-    count = int(graph.starts[-1]) * int(np.prod(kind.others, dtype=int))
-    total = np.zeros(count, "f8")
+    total = np.zeros(int(graph.starts[-1]) * int(np.prod(kind.others, dtype=int)))
     for rank in range(graph.size):
         np.add.at(total, kind.spread(graph.numbers(rank)), weights[rank])
     return total
@@ -324,24 +421,20 @@ def test_accumulate(node, route):
         kind = Kind("f8" if seed % 2 else "i4", str(rng.choice(FORMS)), (2,) * (seed % 3), (0,))
         shapes = [kind.spread(graph.numbers(rank)).shape for rank in range(node.size)]
         weights = [rng.integers(-50, 50, shape) for shape in shapes]
-        memory = in_window(node, graph, kind) if seed % 4 < 2 else None
-        field = graph_field(node.xp, graph, node.rank, kind, memory)
-        ex = make(node, graph.sends[node.rank], graph.recvs[node.rank], field.array)
-        for _ in range(2):
-            field.array[...] = node.xp.asarray(weights[node.rank].astype(kind.dtype))
-            ex.accumulate()
-            own = graph.starts[node.rank] + np.arange(graph.lengths[node.rank])
-            expected = totals(graph, kind, weights)[kind.spread(own)]
-            ghosts = np.zeros(graph.lengths[node.rank], bool)
-            ghosts[graph.ghosts(node.rank)] = True
-            expected[ghosts] = 0
-            assert np.array_equal(on_host(field.array), expected), (seed, graph)
-            # And forth again, on the same plan.
-            ex.exchange()
-            whole = totals(graph, kind, weights)
-            shown = whole[kind.spread(graph.numbers(node.rank))]
-            assert np.array_equal(on_host(field.array), shown), (seed, graph)
-        ex.close()
+        field = field_of(node, graph, kind, is_in_window=seed % 4 < 2)
+        whole = totals(graph, kind, weights)
+        own = graph.starts[node.rank] + np.arange(graph.lengths[node.rank])
+        expected = whole[kind.spread(own)]
+        expected[graph.ghosts(node.rank)] = 0
+        with make(node, graph.sends[node.rank], graph.recvs[node.rank], field.array) as ex:
+            for _ in range(2):
+                field.array[...] = node.xp.asarray(weights[node.rank].astype(kind.dtype))
+                ex.accumulate()
+                assert np.array_equal(on_host(field.array), expected), (seed, graph)
+                # And forth again, on the same plan.
+                ex.exchange()
+                shown = whole[kind.spread(graph.numbers(node.rank))]
+                assert np.array_equal(on_host(field.array), shown), (seed, graph)
 
 
 def test_accumulate_is_repeatable(node, route):
@@ -349,30 +442,13 @@ def test_accumulate_is_repeatable(node, route):
     sends = {rank: [0, 0, 1] for rank in range(node.size)}
     recvs = {rank: [2 + 3 * rank + k for k in range(3)] for rank in range(node.size)}
     array = node.xp.empty((2 + 3 * node.size, 40), "f4")
-    ex = make(node, sends, recvs, array)
-    rng = np.random.default_rng(node.rank)
+    rng, mine = np.random.default_rng(node.rank), np.random.default_rng([node.rank, 2])
     values = node.xp.asarray(rng.standard_normal(array.shape).astype("f4") * 1e3)
-    mine = np.random.default_rng([node.rank, 2])
     bits = set()
-    for _ in range(30):
-        array[...] = values
-        pause(mine, 0.002, 0.3)
-        ex.accumulate()
-        bits.add(on_host(array).tobytes())
+    with make(node, sends, recvs, array) as ex:
+        for _ in range(30):
+            array[...] = values
+            pause(mine, 0.002, 0.3)
+            ex.accumulate()
+            bits.add(on_host(array).tobytes())
     assert len(bits) == 1
-    ex.close()
-
-
-def test_the_oracle_of_this_file_can_fail(host_node):
-    """One place that is not what it must be is seen."""
-    rng = np.random.default_rng(1)
-    graph = next(g for g in (random_graph(rng, host_node.size) for _ in range(50)) if
-                 all(len(g.ghosts(r)) for r in range(g.size)))  # fmt: skip
-    kind = Kind("f8", axes=(0,))
-    field = graph_field(np, graph, host_node.rank, kind)
-    put_graph(field, graph, host_node.rank, 1)
-    assert "are wrong" in field.flaws(1)
-    field.array[...] = encode(field.numbers, "f8", 1)
-    assert field.flaws(1) == ""
-    field.array[graph.ghosts(host_node.rank)[0]] = encode(np.array([POISON]), "f8", 1)[0]
-    assert "1 owned cells are wrong" in field.flaws(1)

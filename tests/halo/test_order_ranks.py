@@ -16,22 +16,27 @@ from mpishare import EpochError
 from mpishare.halo.host import compiled_route, parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
+    Case,
     Field,
     Kind,
     arrays,
+    beside,
     check,
     even_case,
+    exchange_by,
     exchange_step,
+    exchanging,
     make_fields,
     pause,
-    plan,
     put,
     read_in_place,
+    ring,
     star_of_rank_0,
 )
 from tests.helpers.latch import check_order
 
 TWO = pytest.mark.ranks(min=2)
+INTS = (Kind("i8"),)
 
 
 @pytest.fixture(params=["private", "window", "process", "mpi"])
@@ -46,137 +51,110 @@ def in_window(request, monkeypatch):
         yield request.param == "window"
 
 
-def case_of(node, periods=True, width=1):
-    return even_case((node.size, 1), periods, 4, width, corners=True)
+@pytest.fixture
+def rest(node):
+    """Sleeps at random on this rank alone."""
+    rng = np.random.default_rng([node.rank, 13])
+    return lambda most_s=0.002, share=0.05: pause(rng, most_s, share)
 
 
-def own_rng(node, seed=0):
-    """Of this rank alone: who sleeps when."""
-    return np.random.default_rng([seed, node.rank, 13])
+def case_of(node, width=1):
+    return even_case((node.size, 1), True, 4, width, corners=True)
 
 
 # --- steps with random delays
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
-def test_owned_cells_are_overwritten_right_after_wait(node, in_window, way):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind("i8"), Kind("i4")], [in_window] * 2)
-    mine = own_rng(node)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+def test_owned_cells_are_overwritten_right_after_wait(node, in_window, rest, way):
+    kinds = [Kind("i8"), Kind("i4")]
+    with exchanging(node, case_of(node), kinds, in_window) as (halo, fields):
         for step in range(1, 50):
             put(fields, 10 * step)
-            pause(mine, 0.002, 0.05)
-            if way == "exchange":
-                halo.exchange()
-            else:
-                halo.start()
-                pause(mine, 0.002, 0.05)
-                halo.wait()
-            kept = [on_the_side(field) for field in fields]
+            rest()
+            exchange_by(halo, halves=way != "exchange", between=rest)
+            kept = [field.array[field.owned].copy() for field in fields]
             for field in fields:
                 field.spoil()
-            pause(mine, 0.002, 0.05)
+            rest()
             for field, owned in zip(fields, kept, strict=True):
                 field.array[field.owned] = owned
             check(fields, 10 * step)
 
 
-def on_the_side(field):
-    return field.array[field.owned].copy()
-
-
-def test_ghosts_stay_until_the_next_start(node, in_window):
+def test_ghosts_stay_until_the_next_start(node, in_window, rest):
     """A neighbor that runs ahead writes nothing of the next step before I ask for it."""
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
-    mine = own_rng(node, 1)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node), INTS, in_window) as (halo, fields):
         for step in range(1, 50):
             put(fields, step)
             halo.exchange()
-            pause(mine, 0.003, 0.2)
+            rest(0.003, 0.2)
             check(fields, step)
             put(fields, step + 1000)
-            pause(mine, 0.003, 0.2)
+            rest(0.003, 0.2)
             # What I wrote to my ghosts, boundary values say, stands until then too.
             fields[0].poison()
-            pause(mine, 0.003, 0.2)
+            rest(0.003, 0.2)
             put(fields, step)
             check(fields, step, exchanged=False)
 
 
 def test_a_rank_that_may_run_ahead(node, in_window):
     """Data flows one way only, so that no answer holds the first rank back."""
-    for width in (((1, 0),), ((0, 2),)):
+    for width, slow in ((((1, 0),), node.size - 1), (((0, 2),), 0)):
         for wraps in (False, True):
-            run_ahead(node, in_window, width, wraps)
+            case = even_case((node.size,), wraps, 3, width)
+            with exchanging(node, case, INTS, in_window) as (halo, fields):
+                for step in range(1, 60):
+                    put(fields, step)
+                    halo.exchange()
+                    if node.rank == slow:
+                        time.sleep(0.0005)
+                    check(fields, step)
+                    fields[0].spoil()
 
 
-def run_ahead(node, in_window, width, wraps):
-    case = even_case((node.size,), wraps, 3, width)
-    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
-    slow = node.size - 1 if width == ((1, 0),) else 0
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
-        for step in range(1, 60):
-            put(fields, step)
-            halo.exchange()
-            if node.rank == slow:
-                time.sleep(0.0005)
-            check(fields, step)
-            fields[0].spoil()
-
-
-def test_alternating_fields_with_delays(node, in_window):
+def test_alternating_fields_with_delays(node, in_window, rest):
     """`u, v = v, u`: the neighbor may still read the old one while the new one is written."""
     case = case_of(node)
-    kinds = [Kind("i8"), Kind("i8")]
-    now, then = ([each] for each in make_fields(node, case, node.rank, kinds, [in_window] * 2))
-    mine = own_rng(node, 2)
-    with plan(node.comm, case, now[0].array, node=node) as halo:
+    then = make_fields(node, case, INTS, in_window)
+    with exchanging(node, case, INTS, in_window) as (halo, now):
         for step in range(1, 60):
             put(now, step)
-            pause(mine, 0.002, 0.1)
+            rest(share=0.1)
             halo.exchange(now[0].array)
             then[0].spoil()
-            pause(mine, 0.002, 0.1)
+            rest(share=0.1)
             check(now, step)
             now, then = then, now
 
 
-def test_interior_is_written_between_start_and_wait(node, in_window):
+def test_interior_is_written_between_start_and_wait(node, in_window, rest):
     """And all owned cells are read."""
-    case = case_of(node, width=((1, 2), (1, 1)))
-    case = type(case)(case.dims, case.periods, ((8,) * node.size, (9,)), case.widths, True)
-    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
-    [field] = fields
-    mine = own_rng(node, 3)
-    with plan(node.comm, case, field.array, node=node) as halo:
+    case = case_of(node, ((1, 2), (1, 1)))
+    case = Case(case.dims, case.periods, ((8,) * node.size, (9,)), case.widths, True)
+    with exchanging(node, case, INTS, in_window) as (halo, [field]):
         for step in range(1, 60):
-            put(fields, step)
+            field.put(step)
             halo.start()
             kept = field.array[halo.interior].copy()
             field.array[halo.interior] = -step
-            pause(mine, 0.002, 0.1)
+            rest(share=0.1)
             assert (field.array[halo.interior] == -step).all()
             halo.wait()
             field.array[halo.interior] = kept
-            check(fields, step)
+            check([field], step)
 
 
 # --- several plans
 
 
 @pytest.mark.parametrize("order", ["nested", "crossed", "in between"])
-def test_two_plans_interleaved(node, in_window, order):
-    one, other = case_of(node), even_case((1, node.size), True, 3, 2)
-    first, second = (
-        make_fields(node, case, node.rank, [Kind("i8")], [in_window]) for case in (one, other)
-    )
-    mine = own_rng(node, 4)
+def test_two_plans_interleaved(node, in_window, rest, order):
+    other = even_case((1, node.size), True, 3, 2)
     with (
-        plan(node.comm, one, arrays(first), node=node) as a,
-        plan(node.comm, other, arrays(second), node=node) as b,
+        exchanging(node, case_of(node), INTS, in_window) as (a, first),
+        exchanging(node, other, INTS, in_window) as (b, second),
     ):
         calls = {
             "nested": [a.start, b.start, b.wait, a.wait],
@@ -188,23 +166,21 @@ def test_two_plans_interleaved(node, in_window, order):
             put(second, step)
             for call in calls:
                 call()
-                pause(mine, 0.001, 0.1)
+                rest(0.001, 0.1)
             check(first, step)
             check(second, step)
 
 
 def test_a_plan_between_windows_and_barriers(node, route):
     """Fences and windows of the node beside the exchanges of a plan."""
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind("i8")])
     window = node.allocate_each(4, "i8", fill=0)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node), INTS) as (halo, fields):
         for step in range(1, 30):
             put(fields, step)
             halo.start()
             window.array[...] = step
             window.fence()
-            assert int(window.segment((node.rank + 1) % node.size)[0]) == step
+            assert int(window.segment(beside(node)[1])[0]) == step
             window.fence()
             halo.wait()
             check(fields, step)
@@ -216,11 +192,9 @@ def test_a_plan_between_windows_and_barriers(node, route):
 @pytest.mark.ranks(max=2)
 def test_very_many_exchanges(node):
     """Counters go on, and nothing grows."""
+    count = 10_000 if node.backend == "cuda" else 5_000
     case = even_case((node.size,), True, 2)
-    fields = make_fields(node, case, node.rank, [Kind("i4")], [True])
-    [field] = fields
-    count = 10_000 if node.backend == "cuda" else 100_000 if node.size == 1 else 20_000
-    with plan(node.comm, case, field.array, node=node) as halo:
+    with exchanging(node, case, [Kind("i4")], True) as (halo, fields):
         for step in range(count):
             if step % 1000 == 0:
                 put(fields, step)
@@ -233,10 +207,9 @@ def test_very_many_exchanges(node):
 # --- held producers
 
 
-def held_ghost(node, halo, field, **more):
-    """Rank 0 is held before it writes its cells; its right neighbor's ghost shows them."""
-
-    check_order(node, field, 0, signal=halo.exchange, wait=halo.exchange, **more)
+def check_held(node, halo, field, value=7):
+    """Rank 0 is held before it writes its cells; the ghosts of all others show them."""
+    check_order(node, field, 0, signal=halo.exchange, wait=halo.exchange, value=value)
 
 
 @TWO
@@ -244,32 +217,18 @@ def test_exchange_waits_for_a_held_neighbor(node):
     """Every rank here is rank 0's neighbor: all wait."""
     field, halo = star_of_rank_0(node)
     for value in (7, 8):
-        held_ghost(node, halo, field, value=value)
-    halo.close()
-
-
-@TWO
-def test_exchange_waits_for_a_late_neighbor(node, route):
-    field, halo = star_of_rank_0(node)
-    for step in range(1, 6):
-        if node.rank == 0:
-            time.sleep(0.02)
-            field[...] = step
-        halo.exchange()
-        assert (field == step).all()
+        check_held(node, halo, field, value)
     halo.close()
 
 
 @TWO
 def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(python_node, monkeypatch):
     """The same check, with the wait taken out: it fails on every rank."""
-    node = python_node
-    field, halo = star_of_rank_0(node)
-    staging = halo._forward._host._staging
-    monkeypatch.setattr(staging, "wait_until", lambda *arguments: None)
-    with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
-        held_ghost(node, halo, field)
-    monkeypatch.undo()
+    field, halo = star_of_rank_0(python_node)
+    with monkeypatch.context() as patch:
+        patch.setattr(halo._forward._host._staging, "wait_until", lambda *arguments: None)
+        with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+            check_held(python_node, halo, field)
     halo.close()
 
 
@@ -279,15 +238,13 @@ def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
     compiled_node, monkeypatch, is_in_window
 ):
     """A field that is read in place: its owner must wait until all have read."""
-    node = compiled_node
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind("i8")], [is_in_window])
-    wrong = 0
+    node, wrong = compiled_node, 0
     if node.rank == 0:  # it alone does not wait for its readers
         real = compiled_route.lay_out
         without = lambda *a, **b: real(*a, **b)._replace(readers=[])  # noqa: E731
         monkeypatch.setattr(compiled_route, "lay_out", without)
-    with read_in_place(), plan(node.comm, case, arrays(fields), node=node) as halo:
+    case = even_case((node.size,), True, 3)
+    with read_in_place(), exchanging(node, case, INTS, is_in_window) as (halo, fields):
         for step in range(1, 40):
             put(fields, step)
             halo.start()
@@ -305,11 +262,11 @@ def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
 # --- calls that do not fit together
 
 
-def test_start_twice(node, route):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+def test_calls_out_of_turn(node, route):
+    with exchanging(node, case_of(node)) as (halo, fields):
         for step in range(3):
+            with pytest.raises(EpochError):
+                halo.wait()
             put(fields, step)
             halo.start()
             for call in (halo.start, halo.exchange, halo.accumulate):
@@ -319,38 +276,20 @@ def test_start_twice(node, route):
             check(fields, step)
 
 
-def test_wait_without_start(node, route):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
-        for step in range(3):
-            with pytest.raises(EpochError):
-                halo.wait()
-            put(fields, step)
-            halo.exchange()
-            with pytest.raises(EpochError):
-                halo.wait()
-            check(fields, step)
-
-
 def test_close_with_an_exchange_open(node, route):
     """It is waited for: nothing of it is left for the next plan."""
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
     for step in range(3):
-        with plan(node.comm, case, arrays(fields), node=node) as halo:
+        with exchanging(node, case_of(node)) as (halo, fields):
             put(fields, step)
             halo.start()
             with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
                 halo.close()
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, fields):
         exchange_step(halo, fields, 9)
 
 
 def test_close_after_an_exception_does_not_warn(node):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, _):
         halo.start()
         try:
             raise KeyError
@@ -359,97 +298,71 @@ def test_close_after_an_exception_does_not_warn(node):
 
 
 LAYOUTS = {  # and what is said of each
-    "shape": (
-        lambda xp, array: xp.zeros((array.shape[0] + 1, array.shape[1]), array.dtype),
-        r"\(7, 6\).*\(6, 6\)",
-    ),
-    "dtype": (lambda xp, array: xp.zeros(array.shape, "i8"), "int64.*float64"),
-    "strides": (lambda xp, array: xp.asfortranarray(array), r"strides.*\(8, 48\)"),
-    "stride": (
-        lambda xp, array: xp.zeros((array.shape[0], 2 * array.shape[1]))[:, ::2],
-        r"strides.*\(96, 16\)",
-    ),
-    "more axes": (lambda xp, array: array[..., None], r"\(6, 6, 1\)"),
-    "fewer axes": (lambda xp, array: array.ravel(), r"\(36,\)"),
-    "no array": (lambda xp, array: array.tolist(), "list"),
+    "shape": (lambda xp, u: xp.zeros((7, 6)), r"\(7, 6\).*\(6, 6\)"),
+    "dtype": (lambda xp, u: xp.zeros(u.shape, "i8"), "int64.*float64"),
+    "strides": (lambda xp, u: xp.asfortranarray(u), r"strides.*\(8, 48\)"),
+    "stride": (lambda xp, u: xp.zeros((6, 12))[:, ::2], r"strides.*\(96, 16\)"),
+    "more axes": (lambda xp, u: u[..., None], r"\(6, 6, 1\)"),
+    "fewer axes": (lambda xp, u: u.ravel(), r"\(36,\)"),
+    "no array": (lambda xp, u: u.tolist(), "list"),
 }
 
 
 def test_another_layout(node, route):
     """A ValueError that says what differs, before anything was sent: the next call is right."""
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case_of(node)) as (halo, fields):
         for at, (name, (make, words)) in enumerate(LAYOUTS.items()):
-            other = make(node.xp, fields[0].array)
             for call in (halo.exchange, halo.start, halo.accumulate):
-                with pytest.raises((ValueError, TypeError), match=words) as caught:
-                    call(other)
-                assert isinstance(caught.value, ValueError) or name == "no array"
+                with pytest.raises(TypeError if name == "no array" else ValueError, match=words):
+                    call(make(node.xp, fields[0].array))
             exchange_step(halo, fields, at)
 
 
 def test_another_count_of_fields(node, route):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind(), Kind("i4")])
-    one, two = arrays(fields)
-    with plan(node.comm, case, [one, two], node=node) as halo:
+    with exchanging(node, case_of(node), [Kind(), Kind("i4")]) as (halo, fields):
+        one, two = arrays(fields)
         for wrong in ([one], [one, two, two], [two, one], [[one, two]]):
             with pytest.raises((ValueError, TypeError)):
                 halo.exchange(*wrong)
         exchange_step(halo, fields, 3, one, two)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda array: array[:-1],
-        lambda array: array.astype("f4"),
-        np.asfortranarray,
-        lambda array: np.broadcast_to(array[:1], array.shape),
-    ],
-    ids=["shape", "dtype", "strides", "read-only"],
-)
-def test_an_unfit_array_of_several_is_named_by_its_number(host_node, spoil):
-    case = even_case((host_node.size, 1), True, 3, ((1, 2), (2, 1)))
-    given = arrays(make_fields(host_node, case, host_node.rank, [Kind("f8")] * 3))
-    with plan(host_node.comm, case, given, node=host_node) as halo:
-        with pytest.raises(ValueError, match=r": field 1 (has another layout|is read-only)"):
-            halo.exchange(given[0], spoil(given[1]), given[2])
+def test_an_unfit_array_of_several_is_named_by_its_number(host_node):
+    with exchanging(host_node, case_of(host_node), [Kind()] * 3) as (halo, fields):
+        one, two, three = arrays(fields)
+        read_only = np.broadcast_to(two[:1], two.shape)
+        for unfit in (two[:-1], two.astype("f4"), np.asfortranarray(two), read_only):
+            with pytest.raises(ValueError, match=r": field 1 (has another layout|is read-only)"):
+                halo.exchange(one, unfit, three)
         with pytest.raises(TypeError, match=r": field 2 is not an array"):
-            halo.exchange(*given[:2], [1.0])
+            halo.exchange(one, two, [1.0])
 
 
 def test_strides_of_an_axis_of_one_do_not_matter(node, route):
     """NumPy gives them any value."""
     case = even_case((node.size, 1), True, 3, ((1, 1), (0, 0)))
-    case = type(case)(case.dims, case.periods, (case.splits[0], (1,)), case.widths)
-    fields = make_fields(node, case, node.rank, [Kind()])
+    case = Case(case.dims, case.periods, (case.splits[0], (1,)), case.widths)
     other = Field.of(node.xp, case, node.rank, Kind("f8", "F"))
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
+    with exchanging(node, case) as (halo, _):
         exchange_step(halo, [other], 5, other.array)
 
 
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     """The field is in a window that is newer than the plan."""
-    comm = host_node.comm
-    node = mpishare.Node(comm, backend="host", timeout_s=20)
-    cart = comm.Create_cart([comm.size], periods=[True])
-    halo = mpishare.HaloExchange(cart, np.zeros((6, 4096)), 1, axes=0, node=node)
+    node = mpishare.Node(host_node.comm, backend="host", timeout_s=20)
+    halo = ring(node, np.zeros((6, 4096)), axes=0)
     halo.start(node.allocate_each((6, 4096), fill=0).array)
     with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
         node.close()
     assert halo.is_closed
-    cart.Free()
 
 
 @TWO
 @pytest.mark.parametrize("code", ["compiled", "python"])
 def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatch, code):
     """Whatever fails last in making a plan."""
-    host_node = request.getfixturevalue(f"{code}_node")
-    comm = host_node.comm
-    cart = comm.Create_cart([comm.size], periods=[True])
+    node = request.getfixturevalue(f"{code}_node")
+    is_short = node.rank == 1
 
     def fail(*_, **__):
         raise MemoryError("none left")
@@ -459,12 +372,11 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatc
     for way, place in (("mpi", messages), ("host", f"halo.host.{route}.lay_out")):
         with monkeypatch.context() as patch:
             patch.setenv("MPISHARE_ROUTE", way)
-            if comm.rank == 1:
+            if is_short:
                 patch.setattr(f"mpishare.{place}", fail)
-            with pytest.raises(MemoryError if comm.rank == 1 else mpishare.PeerError):
-                mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node)
-    mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node).close()
-    cart.Free()
+            with pytest.raises(MemoryError if is_short else mpishare.PeerError):
+                ring(node, np.zeros(6))
+    ring(node, np.zeros(6)).close()
 
 
 @needs_compiled
@@ -478,10 +390,9 @@ def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, ca
         stack.enter_context(read_in_place())
         # What is in no window is packed: of what rank 2 has it waits for no reader.
         stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
-        cart = node.comm.Create_cart((node.size,), (False,))
         win = node.allocate_each((4, 64), "f8", fill=0)
         field = win.array if node.rank == 1 else np.zeros((4, 64))
-        halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+        halo = ring(node, field, axes=(0,), periods=False)
         halo.exchange(field)
         field[1:3] = node.rank
         node.comm.Barrier()
@@ -503,4 +414,3 @@ def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, ca
                 halo.start(field)  # all that rank 2 waits for
             with pytest.raises(mpishare.PeerError, match="no more"):
                 halo.exchange(field) if node.rank == 2 else node.barrier()
-        cart.Free()

@@ -19,6 +19,7 @@ from tests.helpers.halos import (
     put,
     random_plan,
     read_in_place,
+    ring,
 )
 
 TWO = pytest.mark.ranks(min=2)
@@ -37,7 +38,7 @@ def peer_reads(halo):
 
 def steps(node, case, kinds):
     """Exchange two sets of fields in turn; return the parts read, bytes of buffer, staging."""
-    both = [make_fields(node, case, node.rank, kinds) for _ in range(2)]
+    both = [make_fields(node, case, kinds) for _ in range(2)]
     with plan(node.comm, case, arrays(both[0]), axes=kinds[0].axes, node=node) as halo:
         for step in range(6):
             fields = both[step % 2]
@@ -65,8 +66,7 @@ def test_faces_that_come_as_they_belong(compiled_node):
 
 
 @TWO
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("form", ["C", "F"])
+@pytest.mark.parametrize(("form", "width"), [("C", 1), ("F", 2)])
 def test_faces_with_ghosts_in_between(compiled_node, form, width):
     """They come through memory of the receiver, some planes at a time."""
     node = compiled_node
@@ -94,13 +94,13 @@ def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
     case = even_case((node.size,), True, 5, 1)
     kinds = [Kind("f8", others=(n,), axes=(0,)) for n in (PLANES, 7, PLANES)]
     kept = [
-        make_fields(node, case, node.rank, kinds, in_window)
+        make_fields(node, case, kinds, in_window)
         for in_window in ([0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0])
     ]
     with plan(node.comm, case, arrays(kept[0]), axes=(0,), node=node) as halo:
         assert peer_reads(halo).keys
         for step in range(20):
-            new = make_fields(node, case, node.rank, kinds)
+            new = make_fields(node, case, kinds)
             fields = (*kept, new)[(step // 2 + node.rank) % 5]
             put(fields, step)
             exchange_by(halo, *arrays(fields), halves=way != "exchange")
@@ -143,10 +143,9 @@ def test_places_that_follow_each_other_at_one_end_alone(compiled_node, axis):
 @TWO
 def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
     node = compiled_node
-    cart = node.comm.Create_cart([node.size], [True])
     field = np.zeros((4, PLANES))
     field[[0, -1]] = node.rank + 1
-    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+    with ring(node, field, axes=(0,)) as halo:
         halo.accumulate()
         assert peer_reads(halo).keys
         assert not halo._fields.reverse._host._peer_reads.keys
@@ -154,4 +153,3 @@ def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
     assert (field[1] == low).all()
     assert (field[2] == high).all()
     assert not field[[0, -1]].any()
-    cart.Free()

@@ -1,51 +1,13 @@
 """Owners by global ids, against dicts: each rank's part of the work, one after the other."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpishare.halo.rendezvous import NO_OWNER, Directory, Ids, Search, homes_of, require_owners
+from mpishare.halo.rendezvous import Ids, Search, homes_of, require_owners
 
 IDS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
-
-
-@given(st.lists(IDS, unique=True, max_size=40), st.lists(IDS, max_size=10))
-def test_every_id_stands_beside_its_place(owned, ghosts):
-    given_ids = np.array(owned + ghosts, np.int64)
-    ids = Ids(given_ids, len(owned), len(given_ids))
-    assert ids.owned.tolist() == sorted(owned)
-    assert ids.ghosts.tolist() == sorted(ghosts)
-    assert np.array_equal(given_ids[ids.owned_places], ids.owned)
-    assert np.array_equal(given_ids[ids.ghost_places], ids.ghosts)
-    places = [*ids.owned_places, *ids.ghost_places]
-    assert sorted(places) == list(range(len(given_ids)))
-
-
-@settings(deadline=None)
-@given(st.dictionaries(IDS, st.integers(0, 4), max_size=40), st.lists(IDS, max_size=20))
-def test_a_directory_knows_every_owner(owners, others):
-    owned = sorted(owners, key=lambda each: (owners[each], -each % 7))
-    counts = np.bincount(list(owners.values()), minlength=5)
-    directory = Directory(np.array(owned, np.int64), counts)
-    assert directory.owned_twice() == []
-    asked = [*owners, *others]
-    found = directory.owners_of(np.array(asked, np.int64))
-    assert found.tolist() == [owners.get(each, NO_OWNER) for each in asked]
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(IDS, unique=True, max_size=8), min_size=1, max_size=5))
-def test_a_directory_knows_every_id_that_is_owned_twice(parts):
-    ids = np.array([each for part in parts for each in part], np.int64)
-    found = Directory(ids, np.array([len(part) for part in parts])).owned_twice()
-    right = []
-    for id_ in sorted({each for part in parts for each in part}):
-        ranks = [rank for rank, part in enumerate(parts) if id_ in part]
-        right += [[id_, one, other] for one, other in pairwise(ranks)]
-    assert found == right
 
 
 def alltoallv(given_parts):
@@ -136,18 +98,3 @@ def test_homes_are_even_whatever_the_numbering(step, size):
     homes = homes_of(np.arange(count, dtype=np.int64) * step, size)
     counts = np.bincount(homes, minlength=size)
     assert counts.max() < 1.5 * count / size
-
-
-@pytest.mark.parametrize(
-    ("ids", "n_owned", "extent", "kind", "words"),
-    [
-        ([7, 8, 7], 3, 3, ValueError, "id 7 twice among the 3 that this rank owns, at places 0"),
-        ([7, 8], 1, 3, ValueError, "there are 2 ids, the fields have 3"),
-        ([7, 8], 3, 2, ValueError, "n_owned is 3"),
-        ([7, 8], True, 2, TypeError, "n_owned must be an int"),
-        ([7.5, 8], 1, 2, TypeError, "ids must be ints"),
-    ],
-)
-def test_ids_that_are_none(ids, n_owned, extent, kind, words):
-    with pytest.raises(kind, match=words):
-        Ids(ids, n_owned, extent)

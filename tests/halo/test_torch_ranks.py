@@ -5,7 +5,7 @@ import pytest
 
 import mpishare
 from tests.helpers.autograd import functions
-from tests.helpers.halos import even_case, plan, random_case
+from tests.helpers.halos import beside, even_case, plan, random_case
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pad = torch.nn.functional.pad
@@ -251,20 +251,13 @@ def test_tensors_of_the_host_on_any_machine(host_node):
     """Where there are GPUs too, tensors in host memory go by a node of the host."""
     node = host_node
     case = even_case((node.size,), True, cells=3)
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.int16,
-        torch.bool,
-        torch.bfloat16,
-    ):
+    for name in ("float32", "float64", "complex64", "int16", "bool", "bfloat16"):
+        dtype = getattr(torch, name)
         field = torch.full((5,), node.rank % 2, dtype=dtype)
         with plan(node.comm, case, field, node=node) as halo:
             assert set(halo.routes.values()) <= {"host"}
             halo.exchange()
-            left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
-            ends = torch.tensor([left % 2, right % 2], dtype=dtype)
+            ends = torch.tensor([each % 2 for each in beside(node)], dtype=dtype)
             assert torch.equal(field[[0, -1]], ends)
 
 

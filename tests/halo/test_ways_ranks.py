@@ -5,8 +5,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare.halo.host import parts
+from tests.helpers.halos import beside, ring
 
 TWO = pytest.mark.ranks(min=2)
 LIMITS = {"_MIN_IN_PLACE_NBYTES": 1024, "_MIN_RUN_NBYTES": 64, "_MIN_READ_NBYTES": 4096}
@@ -26,12 +26,11 @@ def ways_of(route, in_window):
 
 def exchange(node, shape, axis, width, in_window, is_new, steps=4):
     """Exchange faces, check the ghosts, and return the ways that all parts of all ranks took."""
-    cart = node.comm.Create_cart([node.size], [True])
     field = node.allocate_each(shape).array if in_window else np.empty(shape)
-    low, high = cart.Shift(0, 1)
+    low, high = beside(node)
     with (
         mock.patch.multiple(parts, **LIMITS),
-        mpishare.HaloExchange(cart, field, width, axes=(axis,), node=node) as halo,
+        ring(node, field, width, axes=(axis,)) as halo,
     ):
         route = halo._forward._host
         ways = set()
@@ -50,7 +49,6 @@ def exchange(node, shape, axis, width, in_window, is_new, steps=4):
             assert (cells[width:-width] == 100 * step + node.rank).all()
             node.comm.Barrier()
             ways.update(ways_of(route, in_window))
-    cart.Free()
     return set().union(*node.comm.allgather(ways))
 
 
@@ -79,12 +77,11 @@ def test_the_way_of_a_face(compiled_node, shape, axis, width, of_window, of_priv
 def test_a_packed_face_beside_one_that_is_read_in_place(compiled_node, is_new):
     """Of one field in a window: one column of cells to one side, eight to the other."""
     node = compiled_node
-    cart = node.comm.Create_cart([node.size], [True])
-    low, _ = cart.Shift(0, 1)
+    low, _ = beside(node)
     windows = [node.allocate_each((2000, 60)).array for _ in range(2)]
     with (
         mock.patch.multiple(parts, **LIMITS),
-        mpishare.HaloExchange(cart, windows[0], ((1, 8),), axes=(1,), node=node) as halo,
+        ring(node, windows[0], ((1, 8),), axes=(1,)) as halo,
     ):
         route = halo._forward._host
         assert sorted(part.in_place for part in route._parts.outgoing) == [False, True]
@@ -107,19 +104,16 @@ def test_a_packed_face_beside_one_that_is_read_in_place(compiled_node, is_new):
             assert ways_of(route, True) == [
                 "read in place" if part.in_place else "packed" for part in route._parts.outgoing
             ]
-    cart.Free()
 
 
 @TWO
 def test_only_those_who_read_are_waited_for(compiled_node):
     """A rank that finds my cells in staging may copy them long after my `wait`."""
     node = compiled_node
-    cart = node.comm.Create_cart([1, node.size], [True, True])
     field = node.allocate_each((200, 200)).array
     with (
         mock.patch.multiple(parts, **LIMITS),
-        mpishare.HaloExchange(cart, field, 1, node=node) as halo,
+        ring(node, field, dims=(1, node.size)) as halo,
     ):
         assert not halo._forward._host._parts.readers
         assert len(halo._forward._host._receivers) == min(node.size - 1, 2)
-    cart.Free()

@@ -7,7 +7,7 @@ ranks on pretended nodes use it too.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -344,10 +344,11 @@ def put(fields: list[Field], salt: int) -> None:
         field.put(salt + at)
 
 
-def exchange_by(halo, *given, halves: bool) -> None:
+def exchange_by(halo, *given, halves: bool, between: Callable[[], object] = lambda: None) -> None:
     """Exchange by one call, or by a start and a wait."""
     if halves:
         halo.start(*given)
+        between()
         halo.wait()
     else:
         halo.exchange(*given)
@@ -406,17 +407,52 @@ def read_in_place(small: bool = True) -> Iterator[None]:
 
 
 def make_fields(
-    node, case: Case, rank: int, kinds: list[Kind], in_window: list[bool] | None = None
+    node,
+    case: Case,
+    kinds: Sequence[Kind] = (Kind(),),
+    in_window: Sequence[bool] | bool = False,
+    rank: int | None = None,
 ) -> list[Field]:
-    """The fields of one plan. Collective: those that are said to be live in windows of the node."""
+    """The fields of one plan. Collective where any of them is to be in a window of the node."""
+    rank = node.rank if rank is None else rank
+    flags = [in_window] * len(kinds) if isinstance(in_window, bool) else in_window
     made = []
-    for at, kind in enumerate(kinds):
+    for kind, is_in_window in zip(kinds, flags, strict=True):
         memory = None
-        if in_window is not None and in_window[at]:
+        if is_in_window:
             shape = kind.spread(case.cells[rank]).shape
             memory = node.allocate_each(Field.nbytes(shape, kind), "u1").array
         made.append(Field.of(node.xp, case, rank, kind, memory))
     return made
+
+
+@contextlib.contextmanager
+def exchanging(
+    node,
+    case: Case,
+    kinds: Sequence[Kind] = (Kind(),),
+    in_window: Sequence[bool] | bool = False,
+    *,
+    comm=None,
+    **options,
+) -> Iterator[tuple[mpishare.HaloExchange, list[Field]]]:
+    """A plan of that case and its new fields, until the end of the block."""
+    comm = node.comm if comm is None else comm
+    fields = make_fields(node, case, kinds, in_window, comm.rank)
+    options = {"axes": kinds[0].axes, "node": node, **options}
+    with plan(comm, case, arrays(fields), **options) as halo:
+        yield halo, fields
+
+
+def ring(node, fields, width=1, **options) -> mpishare.HaloExchange:
+    """A plan for a row of ranks, the last of which is a neighbor of the first."""
+    options = {"dims": (node.size,), "periods": True, "node": node, **options}
+    return mpishare.HaloExchange(node.comm, fields, width, **options)
+
+
+def beside(node) -> tuple[int, int]:
+    """The neighbors on a ring, the lower one first."""
+    return (node.rank - 1) % node.size, (node.rank + 1) % node.size
 
 
 def some(node, count: int) -> int:
@@ -452,7 +488,7 @@ def _random_plan(node, comm, seed, steps, odd, case, rng):
     dtypes, forms = (DTYPES + HOST_DTYPES, HOST_FORMS) if odd else (DTYPES, FORMS)
     kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
     in_window = rng.integers(0, 2, (2, len(kinds))).astype(bool).tolist()
-    first, second = (make_fields(node, case, comm.rank, kinds, each) for each in in_window)
+    first, second = (make_fields(node, case, kinds, each, comm.rank) for each in in_window)
     mine = np.random.default_rng([seed, comm.rank, 7])
     given = arrays(first)
     if len(given) == 1 and rng.random() < 0.5:
@@ -462,7 +498,7 @@ def _random_plan(node, comm, seed, steps, odd, case, rng):
             way = rng.choice(["none", "same", "other", "fresh"])
             fields = {"none": first, "same": first, "other": second}.get(way)
             if fields is None:
-                fields = make_fields(node, case, comm.rank, kinds)
+                fields = make_fields(node, case, kinds, rank=comm.rank)
             put(fields, 10 * step)
             pause(mine)
             passed = [] if way == "none" else arrays(fields)

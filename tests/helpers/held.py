@@ -4,6 +4,7 @@ Of this process alone: other jobs of the machine use /dev/shm and the GPU too.
 """
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,24 @@ class Held:
     names: frozenset[str]
 
 
+def shared_bytes() -> int:
+    """How much of mpishare's shared memory this process maps."""
+    maps = Path("/proc/self/maps").read_text()
+    ranges = re.findall(r"^(\w+)-(\w+) .* /dev/shm/(?:#|mpishare-)", maps, re.MULTILINE)
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+
+def open_files() -> list[str]:
+    return [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+
+
 def held() -> Held:
     """What is held now. Local."""
-    mapped = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(OURS):
-            start, end = fields[0].split("-")
-            mapped += int(end, 16) - int(start, 16)
-    files = [str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink()]
+    files = open_files()
     if "cupy" in sys.modules:  # the driver opens files of its own when it likes
         files = [file for file in files if file.startswith(OURS)]
     names = frozenset(file.name for file in SHM.glob(f"mpishare-{os.getpid()}-*"))
-    return Held(len(files), mapped, names)
+    return Held(len(files), shared_bytes(), names)
 
 
 def gpu_free() -> int:

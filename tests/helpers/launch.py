@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
@@ -52,6 +53,16 @@ class Result:
             f"{', timed out' if self.timed_out else ''}, survivors {self.survivors}, "
             f"reports {self.reports}\n-- stdout --\n{self.stdout}\n-- stderr --\n{self.stderr}"
         )
+
+
+def run_right(
+    n: int, program: str | Path | Sequence[str | Path], args: Sequence[str] = (), **options: Any
+) -> Result:
+    """Run it on the host, unless the options say otherwise, and require that it ends well."""
+    given = {"timeout_s": 50.0, "env": {"MPISHARE_BACKEND": "host"}, **options}
+    result = run_ranks(n, program, args=args, **given)
+    assert result.returncode == 0, result.describe()
+    return result
 
 
 @functools.cache

@@ -98,11 +98,3 @@ def pytest_sessionfinish() -> None:
         if not node.is_closed:
             node.close()
     _kept.clear()
-
-
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-    return request.param

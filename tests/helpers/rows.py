@@ -3,10 +3,6 @@
 import numpy as np
 
 
-def ring(node):
-    return node.comm.Create_cart([node.size], [True])
-
-
 def values(field, rank, row, step):
     """What tells rank, row, place and step, made by NumPy, which compiles nothing."""
     numbers = np.arange(field.shape[1]) * 7 + 31 * rank + 3 * row + 101 * step

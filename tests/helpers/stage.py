@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import signal
 import threading
 import time
@@ -10,7 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mpishare
+from tests.helpers.held import OURS, open_files, shared_bytes
 from tests.helpers.reporting import my_rank, report
 
 CALLS = ("fence", "start", "event", "allocate", "barrier")
@@ -64,6 +66,48 @@ class Stage:
             "pool": lambda: node.pool(max_nbytes=4096),
         }
         return made[what]()
+
+    def plan_calls(self, node: mpishare.Node, comm: Any, name: str) -> tuple[Any, list[Callable]]:
+        """A plan on the host, and two calls that wait for other ranks of `comm`.
+
+        The first is the named one, and the second what the plan is for.
+        """
+        field, many = (node.allocate_each(n, fill=1.0).array for n in (6, 200_000))
+        x, large, rows = np.ones(8), np.ones(200_000), np.ones((2, 6))
+        ring = {"dims": (comm.size,), "periods": True, "node": node}
+        mesh = {(comm.rank + 1) % comm.size: [1]}, {(comm.rank - 1) % comm.size: [0]}
+
+        def halo() -> mpishare.HaloExchange:
+            return mpishare.HaloExchange(comm, field, 1, **ring)
+
+        def total(like: np.ndarray = x) -> mpishare.Allreduce:
+            return mpishare.Allreduce(comm, like, node=node)
+
+        kinds = {
+            "exchange": (halo, lambda plan: plan.exchange()),
+            "wait": (halo, lambda plan: (plan.start(), plan.wait())),
+            "accumulate": (halo, lambda plan: plan.accumulate()),
+            "neighbors": (
+                lambda: mpishare.NeighborExchange(comm, *mesh, field, node=node),
+                lambda plan: plan.exchange(),
+            ),
+            "reduce": (total, lambda plan: plan.reduce(x)),
+            "reduce many": (lambda: total(large), lambda plan: plan.reduce(large)),
+            "reduce a window": (lambda: total(many), lambda plan: plan.reduce(many)),
+            "dot": (total, lambda plan: plan.dot(x, x)),
+            "redistribute": (
+                lambda: mpishare.Redistribute(comm, (2 * comm.size, 6), 0, 1, node=node),
+                lambda plan: plan.backward(plan.forward(rows)),
+            ),
+        }
+        word, _, of = name.partition(" of a ")  # make, close
+        make, call = kinds[{"halo": "exchange", "sum": "dot"}[of] if of else name]
+        plan = make()
+        for _ in range(3):
+            call(plan)
+        node.barrier()
+        first = {"make": make, "close": plan.close}.get(word)
+        return plan, [first or (lambda: [call(plan) for _ in range(10)]), lambda: call(plan)]
 
     def calls(self, node: mpishare.Node, missing: int) -> dict[str, Callable]:
         """Calls that wait for the rank `missing`, with its own side of them where it is called."""
@@ -162,18 +206,11 @@ class Stage:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def shared_bytes() -> int:
-    """How much of mpishare's shared memory this process maps."""
-    maps = Path("/proc/self/maps").read_text()
-    ranges = re.findall(r"^(\w+)-(\w+) .* /dev/shm/(?:#|mpishare-)", maps, re.MULTILINE)
-    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
-
-
 def leftovers() -> list[str]:
     """What this process holds of mpishare's since the scene began: mappings, files, threads."""
     gc.collect()  # an object may hold its views until then
     before, nbytes = _before
-    found = [each for each in _held() if each not in before]
+    found = [each for each in _open() if each not in before]
     grown = shared_bytes() - nbytes
     return found + [f"{grown} bytes mapped"] * bool(grown)
 
@@ -188,7 +225,7 @@ def begin() -> None:
     _world = MPI.COMM_WORLD.Dup()
     RankGroup._all.clear()  # one of several nodes may wait for messages
     gc.collect()
-    _before = _held(), shared_bytes()
+    _before = _open(), shared_bytes()
 
 
 def has_threads() -> bool:
@@ -196,9 +233,8 @@ def has_threads() -> bool:
     return any("mpishare" in thread.name for thread in threading.enumerate())
 
 
-def _held() -> list[str]:
-    files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
-    found = [file for file in files if re.match("/dev/shm/(#|mpishare-)", file)]
+def _open() -> list[str]:
+    found = [file for file in open_files() if file.startswith(OURS)]
     return found + [thread.name for thread in threading.enumerate() if "mpishare" in thread.name]
 
 

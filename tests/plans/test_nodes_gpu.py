@@ -14,9 +14,10 @@ from tests.helpers.halos import (
     check,
     encode,
     even_case,
+    exchange_by,
     exchange_step,
+    exchanging,
     make_fields,
-    plan,
     put,
     random_plan,
 )
@@ -63,23 +64,22 @@ def test_random_plans(half):
 def test_the_memory_of_messages_can_be_required(half):
     """Whoever requires GPU memory learns why it is not used; who requires messages gets any."""
     case = even_case((WORLD.size,), True, 5)
-    fields = make_fields(half, case, WORLD.rank, [Kind()])
     inside = ("fused", "copy", "pinned")
-    with plan(WORLD, case, arrays(fields), node=half, require=(*inside, "mpi")):
+    with exchanging(half, case, require=(*inside, "mpi"), comm=WORLD):
         takes = half.report().gpu_messages == ""
     refused = pytest.raises(mpishare.UnsupportedError, match="refuses rank")
     with (
         nullcontext() if takes else refused,
-        plan(WORLD, case, arrays(fields), node=half, require=(*inside, "mpi-gpu")) as halo,
+        exchanging(half, case, require=(*inside, "mpi-gpu"), comm=WORLD) as (halo, _),
     ):
         seen = WORLD.allgather(list(halo.routes.values()))
         assert any("mpi-gpu" in routes for routes in seen)
 
 
-def with_slabs(kind, node, width=1):
-    """A ring of slabs, and one of them."""
+def slabs(node, kind, width=1):
+    """A plan for a ring of slabs, and one of them."""
     case = even_case((WORLD.size,), True, 5, ((width, width),))
-    return case, make_fields(node, case, WORLD.rank, [kind])
+    return exchanging(node, case, [kind], comm=WORLD, axes=(0,))
 
 
 def small_in_place(monkeypatch):
@@ -102,18 +102,14 @@ def in_place_of(halo):
 def test_slabs_are_sent_in_place(half, monkeypatch, kind):
     """Also of an odd number of bytes; by arrays that are kept, and by one new at each call."""
     small_in_place(monkeypatch)
-    case, fields = with_slabs(kind, half, width=2)
-    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+    case = even_case((WORLD.size,), True, 5, ((2, 2),))
+    with slabs(half, kind, width=2) as (halo, fields):
         in_place = in_place_of(halo)
         for step in range(1, 9):
             if step > 4:
-                fields = make_fields(half, case, WORLD.rank, [kind])
+                fields = make_fields(half, case, [kind], rank=WORLD.rank)
             put(fields, step)
-            if step % 2:
-                halo.exchange(*arrays(fields))
-            else:
-                halo.start(*arrays(fields))
-                halo.wait()
+            exchange_by(halo, *arrays(fields), halves=step % 2 == 0)
             check(fields, step)
         assert in_place is None or None not in in_place.bound.values()
 
@@ -123,10 +119,10 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
     """Of a pool without handles: beside slabs of plain memory, on one rank alone."""
     small_in_place(monkeypatch)
     kind = Kind("i8", "C", (3,))
-    case, fields = with_slabs(kind, half)
+    case = even_case((WORLD.size,), True, 5, ((1, 1),))
     with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
-        of_pool = make_fields(half, case, WORLD.rank, [kind])
-    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+        of_pool = make_fields(half, case, [kind], rank=WORLD.rank)
+    with slabs(half, kind) as (halo, fields):
         in_place = in_place_of(halo)
         for step in range(1, 9):
             chosen = of_pool if (step + WORLD.rank) % 3 == 0 else fields
@@ -143,8 +139,8 @@ def test_slabs_meet_columns(half, monkeypatch):
     small_in_place(monkeypatch)
     monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 64)
     monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 64)
-    case, fields = with_slabs(Kind("i2", "F" if WORLD.rank % 2 else "C", (70,)), half, width=2)
-    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+    kind = Kind("i2", "F" if WORLD.rank % 2 else "C", (70,))
+    with slabs(half, kind, width=2) as (halo, fields):
         for step in range(1, 5):
             exchange_step(halo, fields, step)
 
@@ -160,9 +156,8 @@ def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
         "idle",
     )
     idle((1,), (1,), (1,))
-    case, [field] = with_slabs(Kind("i8", "C", (1000,)), half)
     stream = cupy.cuda.Stream(non_blocking=True)
-    with plan(WORLD, case, field.array, axes=(0,), node=half) as halo, stream:
+    with slabs(half, Kind("i8", "C", (1000,))) as (halo, [field]), stream:
         numbers = cupy.asarray(field.numbers)
         owned, seen = field.owned, []
         for step in range(1, 30):
@@ -191,11 +186,10 @@ def test_nodes_that_share_gpus_leave_each_other_room(monkeypatch):
         if not node.device.mps:
             pytest.skip("these ranks take turns on their GPUs, or have one each")
         kind = Kind("f8", "C", (1 << 19,))
-        fields = make_fields(node, case, WORLD.rank, [kind])
+        fields = make_fields(node, case, [kind], rank=WORLD.rank)
         widths = ((0, 0), (1, 1))
-        halo = mpishare.HaloExchange(
-            WORLD.Create_cart([2, 2], [True, True]), arrays(fields), widths, axes=(0, 1), node=node
-        )
+        options = {"dims": (2, 2), "periods": True, "axes": (0, 1)}
+        halo = mpishare.HaloExchange(WORLD, arrays(fields), widths, node=node, **options)
         for _ in range(200):
             halo.exchange()
         node.synchronize()
@@ -237,8 +231,7 @@ def test_messages_do_not_hold_up_fused_neighbors(half, cupy):
     if WORLD.size == 3:
         pytest.skip("the nodes must be alike")
     case = even_case((2, HALF), True, 6)
-    fields = make_fields(half, case, WORLD.rank, [Kind("i8")])
-    with plan(WORLD, case, arrays(fields), node=half) as halo:
+    with exchanging(half, case, [Kind("i8")], comm=WORLD) as (halo, fields):
         mate = half.ranks[(half.rank + 1) % half.size]
         if halo.routes[mate] != ("copy" if mate == WORLD.rank else "fused"):
             pytest.skip(f"the ranks of a node reach each other by {halo.routes[mate]}")
@@ -269,8 +262,7 @@ def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
     if in_place:
         small_in_place(monkeypatch)
     case = even_case((2, HALF), True, 6)
-    fields = make_fields(half, case, WORLD.rank, [Kind("i8")])
-    with plan(WORLD, case, arrays(fields), node=half) as halo:
+    with exchanging(half, case, [Kind("i8")], comm=WORLD) as (halo, fields):
         if sorted(halo.routes.values())[0] != "fused":
             pytest.skip(f"the routes are {halo.routes}")
         for step in range(1, 4):

@@ -1,4 +1,4 @@
-"""Distributions without ranks: parts as NumPy cuts them, and cells that are missing."""
+"""Distributions without ranks: cells that are missing, or that two ranks have."""
 
 import itertools
 
@@ -6,28 +6,7 @@ import numpy as np
 import pytest
 
 from mpishare.plans.cells import Box
-from mpishare.redistribution.distribution import OnRank, box_of, require_covered, require_disjoint
-
-
-@pytest.mark.parametrize("shape", [(7, 5), (1, 9), (0, 4), (6, 6)])
-@pytest.mark.parametrize("parts", [(1, 4), (2, 3), (5, 1), (1, 1)])
-def test_parts_are_those_of_array_split(shape, parts):
-    whole = np.arange(shape[0] * shape[1]).reshape(shape)
-    size = parts[0] * parts[1]
-    cut = [
-        block
-        for rows in np.array_split(whole, parts[0], axis=0)
-        for block in np.array_split(rows, parts[1], axis=1)
-    ]
-    for rank in range(size):
-        box = box_of("source", parts, shape, rank, size)
-        assert (whole[box.slices] == cut[rank]).all()
-        assert box.shape == cut[rank].shape
-
-
-def test_one_axis_counts_from_either_end():
-    assert box_of("source", -1, (4, 6), 1, 3) == box_of("source", (1, 3), (4, 6), 1, 3)
-    assert box_of("source", OnRank(1), (4, 6), 0, 3).shape == (0, 0)
+from mpishare.redistribution.distribution import require_covered, require_disjoint
 
 
 def test_the_first_cells_that_are_missing_are_named():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import run_right
 from tests.helpers.reporting import report
-from tests.helpers.scenes import LIMIT_S, play
+from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
 
@@ -39,51 +39,8 @@ def test_random_distributions_over_nodes(nodes):
 
 def test_more_of_them_by_a_script():
     script = Path(__file__).parents[2] / "scripts/lib/distributions.py"
-    result = run_ranks(2, script, args=["--cases", "3"], env={"MPISHARE_BACKEND": "host"})
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, script, ["--cases", "3"])
     assert "3 random distributions on 2 ranks: as NumPy has them" in result.stdout
-
-
-def ends(stage: Stage, how: str) -> None:
-    node = stage.node(timeout_s=2.0 if how == "late" else 60.0)
-    plan = mpishare.Redistribute(stage.world, (6, 6), 0, 1, node=node)
-    rows = np.ones(plan.source_shape)
-    for _ in range(3):
-        plan.backward(plan.forward(rows))
-    node.barrier()
-
-    def until_it_fails() -> None:
-        for _ in range(10):
-            plan.forward(rows)
-
-    def raises() -> None:
-        with node:
-            raise ZeroDivisionError("the words of the leaver")
-
-    if stage.rank == 1:
-        if how == "killed":
-            stage.die(0.4)
-        elif how == "raising":
-            stage.attempt("first", raises)
-        else:
-            stage.world.Barrier()
-        return
-    stage.attempt("first", until_it_fails)
-    stage.attempt("then", lambda: plan.forward(rows))
-    if how == "late":
-        stage.world.Barrier()
-
-
-@pytest.mark.parametrize("how", ["killed", "raising", "late"])
-def test_the_rank_is_named(how):
-    is_killed = how == "killed"
-    played = play(3, ends, how, survivable=is_killed, shared=not is_killed)
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout" if how != "raising" else "PeerError")
-        assert first.ranks == [1]
-        assert first.seconds < LIMIT_S
-        if how == "raising":
-            assert "the words of the leaver" in first.text
 
 
 def ends_midway(stage: Stage, how: str, after_s: float) -> None:

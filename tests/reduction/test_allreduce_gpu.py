@@ -78,6 +78,13 @@ class CountedField(Counted):
     def check_sum(self, x, right):
         self._check_sum((1,), (1,), (x, np.float64(right), self.errors))
 
+    def reduce_by(self, total, **options):
+        """One step, whose values depend on how many there were."""
+        self.put()
+        total.reduce(self.array, **options)
+        self.count()
+        self.go_on()
+
 
 def numbers(rng, dtype, shape):
     if dtype.kind == "b":
@@ -288,10 +295,7 @@ def test_streams_in_turn(node, stream_route, cupy):
         for step in range(60):
             side = streams[step % 3]
             with side:
-                field.put()
-                total.reduce(field.array, stream=[None, side, side.ptr][step % 3])
-                field.count()
-                field.go_on()
+                field.reduce_by(total, stream=[None, side, side.ptr][step % 3])
             for each in streams:
                 fence.record(side)
                 each.wait_event(fence)
@@ -310,10 +314,7 @@ def test_plans_on_streams_of_their_own(node, cupy):
     for _ in range(200):
         for field, stream, total in zip(fields, streams, plans, strict=True):
             with stream:
-                field.put()
-                total.reduce(field.array)
-                field.count()
-                field.go_on()
+                field.reduce_by(total)
         with side:
             halo.exchange(u)
     for stream in (*streams, side):
@@ -348,10 +349,7 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
         with Latch() as latch:
             latch.hold(stream.ptr)
             for _ in range(50):
-                field.put()
-                total.reduce(field.array)
-                field.count()
-                field.go_on()
+                field.reduce_by(total)
             assert not stream.done
             node.barrier()
             latch.release()
@@ -404,10 +402,7 @@ def test_replays_and_calls_mixed(node, stream_route, stream, count, cupy):
         graph = stream.end_capture()
         for _ in range(50):
             graph.launch(stream)
-            field.put()
-            total.reduce(field.array)
-            field.count()
-            field.go_on()
+            field.reduce_by(total)
         node.synchronize()
         assert field.is_right_after(200)
 

@@ -20,6 +20,7 @@ from mpishare import (
 )
 from mpishare.reduction import large
 from mpishare.reduction.operation import OPERATIONS
+from tests.helpers.halos import beside, ring, some
 from tests.helpers.reductions import (
     COMPLEX,
     FLOATS,
@@ -35,6 +36,7 @@ from tests.helpers.reductions import (
 
 TWO = pytest.mark.ranks(min=2)
 SHAPES = [(), (0,), (1,), (3,), (128,), (3, 0), (5, 7), (2, 3, 4)]
+OTHERS = r"(rank 1|the other \d ranks)"
 LARGE = [1000, 20_000, 100_000, 300_001]
 
 
@@ -81,6 +83,13 @@ def test_operations(node, op, dtype):
                 assert on_all(node, found, wanted)
 
 
+def is_sum(node, array, kind="f8", op="sum", seed=0):
+    """Whether a new plan gives what NumPy does, to the bit, on every rank."""
+    with Allreduce(node.comm, array, op, node=node) as total:
+        found = reduced(node, total, array)
+    return on_all(node, found, expected(op, kind, found.shape, node.size, seed))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes(node, shape):
     mine = values("f8", shape, node.rank)
@@ -93,52 +102,36 @@ def test_shapes(node, shape):
 @pytest.mark.parametrize("count", LARGE)
 def test_large(node, count, place):
     """Private arrays go through slots chunk by chunk; windows may be reduced where they are."""
-    wanted = expected("sum", "f8", (count,), node.size)
     mine = values("f8", (count,), node.rank)
     array = node.xp.asarray(mine)
-    if place == "window":
-        array = window_of(node, mine).array
-    elif place == "one in a window":
-        win = window_of(node, mine)
-        array = win.array if node.rank == 0 else array
-    with Allreduce(node.comm, array, node=node) as total:
-        found = reduced(node, total, array)
-        assert on_all(node, found, wanted)
+    if place != "private":
+        window = window_of(node, mine)
+        array = window.array if place == "window" or node.rank == 0 else array
+    assert is_sum(node, array)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "i1", "c16"])
 def test_large_windows_of_other_dtypes(node, dtype):
     count = 1_400_001 // np.dtype(dtype).itemsize  # of 1 MiB and more; /dev/shm may have 64
-    mine = values(dtype, (count,), node.rank)
-    win = window_of(node, mine)
-    with Allreduce(node.comm, win, node=node) as total:
-        found = reduced(node, total, win.array)
-    assert on_all(node, found, expected("sum", dtype, (count,), node.size))
+    window = window_of(node, values(dtype, (count,), node.rank))
+    assert is_sum(node, window.array, dtype)
 
 
 def test_parts_of_one_window(node):
     """Fields in one segment, side by side."""
-    count = 140_000
-    win = node.allocate((node.size, count))
-    mine = win.array[node.rank]
-    mine[...] = node.xp.asarray(values("f8", (count,), node.rank))
+    win = node.allocate((node.size, 140_000))
+    win.array[node.rank] = node.xp.asarray(values("f8", (140_000,), node.rank))
     win.fence()
-    with Allreduce(node.comm, mine, node=node) as total:
-        found = reduced(node, total, mine)
-        assert on_all(node, found, expected("sum", "f8", (count,), node.size))
+    assert is_sum(node, win.array[node.rank])
     node.barrier()
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (70, 65), (20, 30, 40)], ids=str)
 def test_layouts(node, shape):
     """The same on all ranks, and another on each."""
-    wanted = expected("sum", "f4", shape, node.size)
     mine = values("f4", shape, node.rank)
-    for at in range(len(FORMS) + 1):
-        form = FORMS[(at if at < len(FORMS) else node.rank) % len(FORMS)]
-        field = laid_out(node.xp, mine, form)
-        with Allreduce(node.comm, field, node=node) as total:
-            assert on_all(node, reduced(node, total, field), wanted)
+    for form in (*FORMS, FORMS[node.rank % len(FORMS)]):
+        assert is_sum(node, laid_out(node.xp, mine, form), "f4")
 
 
 def test_what_lies_between_is_left(node):
@@ -169,13 +162,13 @@ def test_any(node, pair, shape, forms, seed):
     op, dtype = pair
     mine = values(dtype, shape, node.rank, seed)
     field = laid_out(node.xp, mine, forms[node.rank % len(forms)])
-    with Allreduce(node.comm, field, op, node=node) as total:
-        found = reduced(node, total, field)
-    wanted = expected(op, dtype, shape, node.size, seed)
     if op == "prod" and dtype in COMPLEX:
+        with Allreduce(node.comm, field, op, node=node) as total:
+            found = reduced(node, total, field)
+        wanted = expected(op, dtype, shape, node.size, seed)
         assert all(node.comm.allgather(np.allclose(found, wanted, rtol=1e-4)))
     else:
-        assert on_all(node, found, wanted)
+        assert is_sum(node, field, dtype, op, seed)
 
 
 # --- numbers that are none
@@ -185,14 +178,12 @@ def test_any(node, pair, shape, forms, seed):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_and_infinity(node, op, dtype):
     """A NaN of any rank is a NaN on all; an overflow neither warns nor raises."""
-    mine = np.array([1, 2, np.inf, -np.inf, np.finfo(dtype).max], dtype)
-    if node.rank == node.size - 1:
-        mine[0] = np.nan
-    with Allreduce(node.comm, node.xp.asarray(mine), op, node=node) as total:
+    each = np.array([[1, 2, np.inf, -np.inf, np.finfo(dtype).max]] * node.size, dtype)
+    each[-1, 0] = np.nan
+    mine = node.xp.asarray(each[node.rank])
+    with Allreduce(node.comm, mine, op, node=node) as total:
         found = reduced(node, total, node.xp.array(mine))
-    others = [np.array([1, *mine[1:]], dtype)] * (node.size - 1)
-    last = np.array([np.nan, *mine[1:]], dtype)
-    wanted = folded(op, [*others, last])
+    wanted = folded(op, [*each])
     assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
 
 
@@ -306,9 +297,9 @@ def test_many_calls_with_delays(node):
     rng = np.random.default_rng([node.rank, 17])
     right = True
     with Allreduce(node.comm, Layout(40), node=node) as total:
-        for step in range(60):
+        for step in range(some(node, 1000)):
             x = node.xp.asarray(values("f8", (40,), node.rank, step))
-            if rng.random() < 0.2:
+            if rng.random() < 0.05:
                 time.sleep(rng.random() * 0.004)
             if step % 3 == 2:
                 found, wanted = on_host(total.dot(x[:1], x[:1])), None
@@ -380,18 +371,14 @@ def test_two_plans_in_turn(node):
 
 def test_beside_a_halo(node):
     """An iteration: a halo, then a norm."""
-    u = node.xp.zeros(6)
-    with (
-        mpishare.HaloExchange(node.comm, u, 1, dims=(node.size,), periods=True, node=node) as halo,
-        Allreduce(node.comm, Layout(()), node=node) as total,
-    ):
+    u, ends = node.xp.zeros(6), np.array(beside(node))
+    with ring(node, u) as halo, Allreduce(node.comm, Layout(()), node=node) as total:
         for step in range(1, 20):
             u[halo.owned] = node.rank + step
             halo.exchange(u)
             norm = total.dot(u, u)
             node.synchronize()
-            left, right = (node.rank - 1) % node.size + step, (node.rank + 1) % node.size + step
-            assert (on_host(u)[0], on_host(u)[-1]) == (left, right)
+            assert (on_host(u)[[0, -1]] == ends + step).all()
             every = 6 * sum((rank + step) ** 2 for rank in range(node.size))
             assert float(on_host(norm)) == every
 
@@ -445,41 +432,24 @@ def test_what_cannot_be_reduced(node, monkeypatch, dtype, op, kind, text):
     raises_on_all(node, kind, text, lambda: Allreduce(node.comm, Layout(3, dtype), op, node=node))
 
 
-@pytest.mark.parametrize("comm", [None, 3])
-def test_no_communicator(node, comm):
-    raises_on_all(node, TypeError, "comm must be", lambda: Allreduce(comm, Layout(3), node=node))
-
-
-@pytest.mark.parametrize("like", [None, 3.0, [1.0, 2.0]])
-def test_no_array(node, like):
-    raises_on_all(node, TypeError, "not an array", lambda: Allreduce(node.comm, like, node=node))
+@pytest.mark.parametrize("wrong", [None, 3.0, [1.0, 2.0]])
+def test_no_communicator_and_no_array(node, wrong):
+    raises_on_all(node, TypeError, "comm must be", lambda: Allreduce(wrong, Layout(3), node=node))
+    raises_on_all(node, TypeError, "not an array", lambda: Allreduce(node.comm, wrong, node=node))
 
 
 @TWO
 @pytest.mark.parametrize(
-    ("layouts", "ops", "text"),
+    ("one", "other", "text"),
     [
-        (
-            [Layout(3), Layout(4)],
-            ["sum", "sum"],
-            r"rank 0: shape=\[3\]; (rank 1|the other \d ranks): shape",
-        ),
-        ([Layout(3), Layout(3, "f4")], ["sum", "sum"], "dtypes="),
-        (
-            [Layout(3), Layout(3)],
-            ["sum", "max"],
-            r"rank 0: op='sum'; (rank 1|the other \d ranks): op='max'",
-        ),
+        ((Layout(3), "sum"), (Layout(4), "sum"), rf"rank 0: shape=\[3\]; {OTHERS}: shape"),
+        ((Layout(3), "sum"), (Layout(3, "f4"), "sum"), "dtypes="),
+        ((Layout(3), "sum"), (Layout(3), "max"), rf"rank 0: op='sum'; {OTHERS}: op='max'"),
     ],
 )
-def test_ranks_that_disagree(node, layouts, ops, text):
-    at = min(node.rank, 1)
-    raises_on_all(
-        node,
-        MismatchError,
-        text,
-        lambda: Allreduce(node.comm, layouts[at], ops[at], node=node),
-    )
+def test_ranks_that_disagree(node, one, other, text):
+    given = other if node.rank else one
+    raises_on_all(node, MismatchError, text, lambda: Allreduce(node.comm, *given, node=node))
 
 
 @TWO
@@ -552,37 +522,19 @@ def test_dot_is_a_sum(node):
 
 
 @TWO
-def test_reduce_meets_dot(host_node):
-    x = np.ones(3)
-    total = Allreduce(host_node.comm, x, node=host_node)
-    call = total.reduce if host_node.rank else lambda x: total.dot(x, x)
-    raises_on_all(
-        host_node,
-        MismatchError,
-        r"rank 0: dot; (rank 1|the other \d ranks): reduce",
-        lambda: call(x),
-    )
-    x[...] = 1.0
-    assert reduced(host_node, total, x)[0] == host_node.size
-    total.close()
-
-
-@TWO
-@pytest.mark.parametrize("times", [1, 2])
-def test_reduce_of_a_large_field_meets_dot(host_node, times):
-    x, y = np.ones(1 << 17), np.arange(4.0)
-    assert not large.folds_all(host_node.size, x.nbytes)
-    with Allreduce(host_node.comm, x, node=host_node) as total:
+@pytest.mark.parametrize(("count", "times"), [(3, 1), (1 << 17, 1), (1 << 17, 2)])
+def test_reduce_meets_dot(host_node, count, times):
+    """Of fields that each rank folds whole, and of those that are shared among the ranks."""
+    node, x, y = host_node, np.ones(count), np.arange(4.0)
+    assert large.folds_all(node.size, x.nbytes) == (count == 3)
+    with Allreduce(node.comm, x, node=node) as total:
+        call = (lambda: total.reduce(x)) if node.rank else (lambda: total.dot(x, x))
         for _ in range(times):
-            call = total.reduce if host_node.rank else lambda x: total.dot(x, x)
-            raises_on_all(
-                host_node,
-                MismatchError,
-                r"rank 0: dot; (rank 1|the other \d ranks): reduce",
-                lambda call=call: call(x),
-            )
+            raises_on_all(node, MismatchError, rf"rank 0: dot; {OTHERS}: reduce", call)
         for n in (1, 2, 3):  # all slots
-            assert total.dot(n * y, y) == n * 14 * host_node.size
+            assert total.dot(n * y, y) == n * 14 * node.size
+        x[...] = 1.0
+        assert reduced(node, total, x)[0] == node.size
 
 
 def test_refused_while_another_thread_makes_the_calls(node):
@@ -615,24 +567,20 @@ def test_refused_while_another_thread_makes_the_calls(node):
 # --- the end
 
 
-def test_closed(node):
-    x = node.xp.ones(3)
-    total = Allreduce(node.comm, x, node=node)
-    assert repr(total).startswith(f"<mpishare.{total.name}: sum of float64(3,) over ")
-    assert not total.is_closed
-    total.close()
-    total.close()
-    assert total.is_closed
-    for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
-        raises_on_all(node, ClosedError, "the plan is closed", call)
-    assert "closed" in repr(total)
-
-
-def test_closed_with_its_node(node):
+@pytest.mark.parametrize("is_by_node", [False, True])
+def test_closed(node, is_by_node):
     x = node.xp.ones(3)
     with mpishare.Node(node.comm, backend=node.backend) as other:
         total = Allreduce(node.comm, x, node=other)
+        assert repr(total).startswith(f"<mpishare.{total.name}: sum of float64(3,) over ")
+        assert not total.is_closed
+        if not is_by_node:
+            total.close()
+    total.close()
     assert total.is_closed
+    assert "closed" in repr(total)
+    for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
+        raises_on_all(node, ClosedError, "closed", call)
 
 
 @TWO
