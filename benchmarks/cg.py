@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from mpi4py import MPI
 
 import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
-from benchmarks.links import Links, MpiLinks, NcclLinks, StagedLinks
+from benchmarks.links import Links, mpi_links, mpishare_links, nccl_links, staged_links
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
@@ -119,12 +118,12 @@ def _run(session: Session, case: Case, shape: tuple[int, ...]) -> None:
         session, case, nbytes=8 * shape[0] ** 2, unfit=unfit, clocks=("throughput",)
     )
     if problem is not None:
-        solve = partial(Solve, session, problem)
-        comparison.add("calls", lambda: solve(MpishareLinks(problem)))
-        comparison.add("calls, dot", lambda: solve(MpishareLinks(problem, by_dot=True)))
+        solve, links = partial(Solve, session, problem), partial(mpishare_links, problem)
+        comparison.add("calls", lambda: solve(links()))
+        comparison.add("calls, dot", lambda: solve(links(by_dot=True)))
         if session.on_cuda:
-            comparison.add("graph", lambda: InGraphs(solve(MpishareLinks(problem))))
-            comparison.add("one graph", lambda: InOneGraph(solve(MpishareLinks(problem))))
+            comparison.add("graph", lambda: InGraphs(solve(links())))
+            comparison.add("one graph", lambda: InOneGraph(solve(links())))
         _add_baselines(comparison, session, problem)
         if session.on_cuda and comparison.includes(UPPER_BOUNDS):
             comparison.add("kernels", partial(_Kernels, session, shape), kind=UPPER_BOUND)
@@ -145,7 +144,7 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
 
         comparison.add(name, make, kind=BASELINE, unfit=unfit)
 
-    for name, links in (("isend", MpiLinks), ("staged", StagedLinks)):
+    for name, links in (("isend", mpi_links), ("staged", staged_links)):
         if comparison.includes(name):
             add(name, links)
     if comparison.includes("nccl"):
@@ -153,45 +152,9 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
 
         library, reason = (None, refusal) if refusal else open_library(session, Nccl)
         for suffix, beside in (("", False), (" beside", True)):
-            by_nccl = partial(NcclLinks, library=library, beside=beside)
+            by_nccl = partial(nccl_links, library=library, beside=beside)
             add(f"nccl{suffix}", by_nccl, reason)
             add(f"nccl graph{suffix}", by_nccl, reason)
-
-
-class MpishareLinks(Links):
-    """`HaloExchange` and `Allreduce`."""
-
-    def __init__(self, problem: Poisson, *, by_dot: bool = False) -> None:
-        self._problem, self._by_dot = problem, by_dot
-        node, cart = problem.node, problem.cart
-        self._halo = mpishare.HaloExchange(cart, problem.r, width=1, node=node)
-        self._total = mpishare.Allreduce(cart, problem.rr, node=node)
-        self._owned = [field[problem.owned] for field in (problem.r, problem.p, problem.q)]
-
-    def add_squares(self) -> None:
-        r, _, _ = self._owned
-        self._add(self._problem.rr, r, r)
-
-    def start(self) -> None:
-        self._halo.start(self._problem.r)
-
-    def wait(self) -> None:
-        self._halo.wait()
-
-    def add_product(self) -> None:
-        _, p, q = self._owned
-        self._add(self._problem.pq, p, q)
-
-    def _add(self, scalar: Any, a: Any, b: Any) -> None:
-        if self._by_dot:
-            self._total.dot(a, b, out=scalar)
-        else:
-            self._total.reduce(scalar)
-
-    def close(self) -> None:
-        self._owned.clear()
-        self._total.close()
-        self._halo.close()
 
 
 class InGraphs(Solve):

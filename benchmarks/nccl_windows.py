@@ -14,7 +14,7 @@ import numpy as np
 
 from mpishare.bench.library import Library, Transfer, refusals
 from mpishare.bench.nccl import one_group, set_environment
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 
 #: The first version with puts that signal.
@@ -86,19 +86,19 @@ class NcclSend(Library):
         _, window = self._windows.pop(int(memory.data.ptr))
         window.close()
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:  # noqa: ARG002
         calls = self._calls
         group = calls.group_start, calls.group_end
         rest = self._handle, self._stream
         return one_group(transfers, group, (calls.send, calls.recv), self._type, *rest)
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:
+    def bind_sum(self, array: Any) -> Call:
         address, count = int(array.data.ptr), int(array.size)
         kind, operation = int(self._core.FLOAT64), int(self._core.SUM)
         arguments = address, address, count, kind, operation, self._handle, self._stream
         return partial(self._calls.all_reduce, *arguments)
 
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+    def bind_gather(self, out: Any, into: Any) -> Call:
         addresses = int(out.data.ptr), int(into.data.ptr)
         rest = int(out.size), self._type, self._handle, self._stream
         return partial(self._calls.all_gather, *addresses, *rest)
@@ -122,7 +122,7 @@ class NcclPut(NcclSend):
     label = "NCCL put"
     halves = 2
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         put, wait, signal = self._calls.put_signal, self._calls.wait_signal, self._calls.signal
         start, end = self._calls.group_start, self._calls.group_end
         rest = 0, 0, 0, self._handle, self._stream  # signal, context, flags: one of each for now
@@ -213,7 +213,7 @@ class NcclDevice(NcclSend):
         #: Arguments of kernels whose words travel beside numbers.
         self.few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         session, xp = self.session, self.session.node.xp
         rows = np.zeros(len(transfers), _TRANSFER)
         rows["out"] = [int(each.out.data.ptr) for each in transfers]

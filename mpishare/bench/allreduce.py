@@ -21,38 +21,29 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import IN_GRAPHS, Library, add_with_graphs, collectives
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import through_host
-
-Bound = tuple[Callable[[], object], Callable[[], object]]
-
 
 _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check needs
 
 
 def run(session: Session, case: Case) -> None:
     for nbytes in session.sizes(case, _ARRAYS):
-        _run(session, case, nbytes)
-
-
-def _run(session: Session, case: Case, nbytes: int) -> None:
-    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
-    make = partial(Sum, session, nbytes)
-
-    graphs = IN_GRAPHS if session.on_cuda else ()
-    add_with_graphs(comparison, "reduce", partial(make, own_sum), graphs)
-    if not session.on_cuda:
-        comparison.add("window", partial(make, own_sum, in_window=True))
-    if nbytes >= 16:
-        comparison.add("complex128", partial(make, own_sum, dtype="c16"))
-    comparison.add_baselines("allreduce", {"allreduce": partial(make, _mpi_sum)})
-    comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
-    if nbytes == 8:
-        comparison.add_baselines("float", {"float": partial(make, _float_sum)})
-    for name, library, arguments, in_graphs in collectives(comparison):
-        make_sum, graphs = partial(_sum_by, library, make), IN_GRAPHS if in_graphs else ()
-        add_with_graphs(comparison, name, make_sum, graphs, **arguments)
-    comparison.run()
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
+        make = partial(_Sum, session, nbytes)
+        graphs = IN_GRAPHS if session.on_cuda else ()
+        add_with_graphs(comparison, "reduce", partial(make, _own_sum), graphs)
+        if not session.on_cuda:
+            comparison.add("window", partial(make, _own_sum, in_window=True))
+        if nbytes >= 16:
+            comparison.add("complex128", partial(make, _own_sum, dtype="c16"))
+        by_mpi = {"allreduce": _mpi_sum, "staged": _staged_sum}
+        for name, bind in (by_mpi | {"float": _float_sum} if nbytes == 8 else by_mpi).items():
+            comparison.add_baselines(name, {name: partial(make, bind)})
+        for name, library, arguments, in_graphs in collectives(comparison):
+            make_sum = partial(_sum_by, library, make)
+            add_with_graphs(comparison, name, make_sum, in_graphs, **arguments)
+        comparison.run()
 
 
 def _sum_by(library: Library, make: Callable[..., Variant], steps: int = 1) -> Variant:
@@ -60,12 +51,12 @@ def _sum_by(library: Library, make: Callable[..., Variant], steps: int = 1) -> V
     return make(partial(_library_sum, library), steps=steps, allocate=allocate)
 
 
-class Sum(Variant):
+class _Sum(Variant):
     """An array of numbers that is replaced by its sum over all ranks, again and again.
 
     Timed with zeros, whose sum is zero at every step; a checked step has integers, whose sum is
-    exact in any order. `bind` returns the call that sums an array, and the call that frees what
-    that needs; `allocate` returns zeros for so many words of 8 bytes.
+    exact in any order. `bind` gets the session and the array; `allocate` returns zeros for so many
+    words of 8 bytes.
     """
 
     moves = False
@@ -91,13 +82,10 @@ class Sum(Variant):
         self._place = xp.arange(count) % 61
         self.check = Tally(xp)
         self._session, self.steps = session, steps
-        self._sum, self._free = bind(session, self.array)
+        call, self._free = bind(session, self.array)
+        self.call = in_turn(*[call] * steps)
 
-    def step(self) -> None:
-        for _ in range(self.steps):
-            self._sum()
-
-    def check_around(self, step: Callable[[], None], token: int) -> None:
+    def check_around(self, step: Call, token: int) -> None:
         comm = self._session.comm
         mine, every = token % 97 + comm.rank, comm.size * (token % 97) + sum(range(comm.size))
         self.array[...] = self._place + mine
@@ -108,14 +96,14 @@ class Sum(Variant):
 
     def close(self) -> None:
         self._session.synchronize()
-        del self._sum
+        del self.call
         self._free()
         del self.array
         if self._window is not None:
             self._window.close()
 
 
-def own_sum(session: Session, array: Any) -> Bound:
+def _own_sum(session: Session, array: Any) -> Bound:
     total = mpishare.Allreduce(session.comm, array, node=session.node)
     return partial(total.reduce, array), total.close
 
@@ -134,9 +122,4 @@ def _staged_sum(session: Session, array: Any) -> Bound:
 
 
 def _float_sum(session: Session, array: Any) -> Bound:
-    comm = session.comm
-
-    def sum_() -> None:
-        array.fill(comm.allreduce(float(array[0])))
-
-    return sum_, do_nothing
+    return lambda: array.fill(session.comm.allreduce(float(array[0]))), do_nothing

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.cli import StoppedError
 
@@ -41,6 +41,8 @@ class Variant:
 
     #: Counts wrong words: a `Tally`, or what has its `wrong`.
     check: Any
+    #: What a step is, where it is one call.
+    call: Call
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
     #: variant that only orders is checked by `checked_step` alone.
@@ -52,7 +54,7 @@ class Variant:
 
     def step(self) -> None:
         """Do once what is timed."""
-        raise NotImplementedError
+        self.call()
 
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` differs from step to step."""
@@ -71,7 +73,7 @@ class Variant:
         """Do one step with data, verify what arrived, and poison it for the next."""
         self.check_around(self.step, token)
 
-    def check_around(self, step: Callable[[], None], token: int) -> None:
+    def check_around(self, step: Call, token: int) -> None:
         """Do the same with `step` in place of this variant's own: a graph of it, for example."""
         self.fill(token)
         step()

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
-from mpishare.bench.grid import Call, Exchange, Problem, Side
+from mpishare.bench.grid import Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.errors import CudaError, UnsupportedError
 
 #: How many calls of something short a graph has.
@@ -34,11 +34,8 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         stream.begin_capture()
         work()
         return stream.end_capture()
-    except (
-        RuntimeError,
-        UnsupportedError,
-        CudaError,
-    ) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
+    # CuPy's of CUDA and of NCCL; mpishare's.
+    except (RuntimeError, UnsupportedError, CudaError) as exc:
         # End the capture in any case, and report the first error.
         with suppress(RuntimeError):
             stream.end_capture()
@@ -50,15 +47,12 @@ class Captured(Wrapper):
 
     def __init__(self, session: Session, inner: Variant) -> None:
         super().__init__(inner)
-        self.stream = session.stream
-        self.graph = capture(session, inner.step)
-
-    def step(self) -> None:
-        self.graph.launch(self.stream)
+        self._synchronize = session.synchronize
+        self.call = partial(capture(session, inner.step).launch, session.stream)
 
     def close(self) -> None:
-        self.stream.synchronize()
-        del self.graph
+        self._synchronize()
+        del self.call
         super().close()
 
 
@@ -114,7 +108,7 @@ class Library:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
         return self.session.node.xp.zeros(words, "u8")
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
 
         Collective. Work that is enqueued after the call finds the words where they land. `early`:
@@ -124,11 +118,11 @@ class Library:
         """
         raise NotImplementedError
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:  # noqa: ARG002
+    def bind_sum(self, array: Any) -> Call:  # noqa: ARG002
         """Return the call that replaces an array by its sum over all ranks. Collective."""
         raise UnsupportedError(f"{self.label}: no sum over all ranks")
 
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:  # noqa: ARG002
+    def bind_gather(self, out: Any, into: Any) -> Call:  # noqa: ARG002
         """Return the call that brings `out` of all ranks into `into`, by rank. Collective."""
         raise UnsupportedError(f"{self.label}: no gather on all ranks")
 
@@ -182,16 +176,18 @@ def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str
             yield name, import_module(each.module), each.ways
 
 
-def collectives(comparison: Comparison) -> Iterator[tuple[str, Any, dict[str, Any], bool]]:
+def collectives(
+    comparison: Comparison,
+) -> Iterator[tuple[str, Any, dict[str, Any], Sequence[int]]]:
     """Yield each library that the run includes, once, for a collective: its name, itself.
 
-    With them what enters its variants as a baseline, and whether these may be captured.
+    With them what enters its variants as a baseline, and the graphs that these may be captured in.
     """
     for name, module, ways in included(comparison):
         kind = getattr(module, next(iter(ways.values())).kind)
         library, refusal = open_library(comparison.session, kind)
-        in_graphs = any(way.is_captured for way in ways.values())
-        yield name, library, {"kind": BASELINE, "unfit": refusal}, in_graphs
+        graphs = IN_GRAPHS if any(way.is_captured for way in ways.values()) else ()
+        yield name, library, {"kind": BASELINE, "unfit": refusal}, graphs
 
 
 def add_with_graphs(
@@ -237,49 +233,54 @@ class LibraryExchange(Exchange[Problem]):
     _turn = 0
 
     def __init__(self, problem: Problem, library: Library, way: Way) -> None:
-        self._library = library
+        self._library, self._way = library, way
         self._owned: list[Any] = []  # memory of the library
-        fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
-        if not is_contiguous:
+        self._is_contiguous = problem.has_contiguous_faces()
+        if not self._is_contiguous:
             _require_packing(library, way)
-        super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
-        sends_faces = library.is_direct and is_contiguous and not problem.has_buffers
-        #: For each of the buffers that words land in by turns: pack, move, unpack.
-        self._calls: list[tuple[Call, ...]]
-        if way.in_place or (sends_faces and not way.is_packed):
-            self._calls = [(self._move_of_faces(),)]
-        else:
-            # A graph has its buffers baked in: it cannot use two of them in turn.
-            self._calls = self._calls_of_buffers(1 if way.is_captured else library.halves)
+        fields = problem.fields
+        super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
 
-    def _fields_in_place(self, fields: Sequence[Any]) -> list[Any]:
+    def _in_place(self, fields: Sequence[Any]) -> list[Any]:
         self._owned = [self._library.empty(int(field.size)) for field in fields]
         pairs = zip(self._owned, fields, strict=True)
         return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
 
-    def _move_of_faces(self) -> Callable[[], None]:
-        faces = self.problem.faces(self.fields)
-        out, into = ([view.view("u8").ravel() for view in views] for views in faces)
-        per_field = [side for side in self.problem.sides for _ in self.fields]
-        return self._library.bind(transfers(per_field, out, into), early=False)
+    def _bind(self, problem: Problem, *fields: Any) -> Bound:
+        library, way = self._library, self._way
+        sends_faces = library.is_direct and self._is_contiguous and not problem.has_buffers
+        if way.in_place or (sends_faces and not way.is_packed):
+            faces = problem.faces(fields)
+            out, into = ([view.view("u8").ravel() for view in views] for views in faces)
+            per_field = [side for side in problem.sides for _ in fields]
+            return library.bind(transfers(per_field, out, into), early=False), self._free_memory
+        # A graph has its buffers baked in: it cannot use two of them in turn.
+        turns = self._turns_of_buffers(1 if way.is_captured else library.halves)
 
-    def _calls_of_buffers(self, halves: int) -> list[tuple[Call, ...]]:
+        def exchange() -> None:
+            self._turn = (self._turn + 1) % len(turns)
+            turns[self._turn]()
+
+        return exchange, self._free_memory
+
+    def _turns_of_buffers(self, halves: int) -> list[Call]:
+        """Return for each of the buffers that words land in by turns: pack, move, unpack."""
         problem, library = self.problem, self._library
         words = max(sum(problem.slots()), 1)
         self._owned = [library.empty(words) for _ in range(1 + halves)]
         out, *landed = self._owned
-        found: list[tuple[Call, ...]] = []
+        found = []
         for into in landed:
             moved = transfers(problem.sides, *problem.parts(out, into))
-            move = do_nothing
+            move: Call = do_nothing
             if moved:  # there is another rank
                 move = library.bind(moved, early=halves == library.halves)
             if problem.has_buffers:
                 self._landed = landed
-                found.append((move,))
+                found.append(move)
             else:
                 pack, unpack = problem.packing(self.fields, out, into)
-                found.append((pack, move, unpack))
+                found.append(in_turn(pack, move, unpack))
         return found
 
     def current(self) -> Sequence[Any]:
@@ -288,14 +289,7 @@ class LibraryExchange(Exchange[Problem]):
         rows = len(self.fields[0]), -1
         return [each.reshape(rows) for each in (self._owned[0], self._landed[self._turn])]
 
-    def step(self) -> None:
-        self._turn = (self._turn + 1) % len(self._calls)
-        for call in self._calls[self._turn]:
-            call()
-
-    def close(self) -> None:
-        self.problem.session.synchronize()
-        del self._calls, self.fields
+    def _free_memory(self) -> None:
         self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())

@@ -12,7 +12,7 @@ from cupy.cuda import nccl
 from mpi4py import MPI
 
 from mpishare.bench.library import Library, Transfer, refusals
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 
 _NUMBER = nccl.get_version() if nccl.available else 0
@@ -34,7 +34,7 @@ def one_group(
     calls: tuple[Callable[..., object], Callable[..., object]],
     kind: int,
     *rest: int,
-) -> Callable[[], None]:
+) -> Call:
     """Return the call of one group of all sends and receives, by any binding of NCCL. Local.
 
     `group` begins and ends one, `calls` send and receive: words of the type `kind`, with `rest` as
@@ -89,12 +89,12 @@ class Nccl(Library):
         name = nccl.get_unique_id()  # bytes; until CuPy 13 a tuple of numbers
         return name if isinstance(name, bytes) else np.array(name, "i1").tobytes()
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:  # noqa: ARG002
         stream, comm = int(self.session.stream.ptr), self._comm
         group = nccl.groupStart, nccl.groupEnd
         return one_group(transfers, group, (comm.send, comm.recv), nccl.NCCL_UINT64, stream)
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:
+    def bind_sum(self, array: Any) -> Call:
         numbers = array.view("f8")
         address, stream = int(numbers.data.ptr), int(self.session.stream.ptr)
         return partial(
@@ -107,7 +107,7 @@ class Nccl(Library):
             stream,
         )
 
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+    def bind_gather(self, out: Any, into: Any) -> Call:
         addresses = int(out.data.ptr), int(into.data.ptr)
         stream = int(self.session.stream.ptr)
         return partial(self._comm.allGather, *addresses, int(out.size), nccl.NCCL_UINT64, stream)
