@@ -7,12 +7,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import prod
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
+
 from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
-from mpishare.bench.grid import Exchange, Problem, Side
+from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.errors import CudaError, UnsupportedError
@@ -176,18 +179,34 @@ def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str
             yield name, import_module(each.module), each.ways
 
 
-def collectives(
-    comparison: Comparison,
-) -> Iterator[tuple[str, Any, dict[str, Any], Sequence[int]]]:
-    """Yield each library that the run includes, once, for a collective: its name, itself.
+def add_collectives(
+    comparison: Comparison, make: Callable[..., Variant], bind: Callable[..., Call]
+) -> None:
+    """Enter a collective of each library that the run includes, once, and in graphs.
 
-    With them what enters its variants as a baseline, and the graphs that these may be captured in.
+    `make` takes what binds a call to arrays, `allocate` for these and ``steps=``; `bind` takes the
+    library and the arrays.
     """
     for name, module, ways in included(comparison):
         kind = getattr(module, next(iter(ways.values())).kind)
         library, refusal = open_library(comparison.session, kind)
         graphs = IN_GRAPHS if any(way.is_captured for way in ways.values()) else ()
-        yield name, library, {"kind": BASELINE, "unfit": refusal}, graphs
+        make_one = partial(_collective, library, make, bind)
+        add_with_graphs(comparison, name, make_one, graphs, kind=BASELINE, unfit=refusal)
+
+
+def _collective(
+    library: Library, make: Callable[..., Variant], bind: Callable[..., Call], steps: int = 1
+) -> Variant:
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+        words = prod(shape) * np.dtype(dtype).itemsize // ITEM_NBYTES
+        return library.empty(words).view(dtype).reshape(shape)
+
+    def bound(_: Problem, *arrays: Any) -> Bound:
+        free = (partial(library.free, array.view("u8")) for array in reversed(arrays))
+        return bind(library, *arrays), in_turn(*free)
+
+    return make(bound, allocate=allocate, steps=steps)
 
 
 def add_with_graphs(
@@ -197,12 +216,12 @@ def add_with_graphs(
     steps: Sequence[int],
     **arguments: Any,
 ) -> None:
-    """Enter a variant as it is called, and for each of `steps` a graph of so many calls.
+    """Enter a variant as it is called, and on CUDA for each of `steps` a graph of so many calls.
 
     `make` takes the number of calls as ``steps=``.
     """
     comparison.add(name, make, **arguments)
-    for count in steps:
+    for count in steps if comparison.session.on_cuda else ():
         label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
         make_graph = captured(comparison.session, partial(make, steps=count))
         comparison.add(label, make_graph, **arguments)

@@ -30,12 +30,12 @@ from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.library import (
     IN_GRAPHS,
     Library,
+    add_collectives,
     add_with_graphs,
-    collectives,
     open_library,
 )
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Bound, Session, do_nothing, in_turn
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import address_of, staged, through_host
 
 #: Binds the call that brings a source to a target.
@@ -65,7 +65,7 @@ def run(session: Session, case: Case) -> None:
             unfit=problem.unfit,
             n=shape[0] if is_cube else None,
         )
-        graphs = IN_GRAPHS[: 1 if is_cube else None] if session.on_cuda else ()
+        graphs = IN_GRAPHS[:1] if is_cube else IN_GRAPHS
         for name, in_windows in (("private", False), ("windows", True)):
             make = partial(Exchange, problem, _own, in_windows=in_windows)
             add_with_graphs(comparison, name, make, graphs)
@@ -262,21 +262,6 @@ def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> Bou
     return in_turn(call, permute), free
 
 
-def _gather_by(library: Library, problem: Spread, steps: int = 1) -> Exchange[Spread]:
-    """Return the gather of a library, between arrays in its memory."""
-    fields = problem.arrays(
-        lambda shape, dtype: library.empty(prod(shape)).view(dtype).reshape(shape)
-    )
-
-    def bind(_: Spread, source: Any, target: Any) -> Bound:
-        out, into = source.view("u8"), target.view("u8")
-        return library.bind_gather(out, into), in_turn(
-            *(partial(library.free, each) for each in (into, out))
-        )
-
-    return Exchange(problem, bind, fields, steps=steps)
-
-
 def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
     by_types = partial(_then_permuted, _typed)
     add_baselines(
@@ -303,7 +288,11 @@ def _enter_gathers(comparison: Comparison, problem: Spread) -> None:
     binds: Forms = {"allgather": _gather, "staged": partial(_staged, _gather)}
     for name, bind in binds.items():
         comparison.add_baselines(name, {name: partial(Exchange, problem, bind)})
-    for name, library, arguments, graphs in collectives(comparison):
-        add_with_graphs(
-            comparison, name, partial(_gather_by, library, problem), graphs, **arguments
-        )
+
+    def make(bind: Bind, allocate: Callable[..., Any], steps: int) -> Exchange[Spread]:
+        return Exchange(problem, bind, problem.arrays(allocate), steps=steps)
+
+    def by_library(library: Library, source: Any, target: Any) -> Call:
+        return library.bind_gather(source.view("u8"), target.view("u8"))
+
+    add_collectives(comparison, make, by_library)
