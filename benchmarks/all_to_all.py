@@ -43,7 +43,7 @@ class NcclAllToAll(NcclSend):
         words, ends = int(out.size) // self.session.comm.size, (out, into)
         addresses = [int(each.data.ptr) for each in ends]
         call = self._calls.allto_all
-        return partial(call, *addresses, words, self._type, self._handle, self._stream)
+        return partial(call, *addresses, words, self.kinds[0], *self.rest)
 
 
 class NcclCopyEngines(NcclAllToAll):

@@ -134,12 +134,8 @@ def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -
     The operations of a communicator are in order, so the ghosts travel behind the sum of r . r;
     `beside`: on a stream of their own, beside the kernel that follows.
     """
-    from cupy.cuda import nccl
-
-    from mpishare.bench.nccl import one_group
-
     ghosts, cuda = Ghosts(session, problem), problem.xp.cuda
-    comm, kind = library.communicator, nccl.NCCL_FLOAT64
+    all_reduce, (_, kind, operation) = library.calls[2], library.kinds
     out, into = ghosts.faces(ghosts.fields)
     pack: Call = do_nothing
     unpack: Call = do_nothing
@@ -149,14 +145,13 @@ def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -
         out, into = ghosts.parts(*memory)
     side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
     stream = int((side or session.stream).ptr)
-    group, calls = (nccl.groupStart, nccl.groupEnd), (comm.send, comm.recv)
-    move = one_group(transfers(ghosts.sides, out, into), group, calls, kind, stream)
+    move = library.one_group(transfers(ghosts.sides, out, into), kind, stream)
     exchange = in_turn(pack, move, unpack)
 
     def add(scalar: Any, _held: Any = (out, into)) -> None:  # the calls have addresses only
         address = int(scalar.data.ptr)
         stream = cuda.get_current_stream().ptr
-        comm.allReduce(address, address, 1, kind, nccl.NCCL_SUM, stream)
+        all_reduce(address, address, 1, kind, operation, stream)
 
     sums = partial(add, problem.rr), partial(add, problem.pq)
     if side is None:
