@@ -17,6 +17,7 @@ from mpishare.bench.staged import copy_call
 
 #: Messages of memory of a rank: the source, the pattern's, the window and the baseline's.
 _COPIES = 6
+_BARE = {"host": ("memcpy",), "cuda": ("memcpy own", "memcpy neighbor")}
 
 
 def run(session: Session, case: Case) -> None:
@@ -33,10 +34,8 @@ def run(session: Session, case: Case) -> None:
         make = partial(_Copy, session, made, window)
         comparison.add("own", partial(make, 0), against=("memcpy", "memcpy own"))
         comparison.add("neighbor", partial(make, 1), against=("memcpy", "memcpy neighbor"))
-        bare = partial(make, is_bare=True)
-        own, neighbor = {"memcpy own": partial(bare, 0)}, {"memcpy neighbor": partial(bare, 1)}
-        variants = own | neighbor if session.on_cuda else {"memcpy": partial(bare, 0)}
-        comparison.add_baselines("memcpy", variants)
+        for shift, name in enumerate(_BARE[session.node.backend]):
+            comparison.add_baseline("memcpy", partial(make, shift, is_bare=True), name)
         comparison.run()
         if window is not None:
             window.close()

@@ -223,4 +223,4 @@ def extend() -> None:
             on_request=case.on_request | asked,
         )
     BASELINES.update(_BASELINES)
-    TRIALS[:] = ["benchmarks.sharing"]
+    TRIALS[:] = ["benchmarks.trial"]

@@ -31,8 +31,8 @@ def run(session: Session, case: Case) -> None:
         comparison.add("dot", partial(make, _own, session.comm))
         comparison.add("dot of one rank", partial(make, _own, alone), kind=UPPER_BOUND)
         comparison.add("local dot", partial(make, _local, alone), kind=UPPER_BOUND)
-        by_mpi = {"vdot and allreduce": partial(make, _vdot_and_allreduce, session.comm)}
-        comparison.add_baselines("vdot and allreduce", by_mpi)
+        by_mpi = partial(make, _vdot_and_allreduce, session.comm)
+        comparison.add_baseline("vdot and allreduce", by_mpi)
         comparison.run()
 
 

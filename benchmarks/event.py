@@ -31,8 +31,8 @@ def run(session: Session, case: Case) -> None:
     hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
     comparison.add("hop", partial(hop, _event), against=("bcast",))
     comparison.add("pingpong", partial(pingpong, _event), against=("send",))
-    comparison.add_baselines("bcast", {"bcast": partial(hop, _bcast)})
-    comparison.add_baselines("send", {"send": partial(pingpong, _message)})
+    comparison.add_baseline("bcast", partial(hop, _bcast))
+    comparison.add_baseline("send", partial(pingpong, _message))
     comparison.run()
 
 

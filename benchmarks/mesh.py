@@ -21,7 +21,6 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem
-from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Session, do_nothing
 
 KINDS = ("contiguous", "in runs", "scattered")
@@ -41,9 +40,8 @@ def run(session: Session, case: Case) -> None:
             for name, in_windows in ((kind, False), (f"{kind}, windows", True)):
                 make = partial(Exchange, mesh, _exchange, in_windows=in_windows)
                 comparison.add(name, make, against=against, sent_nbytes=sent_nbytes)
-            if comparison.includes("isend"):
-                make = partial(Exchange, mesh, _isend)
-                comparison.add(baseline, make, kind=BASELINE, sent_nbytes=sent_nbytes)
+            by_hand = partial(Exchange, mesh, _isend)
+            comparison.add_baseline("isend", by_hand, baseline, sent_nbytes=sent_nbytes)
         comparison.run()
 
 

@@ -200,9 +200,9 @@ def run(session: Session, case: Case) -> None:
         comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
         order = partial(FenceRing, ring)
         sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
-        comparison.add_baselines("sendrecv", {"sendrecv": partial(order, sendrecv)})
-        comparison.add_baselines("barrier", {"barrier": partial(order, barrier)})
-        comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
+        comparison.add_baseline("sendrecv", partial(order, sendrecv))
+        comparison.add_baseline("barrier", partial(order, barrier))
+        comparison.add_baseline("counters", partial(_CountersOfNeighbors, ring))
         comparison.run()
         return
     for nbytes in session.sizes(case, _COPIES):

@@ -39,7 +39,7 @@ def run(session: Session, case: Case) -> None:
             comparison.add("complex128", partial(make, _own, dtype="c16"))
         by_mpi = {"allreduce": _by_mpi, "staged": _staged}
         for name, bind in (by_mpi | {"float": _of_float} if nbytes == 8 else by_mpi).items():
-            comparison.add_baselines(name, {name: partial(make, bind)})
+            comparison.add_baseline(name, partial(make, bind))
         add_collectives(comparison, make, lambda library, array: library.bind_sum(array))
         comparison.run()
 

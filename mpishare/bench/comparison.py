@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from time import monotonic
@@ -168,13 +168,12 @@ class Comparison:
         reason = self._unfit or unfit
         self._timed.append(_Timed(self.session, row, make, self._clocks, sent, against, reason))
 
-    def add_baselines(
-        self, option: str, variants: Mapping[str, Make], nbytes: int | None = None
+    def add_baseline(
+        self, baseline: str, make: Make, name: str | None = None, **arguments: Any
     ) -> None:
-        """Enter the variants of a baseline, by their names, if this run includes it."""
-        if self.includes(option, nbytes):
-            for name, make in variants.items():
-                self.add(name, make, kind=BASELINE, nbytes=nbytes)
+        """Enter a variant of a baseline, by default of its name, if this run includes that."""
+        if self.includes(baseline, arguments.get("nbytes")):
+            self.add(name or baseline, make, kind=BASELINE, **arguments)
 
     def add_brought(self, problem: object) -> None:
         """Enter the baselines that other packages bring, of what the case measures."""

@@ -19,8 +19,7 @@ def run(session: Session, case: Case) -> None:
     if not session.on_cuda:  # where it orders no work on streams
         comparison.add("node.barrier", partial(OrderAll, session, pattern, session.node.barrier))
     after_gpu = session.synchronized(session.node.comm.Barrier)
-    barrier = partial(OrderAll, session, pattern, after_gpu)
-    comparison.add_baselines("barrier", {"barrier": barrier})
+    comparison.add_baseline("barrier", partial(OrderAll, session, pattern, after_gpu))
     comparison.add_brought(session)
     comparison.run()
 

@@ -287,7 +287,7 @@ def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
 def _enter_gathers(comparison: Comparison, problem: Spread) -> None:
     binds: Forms = {"allgather": _gather, "staged": partial(_staged, _gather)}
     for name, bind in binds.items():
-        comparison.add_baselines(name, {name: partial(Exchange, problem, bind)})
+        comparison.add_baseline(name, partial(Exchange, problem, bind))
 
     def make(bind: Bind, allocate: Callable[..., Any], steps: int) -> Exchange[Spread]:
         return Exchange(problem, bind, problem.arrays(allocate), steps=steps)
