@@ -60,11 +60,11 @@ class _Copy(Variant):
         target, self._received = window.segment((node.rank + shift) % node.size), window.array
         self._rank, self._writer = node.rank, (node.rank - shift) % node.size
         if is_bare and session.on_cuda:
-            self.call = copy_call(session, target, self._source)
+            self.step = copy_call(session, target, self._source)
             return
         if is_bare:
             target = self._received = xp.zeros_like(self._source)
-        self.call = partial(xp.copyto, target, self._source)
+        self.step = partial(xp.copyto, target, self._source)
 
     def fill(self, token: int) -> None:
         self.check.fill(self._source, self._rank, 0, token)
@@ -87,4 +87,4 @@ class _Copy(Variant):
 
     def close(self) -> None:
         # The case closes the window, which must have no views left.
-        del self.call, self._received
+        del self.step, self._received

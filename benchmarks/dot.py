@@ -46,7 +46,7 @@ class _Dot(Variant):
         self._session, self._x, self._out = session, xp.ones(_COUNT), xp.zeros(1)
         self._size, self._ranks = comm.size, comm.allreduce(session.comm.rank)
         self.check = Tally(np)
-        self.call, self._free = bind(session, comm, self._x, xp.ones(_COUNT), self._out)
+        self.step, self._free = bind(session, comm, self._x, xp.ones(_COUNT), self._out)
 
     def checked_step(self, token: int) -> None:
         self._x.fill(token + self._session.comm.rank)

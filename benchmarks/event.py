@@ -73,7 +73,7 @@ class _Hop(Variant):
         made = signal(session, self._owner, None if waiter is None else [waiter])
         send, receive, self._close_signal = made
         mine = receive if self._is_waiter else do_nothing
-        self.call = send if self._rank == self._owner else mine
+        self.step = send if self._rank == self._owner else mine
 
     def fill(self, token: int) -> None:
         if self._rank == self._owner:
@@ -98,7 +98,7 @@ class _PingPong(Variant):
         partner = (leader + 1) % session.node.size
         pairs = (leader, partner), (partner, leader)
         self._hops = [_Hop(session, pattern, signal, *pair) for pair in pairs]
-        self.call = in_turn(*(hop.call for hop in self._hops))
+        self.step = in_turn(*(hop.step for hop in self._hops))
 
     def checked_step(self, token: int) -> None:
         for hop in self._hops:

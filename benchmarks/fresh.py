@@ -85,9 +85,10 @@ class _Others(Exchange[Grid]):
     ) -> None:
         self._other = other
         super().__init__(grid, bind, fields)
-        self.exchange: Callable[..., object] = self.call
+        self.exchange: Callable[..., object] = self.step
+        self.step = self.exchange_others
 
-    def step(self) -> None:
+    def exchange_others(self) -> None:
         self.fields = self._other(self.fields)
         self.exchange(*self.fields)
 

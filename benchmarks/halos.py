@@ -110,17 +110,17 @@ class _Calls(Wrapper):
     def __init__(self, make: Make) -> None:
         super().__init__(make())
         # The call inside of the step, with as little around it as possible.
-        self.call = self.inner.call
+        self.step = self.inner.step
 
     def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
         samples_s = []
         for _ in range(_BATCHES):
             session.line_up()
-            samples_s += time_batches(self.call, do_nothing, 1, _CALLS)
+            samples_s += time_batches(self.step, do_nothing, 1, _CALLS)
         return samples_s
 
     def close(self) -> None:
-        del self.call
+        del self.step
         super().close()
 
 

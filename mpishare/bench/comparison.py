@@ -41,8 +41,8 @@ class Variant:
 
     #: Counts wrong words: a `Tally`, or what has its `wrong`.
     check: Any
-    #: What a step is, where it is one call.
-    call: Call
+    #: Does once what is timed: a method, or where it is one call that call, with nothing around it.
+    step: Call
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
     #: variant that only orders is checked by `checked_step` alone.
@@ -51,10 +51,6 @@ class Variant:
     is_calibrated = True
     #: How many of what is reported `step` does: each has its share of the time.
     steps = 1
-
-    def step(self) -> None:
-        """Do once what is timed."""
-        self.call()
 
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` differs from step to step."""

@@ -37,7 +37,7 @@ class OrderAll(Variant):
         self.node, self.check = session.node, pattern
         self._window = self.node.allocate_each((2, 1), "u8", fill=0)
         self._half = 0
-        self.call = self._window.fence if order is None else order
+        self.step = self._window.fence if order is None else order
 
     def fill(self, token: int) -> None:
         self._half = 1 - self._half

@@ -172,7 +172,7 @@ class Exchange(Variant, Generic[P]):
         # Ghosts that no exchange may write are compared too, from the first step on.
         self.poison()
         call, self._free = bind(problem, *self.fields)
-        self.call = in_turn(*[call] * steps)
+        self.step = in_turn(*[call] * steps)
 
     def current(self) -> Sequence[Any]:
         return self.fields
@@ -188,7 +188,7 @@ class Exchange(Variant, Generic[P]):
 
     def close(self) -> None:
         self.problem.session.synchronize()
-        del self.call, self.fields
+        del self.step, self.fields
         self._free()
         del self._free  # windows must have no views left
         for window in reversed(self.windows):

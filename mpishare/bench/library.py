@@ -51,11 +51,11 @@ class Captured(Wrapper):
     def __init__(self, session: Session, inner: Variant) -> None:
         super().__init__(inner)
         self._synchronize = session.synchronize
-        self.call = partial(capture(session, inner.step).launch, session.stream)
+        self.step = partial(capture(session, inner.step).launch, session.stream)
 
     def close(self) -> None:
         self._synchronize()
-        del self.call
+        del self.step
         super().close()
 
 
