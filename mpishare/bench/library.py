@@ -269,10 +269,7 @@ class LibraryExchange(Exchange[Problem]):
         library, way = self._library, self._way
         sends_faces = library.is_direct and self._is_contiguous and not problem.has_buffers
         if way.in_place or (sends_faces and not way.is_packed):
-            faces = problem.faces(fields)
-            out, into = ([view.view("u8").ravel() for view in views] for views in faces)
-            per_field = [side for side in problem.sides for _ in fields]
-            return library.bind(transfers(per_field, out, into), early=False), self._free_memory
+            return self._move_of_faces(fields), self._free_memory
         # A graph has its buffers baked in: it cannot use two of them in turn.
         turns = self._turns_of_buffers(1 if way.is_captured else library.halves)
 
@@ -281,6 +278,12 @@ class LibraryExchange(Exchange[Problem]):
             turns[self._turn]()
 
         return exchange, self._free_memory
+
+    def _move_of_faces(self, fields: Sequence[Any]) -> Call:
+        faces = self.problem.faces(fields)
+        out, into = ([view.view("u8").ravel() for view in views] for views in faces)
+        per_field = [side for side in self.problem.sides for _ in fields]
+        return self._library.bind(transfers(per_field, out, into), early=False)
 
     def _turns_of_buffers(self, halves: int) -> list[Call]:
         """Return for each of the buffers that words land in by turns: pack, move, unpack."""
