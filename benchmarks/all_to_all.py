@@ -16,12 +16,12 @@ from benchmarks.nccl_windows import NcclSend
 from benchmarks.symmetric import TorchSymmetric
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import copy_all
-from mpishare.bench.grid import ITEM_NBYTES, Call, Exchange, cut, split
+from mpishare.bench.grid import ITEM_NBYTES, Exchange, cut, split
 from mpishare.bench.library import captured, open_library, refusals
 from mpishare.bench.nccl import set_environment
 from mpishare.bench.redistribute import Spread
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Call, Session, in_turn
 from mpishare.errors import UnsupportedError
 
 
@@ -29,7 +29,7 @@ def enter_alltoall(comparison: Comparison, problem: Spread) -> None:
     session = problem.session
     for name, kind in _LIBRARIES.items():
         library, refusal = open_library(session, kind)
-        make: Any = partial(AllToAll, problem, library)
+        make = partial(Exchange, problem, partial(_bind, library))
         for label, each in ((name, make), (f"{name} graph", captured(session, make))):
             comparison.add(label, each, kind=BASELINE, unfit=refusal)
 
@@ -43,7 +43,7 @@ class NcclAllToAll(NcclSend):
         words, ends = int(out.size) // self.session.comm.size, (out, into)
         addresses = [int(each.data.ptr) for each in ends]
         call = self._calls.allto_all
-        return partial(call, *addresses, words, self._type, self._handle, self._stream)
+        return partial(call, *addresses, words, self.kinds[0], *self.rest)
 
 
 class NcclCopyEngines(NcclAllToAll):
@@ -92,37 +92,23 @@ _LIBRARIES = {
 }
 
 
-class AllToAll(Exchange[Spread]):
-    """Pack a piece for each rank, all of the size of the largest, exchange them, unpack."""
-
-    def __init__(self, problem: Spread, library: Any) -> None:
-        super().__init__(problem)
-        self._library = library
-        source, target = problem.fields[0], problem.cells(problem.fields[1])
-        out_cells, into_cells = problem.by_rank()
-        leaving = [source[cells] for cells in out_cells]
-        arriving = [target[cells] for cells in into_cells]
-        most = max(int(view.nbytes) // ITEM_NBYTES for view in leaving)
-        sizes = [problem.comm.allreduce(most, MPI.MAX)] * problem.comm.size
-        self._memory = [library.empty(sum(sizes)) for _ in range(2)]
-        session, (out, into) = problem.session, self._memory
-        packs, unpacks = (
-            [
-                (cut(part[: view.nbytes // ITEM_NBYTES], [view])[0], view)
-                for part, view in zip(split(memory, sizes), views, strict=True)
-            ]
-            for memory, views in ((out, leaving), (into, arriving))
-        )
-        arrivals = [(view, place) for place, view in unpacks]
-        move = library.bind_all_to_all(out, into)
-        self._calls = copy_all(session, packs), move, copy_all(session, arrivals)
-
-    def step(self) -> None:
-        for call in self._calls:
-            call()
-
-    def close(self) -> None:
-        self.problem.session.synchronize()
-        del self._calls, self.fields
-        while self._memory:
-            self._library.free(self._memory.pop())
+def _bind(library: Any, problem: Spread, source: Any, target: Any) -> Bound:
+    """Bind a piece for each rank, all of the size of the largest, between kernels that pack."""
+    session, (out_cells, into_cells) = problem.session, problem.by_rank()
+    leaving = [source[cells] for cells in out_cells]
+    arriving = [problem.cells(target)[cells] for cells in into_cells]
+    most = max(int(view.nbytes) // ITEM_NBYTES for view in leaving)
+    sizes = [problem.comm.allreduce(most, MPI.MAX)] * problem.comm.size
+    out, into = (library.empty(sum(sizes)) for _ in range(2))
+    packs, unpacks = (
+        [
+            (cut(part[: view.nbytes // ITEM_NBYTES], [view])[0], view)
+            for part, view in zip(split(memory, sizes), views, strict=True)
+        ]
+        for memory, views in ((out, leaving), (into, arriving))
+    )
+    arrivals = [(view, place) for place, view in unpacks]
+    move = library.bind_all_to_all(out, into)
+    calls = copy_all(session, packs), move, copy_all(session, arrivals)
+    free = in_turn(*(partial(library.free, memory) for memory in (into, out)))
+    return in_turn(*calls), free

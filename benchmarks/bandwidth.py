@@ -17,40 +17,32 @@ from mpishare.bench.staged import copy_call
 
 #: Messages of memory of a rank: the source, the pattern's, the window and the baseline's.
 _COPIES = 6
+_BARE = {"host": ("memcpy",), "cuda": ("memcpy own", "memcpy neighbor")}
 
 
 def run(session: Session, case: Case) -> None:
+    xp = session.node.xp
     for nbytes in session.sizes(case, _COPIES):
-        memory = _Memory(session, nbytes)
+        shape = (nbytes // 8,)
         # No rank may wait for another one that had no memory.
-        _, unfit = session.attempt(memory.allocate)
+        made, unfit = session.attempt(partial(_source, xp, *shape))
+        window = None
         if unfit is None:
-            _, unfit = session.attempt(memory.allocate_window)
+            allocate = partial(session.node.allocate_each, shape, "u8", fill=0)
+            window, unfit = session.attempt(allocate)
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
-        make = partial(_Copy, session, memory)
+        make = partial(_Copy, session, made, window)
         comparison.add("own", partial(make, 0), against=("memcpy", "memcpy own"))
         comparison.add("neighbor", partial(make, 1), against=("memcpy", "memcpy neighbor"))
-        bare = partial(make, is_bare=True)
-        own, neighbor = {"memcpy own": partial(bare, 0)}, {"memcpy neighbor": partial(bare, 1)}
-        variants = own | neighbor if session.on_cuda else {"memcpy": partial(bare, 0)}
-        comparison.add_baselines("memcpy", variants)
+        for shift, name in enumerate(_BARE[session.node.backend]):
+            comparison.add_baseline("memcpy", partial(make, shift, is_bare=True), name)
         comparison.run()
-        if unfit is None:
-            memory.window.close()
+        if window is not None:
+            window.close()
 
 
-class _Memory:
-    """The source and the window that all variants copy between, and the check."""
-
-    def __init__(self, session: Session, nbytes: int) -> None:
-        self._node, self._words = session.node, nbytes // 8
-
-    def allocate(self) -> None:
-        self.source: Any = self._node.xp.zeros(self._words, "u8")
-        self.pattern = Pattern(self._node.xp, self._words)
-
-    def allocate_window(self) -> None:
-        self.window = self._node.allocate_each((self._words,), "u8", fill=0)
+def _source(xp: Any, words: int) -> tuple[Any, Pattern]:
+    return xp.zeros(words, "u8"), Pattern(xp, words)
 
 
 class _Copy(Variant):
@@ -61,22 +53,18 @@ class _Copy(Variant):
     """
 
     def __init__(
-        self, session: Session, memory: _Memory, shift: int, *, is_bare: bool = False
+        self, session: Session, made: Any, window: Any, shift: int, *, is_bare: bool = False
     ) -> None:
         node, xp = session.node, session.node.xp
-        self.check, self._source, self._window = memory.pattern, memory.source, memory.window
-        self._target: Any = memory.window.segment((node.rank + shift) % node.size)
-        self._received: Any = memory.window.array
+        (self._source, self.check), self._window = made, window
+        target, self._received = window.segment((node.rank + shift) % node.size), window.array
         self._rank, self._writer = node.rank, (node.rank - shift) % node.size
-        self._copyto = xp.copyto
         if is_bare and session.on_cuda:
-            copy = copy_call(session, self._target, self._source)
-            self.step = copy  # type: ignore[method-assign]
-        elif is_bare:
-            self._target = self._received = xp.zeros_like(self._source)
-
-    def step(self) -> None:
-        self._copyto(self._target, self._source)
+            self.step = copy_call(session, target, self._source)
+            return
+        if is_bare:
+            target = self._received = xp.zeros_like(self._source)
+        self.step = partial(xp.copyto, target, self._source)
 
     def fill(self, token: int) -> None:
         self.check.fill(self._source, self._rank, 0, token)
@@ -99,4 +87,4 @@ class _Copy(Variant):
 
     def close(self) -> None:
         # The case closes the window, which must have no views left.
-        del self._target, self._received
+        del self.step, self._received

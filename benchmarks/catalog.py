@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import AXES, BASELINES, CASES, TRIALS, Baseline, Case, Way
+from mpishare.bench.cases import BASELINES, CASES, TRIALS, Baseline, Case, Way
 
 BOTH = ("host", "cuda")
 #: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
@@ -15,18 +15,14 @@ UPPER_BOUNDS = "ceilings"
 DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 
 
-def _messages(name: str, naxes: int, max_nbytes: int | None) -> Case:
-    return Case(
-        name,
-        f"halos by MPI messages, as to another node, in a cart of {AXES[naxes]}",
-        {"host": ("persistent",), "cuda": ("mpi", "packed")},
-        "benchmarks.halos",
-        is_sized=True,
-        max_nbytes=max_nbytes,
-        naxes=naxes,
-    )
-
-
+_MESSAGES = Case(
+    "messages1d",
+    "halos by MPI messages, as to another node, in a cart of one axis",
+    {"host": ("persistent",), "cuda": ("mpi", "packed")},
+    "benchmarks.halos",
+    is_sized=True,
+    naxes=1,
+)
 _CASES = (
     Case(
         "pairwise",
@@ -64,8 +60,14 @@ _CASES = (
         on_request=frozenset({*GPU_LIBRARIES, UPPER_BOUNDS}),
         is_sized=True,
     ),
-    _messages("messages1d", 1, None),
-    _messages("messages3d", 3, 16 << 20),
+    _MESSAGES,
+    replace(
+        _MESSAGES,
+        name="messages3d",
+        summary="halos by MPI messages, as to another node, in a cart of three axes",
+        max_nbytes=16 << 20,
+        naxes=3,
+    ),
     Case(
         "faces",
         "ghosts across the last axis of a cube beside those across its first",
@@ -221,4 +223,4 @@ def extend() -> None:
             on_request=case.on_request | asked,
         )
     BASELINES.update(_BASELINES)
-    TRIALS[:] = ["benchmarks.sharing"]
+    TRIALS[:] = ["benchmarks.trial"]

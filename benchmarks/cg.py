@@ -16,19 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from mpi4py import MPI
 
 import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
-from benchmarks.links import Links, MpiLinks, NcclLinks, StagedLinks
+from benchmarks.links import Links, mpi_links, mpishare_links, nccl_links, staged_links
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
 from mpishare.bench.measure import BlockSize
 from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Session, do_nothing, in_turn
 from scripts.applications.poisson import Poisson, poisson
 
 #: Of the residual, as part of the right-hand side.
@@ -46,10 +45,16 @@ class Solve(Variant):
 
     is_calibrated = False
 
-    def __init__(self, session: Session, problem: Poisson, links: Links) -> None:
+    def __init__(
+        self,
+        session: Session,
+        problem: Poisson,
+        links: Links,
+        by: Callable[..., Bound] | None = None,
+    ) -> None:
         self.session, self.problem, self.links = session, problem, links
         self.check = problem
-        self.advance: Callable[[], object] = self.passes
+        self.advance, self._free = by(self) if by else (self.passes, do_nothing)
 
     def one_pass(self) -> None:
         problem, links = self.problem, self.links
@@ -94,7 +99,8 @@ class Solve(Variant):
 
     def close(self) -> None:
         self.session.synchronize()
-        self.advance = self.passes
+        self._free()
+        del self.advance, self._free
         self.links.close()
 
 
@@ -119,15 +125,15 @@ def _run(session: Session, case: Case, shape: tuple[int, ...]) -> None:
         session, case, nbytes=8 * shape[0] ** 2, unfit=unfit, clocks=("throughput",)
     )
     if problem is not None:
-        solve = partial(Solve, session, problem)
-        comparison.add("calls", lambda: solve(MpishareLinks(problem)))
-        comparison.add("calls, dot", lambda: solve(MpishareLinks(problem, by_dot=True)))
+        solve, links = partial(Solve, session, problem), partial(mpishare_links, problem)
+        comparison.add("calls", lambda: solve(links()))
+        comparison.add("calls, dot", lambda: solve(links(by_dot=True)))
         if session.on_cuda:
-            comparison.add("graph", lambda: InGraphs(solve(MpishareLinks(problem))))
-            comparison.add("one graph", lambda: InOneGraph(solve(MpishareLinks(problem))))
+            comparison.add("graph", lambda: solve(links(), in_graphs))
+            comparison.add("one graph", lambda: solve(links(), in_one_graph))
         _add_baselines(comparison, session, problem)
         if session.on_cuda and comparison.includes(UPPER_BOUNDS):
-            comparison.add("kernels", partial(_Kernels, session, shape), kind=UPPER_BOUND)
+            comparison.add("kernels", partial(_kernels, session, shape), kind=UPPER_BOUND)
     comparison.run()
     if problem is not None:
         problem.close()
@@ -140,12 +146,12 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
 
     def add(name: str, links: Callable[..., Links], unfit: str | None = refusal) -> None:
         def make() -> Solve:
-            solve = Solve(session, problem, links(session, problem))
-            return InGraphs(solve) if "graph" in name else solve
+            by = in_graphs if "graph" in name else None
+            return Solve(session, problem, links(session, problem), by)
 
         comparison.add(name, make, kind=BASELINE, unfit=unfit)
 
-    for name, links in (("isend", MpiLinks), ("staged", StagedLinks)):
+    for name, links in (("isend", mpi_links), ("staged", staged_links)):
         if comparison.includes(name):
             add(name, links)
     if comparison.includes("nccl"):
@@ -153,90 +159,33 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
 
         library, reason = (None, refusal) if refusal else open_library(session, Nccl)
         for suffix, beside in (("", False), (" beside", True)):
-            by_nccl = partial(NcclLinks, library=library, beside=beside)
+            by_nccl = partial(nccl_links, library=library, beside=beside)
             add(f"nccl{suffix}", by_nccl, reason)
             add(f"nccl graph{suffix}", by_nccl, reason)
 
 
-class MpishareLinks(Links):
-    """`HaloExchange` and `Allreduce`."""
-
-    def __init__(self, problem: Poisson, *, by_dot: bool = False) -> None:
-        self._problem, self._by_dot = problem, by_dot
-        node, cart = problem.node, problem.cart
-        self._halo = mpishare.HaloExchange(cart, problem.r, width=1, node=node)
-        self._total = mpishare.Allreduce(cart, problem.rr, node=node)
-        self._owned = [field[problem.owned] for field in (problem.r, problem.p, problem.q)]
-
-    def add_squares(self) -> None:
-        r, _, _ = self._owned
-        self._add(self._problem.rr, r, r)
-
-    def start(self) -> None:
-        self._halo.start(self._problem.r)
-
-    def wait(self) -> None:
-        self._halo.wait()
-
-    def add_product(self) -> None:
-        _, p, q = self._owned
-        self._add(self._problem.pq, p, q)
-
-    def _add(self, scalar: Any, a: Any, b: Any) -> None:
-        if self._by_dot:
-            self._total.dot(a, b, out=scalar)
-        else:
-            self._total.reduce(scalar)
-
-    def close(self) -> None:
-        self._owned.clear()
-        self._total.close()
-        self._halo.close()
+def in_graphs(solve: Solve) -> Bound:
+    """Bind the passes of a solve in a graph of some of them."""
+    solve.problem.begin(0.0)
+    graph = capture(solve.session, solve.passes)
+    return partial(graph.launch, solve.session.stream), do_nothing
 
 
-class InGraphs(Solve):
-    """The same as `inner`, its passes in a graph of some of them."""
+def in_one_graph(solve: Solve) -> Bound:
+    """Bind a solve in a graph that holds the loop."""
+    problem = solve.problem
 
-    def __init__(self, inner: Solve) -> None:
-        super().__init__(inner.session, inner.problem, inner.links)
-        inner.problem.begin(0.0)
-        graph = capture(inner.session, inner.passes)
-        self.advance = partial(graph.launch, inner.session.stream)
+    def some_passes() -> None:
+        for _ in range(_PASSES_PER_LOOK):
+            solve.one_pass()
 
-
-class InOneGraph(Solve):
-    """The same as `inner`, in a graph that holds the loop."""
-
-    def __init__(self, inner: Solve) -> None:
-        super().__init__(inner.session, inner.problem, inner.links)
-        problem = inner.problem
-
-        def some_passes() -> None:
-            for _ in range(_PASSES_PER_LOOK):
-                inner.one_pass()
-
-        self._graph = mpishare.capture(
-            problem.node,
-            some_passes,
-            until=lambda: problem.done,
-            at_most=MOST_PASSES // _PASSES_PER_LOOK,
-        )
-        self.advance = self._graph
-
-    def close(self) -> None:
-        self.session.synchronize()
-        self._graph.close()
-        super().close()
+    at_most = MOST_PASSES // _PASSES_PER_LOOK
+    graph = mpishare.capture(problem.node, some_passes, until=lambda: problem.done, at_most=at_most)
+    return graph, graph.close
 
 
-class _Kernels(InGraphs):
-    """The kernels alone, in a problem of this rank's own."""
-
-    def __init__(self, session: Session, shape: tuple[int, ...]) -> None:
-        cart = MPI.COMM_SELF.Create_cart([1] * 3)
-        super().__init__(Solve(session, poisson(session.node, cart, shape), Links()))
-
-    def close(self) -> None:
-        super().close()
-        self.problem.close()
-        self.problem.cart.Free()
+def _kernels(session: Session, shape: tuple[int, ...]) -> Solve:
+    """Return a solve by the kernels alone, in a problem of this rank's own."""
+    cart = MPI.COMM_SELF.Create_cart([1] * 3)
+    problem = poisson(session.node, cart, shape)
+    return Solve(session, problem, Links(close=in_turn(problem.close, cart.Free)), in_graphs)

@@ -18,10 +18,7 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.report import UPPER_BOUND
-from mpishare.bench.session import Session, do_nothing
-
-#: The call that writes a product to an array, and the one that frees what that needs.
-Bound = tuple[Callable[[], None], Callable[[], object]]
+from mpishare.bench.session import Bound, Session, do_nothing
 
 _COUNT = 1 << 20
 
@@ -34,8 +31,8 @@ def run(session: Session, case: Case) -> None:
         comparison.add("dot", partial(make, _own, session.comm))
         comparison.add("dot of one rank", partial(make, _own, alone), kind=UPPER_BOUND)
         comparison.add("local dot", partial(make, _local, alone), kind=UPPER_BOUND)
-        by_mpi = {"vdot and allreduce": partial(make, _vdot_and_allreduce, session.comm)}
-        comparison.add_baselines("vdot and allreduce", by_mpi)
+        by_mpi = partial(make, _vdot_and_allreduce, session.comm)
+        comparison.add_baseline("vdot and allreduce", by_mpi)
         comparison.run()
 
 
@@ -49,10 +46,7 @@ class _Dot(Variant):
         self._session, self._x, self._out = session, xp.ones(_COUNT), xp.zeros(1)
         self._size, self._ranks = comm.size, comm.allreduce(session.comm.rank)
         self.check = Tally(np)
-        self._dot, self._free = bind(session, comm, self._x, xp.ones(_COUNT), self._out)
-
-    def step(self) -> None:
-        self._dot()
+        self.step, self._free = bind(session, comm, self._x, xp.ones(_COUNT), self._out)
 
     def checked_step(self, token: int) -> None:
         self._x.fill(token + self._session.comm.rank)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.session import Call, Session, do_nothing, in_turn
 
-MakeSignal = Callable[[Session, int, list[int] | None], "_Signal"]
-
+#: How the owner sends and the others receive, and how it is closed.
+Signal = tuple[Call, Call, Call]
+MakeSignal = Callable[[Session, int, list[int] | None], Signal]
 
 #: Words that a rank writes by turns. A chain of checked steps is shorter, and ends with an
 #: agreement, so that no word is written again before all have read it.
@@ -31,34 +31,26 @@ def run(session: Session, case: Case) -> None:
     hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
     comparison.add("hop", partial(hop, _event), against=("bcast",))
     comparison.add("pingpong", partial(pingpong, _event), against=("send",))
-    comparison.add_baselines("bcast", {"bcast": partial(hop, _bcast)})
-    comparison.add_baselines("send", {"send": partial(pingpong, _message)})
+    comparison.add_baseline("bcast", partial(hop, _bcast))
+    comparison.add_baseline("send", partial(pingpong, _message))
     comparison.run()
 
 
-class _Signal(NamedTuple):
-    """How the owner sends and the others receive, and how it is closed."""
-
-    send: Callable[[], None]
-    receive: Callable[[], None]
-    close: Callable[[], None]
-
-
-def _event(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
+def _event(session: Session, owner: int, waiters: list[int] | None) -> Signal:
     event = session.node.event(owner=owner, waiters=waiters)
-    return _Signal(event.record, event.wait, event.close)
+    return event.record, event.wait, event.close
 
 
-def _bcast(session: Session, owner: int, waiters: list[int] | None) -> _Signal:  # noqa: ARG001
+def _bcast(session: Session, owner: int, waiters: list[int] | None) -> Signal:  # noqa: ARG001
     bcast = partial(session.node.comm.Bcast, np.zeros(1, "u8"), owner)
-    return _Signal(session.synchronized(bcast), bcast, do_nothing)
+    return session.synchronized(bcast), bcast, do_nothing
 
 
-def _message(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
+def _message(session: Session, owner: int, waiters: list[int] | None) -> Signal:
     comm, word = session.node.comm, np.zeros(1, "u8")
     (waiter,) = waiters or [owner]
     send = session.synchronized(partial(comm.Send, word, waiter))
-    return _Signal(send, partial(comm.Recv, word, owner), do_nothing)
+    return send, partial(comm.Recv, word, owner), do_nothing
 
 
 class _Hop(Variant):
@@ -78,13 +70,10 @@ class _Hop(Variant):
         self._owner, self._rank = node.leader if owner is None else owner, node.rank
         self._is_waiter = waiter in (None, node.rank) and node.rank != self._owner
         self._window = node.allocate((_SLOTS, 1), "u8", owner=self._owner, fill=0)
-        self._signal = signal(session, self._owner, None if waiter is None else [waiter])
-
-    def step(self) -> None:
-        if self._rank == self._owner:
-            self._signal.send()
-        elif self._is_waiter:
-            self._signal.receive()
+        made = signal(session, self._owner, None if waiter is None else [waiter])
+        send, receive, self._close_signal = made
+        mine = receive if self._is_waiter else do_nothing
+        self.step = send if self._rank == self._owner else mine
 
     def fill(self, token: int) -> None:
         if self._rank == self._owner:
@@ -95,7 +84,7 @@ class _Hop(Variant):
             self.check.verify(self._window.array[token % _SLOTS], self._owner, 0, token)
 
     def close(self) -> None:
-        self._signal.close()
+        self._close_signal()
         self._window.close()
 
 
@@ -109,10 +98,7 @@ class _PingPong(Variant):
         partner = (leader + 1) % session.node.size
         pairs = (leader, partner), (partner, leader)
         self._hops = [_Hop(session, pattern, signal, *pair) for pair in pairs]
-
-    def step(self) -> None:
-        for hop in self._hops:
-            hop.step()
+        self.step = in_turn(*(hop.step for hop in self._hops))
 
     def checked_step(self, token: int) -> None:
         for hop in self._hops:

@@ -21,13 +21,15 @@ import numpy as np
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid, Side
-from mpishare.bench.halo import PrivateFields, run_on_blocks
+from mpishare.bench.halo import any_fields, halo_exchange, run_on_blocks
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Call, Session, do_nothing
 
 #: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
 #: place arrays.
 _IN_TURN, _APART_NBYTES = 80, 512
+
+Fields = tuple[Any, ...]
 
 
 def run(session: Session, case: Case) -> None:
@@ -36,84 +38,100 @@ def run(session: Session, case: Case) -> None:
 
 def enter_fresh(comparison: Comparison, grid: Grid) -> None:
     """Enter fresh fields of mpishare and of Sendrecv in a halo case on the host."""
-    comparison.add("fresh fields", partial(FreshFields, grid))
-    comparison.add("sendrecv fresh", partial(SendrecvFresh, grid), kind=BASELINE)
+    comparison.add("fresh fields", partial(_InTurn, grid, any_fields))
+    comparison.add("sendrecv fresh", partial(_InTurn, grid, any_by_sendrecv), kind=BASELINE)
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("new arrays", partial(_NewArrays, grid))
-    comparison.add("kept, copied", partial(_KeptCopied, grid))
-    comparison.add("arrays in turn", partial(FreshFields, grid), against=())
-    comparison.add("kept array", partial(PrivateFields, grid), against=())
-    name, kind = ("staged", _StagedNew) if grid.session.on_cuda else ("sendrecv", _SendrecvNew)
-    comparison.add_baselines(name, {name: partial(kind, grid)})
+    comparison.add("new arrays", partial(_Others, grid, any_fields, _copied))
+    comparison.add("kept, copied", partial(_Others, grid, any_fields, _to_and_fro(grid)))
+    comparison.add("arrays in turn", partial(_InTurn, grid, any_fields), against=())
+    comparison.add("kept array", partial(Exchange, grid, halo_exchange), against=())
+    name, bind = ("staged", _staged) if grid.session.on_cuda else ("sendrecv", any_by_sendrecv)
+    comparison.add_baseline(name, partial(_Others, grid, bind, _copied))
 
 
-class InTurn(Exchange[Grid]):
-    """A variant that exchanges other fields at each step, which lie over each other if large."""
+def _copied(fields: Fields) -> Fields:
+    return tuple(field.copy() for field in fields)
+
+
+def _to_and_fro(grid: Grid) -> Callable[[Fields], Fields]:
+    """Return the call that copies fields into the others of two sets that are kept."""
+    copyto = grid.session.node.xp.copyto
+    others: Fields = ()
+
+    def copied(fields: Fields) -> Fields:
+        nonlocal others
+        targets, others = others or _copied(fields), fields
+        for target, field in zip(targets, fields, strict=True):
+            copyto(target, field)
+        return targets
+
+    return copied
+
+
+class _Others(Exchange[Grid]):
+    """Exchanges other fields at each step, those that `other` makes of the last ones.
+
+    `bind` returns a call that takes any fields like those of the grid.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        bind: Callable[..., tuple[Callable[..., object], Call]],
+        other: Callable[[Fields], Fields],
+        fields: Sequence[Any] | None = None,
+    ) -> None:
+        self._other = other
+        super().__init__(grid, bind, fields)
+        self.exchange: Callable[..., object] = self.step
+        self.step = self.exchange_others
+
+    def exchange_others(self) -> None:
+        self.fields = self._other(self.fields)
+        self.exchange(*self.fields)
+
+    def close(self) -> None:
+        del self.exchange, self._other
+        super().close()
+
+
+class _InTurn(_Others):
+    """Exchanges fields that were made before, which lie over each other if large."""
 
     # What fills one is wrong in the next.
     moves = False
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, bind: Callable[..., Bound]) -> None:
         cells, apart = prod(grid.shape), _APART_NBYTES // ITEM_NBYTES
         rows = grid.session.node.xp.zeros((grid.count, cells + _IN_TURN * apart))
-        fields = [
+        every = [
             tuple(row[start : start + cells].reshape(grid.shape) for row in rows)
             for start in range(0, _IN_TURN * apart, apart)
         ]
-        super().__init__(grid, fields[0])
-        self._turns = cycle(fields)
-
-    def exchange(self) -> None:
-        """Exchange the ghosts of these fields."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        self.fields = next(self._turns)
-        self.exchange()
+        turns = cycle(every)
+        super().__init__(grid, bind, lambda _: next(turns), every[0])
 
     def checked_step(self, token: int) -> None:
-        self.fields = next(self._turns)
+        self.fields = self._other(self.fields)
         self.poison()
-        self.check_around(self.exchange, token)
-
-    def close(self) -> None:
-        del self._turns
-        super().close()
+        self.check_around(lambda: self.exchange(*self.fields), token)
 
 
-class FreshFields(InTurn, PrivateFields):
-    """The same on other private fields at each call."""
-
-    def exchange(self) -> None:
-        self.call(*self.fields)
-
-
-class SendrecvFresh(InTurn):
-    """The same by messages of MPI."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._send = _sendrecv(grid)
-
-    def exchange(self) -> None:
-        self._send(self.fields)
-
-
-def _sendrecv(grid: Grid) -> Callable[[Sequence[Any]], None]:
-    """Return the call that exchanges any fields: axis by axis, two Sendrecv each.
+def any_by_sendrecv(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Call]:
+    """Bind the call that exchanges any fields: axis by axis, two Sendrecv each.
 
     A face that is not contiguous goes through buffers.
     """
     sendrecv, copyto = grid.comm.Sendrecv, np.copyto
     faces: list[tuple[Side, tuple[Any, Any] | None]] = []
     for side in chain.from_iterable(grid.sides_by_axis()):
-        out, into = grid.fields[0][side.out], grid.fields[0][side.into]
+        out, into = fields[0][side.out], fields[0][side.into]
         is_contiguous = out.flags.c_contiguous and into.flags.c_contiguous
         faces.append((side, None if is_contiguous else (np.empty(out.shape), np.empty(into.shape))))
 
-    def exchange(fields: Sequence[Any]) -> None:
+    def exchange(*fields: Any) -> None:
         for side, buffers in faces:
             to, source, tag = side.to, side.source, side.number
             for field in fields:
@@ -125,76 +143,30 @@ def _sendrecv(grid: Grid) -> Callable[[Sequence[Any]], None]:
                 sendrecv(out, to, tag, into, source, tag)
                 copyto(field[side.into], into)
 
-    return exchange
+    return exchange, do_nothing
 
 
-class _NewArrays(PrivateFields):
-    """Copy the fields into new arrays, and exchange these."""
+def _staged(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Call]:
+    """Bind the same through pinned memory."""
+    import cupyx
 
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        self.call(*self.fields)
+    synchronize, sendrecv = grid.session.synchronize, grid.comm.Sendrecv
 
+    def pinned(side: Side) -> list[Any]:
+        faces = [field[side.out] for field in fields]
+        return [cupyx.zeros_pinned(face.shape, face.dtype) for face in faces]
 
-class _KeptCopied(PrivateFields):
-    """Copy the fields into others that are kept, and exchange these."""
+    held = [(side, pinned(side), pinned(side)) for side in grid.sides]
 
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._copyto = grid.session.node.xp.copyto
-        self._others = tuple(field.copy() for field in self.fields)
-
-    def step(self) -> None:
-        self.fields, self._others = self._others, self.fields
-        for field, other in zip(self.fields, self._others, strict=True):
-            self._copyto(field, other)
-        self.call(*self.fields)
-
-    def close(self) -> None:
-        del self._others
-        super().close()
-
-
-class _SendrecvNew(Exchange[Grid]):
-    """Copy the fields into new arrays, and exchange these by Sendrecv."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._send = _sendrecv(grid)
-
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        self._send(self.fields)
-
-
-class _StagedNew(Exchange[Grid]):
-    """The same through pinned memory."""
-
-    def __init__(self, grid: Grid) -> None:
-        import cupyx
-
-        super().__init__(grid)
-        self._synchronize = grid.session.synchronize
-
-        def pinned(side: Side) -> list[Any]:
-            faces = [field[side.out] for field in self.fields]
-            return [cupyx.zeros_pinned(face.shape, face.dtype) for face in faces]
-
-        self._pinned = [(side, pinned(side), pinned(side)) for side in grid.sides]
-
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        sendrecv = self.problem.comm.Sendrecv
-        for side, sent, _ in self._pinned:
-            for field, out in zip(self.fields, sent, strict=True):
+    def exchange(*fields: Any) -> None:
+        for side, sent, _ in held:
+            for field, out in zip(fields, sent, strict=True):
                 field[side.out].get(out=out, blocking=False)
         # Also for the copies of the step before, out of what is received into now.
-        self._synchronize()
-        for side, sent, received in self._pinned:
-            for field, out, into in zip(self.fields, sent, received, strict=True):
+        synchronize()
+        for side, sent, received in held:
+            for field, out, into in zip(fields, sent, received, strict=True):
                 sendrecv(out, side.to, side.number, into, side.source, side.number)
                 field[side.into].set(into)
 
-    def close(self) -> None:
-        self._synchronize()
-        del self._pinned
+    return exchange, do_nothing

@@ -14,25 +14,23 @@ and one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from benchmarks.catalog import UPPER_BOUNDS
-from mpishare import Node, Window
 from mpishare.bench.cases import Case
-from mpishare.bench.comparison import Comparison, Variant, Wrapper
+from mpishare.bench.comparison import Comparison, Make, Wrapper
 from mpishare.bench.grid import Block, Exchange, Grid
-from mpishare.bench.halo import Forms, PrivateFields, WindowFields, add_baselines, run_on_blocks
-from mpishare.bench.library import Captured
+from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
 from mpishare.bench.measure import BlockSize, time_batches
-from mpishare.bench.mpi import Persistent, Waitany
+from mpishare.bench.mpi import persistent, waitany
 from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.session import Bound, Session, do_nothing
 
-_MESSAGES_MPI: Forms = {"persistent": Persistent, "persistent waitany": Waitany}
+_MESSAGES_MPI: Forms = {"persistent": persistent, "persistent waitany": waitany}
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
     "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),
@@ -51,25 +49,26 @@ def run(session: Session, case: Case) -> None:
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
+    first = partial(Exchange, grid, halo_exchange, in_windows=True)
     comparison.add("last axis", partial(_LastAxis, grid))
-    comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
+    comparison.add("first axis", first, kind=BASELINE)
 
 
 def _enter_messages(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("messages", partial(_Messages, grid, "mpi"))
-    comparison.add("through the host", partial(_Messages, grid, "mpi-host"))
+    for name, route in (("messages", "mpi"), ("through the host", "mpi-host")):
+        comparison.add(name, partial(Exchange, grid, partial(_by_route, route)))
     add_baselines(comparison, grid, _MESSAGES_MPI)
 
 
 def enter_naive(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("naive", partial(Naive, grid), kind=BASELINE)
+    comparison.add("naive", partial(Exchange, grid, _naive), kind=BASELINE)
 
 
 def _run_calls(session: Session, case: Case) -> None:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
         grid = Grid(session, block)
-        make = partial(_Calls, partial(PrivateFields, grid))
+        make = partial(_Calls, partial(Exchange, grid, halo_exchange))
         comparison.add(name, make, nbytes=block.face_nbytes, unfit=grid.unfit)
     if comparison.includes(UPPER_BOUNDS):
         from benchmarks.upper_bounds import graph_launch
@@ -79,29 +78,28 @@ def _run_calls(session: Session, case: Case) -> None:
     comparison.run()
 
 
-class _Messages(PrivateFields):
-    """`HaloExchange` as between nodes: all by messages of one kind."""
-
-    def __init__(self, grid: Grid, route: str) -> None:
-        before = os.environ.get("MPISHARE_ROUTE")
-        os.environ["MPISHARE_ROUTE"] = route
-        try:
-            super().__init__(grid)
-        finally:
-            del os.environ["MPISHARE_ROUTE"]
-            if before is not None:
-                os.environ["MPISHARE_ROUTE"] = before
+def _by_route(route: str, grid: Grid, *fields: Any) -> Bound:
+    """Bind a `HaloExchange` as between nodes: all by messages of one kind."""
+    before = os.environ.pop("MPISHARE_ROUTE", None)
+    os.environ["MPISHARE_ROUTE"] = route
+    try:
+        return halo_exchange(grid, *fields)
+    finally:
+        os.environ.pop("MPISHARE_ROUTE")
+        os.environ |= {} if before is None else {"MPISHARE_ROUTE": before}
 
 
-class _LastAxis(WindowFields):
-    """An exchange of fields whose cut axis is the last one in memory."""
+class _LastAxis(Exchange[Grid]):
+    """An exchange of fields in windows whose cut axis is the last one in memory."""
 
-    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
-        return super().make_window(node, (*shape[1:], shape[0]))
-
-    def field_in(self, window: Window) -> Any:
-        # A view with that axis first, as all fields of the grid.
-        return window.array.transpose(2, 0, 1)
+    def __init__(self, grid: Grid) -> None:
+        shape = (*grid.shape[1:], grid.shape[0])
+        allocate = partial(grid.session.node.allocate_each, shape, float, fill=0)
+        windows = [allocate() for _ in range(grid.count)]
+        # Views with that axis first, as all fields of the grid.
+        views = [window.array.transpose(2, 0, 1) for window in windows]
+        super().__init__(grid, halo_exchange, views)
+        self.windows = windows
 
 
 class _Calls(Wrapper):
@@ -109,40 +107,35 @@ class _Calls(Wrapper):
 
     is_calibrated = False
 
-    def __init__(self, make: Callable[[], Variant]) -> None:
+    def __init__(self, make: Make) -> None:
         super().__init__(make())
         # The call inside of the step, with as little around it as possible.
-        inner = self.inner
-        if isinstance(inner, Captured):
-            self._call: Callable[[], object] = partial(inner.graph.launch, inner.stream)
-        elif isinstance(inner, PrivateFields):
-            self._call = partial(inner.call, *inner.fields)
-
-    def step(self) -> None:
-        self.inner.step()
+        self.step = self.inner.step
 
     def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
-        call, samples_s = self._call, []
+        samples_s = []
         for _ in range(_BATCHES):
             session.line_up()
-            samples_s += time_batches(call, do_nothing, 1, _CALLS)
+            samples_s += time_batches(self.step, do_nothing, 1, _CALLS)
         return samples_s
 
+    def close(self) -> None:
+        del self.step
+        super().close()
 
-class Naive(Exchange[Grid]):
-    """Axis by axis: asnumpy, Sendrecv and asarray for each face of each field."""
 
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._xp = grid.session.node.xp
-        self._sides = [side for pair in grid.sides_by_axis() for side in pair]
+def _naive(grid: Grid, *fields: Any) -> Bound:
+    """Bind axis by axis: asnumpy, Sendrecv and asarray for each face of each field."""
+    xp, sendrecv = grid.session.node.xp, grid.comm.Sendrecv
+    sides = [*chain.from_iterable(grid.sides_by_axis())]
 
-    def step(self) -> None:
-        xp, sendrecv = self._xp, self.problem.comm.Sendrecv
-        for side in self._sides:
-            for field in self.fields:
+    def exchange() -> None:
+        for side in sides:
+            for field in fields:
                 # Contiguous: CuPy forgets the current stream when it copies out what is not.
                 out = xp.asnumpy(xp.ascontiguousarray(field[side.out]))
                 into = np.empty_like(out)
                 sendrecv(out, side.to, side.number, into, side.source, side.number)
                 field[side.into] = xp.asarray(into)
+
+    return exchange, do_nothing

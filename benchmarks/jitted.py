@@ -70,9 +70,9 @@ def run(session: Session, case: Case) -> None:
         against = ("exchange called", *theirs)
         for name, form in _FORMS.items():
             comparison.add(name, partial(_Jitted, problem, problem.exchange, form), against=against)
-        alone = {f"{name} alone": partial(_Jitted, problem, None, _FORMS[name]) for name in _FORMS}
-        comparison.add_baselines("alone", alone)
-        comparison.add_baselines("called", {"exchange called": partial(_Called, problem)})
+        for name, form in _FORMS.items():
+            comparison.add_baseline("alone", partial(_Jitted, problem, None, form), f"{name} alone")
+        comparison.add_baseline("called", partial(_Called, problem), "exchange called")
         if comparison.includes("mpi4jax"):
             mpi4jax, missing = session.attempt(partial(_import, "mpi4jax"))
             step = partial(problem.sendrecv, mpi4jax)

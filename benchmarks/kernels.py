@@ -22,7 +22,7 @@ from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import captured, included, open_library
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.coordination.poll import poll
 from mpishare.errors import counted
 
@@ -336,7 +336,7 @@ class _Ping(_ByKernel):
         self.check.add(self.bad[0])
         self.bad.fill(0)
 
-    def check_around(self, step: Callable[[], None], token: int) -> None:
+    def check_around(self, step: Call, token: int) -> None:
         session = self.pair.session
         self.fill(token)
         self.poison()

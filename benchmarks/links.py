@@ -1,38 +1,55 @@
-"""The links of a solve without mpishare: messages of MPI, on the host and staged, and NCCL."""
+"""The links of a solve: by mpishare, by messages of MPI, on the host and staged, and by NCCL."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
+import mpishare
 from mpishare.bench.grid import Problem, Side
 from mpishare.bench.library import transfers
-from mpishare.bench.mpi import Isend
-from mpishare.bench.session import Session, do_nothing
-from mpishare.bench.staged import Staged, copy_call
+from mpishare.bench.mpi import isend
+from mpishare.bench.session import Call, Session, do_nothing, in_turn
+from mpishare.bench.staged import Staging, copy_call
 from scripts.applications.poisson import Poisson
 
 
+@dataclass(frozen=True)
 class Links:
-    """What the ranks tell each other in a pass; here nothing, as if each rank were alone."""
+    """What the ranks tell each other in a pass; by default nothing, as if each rank were alone."""
 
-    def add_squares(self) -> None:
-        """Add up r . r over the ranks."""
+    add_squares: Call = do_nothing  # adds up r . r over the ranks
+    start: Call = do_nothing  # lets the ghosts of the residual begin to travel
+    wait: Call = do_nothing  # returns when the ghosts are there, or will be on the stream
+    add_product: Call = do_nothing  # adds up p . q over the ranks
+    close: Call = do_nothing
 
-    def start(self) -> None:
-        """Let the ghosts of the residual begin to travel."""
 
-    def wait(self) -> None:
-        """Return when the ghosts are there, or will be for what is put on the stream."""
+def mpishare_links(problem: Poisson, *, by_dot: bool = False) -> Links:
+    """Return links by `HaloExchange` and `Allreduce`."""
+    node, cart = problem.node, problem.cart
+    halo = mpishare.HaloExchange(cart, problem.r, width=1, node=node)
+    total = mpishare.Allreduce(cart, problem.rr, node=node)
+    # Let go of by `close`: views of a window.
+    owned = {name: getattr(problem, name)[problem.owned] for name in "rpq"}
 
-    def add_product(self) -> None:
-        """Add up p . q over the ranks."""
+    def add(scalar: Any, a: str, b: str) -> None:
+        if by_dot:
+            total.dot(owned[a], owned[b], out=scalar)
+        else:
+            total.reduce(scalar)
 
-    def close(self) -> None:
-        """Free what was made for it."""
+    return Links(
+        add_squares=partial(add, problem.rr, "r", "r"),
+        start=lambda: halo.start(problem.r),
+        wait=halo.wait,
+        add_product=partial(add, problem.pq, "p", "q"),
+        close=in_turn(owned.clear, total.close, halo.close),
+    )
 
 
 class Ghosts(Problem):
@@ -71,121 +88,87 @@ class Ghosts(Problem):
         """Leave the ghosts: each solve begins with zeros there."""
 
 
-class MpiLinks(Links):
-    """On the host: Irecv and Isend, and Allreduce."""
-
-    def __init__(self, session: Session, problem: Poisson) -> None:
-        self._problem = problem
-        self._exchange = Isend(Ghosts(session, problem))
-        self._add = problem.cart.Allreduce
-
-    def add_squares(self) -> None:
-        self._add(MPI.IN_PLACE, self._problem.rr)
-
-    def wait(self) -> None:
-        self._exchange.step()
-
-    def add_product(self) -> None:
-        self._add(MPI.IN_PLACE, self._problem.pq)
-
-    def close(self) -> None:
-        self._exchange.close()
+def mpi_links(session: Session, problem: Poisson) -> Links:
+    """Return links on the host: Irecv and Isend, and Allreduce."""
+    ghosts, add = Ghosts(session, problem), partial(problem.cart.Allreduce, MPI.IN_PLACE)
+    exchange, _ = isend(ghosts, *ghosts.fields)
+    return Links(
+        add_squares=partial(add, problem.rr), wait=exchange, add_product=partial(add, problem.pq)
+    )
 
 
-class StagedLinks(Links):
-    """Through pinned memory: one wait for the faces and r . r, then messages beside Allreduce."""
+def staged_links(session: Session, problem: Poisson) -> Links:
+    """Return links through pinned memory: one wait for r . r and faces, then their messages."""
+    import cupyx
 
-    def __init__(self, session: Session, problem: Poisson) -> None:
-        import cupyx
+    comm, ghosts, copy = problem.cart, Ghosts(session, problem), partial(copy_call, session)
+    staging = Staging(ghosts, ghosts.fields)
+    rr, pq = cupyx.zeros_pinned(1), cupyx.zeros_pinned(1)
+    rr_out, rr_in = copy(rr, problem.rr), copy(problem.rr, rr)
+    requests: list[MPI.Request] = []
 
-        self._session, self._add = session, problem.cart.Allreduce
-        self._exchange = Staged(Ghosts(session, problem))
-        self._requests: list[MPI.Request] = []
-        self._rr, self._pq = cupyx.zeros_pinned(1), cupyx.zeros_pinned(1)
-        copy = partial(copy_call, session)
-        self._rr_out, self._rr_in = copy(self._rr, problem.rr), copy(problem.rr, self._rr)
-        self._pq_out, self._pq_in = copy(self._pq, problem.pq), copy(problem.pq, self._pq)
+    def add_squares() -> None:
+        requests[:] = [comm.Irecv(*each) for each in staging.receives[staging.half]]
+        rr_out()
+        staging.copy_out()
+        requests.extend(comm.Isend(*each) for each in staging.sends)
+        comm.Allreduce(MPI.IN_PLACE, rr)
+        rr_in()
 
-    def add_squares(self) -> None:
-        exchange = self._exchange
-        irecv, isend = exchange.comm.Irecv, exchange.comm.Isend
-        self._requests = [irecv(*each) for each in exchange.receives[exchange.half]]
-        self._rr_out()
-        exchange.copy_out()
-        self._requests += [isend(*each) for each in exchange.sends]
-        self._add(MPI.IN_PLACE, self._rr)
-        self._rr_in()
+    def wait() -> None:
+        MPI.Request.Waitall(requests)
+        staging.copy_in()
 
-    def wait(self) -> None:
-        MPI.Request.Waitall(self._requests)
-        self._exchange.copy_in()
-
-    def add_product(self) -> None:
-        self._pq_out()
-        self._session.synchronize()
-        self._add(MPI.IN_PLACE, self._pq)
-        self._pq_in()
-
-    def close(self) -> None:
-        self._session.synchronize()
-        self._exchange.close()
+    add_product = in_turn(
+        copy(pq, problem.pq),
+        session.synchronize,
+        partial(comm.Allreduce, MPI.IN_PLACE, pq),
+        copy(problem.pq, pq),
+    )
+    return Links(add_squares, wait=wait, add_product=add_product, close=session.synchronize)
 
 
-class NcclLinks(Links):
-    """By NCCL: a group of sends and receives, and allReduce of one number.
+def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -> Links:
+    """Return links by NCCL: a group of sends and receives, and allReduce of one number.
 
     The operations of a communicator are in order, so the ghosts travel behind the sum of r . r;
     `beside`: on a stream of their own, beside the kernel that follows.
     """
+    ghosts, cuda = Ghosts(session, problem), problem.xp.cuda
+    all_reduce, (_, kind, operation) = library.calls[2], library.kinds
+    out, into = ghosts.faces(ghosts.fields)
+    pack: Call = do_nothing
+    unpack: Call = do_nothing
+    if not ghosts.has_contiguous_faces():
+        memory = [problem.xp.zeros(sum(ghosts.slots())) for _ in range(2)]
+        pack, unpack = ghosts.packing(ghosts.fields, *memory)
+        out, into = ghosts.parts(*memory)
+    side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
+    stream = int((side or session.stream).ptr)
+    move = library.one_group(transfers(ghosts.sides, out, into), kind, stream)
+    exchange = in_turn(pack, move, unpack)
 
-    def __init__(self, session: Session, problem: Poisson, library: Any, beside: bool) -> None:
-        from cupy.cuda import nccl
+    def add(scalar: Any, _held: Any = (out, into)) -> None:  # the calls have addresses only
+        address = int(scalar.data.ptr)
+        stream = cuda.get_current_stream().ptr
+        all_reduce(address, address, 1, kind, operation, stream)
 
-        from mpishare.bench.nccl import one_group
+    sums = partial(add, problem.rr), partial(add, problem.pq)
+    if side is None:
+        return Links(sums[0], start=exchange, add_product=sums[1])
+    forked, joined = (cuda.Event(disable_timing=True) for _ in range(2))
 
-        ghosts = Ghosts(session, problem)
-        cuda = self._cuda = problem.xp.cuda
-        self._side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
-        self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
-        comm, kind = library.communicator, nccl.NCCL_FLOAT64
-        self._all_reduce = comm.allReduce
-        pointers = (int(each.data.ptr) for each in (problem.rr, problem.pq))
-        self._rr, self._pq = ((each, each, 1, kind, nccl.NCCL_SUM) for each in pointers)
-        out, into = ghosts.faces(ghosts.fields)
-        self._pack = self._unpack = do_nothing
-        if not ghosts.has_contiguous_faces():
-            memory = [problem.xp.zeros(sum(ghosts.slots())) for _ in range(2)]
-            self._pack, self._unpack = ghosts.packing(ghosts.fields, *memory)
-            out, into = ghosts.parts(*memory)
-        self._held = out, into  # the calls have addresses only
-        stream = int((self._side or session.stream).ptr)
-        group, calls = (nccl.groupStart, nccl.groupEnd), (comm.send, comm.recv)
-        self._move = one_group(transfers(ghosts.sides, out, into), group, calls, kind, stream)
-
-    def add_squares(self) -> None:
-        self._all_reduce(*self._rr, self._cuda.get_current_stream().ptr)
-
-    def start(self) -> None:
-        if self._side is None:
-            self._exchange()
-            return
-        current = self._cuda.get_current_stream()
-        self._forked.record(current)
-        self._side.wait_event(self._forked)
+    def start() -> None:
+        current = cuda.get_current_stream()
+        forked.record(current)
+        side.wait_event(forked)
         # CuPy's own `with` would forget the stream of the session.
-        self._side.use()
-        self._exchange()
+        side.use()
+        exchange()
         current.use()
-        self._joined.record(self._side)
+        joined.record(side)
 
-    def _exchange(self) -> None:
-        self._pack()
-        self._move()
-        self._unpack()
+    def wait() -> None:
+        cuda.get_current_stream().wait_event(joined)
 
-    def wait(self) -> None:
-        if self._side is not None:
-            self._cuda.get_current_stream().wait_event(self._joined)
-
-    def add_product(self) -> None:
-        self._all_reduce(*self._pq, self._cuda.get_current_stream().ptr)
+    return Links(sums[0], start, wait, sums[1])

@@ -9,7 +9,7 @@ the ghosts put in their places; contiguous cells it sends and receives where the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,7 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem
-from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Session, do_nothing
 
 KINDS = ("contiguous", "in runs", "scattered")
 #: Places among which those of one neighbor lie, for each that it gets; the longest run.
@@ -38,11 +37,11 @@ def run(session: Session, case: Case) -> None:
             mesh, baseline = Mesh(session, kind, nbytes // ITEM_NBYTES), f"isend {kind}"
             against = (baseline,)
             sent_nbytes = nbytes * len(mesh.sends)
-            for name, make in {kind: Private, f"{kind}, windows": InWindows}.items():
-                comparison.add(name, partial(make, mesh), against=against, sent_nbytes=sent_nbytes)
-            if comparison.includes("isend"):
-                make_isend = partial(Isend, mesh)
-                comparison.add(baseline, make_isend, kind=BASELINE, sent_nbytes=sent_nbytes)
+            for name, in_windows in ((kind, False), (f"{kind}, windows", True)):
+                make = partial(Exchange, mesh, _exchange, in_windows=in_windows)
+                comparison.add(name, make, against=against, sent_nbytes=sent_nbytes)
+            by_hand = partial(Exchange, mesh, _isend)
+            comparison.add_baseline("isend", by_hand, baseline, sent_nbytes=sent_nbytes)
         comparison.run()
 
 
@@ -54,8 +53,8 @@ class Mesh(Problem):
         xp, rank, size = session.node.xp, session.comm.rank, session.comm.size
         neighbors = sorted({(rank - 1) % size, (rank + 1) % size})
         n_owned = _SPREAD * n
-        self.shape = ((1 + len(neighbors)) * n_owned,)
-        self.fields = (xp.zeros(self.shape),)
+        self._count = (1 + len(neighbors)) * n_owned
+        self.fields = self.arrays(xp.zeros)
         self.sends = {peer: _places(kind, n, 0, (rank, peer, 0)) for peer in neighbors}
         self.recvs = {
             peer: _places(kind, n, (1 + at) * n_owned, (peer, rank, 1))
@@ -75,6 +74,9 @@ class Mesh(Problem):
             [(0, ghosts)],
         )
 
+    def arrays(self, allocate: Callable[..., Any]) -> Sequence[Any]:
+        return (allocate((self._count,), float),)
+
 
 def _places(kind: str, n: int, first: int, seed: Sequence[int]) -> Any:
     """Return `n` places from `first` on, the same on all ranks for the same seed."""
@@ -89,58 +91,31 @@ def _places(kind: str, n: int, first: int, seed: Sequence[int]) -> Any:
     return first + np.flatnonzero(np.repeat(np.arange(2 * n) % 2 == 0, lengths)[: _SPREAD * n])[:n]
 
 
-class Private(Exchange[Mesh]):
-    """`NeighborExchange` of a private field."""
-
-    def __init__(self, mesh: Mesh, field: Any = None) -> None:
-        super().__init__(mesh, None if field is None else (field,))
-        self._plan = mpishare.NeighborExchange(
-            mesh.comm, mesh.sends, mesh.recvs, self.fields, node=mesh.session.node
-        )
-        self._exchange = self._plan.exchange
-
-    def step(self) -> None:
-        self._exchange(*self.fields)
-
-    def close(self) -> None:
-        self._plan.close()
-        del self._plan, self._exchange, self.fields  # a window must have no views left
+def _exchange(mesh: Mesh, field: Any) -> Bound:
+    plan = mpishare.NeighborExchange(
+        mesh.comm, mesh.sends, mesh.recvs, [field], node=mesh.session.node
+    )
+    return partial(plan.exchange, field), plan.close
 
 
-class InWindows(Private):
-    """The same of a field in a window."""
+def _isend(mesh: Mesh, field: Any) -> Bound:
+    """Bind the baseline by hand."""
+    comm, waitall = mesh.comm, MPI.Request.Waitall
+    # Of a slice the field's own memory.
+    sends, recvs = (
+        [(rank, places, field[places]) for rank, places in each.items()]
+        for each in (mesh.sends, mesh.recvs)
+    )
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._window = mesh.session.node.allocate_each(mesh.shape, float, fill=0)
-        super().__init__(mesh, self._window.array)
-
-    def close(self) -> None:
-        super().close()
-        self._window.close()
-
-
-class Isend(Exchange[Mesh]):
-    """The baseline by hand."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__(mesh)
-        self._sends, self._recvs = (
-            [(rank, places, self._buffer(places)) for rank, places in each.items()]
-            for each in (mesh.sends, mesh.recvs)
-        )
-
-    def _buffer(self, places: Any) -> Any:
-        (field,) = self.fields
-        return field[places]  # of a slice the field's own memory
-
-    def step(self) -> None:
-        (field,), comm = self.fields, self.problem.comm
-        requests = [comm.Irecv(buffer, rank) for rank, _, buffer in self._recvs]
-        for rank, places, buffer in self._sends:
+    def exchange() -> None:
+        requests = [comm.Irecv(buffer, rank) for rank, _, buffer in recvs]
+        for rank, places, buffer in sends:
             if not isinstance(places, slice):
                 np.take(field, places, out=buffer, mode="clip")  # any other mode copies once more
             requests.append(comm.Isend(buffer, rank))
-        MPI.Request.Waitall(requests)
-        for _, places, buffer in self._recvs:
+        waitall(requests)
+        for _, places, buffer in recvs:
             if not isinstance(places, slice):
                 field[places] = buffer
+
+    return exchange, do_nothing

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Library, Transfer, refusals
-from mpishare.bench.nccl import one_group, set_environment
-from mpishare.bench.session import Session
+from mpishare.bench.library import Transfer, refusals
+from mpishare.bench.nccl import NcclCalls, set_environment
+from mpishare.bench.session import Call, Session, in_turn
 from mpishare.errors import UnsupportedError
 
 #: The first version with puts that signal.
@@ -28,7 +28,7 @@ _FEW_BLOCKS, _FEW_TRANSFERS = 16, 8
 _TRANSFER = [(name, "u8") for name in ("out", "into", "window", "offset", "words", "to")]
 
 
-class NcclSend(Library):
+class NcclSend(NcclCalls):
     """Grouped sends and receives between windows."""
 
     label = "NCCL windows"
@@ -40,7 +40,9 @@ class NcclSend(Library):
         from nccl.bindings import nccl as calls
 
         self._core, self._calls = core, calls
-        self._stream, self._type = int(session.stream.ptr), int(core.UINT64)
+        self.group = calls.group_start, calls.group_end
+        self.calls = calls.send, calls.recv, calls.all_reduce, calls.all_gather
+        self.kinds = int(core.UINT64), int(core.FLOAT64), int(core.SUM)
         #: Each allocation by its address, with the window that it is registered in.
         self._windows: dict[int, tuple[Any, Any]] = {}
         comm = session.comm
@@ -48,7 +50,7 @@ class NcclSend(Library):
         with refusals(self.label, calls.NCCLError):
             unique = core.UniqueId.from_bytes(name)
             self._comm = core.Communicator.init(comm.size, comm.rank, unique, self.config())
-        self._handle = self._comm._comm
+        self.rest = self._comm._comm, int(session.stream.ptr)
 
     def config(self) -> Any:
         """Return the settings of the communicator, None for NCCL's own."""
@@ -86,23 +88,6 @@ class NcclSend(Library):
         _, window = self._windows.pop(int(memory.data.ptr))
         window.close()
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        calls = self._calls
-        group = calls.group_start, calls.group_end
-        rest = self._handle, self._stream
-        return one_group(transfers, group, (calls.send, calls.recv), self._type, *rest)
-
-    def bind_sum(self, array: Any) -> Callable[[], None]:
-        address, count = int(array.data.ptr), int(array.size)
-        kind, operation = int(self._core.FLOAT64), int(self._core.SUM)
-        arguments = address, address, count, kind, operation, self._handle, self._stream
-        return partial(self._calls.all_reduce, *arguments)
-
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
-        addresses = int(out.data.ptr), int(into.data.ptr)
-        rest = int(out.size), self._type, self._handle, self._stream
-        return partial(self._calls.all_gather, *addresses, *rest)
-
     def place(self, view: Any) -> tuple[Any, int]:
         """Return the window of a view, None where it is in none, and the bytes before it there."""
         address = int(view.data.ptr)
@@ -122,48 +107,35 @@ class NcclPut(NcclSend):
     label = "NCCL put"
     halves = 2
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         put, wait, signal = self._calls.put_signal, self._calls.wait_signal, self._calls.signal
-        start, end = self._calls.group_start, self._calls.group_end
-        rest = 0, 0, 0, self._handle, self._stream  # signal, context, flags: one of each for now
+        rest = 0, 0, 0, *self.rest  # signal, context, flags: one of each for now
         puts = [
-            (int(e.out.data.ptr), e.words, self._type, e.to, *self.place(e.into), *rest)
+            (int(e.out.data.ptr), e.words, self.kinds[0], e.to, *self.place(e.into), *rest)
             for e in transfers
         ]
         self.session.line_up()  # what `empty` wrote is there on all ranks before any rank puts
         if early:
-            waits = self._waits([each.source for each in transfers])
-
-            def move() -> None:
-                start()
-                for each in puts:
-                    put(*each)
-                end()
-                wait(*waits)
-
-            return move
+            begin, end = self.group
+            arrivals = self._waits([each.source for each in transfers])
+            calls = (partial(put, *each) for each in puts)
+            return in_turn(begin, *calls, end, partial(wait, *arrivals))
         # One after the other: in a graph a put waits until the put to the same rank before it was
         # waited for. The reader says first that it has read the words of the step before.
-        steps = [
-            ((e.source, *rest), self._waits([e.to]), one, self._waits([e.source]))
-            for e, one in zip(transfers, puts, strict=True)
-        ]
-
-        def move_in_turn() -> None:
-            for is_read, until_read, one, until_here in steps:
-                signal(*is_read)
-                wait(*until_read)
-                put(*one)
-                wait(*until_here)
-
-        return move_in_turn
+        steps = []
+        for each, one in zip(transfers, puts, strict=True):
+            steps.append(partial(signal, each.source, *rest))
+            steps.append(partial(wait, *self._waits([each.to])))
+            steps.append(partial(put, *one))
+            steps.append(partial(wait, *self._waits([each.source])))
+        return in_turn(*steps)
 
     def _waits(self, ranks: Sequence[int]) -> tuple[Any, ...]:
         """Return the arguments of a wait for one signal of each of these ranks."""
         kind = self._core.WaitSignalDesc
         counts = Counter(ranks).items()
         found = b"".join(bytes(kind(peer=r, op_count=n)._to_lowpp()) for r, n in counts)
-        return len(counts), bytearray(found), self._handle, self._stream
+        return len(counts), bytearray(found), *self.rest
 
 
 class NcclDevice(NcclSend):
@@ -213,7 +185,7 @@ class NcclDevice(NcclSend):
         #: Arguments of kernels whose words travel beside numbers.
         self.few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         session, xp = self.session, self.session.node.xp
         rows = np.zeros(len(transfers), _TRANSFER)
         rows["out"] = [int(each.out.data.ptr) for each in transfers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpishare.bench.library import Library, Transfer, refusals
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 
 #: Within which nvcc must end; it takes seconds.
@@ -86,7 +86,7 @@ class Nvshmem(Library):
         self.session.synchronize()
         self._core.free_array(memory)
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         stream = int(self.session.stream.ptr)
         # Without two buffers, or in a graph, which would repeat the number of a signal.
         if not early:
@@ -121,13 +121,13 @@ class Nvshmem(Library):
 
         return move
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:
+    def bind_sum(self, array: Any) -> Call:
         address, stream = int(array.data.ptr), int(self.session.stream.ptr)
         team = int(self._bindings.nvshmem.Team_id.TEAM_WORLD)
         arguments = team, address, address, int(array.size), stream
         return partial(self._bindings.double_sum_reduce_on_stream, *arguments)
 
-    def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Callable[[], None]:
+    def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Call:
         put = self._bindings.putmem_on_stream
         sync, barrier = self._bindings.sync_all_on_stream, self._bindings.barrier_all_on_stream
         puts = [

@@ -23,10 +23,10 @@ from mpishare.bench.comparison import Comparison
 from mpishare.bench.fence import OrderAll
 from mpishare.bench.grid import Exchange, Problem, Side
 from mpishare.bench.halo import Forms, add_baselines
-from mpishare.bench.mpi import Isend, Persistent, Sendrecv
+from mpishare.bench.mpi import free, isend, persistent, sendrecv
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
-from mpishare.bench.staged import Staged
+from mpishare.bench.session import Bound, Call, Session, do_nothing
+from mpishare.bench.staged import Staging, staged
 
 #: The sides of a ring, by the way a face travels: place k of the faces goes to place k of the
 #: ghosts of the left or of the right neighbor.
@@ -66,14 +66,8 @@ class Ring(Problem):
         received = [Part(1, way, words(owner, way)) for way, owner in self._owners.items()]
         self.check = Check(self.node.xp, self.fields, sent, received, [(1, ...)])
 
-    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
-        return [self.sides]
-
-    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [fields[0][side.out]]
-
-    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [fields[1][side.into]]
+    def ends(self, fields: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return fields[:1], fields[1:]
 
 
 class WindowRing(Exchange[Ring]):
@@ -93,56 +87,57 @@ class WindowRing(Exchange[Ring]):
         left, right = self.window.segment(ring.left), self.window.segment(ring.right)
         self.to_left = [left[place, LEFTWARD] for place in range(self.places)]
         self.to_right = [right[place, RIGHTWARD] for place in range(self.places)]
-        super().__init__(ring)
+        super().__init__(ring, self.bind)
+
+    def bind(self, ring: Ring, *_: Any) -> Bound:
+        """Return the step, and what frees what it needs beside the window."""
+        raise NotImplementedError
 
     def current(self) -> Sequence[Any]:
         return self.fields[0], self.window.array[self.place]
-
-    def move(self) -> None:
-        """Move both faces, also where the step does not."""
-        self.step()
 
     def store(self) -> None:
         copyto, faces, place = self.problem.node.xp.copyto, self.fields[0], self.place
         copyto(self.to_left[place], faces[LEFTWARD])
         copyto(self.to_right[place], faces[RIGHTWARD])
 
+    def move(self) -> None:
+        """Move both faces, also where the step does not."""
+        self.step()
+
     def checked_step(self, token: int) -> None:
         self.check_around(self.move, token)
 
     def close(self) -> None:
+        super().close()
         del self.to_left, self.to_right
         self.window.close()
 
 
 class PairwiseRing(WindowRing):
-    """Store between start and complete."""
+    """Store between start and complete, the second and the third of four calls."""
 
-    def __init__(self, ring: Ring, *, moves: bool = True) -> None:
-        super().__init__(ring, moves=moves)
-        self.calls = self.bind(ring.peers)
+    def calls(self, ring: Ring) -> tuple[tuple[Call, Call, Call, Call], Call]:
+        """Return the calls, and what frees what they need."""
+        post, start = (partial(each, ring.peers) for each in (self.window.post, self.window.start))
+        return (post, start, self.window.complete, self.window.wait), do_nothing
 
-    def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
-        post, start = (partial(each, peers) for each in (self.window.post, self.window.start))
-        return post, start, self.window.complete, self.window.wait
+    def bind(self, ring: Ring, *_: Any) -> Bound:
+        (post, start, complete, wait), free_calls = self.calls(ring)
 
-    def step(self) -> None:
-        self._run(is_stored=self.moves)
+        def step(*, is_stored: bool = self.moves) -> None:
+            post()
+            start()
+            if is_stored:
+                self.store()
+            complete()
+            wait()
 
-    def move(self) -> None:
-        self._run(is_stored=True)
-
-    def _run(self, *, is_stored: bool) -> None:
-        post, start, complete, wait = self.calls
-        post()
-        start()
-        if is_stored:
-            self.store()
-        complete()
-        wait()
+        self.move = partial(step, is_stored=True)  # type: ignore[method-assign]
+        return step, free_calls
 
     def close(self) -> None:
-        del self.calls
+        del self.move
         super().close()
 
 
@@ -154,44 +149,36 @@ class FenceRing(WindowRing):
 
     places = 2
 
-    def __init__(self, ring: Ring, order: Callable[[], None] | None = None) -> None:
+    def __init__(self, ring: Ring, order: Call | None = None) -> None:
+        self._order = order
         super().__init__(ring, moves=order is None)
-        self.order = self.window.fence if order is None else order
+
+    def bind(self, ring: Ring, *_: Any) -> Bound:  # noqa: ARG002
+        return (self.move if self.moves else self._order or self.window.fence), do_nothing
 
     def move(self) -> None:
         self.place = 1 - self.place
         self.store()
-        self.order()
-
-    def step(self) -> None:
-        if self.moves:
-            self.move()
-        else:
-            self.order()
+        (self._order or self.window.fence)()
 
 
-class StagedPersistent(Staged):
-    """The same with persistent requests."""
+def _staged_persistent(problem: Problem, *fields: Any) -> Bound:
+    """Bind the same as staged with persistent requests."""
+    staging, comm = Staging(problem, fields), problem.comm
+    startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
+    sends = [comm.Send_init(*each) for each in staging.sends]
+    receives = [[comm.Recv_init(*each) for each in half] for half in staging.receives]
+    every = [[*half, *sends] for half in receives]
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        comm = self.comm
-        self._sends = [comm.Send_init(*each) for each in self.sends]
-        self._receives = [[comm.Recv_init(*each) for each in half] for half in self.receives]
-        self._all = [[*half, *self._sends] for half in self._receives]
+    def exchange() -> None:
+        half = staging.half
+        startall(receives[half])
+        staging.copy_out()
+        startall(sends)
+        waitall(every[half])
+        staging.copy_in()
 
-    def step(self) -> None:
-        half = self.half
-        MPI.Prequest.Startall(self._receives[half])
-        self.copy_out()
-        MPI.Prequest.Startall(self._sends)
-        MPI.Request.Waitall(self._all[half])
-        self.copy_in()
-
-    def close(self) -> None:
-        for request in (*self._sends, *self._receives[0], *self._receives[1]):
-            request.Free()
-        super().close()
+    return exchange, partial(free, [*sends, *receives[0], *receives[1]])
 
 
 _READY, _DONE = 0, 1
@@ -199,11 +186,11 @@ _SLOT_NBYTES = 128
 _PURPOSES = 2
 
 _MPI: Forms = {
-    "isend": Isend,
-    "persistent": Persistent,
-    "sendrecv": Sendrecv,
-    "staged": Staged,
-    "staged persistent": StagedPersistent,
+    "isend": isend,
+    "persistent": persistent,
+    "sendrecv": sendrecv,
+    "staged": staged,
+    "staged persistent": _staged_persistent,
 }
 
 
@@ -213,9 +200,9 @@ def run(session: Session, case: Case) -> None:
         comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
         order = partial(FenceRing, ring)
         sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
-        comparison.add_baselines("sendrecv", {"sendrecv": partial(order, sendrecv)})
-        comparison.add_baselines("barrier", {"barrier": partial(order, barrier)})
-        comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
+        comparison.add_baseline("sendrecv", partial(order, sendrecv))
+        comparison.add_baseline("barrier", partial(order, barrier))
+        comparison.add_baseline("counters", partial(_CountersOfNeighbors, ring))
         comparison.run()
         return
     for nbytes in session.sizes(case, _COPIES):
@@ -248,18 +235,12 @@ class _CountersOfAll(OrderAll):
 class _CountersOfNeighbors(PairwiseRing):
     """The four calls as bare operations: ready written, waited for, done written, waited for."""
 
-    def __init__(self, ring: Ring) -> None:
-        super().__init__(ring, moves=False)
-
-    def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
-        self._counters = _Counters(self.problem.session)
-        batch = self._counters.batch
+    def calls(self, ring: Ring) -> tuple[tuple[Call, Call, Call, Call], Call]:
+        counters = _Counters(ring.session)
+        batch, peers = counters.batch, ring.peers
         ready, are_ready = batch(peers, [], _READY), batch([], peers, _READY)
-        return ready, are_ready, batch(peers, [], _DONE), batch([], peers, _DONE)
-
-    def close(self) -> None:
-        self._counters.close()
-        super().close()
+        done, are_done = batch(peers, [], _DONE), batch([], peers, _DONE)
+        return (ready, are_ready, done, are_done), counters.close
 
 
 def _exchange_nothing(ring: Ring) -> Callable[[], None]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mpishare.bench.library import Library, Transfer, refusals
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 
 #: Read when it allocates. Copies do not use multicast, and its setup affects every GPU of the host,
@@ -90,7 +90,7 @@ class TorchSymmetric(Library):
         self.session.synchronize()
         del self._tensors[int(memory.data.ptr)]
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()
         self.session.comm.Barrier()
@@ -123,7 +123,7 @@ class TorchSymmetric(Library):
 
         return move if early else move_between_barriers
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:
+    def bind_sum(self, array: Any) -> Call:
         tensor = self._torch.from_dlpack(array)
         total = self._torch.empty_like(tensor)
         group = self._distributed.group.WORLD.group_name

@@ -1,6 +1,6 @@
-"""Try a library with little: a program that may end in a segmentation fault or never.
+"""Try a library on ranks that share a GPU with little: in children, since it may crash or hang.
 
-It imports nothing of mpishare, and ends with exit status 0 where every word arrived:
+The program imports nothing of mpishare, and ends with exit status 0 where every word arrived:
 ``python trial.py nccl|nccl4py|nvshmem NAME RANK SIZE ORDINAL`` is one of SIZE ranks that share a
 GPU, which find each other by NAME and send words around in a ring.
 """
@@ -11,9 +11,14 @@ import resource
 import sys
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mpishare.bench.library import Library
+    from mpishare.bench.session import Session
 
 Send = Callable[[slice], None]
 """Sends these words to the next rank and receives those of the one before, stream-ordered."""
@@ -111,6 +116,25 @@ def _ring(program: str, name: str, rank: str, size: str, number: str) -> int | N
         send(last)
     right = [bool((words[1, part] == (me - 1) % ranks + 1).all()) for part in parts]
     return next((n for n, is_right in zip(_SIZES, right, strict=True) if not is_right), None)
+
+
+#: Of each trial that was run: why it failed, or None.
+_failures: dict[str, str | None] = {}
+
+
+def try_sharing(session: Session, kind: type[Library]) -> str | None:
+    """Return why the trial of a library failed on the first rank on which it did. Collective."""
+    from mpishare.runtime.in_child import run_in_child
+
+    comm, number, program = session.comm, session.node.xp.cuda.Device().id, str(kind.shared_trial)
+    if program not in _failures:
+        name, reason = session.attempt(lambda: kind.unique_id() if comm.rank == 0 else None)
+        if reason is None:
+            arguments = program, comm.bcast(name).hex(), comm.rank, comm.size, number
+            found = comm.allgather(run_in_child(Path(__file__), *arguments))
+            reason = next((each for each in found if each is not None), None)
+        _failures[program] = reason
+    return _failures[program]
 
 
 def main(program: str, *arguments: str) -> int:

@@ -7,7 +7,6 @@ writes a number to both neighbors and waits for both of theirs, with no data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison, Make
 from mpishare.bench.grid import Exchange, Problem
 from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import copy_call
 
 _BLOCK = 512
@@ -38,19 +37,19 @@ def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
     is_shared = session.ranks_per_gpu > 1 and device is not None and not device.mps
     spins = "it spins, and ranks share a GPU without MPS" if is_shared else None
 
-    def add(name: str, make: Callable[[], Variant], sent_nbytes: int, unfit: str | None) -> None:
+    def add(name: str, make: Make, sent_nbytes: int, unfit: str | None) -> None:
         comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
 
     add("copy engine", partial(_Copies, ring), 2 * nbytes, refusal)
     add("SM stores", captured(session, partial(_Stores, ring)), 2 * nbytes, refusal)
-    add("graph launch", captured(session, partial(_Launch, ring)), 0, refusal)
+    add("graph launch", captured(session, partial(_Launch, ring, _nothing)), 0, refusal)
     add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
 
 
-def graph_launch(session: Session) -> tuple[Callable[[], Variant], str | None]:
+def graph_launch(session: Session) -> tuple[Make, str | None]:
     """Return what makes the launch of an empty kernel, and why it cannot run or None."""
     ring, refusal = _ring(session, 8)
-    return captured(session, partial(_Launch, ring)), refusal
+    return captured(session, partial(_Launch, ring, _nothing)), refusal
 
 
 def _ring(session: Session, nbytes: int) -> tuple[Ring, str | None]:
@@ -67,23 +66,13 @@ def _kernel(ring: Ring, name: str) -> Any:
 class _Stores(WindowRing):
     """A kernel stores both faces into the neighbors' segments."""
 
-    def __init__(self, ring: Ring) -> None:
-        super().__init__(ring)
-        self.prepare()
-
-    def prepare(self) -> None:
-        ring = self.problem
+    def bind(self, ring: Ring, *fields: Any) -> Bound:
         threads = -(-ring.words // _WORDS_PER_THREAD)
         blocks = min(-(-threads // _BLOCK), _MAX_BLOCKS)
-        self._kernel = _kernel(ring, "store")
-        self._launch = (blocks, 2), (_BLOCK,)
-        words = np.int64(ring.words)
-        self._arguments: Any = self.to_left[0], self.to_right[0], self.fields[0], words
+        arguments = self.to_left[0], self.to_right[0], fields[0], np.int64(ring.words)
+        return partial(_kernel(ring, "store"), (blocks, 2), (_BLOCK,), arguments), do_nothing
 
-    def step(self) -> None:
-        self._kernel(*self._launch, self._arguments)
-
-    def check_around(self, step: Callable[[], None], token: int) -> None:
+    def check_around(self, step: Call, token: int) -> None:
         self.fill(token)
         self.window.fence()
         step()
@@ -91,63 +80,44 @@ class _Stores(WindowRing):
         self.verify(token)
         self.poison()
 
-    def close(self) -> None:
-        self._arguments = None
-        super().close()
-
 
 class _Copies(_Stores):
     """Two copies of the copy engine, one after the other: one of them saturates the link."""
 
-    def prepare(self) -> None:
-        ring, faces = self.problem, self.fields[0]
+    def bind(self, ring: Ring, *fields: Any) -> Bound:
+        faces = fields[0]
         pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
-        self._copies = [copy_call(ring.session, to, face) for to, face in pairs]
-
-    def step(self) -> None:
-        for copy in self._copies:
-            copy()
+        return in_turn(*(copy_call(ring.session, to, face) for to, face in pairs)), do_nothing
 
 
 class _Launch(Exchange[Ring]):
-    """An empty kernel: there is nothing to check."""
+    """A kernel that moves no faces: there is nothing to check."""
 
     moves = False
-    kernel = "nothing"
 
-    def __init__(self, ring: Ring) -> None:
-        super().__init__(ring)
-        self._kernel = _kernel(ring, self.kernel)
-        self._arguments: Any = ()
-
-    def step(self) -> None:
-        self._kernel((1,), (1,), self._arguments)
-
-    def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
+    def check_around(self, step: Call, token: int) -> None:  # noqa: ARG002
         step()
+
+
+def _nothing(ring: Ring, *_: Any) -> Bound:
+    return partial(_kernel(ring, "nothing"), (1,), (1,), ()), do_nothing
 
 
 class _Hop(_Launch):
     """A number to both neighbors, and theirs back; checked by the numbers, which it counts."""
 
-    kernel = "hop"
-
     def __init__(self, ring: Ring) -> None:
-        super().__init__(ring)
         node = ring.node
         self._window = node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
         self._launches = node.xp.zeros(1, "u8")
-        self._arguments = (
-            self._window.segment(ring.left)[LEFTWARD],
-            self._window.segment(ring.right)[RIGHTWARD],
-            self._window.array,
-            self._launches,
-        )
+        super().__init__(ring, self._hop)
+
+    def _hop(self, ring: Ring, *_: Any) -> Bound:
+        to_left = self._window.segment(ring.left)[LEFTWARD]
+        to_right = self._window.segment(ring.right)[RIGHTWARD]
+        arguments = to_left, to_right, self._window.array, self._launches
+        return partial(_kernel(ring, "hop"), (1,), (1,), arguments), self._window.close
 
     def wrong(self) -> int:
         # The neighbors that have written less than this rank.
         return int((self._window.array[:, 0] < self._launches).sum())
-
-    def close(self) -> None:
-        self._arguments = None
-        self._window.close()

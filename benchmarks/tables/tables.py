@@ -15,6 +15,7 @@ PLACES = {
     "onegpu-ranks2-mps": "One GPU, two ranks, with MPS",
     "host-ranks8": "No GPU, 8 ranks",
     "host-ranks14": "No GPU, 14 ranks",
+    "host-ranks28": "No GPU, 28 ranks",
     "cpu-mpich": "No GPU, MPICH",
     "cpu-openmpi": "No GPU, Open MPI",
     "host": "No GPU",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-#: How many axes a cart has.
-AXES = {1: "one axis", 3: "three axes"}
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -46,51 +43,33 @@ class Baseline:
     ways: dict[str, Way] = field(default_factory=dict)  # the variants of a library, by their names
 
 
-def halo(
-    name: str,
-    naxes: int,
-    sizes: dict[str, tuple[int, ...]],
-    max_nbytes: int | None,
-    *,
-    is_default: bool = False,
-) -> Case:
-    """Return the case of a halo exchange in a cart of so many axes."""
-    return Case(
-        name,
-        f"ghosts of blocks in a cart of {AXES[naxes]}, n cells a rank along each",
-        {
-            "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
-            "cuda": ("staged", "mpi", "nccl"),
-        },
-        "mpishare.bench.halo",
-        on_request=frozenset({"mpi"}),
-        is_sized=True,
-        is_default=is_default,
-        sizes=sizes,
-        max_nbytes=max_nbytes,
-        naxes=naxes,
-    )
-
-
-def _transpose(name: str, summary: str) -> Case:
-    return Case(
-        name,
-        summary,
-        {
-            "host": ("alltoallw", "alltoallv", "sendrecv", "isend"),
-            "cuda": ("staged", "mpi", "nccl"),
-        },
-        "mpishare.bench.redistribute",
-        on_request=frozenset({"mpi"}),
-        is_sized=True,
-        sizes={
-            "host": (64 << 10, 1 << 20),
-            "cuda": (256 << 10, 2 << 20, 16 << 20, 128 << 20),
-        },
-        note="size: of a rank's part; private: any arrays; windows: arrays in windows",
-    )
-
-
+_MPI_ON_REQUEST = frozenset({"mpi"})
+_HALO1D = Case(
+    "halo1d",
+    "ghosts of blocks in a cart of one axis, n cells a rank along each",
+    {
+        "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
+        "cuda": ("staged", "mpi", "nccl"),
+    },
+    "mpishare.bench.halo",
+    on_request=_MPI_ON_REQUEST,
+    is_sized=True,
+    is_default=True,
+    naxes=1,
+)
+_REDISTRIBUTE = Case(
+    "redistribute",
+    "n * n * n complex128, cut along the first axis, then the second",
+    {
+        "host": ("alltoallw", "alltoallv", "sendrecv", "isend"),
+        "cuda": ("staged", "mpi", "nccl"),
+    },
+    "mpishare.bench.redistribute",
+    on_request=_MPI_ON_REQUEST,
+    is_sized=True,
+    sizes={"host": (64 << 10, 1 << 20), "cuda": (256 << 10, 2 << 20, 16 << 20, 128 << 20)},
+    note="size: of a rank's part; private: any arrays; windows: arrays in windows",
+)
 #: Every case by its name, in the order of a full run.
 CASES = {
     case.name: case
@@ -109,21 +88,22 @@ CASES = {
             "mpishare.bench.fence",
             is_default=True,
         ),
-        halo("halo1d", 1, {}, None, is_default=True),
+        _HALO1D,
         # A volume grows as the cube of a face's side: at the largest sizes, gigabytes per rank.
-        halo(
-            "halo3d",
-            3,
-            {"host": (4 << 10, 64 << 10), "cuda": (4 << 10, 64 << 10, 1 << 20)},
-            1 << 20,
-            is_default=True,
+        replace(
+            _HALO1D,
+            name="halo3d",
+            summary="ghosts of blocks in a cart of three axes, n cells a rank along each",
+            sizes={"host": (4 << 10, 64 << 10), "cuda": (4 << 10, 64 << 10, 1 << 20)},
+            max_nbytes=1 << 20,
+            naxes=3,
         ),
         Case(
             "allreduce",
             "the sum over all ranks of an array, in place",
             {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
             "mpishare.bench.allreduce",
-            on_request=frozenset({"mpi"}),
+            on_request=_MPI_ON_REQUEST,
             is_sized=True,
             is_default=True,
             sizes={
@@ -131,16 +111,18 @@ CASES = {
                 "cuda": (8, 128, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20),
             },
         ),
-        _transpose(
-            "redistribute", "n * n * n complex128, cut along the first axis, then the second"
+        _REDISTRIBUTE,
+        replace(
+            _REDISTRIBUTE,
+            name="permuted",
+            summary="the same, its result with axes in the order 1, 2, 0",
         ),
-        _transpose("permuted", "the same, its result with axes in the order 1, 2, 0"),
         Case(
             "allgather",
             "the arrays of all ranks brought to every rank",
             {"host": ("allgather",), "cuda": ("staged", "mpi", "nccl")},
             "mpishare.bench.redistribute",
-            on_request=frozenset({"mpi"}),
+            on_request=_MPI_ON_REQUEST,
             is_sized=True,
             sizes=dict.fromkeys(("host", "cuda"), (8, 512, 4 << 10, 64 << 10)),
             max_nbytes=1 << 20,

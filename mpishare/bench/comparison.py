@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from time import monotonic
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.cli import StoppedError
 
@@ -41,6 +41,8 @@ class Variant:
 
     #: Counts wrong words: a `Tally`, or what has its `wrong`.
     check: Any
+    #: Does once what is timed: a method, or where it is one call that call, with nothing around it.
+    step: Call
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
     #: variant that only orders is checked by `checked_step` alone.
@@ -49,10 +51,6 @@ class Variant:
     is_calibrated = True
     #: How many of what is reported `step` does: each has its share of the time.
     steps = 1
-
-    def step(self) -> None:
-        """Do once what is timed."""
-        raise NotImplementedError
 
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` differs from step to step."""
@@ -71,7 +69,7 @@ class Variant:
         """Do one step with data, verify what arrived, and poison it for the next."""
         self.check_around(self.step, token)
 
-    def check_around(self, step: Callable[[], None], token: int) -> None:
+    def check_around(self, step: Call, token: int) -> None:
         """Do the same with `step` in place of this variant's own: a graph of it, for example."""
         self.fill(token)
         step()
@@ -166,13 +164,12 @@ class Comparison:
         reason = self._unfit or unfit
         self._timed.append(_Timed(self.session, row, make, self._clocks, sent, against, reason))
 
-    def add_baselines(
-        self, option: str, variants: Mapping[str, Make], nbytes: int | None = None
+    def add_baseline(
+        self, baseline: str, make: Make, name: str | None = None, **arguments: Any
     ) -> None:
-        """Enter the variants of a baseline, by their names, if this run includes it."""
-        if self.includes(option, nbytes):
-            for name, make in variants.items():
-                self.add(name, make, kind=BASELINE, nbytes=nbytes)
+        """Enter a variant of a baseline, by default of its name, if this run includes that."""
+        if self.includes(baseline, arguments.get("nbytes")):
+            self.add(name or baseline, make, kind=BASELINE, **arguments)
 
     def add_brought(self, problem: object) -> None:
         """Enter the baselines that other packages bring, of what the case measures."""

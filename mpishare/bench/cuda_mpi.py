@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from mpishare.bench.library import Library, Transfer
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 from mpishare.bench.staged import address_of
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.gpu_messages import why_not
@@ -36,7 +36,7 @@ class CudaMpi(Library):
         if failure is not None:
             raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         comm, synchronize = self.session.comm, self.session.synchronize
         startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
         synchronize()  # what `empty` wrote is there before any message
@@ -58,12 +58,12 @@ class CudaMpi(Library):
 
         return move
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:
+    def bind_sum(self, array: Any) -> Call:
         kind = MPI.DOUBLE_COMPLEX if array.dtype.kind == "c" else MPI.DOUBLE
         buffer = [_buffer(array)[0], kind]
         return self.session.synchronized(partial(self.session.comm.Allreduce, MPI.IN_PLACE, buffer))
 
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+    def bind_gather(self, out: Any, into: Any) -> Call:
         gather = partial(self.session.comm.Allgather, _buffer(out), _buffer(into))
         return self.session.synchronized(gather)
 

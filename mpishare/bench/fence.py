@@ -5,13 +5,12 @@ The baseline is what one writes without windows: wait for the GPU, then `MPI_Bar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session
 
 
 def run(session: Session, case: Case) -> None:
@@ -20,8 +19,7 @@ def run(session: Session, case: Case) -> None:
     if not session.on_cuda:  # where it orders no work on streams
         comparison.add("node.barrier", partial(OrderAll, session, pattern, session.node.barrier))
     after_gpu = session.synchronized(session.node.comm.Barrier)
-    barrier = partial(OrderAll, session, pattern, after_gpu)
-    comparison.add_baselines("barrier", {"barrier": barrier})
+    comparison.add_baseline("barrier", partial(OrderAll, session, pattern, after_gpu))
     comparison.add_brought(session)
     comparison.run()
 
@@ -35,21 +33,15 @@ class OrderAll(Variant):
 
     moves = False
 
-    def __init__(
-        self, session: Session, pattern: Pattern, order: Callable[[], object] | None = None
-    ) -> None:
-        self.node = session.node
-        self.check = pattern
+    def __init__(self, session: Session, pattern: Pattern, order: Call | None = None) -> None:
+        self.node, self.check = session.node, pattern
         self._window = self.node.allocate_each((2, 1), "u8", fill=0)
         self._half = 0
-        self._order = self._window.fence if order is None else order
+        self.step = self._window.fence if order is None else order
 
     def fill(self, token: int) -> None:
         self._half = 1 - self._half
         self.check.fill(self._window.array[self._half], self.node.rank, 0, token)
-
-    def step(self) -> None:
-        self._order()
 
     def verify(self, token: int) -> None:
         for rank in range(self.node.size):

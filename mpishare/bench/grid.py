@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, product
 from math import isqrt, prod
 from typing import Any, Generic, TypeVar
@@ -18,9 +19,8 @@ from mpishare.bench.check import halo_check
 from mpishare.bench.comparison import Variant
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.options import Options
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Call, Session, in_turn
 
-Call = Callable[[], None]
 Slices = tuple[slice, ...]
 ITEM_NBYTES = 8
 
@@ -61,13 +61,21 @@ class Problem:
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         """Return the faces of each axis, which may need the ghosts of the axes before it."""
+        return [self.sides]
+
+    def arrays(self, allocate: Callable[..., Any]) -> Sequence[Any]:
+        """Return arrays for the fields, made by `allocate` of a shape and a dtype."""
         raise NotImplementedError
 
+    def ends(self, fields: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the arrays that cells leave from, and those that they come to."""
+        return fields, fields
+
     def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [field[side.out] for field in fields]
+        return [array[side.out] for array in self.ends(fields)[0]]
 
     def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [field[side.into] for field in fields]
+        return [array[side.into] for array in self.ends(fields)[1]]
 
     def faces(self, fields: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return what leaves through all sides, side by side, and what arrives."""
@@ -140,13 +148,31 @@ P = TypeVar("P", bound=Problem)
 
 
 class Exchange(Variant, Generic[P]):
-    """A variant that exchanges the ghosts of `fields`."""
+    """A variant that exchanges the ghosts of fields, by default of those of the problem.
 
-    def __init__(self, problem: P, fields: Sequence[Any] | None = None) -> None:
-        self.problem, self.check = problem, problem.check
+    `bind` returns the call that does it, and the one that frees what that needs; the call is made
+    `steps` times in a step. `in_windows`: the fields are in windows.
+    """
+
+    def __init__(
+        self,
+        problem: P,
+        bind: Callable[..., Bound],
+        fields: Sequence[Any] | None = None,
+        *,
+        steps: int = 1,
+        in_windows: bool = False,
+    ) -> None:
+        self.problem, self.check, self.steps = problem, problem.check, steps
+        self.windows: Sequence[Any] = ()
+        if in_windows:
+            self.windows = problem.arrays(partial(problem.session.node.allocate_each, fill=0))
+            fields = [window.array for window in self.windows]
         self.fields = tuple(problem.fields if fields is None else fields)
         # Ghosts that no exchange may write are compared too, from the first step on.
         self.poison()
+        call, self._free = bind(problem, *self.fields)
+        self.step = in_turn(*[call] * steps)
 
     def current(self) -> Sequence[Any]:
         return self.fields
@@ -159,6 +185,14 @@ class Exchange(Variant, Generic[P]):
 
     def verify(self, token: int) -> None:
         self.check.verify(self.current(), token)
+
+    def close(self) -> None:
+        self.problem.session.synchronize()
+        del self.step, self.fields
+        self._free()
+        del self._free  # windows must have no views left
+        for window in reversed(self.windows):
+            window.close()
 
 
 #: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
@@ -243,8 +277,11 @@ class Grid(Problem):
         _, self.unfit = session.attempt(self._allocate)
 
     def _allocate(self) -> None:
-        self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
+        self.fields = self.arrays(self.session.node.xp.zeros)
         self.check = halo_check(self)
+
+    def arrays(self, allocate: Callable[..., Any]) -> Sequence[Any]:
+        return tuple(allocate(self.shape, float) for _ in range(self.count))
 
     def close(self) -> None:
         self.cart.Free()

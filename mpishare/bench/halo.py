@@ -8,47 +8,64 @@ up to 26 neighbors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import mpishare
-from mpishare import Node, Window
 from mpishare.bench import mpi
 from mpishare.bench.cases import Case
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
 from mpishare.bench.library import add_libraries
 from mpishare.bench.options import Options
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
-from mpishare.bench.staged import Staged
+from mpishare.bench.session import Bound, Session
+from mpishare.bench.staged import staged
 
 Enter = Callable[[Comparison, Grid], None]
-Forms = dict[str, Callable[..., Variant]]
+Forms = dict[str, Callable[..., Bound]]
 
 #: The first word is the name of the baseline; it has several variants where none of them is the
 #: fastest at every size.
 _MPI: Forms = {
-    "sendrecv": mpi.Sendrecv,
-    "isend": mpi.Isend,
-    "persistent": mpi.Persistent,
-    "persistent waitany": mpi.Waitany,
-    "neighborhood packed": mpi.NeighborPacked,
-    "neighborhood types": mpi.NeighborTypes,
-    "datatypes": mpi.Datatypes,
-    "staged": Staged,
+    "sendrecv": mpi.sendrecv,
+    "isend": mpi.isend,
+    "persistent": mpi.persistent,
+    "persistent waitany": mpi.waitany,
+    "neighborhood packed": mpi.neighbor_packed,
+    "neighborhood types": mpi.neighbor_types,
+    "datatypes": mpi.datatypes,
+    "staged": staged,
 }
 
 
 def run(session: Session, case: Case) -> None:
     def enter(comparison: Comparison, grid: Grid) -> None:
-        comparison.add("window fields", partial(WindowFields, grid))
-        comparison.add("private fields", partial(PrivateFields, grid))
+        comparison.add("window fields", partial(Exchange, grid, halo_exchange, in_windows=True))
+        comparison.add("private fields", partial(Exchange, grid, halo_exchange))
         add_baselines(comparison, grid, _MPI)
 
     run_on_blocks(session, case, enter)
+
+
+def any_fields(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Callable[[], object]]:
+    """Return the call that exchanges fields like these, and the one that closes its plan."""
+    halo = mpishare.HaloExchange(
+        grid.cart,
+        fields,
+        grid.width,
+        corners=grid.corners,
+        axes=grid.axes,
+        node=grid.session.node,
+    )
+    return halo.exchange, halo.close
+
+
+def halo_exchange(grid: Grid, *fields: Any) -> Bound:
+    exchange, close = any_fields(grid, *fields)
+    return partial(exchange, *fields), close
 
 
 def run_on_blocks(
@@ -86,52 +103,8 @@ def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> Non
     """Enter these forms of MPI, the libraries, and the baselines of other packages."""
     for baseline, names in groupby(forms, key=lambda name: name.partition(" ")[0]):
         for name in names if comparison.includes(baseline) else ():
-            unfit = problem.oversubscribed if forms[name] is mpi.Waitany else None
-            comparison.add(name, partial(forms[name], problem), kind=BASELINE, unfit=unfit)
+            unfit = problem.oversubscribed if forms[name] is mpi.waitany else None
+            make = partial(Exchange, problem, forms[name])
+            comparison.add(name, make, kind=BASELINE, unfit=unfit)
     add_libraries(comparison, problem)
     comparison.add_brought(problem)
-
-
-class PrivateFields(Exchange[Grid]):
-    """`HaloExchange` on private fields."""
-
-    def __init__(self, grid: Grid, fields: Sequence[Any] | None = None) -> None:
-        super().__init__(grid, fields)
-        self._halo = mpishare.HaloExchange(
-            grid.cart,
-            self.fields,
-            grid.width,
-            corners=grid.corners,
-            axes=grid.axes,
-            node=grid.session.node,
-        )
-        self.call = self._halo.exchange
-
-    def step(self) -> None:
-        self.call(*self.fields)
-
-    def close(self) -> None:
-        self._halo.close()
-        # Windows must have no views left, and the exchange may hold some.
-        del self._halo, self.call, self.fields
-
-
-class WindowFields(PrivateFields):
-    """The same on fields in windows, which neighbors may write into."""
-
-    def __init__(self, grid: Grid) -> None:
-        node, shape = grid.session.node, grid.shape
-        self._windows = [self.make_window(node, shape) for _ in range(grid.count)]
-        super().__init__(grid, [self.field_in(window) for window in self._windows])
-
-    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
-        """Return the window of one field. Collective."""
-        return node.allocate_each(shape, float, fill=0)
-
-    def field_in(self, window: Window) -> Any:
-        return window.array
-
-    def close(self) -> None:
-        super().close()
-        for window in reversed(self._windows):
-            window.close()

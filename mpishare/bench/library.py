@@ -7,14 +7,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import prod
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
+
 from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
-from mpishare.bench.grid import Call, Exchange, Problem, Side
+from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.errors import CudaError, UnsupportedError
 
 #: How many calls of something short a graph has.
@@ -34,11 +37,8 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         stream.begin_capture()
         work()
         return stream.end_capture()
-    except (
-        RuntimeError,
-        UnsupportedError,
-        CudaError,
-    ) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
+    # CuPy's of CUDA and of NCCL; mpishare's.
+    except (RuntimeError, UnsupportedError, CudaError) as exc:
         # End the capture in any case, and report the first error.
         with suppress(RuntimeError):
             stream.end_capture()
@@ -50,15 +50,12 @@ class Captured(Wrapper):
 
     def __init__(self, session: Session, inner: Variant) -> None:
         super().__init__(inner)
-        self.stream = session.stream
-        self.graph = capture(session, inner.step)
-
-    def step(self) -> None:
-        self.graph.launch(self.stream)
+        self._synchronize = session.synchronize
+        self.step = partial(capture(session, inner.step).launch, session.stream)
 
     def close(self) -> None:
-        self.stream.synchronize()
-        del self.graph
+        self._synchronize()
+        del self.step
         super().close()
 
 
@@ -114,7 +111,7 @@ class Library:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
         return self.session.node.xp.zeros(words, "u8")
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
 
         Collective. Work that is enqueued after the call finds the words where they land. `early`:
@@ -124,11 +121,11 @@ class Library:
         """
         raise NotImplementedError
 
-    def bind_sum(self, array: Any) -> Callable[[], None]:  # noqa: ARG002
+    def bind_sum(self, array: Any) -> Call:  # noqa: ARG002
         """Return the call that replaces an array by its sum over all ranks. Collective."""
         raise UnsupportedError(f"{self.label}: no sum over all ranks")
 
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:  # noqa: ARG002
+    def bind_gather(self, out: Any, into: Any) -> Call:  # noqa: ARG002
         """Return the call that brings `out` of all ranks into `into`, by rank. Collective."""
         raise UnsupportedError(f"{self.label}: no gather on all ranks")
 
@@ -182,16 +179,34 @@ def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str
             yield name, import_module(each.module), each.ways
 
 
-def collectives(comparison: Comparison) -> Iterator[tuple[str, Any, dict[str, Any], bool]]:
-    """Yield each library that the run includes, once, for a collective: its name, itself.
+def add_collectives(
+    comparison: Comparison, make: Callable[..., Variant], bind: Callable[..., Call]
+) -> None:
+    """Enter a collective of each library that the run includes, once, and in graphs.
 
-    With them what enters its variants as a baseline, and whether these may be captured.
+    `make` takes what binds a call to arrays, `allocate` for these and ``steps=``; `bind` takes the
+    library and the arrays.
     """
     for name, module, ways in included(comparison):
         kind = getattr(module, next(iter(ways.values())).kind)
         library, refusal = open_library(comparison.session, kind)
-        in_graphs = any(way.is_captured for way in ways.values())
-        yield name, library, {"kind": BASELINE, "unfit": refusal}, in_graphs
+        graphs = IN_GRAPHS if any(way.is_captured for way in ways.values()) else ()
+        make_one = partial(_collective, library, make, bind)
+        add_with_graphs(comparison, name, make_one, graphs, kind=BASELINE, unfit=refusal)
+
+
+def _collective(
+    library: Library, make: Callable[..., Variant], bind: Callable[..., Call], steps: int = 1
+) -> Variant:
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+        words = prod(shape) * np.dtype(dtype).itemsize // ITEM_NBYTES
+        return library.empty(words).view(dtype).reshape(shape)
+
+    def bound(_: Problem, *arrays: Any) -> Bound:
+        free = (partial(library.free, array.view("u8")) for array in reversed(arrays))
+        return bind(library, *arrays), in_turn(*free)
+
+    return make(bound, allocate=allocate, steps=steps)
 
 
 def add_with_graphs(
@@ -201,12 +216,12 @@ def add_with_graphs(
     steps: Sequence[int],
     **arguments: Any,
 ) -> None:
-    """Enter a variant as it is called, and for each of `steps` a graph of so many calls.
+    """Enter a variant as it is called, and on CUDA for each of `steps` a graph of so many calls.
 
     `make` takes the number of calls as ``steps=``.
     """
     comparison.add(name, make, **arguments)
-    for count in steps:
+    for count in steps if comparison.session.on_cuda else ():
         label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
         make_graph = captured(comparison.session, partial(make, steps=count))
         comparison.add(label, make_graph, **arguments)
@@ -237,49 +252,57 @@ class LibraryExchange(Exchange[Problem]):
     _turn = 0
 
     def __init__(self, problem: Problem, library: Library, way: Way) -> None:
-        self._library = library
+        self._library, self._way = library, way
         self._owned: list[Any] = []  # memory of the library
-        fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
-        if not is_contiguous:
+        self._is_contiguous = problem.has_contiguous_faces()
+        if not self._is_contiguous:
             _require_packing(library, way)
-        super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
-        sends_faces = library.is_direct and is_contiguous and not problem.has_buffers
-        #: For each of the buffers that words land in by turns: pack, move, unpack.
-        self._calls: list[tuple[Call, ...]]
-        if way.in_place or (sends_faces and not way.is_packed):
-            self._calls = [(self._move_of_faces(),)]
-        else:
-            # A graph has its buffers baked in: it cannot use two of them in turn.
-            self._calls = self._calls_of_buffers(1 if way.is_captured else library.halves)
+        fields = problem.fields
+        super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
 
-    def _fields_in_place(self, fields: Sequence[Any]) -> list[Any]:
+    def _in_place(self, fields: Sequence[Any]) -> list[Any]:
         self._owned = [self._library.empty(int(field.size)) for field in fields]
         pairs = zip(self._owned, fields, strict=True)
         return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
 
-    def _move_of_faces(self) -> Callable[[], None]:
-        faces = self.problem.faces(self.fields)
+    def _bind(self, problem: Problem, *fields: Any) -> Bound:
+        library, way = self._library, self._way
+        sends_faces = library.is_direct and self._is_contiguous and not problem.has_buffers
+        if way.in_place or (sends_faces and not way.is_packed):
+            return self._move_of_faces(fields), self._free_memory
+        # A graph has its buffers baked in: it cannot use two of them in turn.
+        turns = self._turns_of_buffers(1 if way.is_captured else library.halves)
+
+        def exchange() -> None:
+            self._turn = (self._turn + 1) % len(turns)
+            turns[self._turn]()
+
+        return exchange, self._free_memory
+
+    def _move_of_faces(self, fields: Sequence[Any]) -> Call:
+        faces = self.problem.faces(fields)
         out, into = ([view.view("u8").ravel() for view in views] for views in faces)
-        per_field = [side for side in self.problem.sides for _ in self.fields]
+        per_field = [side for side in self.problem.sides for _ in fields]
         return self._library.bind(transfers(per_field, out, into), early=False)
 
-    def _calls_of_buffers(self, halves: int) -> list[tuple[Call, ...]]:
+    def _turns_of_buffers(self, halves: int) -> list[Call]:
+        """Return for each of the buffers that words land in by turns: pack, move, unpack."""
         problem, library = self.problem, self._library
         words = max(sum(problem.slots()), 1)
         self._owned = [library.empty(words) for _ in range(1 + halves)]
         out, *landed = self._owned
-        found: list[tuple[Call, ...]] = []
+        found = []
         for into in landed:
             moved = transfers(problem.sides, *problem.parts(out, into))
-            move = do_nothing
+            move: Call = do_nothing
             if moved:  # there is another rank
                 move = library.bind(moved, early=halves == library.halves)
             if problem.has_buffers:
                 self._landed = landed
-                found.append((move,))
+                found.append(move)
             else:
                 pack, unpack = problem.packing(self.fields, out, into)
-                found.append((pack, move, unpack))
+                found.append(in_turn(pack, move, unpack))
         return found
 
     def current(self) -> Sequence[Any]:
@@ -288,14 +311,7 @@ class LibraryExchange(Exchange[Problem]):
         rows = len(self.fields[0]), -1
         return [each.reshape(rows) for each in (self._owned[0], self._landed[self._turn])]
 
-    def step(self) -> None:
-        self._turn = (self._turn + 1) % len(self._calls)
-        for call in self._calls[self._turn]:
-            call()
-
-    def close(self) -> None:
-        self.problem.session.synchronize()
-        del self._calls, self.fields
+    def _free_memory(self) -> None:
         self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())

@@ -6,7 +6,7 @@ slower. All fields of a side go in one message, unless they are large and need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ import numpy as np
 from mpi4py import MPI
 
 from mpishare.bench.copies import Copies, copy
-from mpishare.bench.grid import Exchange, Grid, Problem, Side, Slices, cut
+from mpishare.bench.grid import Grid, Problem, Side, Slices, cut
+from mpishare.bench.session import Bound, do_nothing, in_turn
 
 #: From this size on the fields of a side are sent one by one if that saves the packing.
 _LARGE_NBYTES = 4 << 10
@@ -59,7 +60,7 @@ def _packed(views: Sequence[Any]) -> tuple[Any, Copies]:
     return memory, [*zip(memory, views, strict=True)]
 
 
-def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:
+def free(made: Sequence[MPI.Request | MPI.Datatype | MPI.Comm]) -> None:
     for each in made:
         each.Free()
 
@@ -87,193 +88,166 @@ def copies_of(of: Sequence[Message]) -> tuple[Copies, Copies]:
     return packs, tuple(one for each in of for one in each.unpacks)
 
 
-class Sendrecv(Exchange[Problem]):
-    """Axis by axis, two Sendrecv each."""
+def sendrecv(problem: Problem, *fields: Any) -> Bound:
+    """Bind axis by axis, two Sendrecv each."""
+    call, own, phases = problem.comm.Sendrecv, problem.own(fields), []
+    for pair in problem.sides_by_axis():
+        of_axis = messages(problem, pair, fields)
+        arguments = [(*one.send, *one.receive) for one in of_axis]
+        phases.append((arguments, *copies_of(of_axis)))
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self._own = problem.own(self.fields)
-        self._phases = []
-        for pair in problem.sides_by_axis():
-            of_axis = messages(problem, pair, self.fields)
-            arguments = [(*one.send, *one.receive) for one in of_axis]
-            self._phases.append((arguments, *copies_of(of_axis)))
-
-    def step(self) -> None:
-        sendrecv = self.problem.comm.Sendrecv
-        copy(self._own)
-        for arguments, packs, unpacks in self._phases:
+    def exchange() -> None:
+        copy(own)
+        for arguments, packs, unpacks in phases:
             copy(packs)
             for each in arguments:
-                sendrecv(*each)
+                call(*each)
             copy(unpacks)
 
+    return exchange, do_nothing
 
-class Isend(Exchange[Problem]):
-    """All sides at once: Irecv, then pack and Isend one after the other, Waitall, unpack."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.comm = problem.comm
-        self.all = messages(problem, problem.sides, self.fields)
-        self.packs, self.unpacks = copies_of(self.all)
-        self.own = problem.own(self.fields)
+def isend(problem: Problem, *fields: Any) -> Bound:
+    """Bind all sides at once: Irecv, then pack and Isend one after the other, Waitall, unpack."""
+    call, irecv, waitall = problem.comm.Isend, problem.comm.Irecv, MPI.Request.Waitall
+    every, own = messages(problem, problem.sides, fields), problem.own(fields)
+    _, unpacks = copies_of(every)
 
-    def step(self) -> None:
-        irecv, isend = self.comm.Irecv, self.comm.Isend
-        requests = [irecv(*one.receive) for one in self.all]
-        for one in self.all:
+    def exchange() -> None:
+        requests = [irecv(*one.receive) for one in every]
+        for one in every:
             copy(one.packs)
-            requests.append(isend(*one.send))
-        copy(self.own)
-        MPI.Request.Waitall(requests)
-        copy(self.unpacks)
+            requests.append(call(*one.send))
+        copy(own)
+        waitall(requests)
+        copy(unpacks)
+
+    return exchange, do_nothing
 
 
-class Persistent(Isend):
-    """The same with persistent requests."""
+def persistent(problem: Problem, *fields: Any) -> Bound:
+    """Bind the same with persistent requests."""
+    every, own = messages(problem, problem.sides, fields), problem.own(fields)
+    packs, unpacks = copies_of(every)
+    receives, sends = requests(problem.comm, every)
+    both, startall, waitall = [*receives, *sends], MPI.Prequest.Startall, MPI.Request.Waitall
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self._receives = [self.comm.Recv_init(*one.receive) for one in self.all]
-        self._sends = [self.comm.Send_init(*one.send) for one in self.all]
-        self._requests = [*self._receives, *self._sends]
+    def exchange() -> None:
+        startall(receives)
+        copy(packs)
+        startall(sends)
+        copy(own)
+        waitall(both)
+        copy(unpacks)
 
-    def step(self) -> None:
-        MPI.Prequest.Startall(self._receives)
-        copy(self.packs)
-        MPI.Prequest.Startall(self._sends)
-        copy(self.own)
-        MPI.Request.Waitall(self._requests)
-        copy(self.unpacks)
-
-    def close(self) -> None:
-        free(self._requests)
+    return exchange, partial(free, both)
 
 
-class Waitany(Persistent):
-    """The same, each message unpacked as it comes in, while it is still in the cache."""
+def waitany(problem: Problem, *fields: Any) -> Bound:
+    """Bind the same, each message unpacked as it comes in, while it is still in the cache."""
+    every, own = messages(problem, problem.sides, fields), problem.own(fields)
+    receives, sends = requests(problem.comm, every)
+    startall, wait = MPI.Prequest.Startall, MPI.Request.Waitany
 
-    def step(self) -> None:
-        receives, waitany = self._receives, MPI.Request.Waitany
-        MPI.Prequest.Startall(receives)
-        for one, send in zip(self.all, self._sends, strict=True):
+    def exchange() -> None:
+        startall(receives)
+        for one, send in zip(every, sends, strict=True):
             copy(one.packs)
             send.Start()
-        copy(self.own)
+        copy(own)
         for _ in receives:
-            copy(self.all[waitany(receives)].unpacks)
-        MPI.Request.Waitall(self._sends)
+            copy(every[wait(receives)].unpacks)
+        MPI.Request.Waitall(sends)
+
+    return exchange, partial(free, [*receives, *sends])
 
 
-class _Neighborhood:
-    """A neighborhood collective over the sides of a grid, persistent where MPI has that.
+def requests(
+    comm: MPI.Intracomm, of: Sequence[Message]
+) -> tuple[list[MPI.Prequest], list[MPI.Prequest]]:
+    """Return persistent requests that receive and that send these messages."""
+    receives = [comm.Recv_init(*one.receive) for one in of]
+    return receives, [comm.Send_init(*one.send) for one in of]
+
+
+def _neighborhood(grid: Grid, name: str, sent: Any, received: Any) -> Bound:
+    """Bind a neighborhood collective over the sides of a grid, persistent where MPI has that.
 
     Collective. A cart has no neighbors across edges, and where two ranks meet at several sides MPI
     libraries disagree on the order of their messages. In a distributed graph the edges of a pair
     are ordered: the k-th that one rank sends on is the k-th that the other one receives on, and
     both list them as the sender does.
     """
-
-    def __init__(self, grid: Grid, name: str, sent: Any, received: Any) -> None:
-        sources, to = [side.source for side in grid.sides], [side.to for side in grid.sides]
-        # Not from the cart: Open MPI takes a graph made from one for a cart still.
-        self._graph = grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
-        self._made: list[MPI.Request] = []
-        self.run: Callable[[], object] = partial(getattr(self._graph, name), sent, received)
-        # New in MPI 4, and not in every library.
-        with suppress(NotImplementedError):
-            request = getattr(self._graph, f"{name}_init")(sent, received)
-            self._made.append(request)
-            self.run = lambda: (request.Start(), request.Wait())
-
-    def close(self) -> None:
-        free(self._made)
-        self._graph.Free()
+    sources, to = [side.source for side in grid.sides], [side.to for side in grid.sides]
+    # Not from the cart: Open MPI takes a graph made from one for a cart still.
+    graph = grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
+    # New in MPI 4, and not in every library.
+    with suppress(NotImplementedError):
+        request = getattr(graph, f"{name}_init")(sent, received)
+        return in_turn(request.Start, request.Wait), partial(free, [request, graph])
+    return partial(getattr(graph, name), sent, received), graph.Free
 
 
-class NeighborPacked(Exchange[Grid]):
-    """Pack all sides, Neighbor_alltoallv, unpack."""
+def neighbor_packed(grid: Grid, *fields: Any) -> Bound:
+    """Bind a pack of all sides, Neighbor_alltoallv, an unpack."""
+    counts = [grid.count * grid.size(side) for side in grid.sides]
+    out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
+    sent, received = grid.faces(fields)
+    packs = tuple(zip(cut(out, sent), sent, strict=True))
+    unpacks = tuple(zip(received, cut(into, received), strict=True))
+    run, close = _neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
 
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        counts = [grid.count * grid.size(side) for side in grid.sides]
-        out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
-        sent, received = grid.faces(self.fields)
-        self._packs = tuple(zip(cut(out, sent), sent, strict=True))
-        self._unpacks = tuple(zip(received, cut(into, received), strict=True))
-        self._collective = _Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
+    def exchange() -> None:
+        copy(packs)
+        run()
+        copy(unpacks)
 
-    def step(self) -> None:
-        copy(self._packs)
-        self._collective.run()
-        copy(self._unpacks)
-
-    def close(self) -> None:
-        self._collective.close()
+    return exchange, close
 
 
-class _Typed(Exchange[Grid]):
-    """Leaves packing to MPI: a datatype for what leaves through each side, one for what comes in.
+def neighbor_types(grid: Grid, *fields: Any) -> Bound:
+    """Bind Neighbor_alltoallw, which leaves packing to MPI."""
+    buffer, out, into = _types(grid, fields)
+    ones, zeros = [1] * len(grid.sides), [0] * len(grid.sides)
+    ends = [buffer, ones, zeros, out], [buffer, ones, zeros, into]
+    run, close = _neighborhood(grid, "Neighbor_alltoallw", *ends)
+    return run, in_turn(close, partial(free, [*out, *into]))
+
+
+def datatypes(grid: Grid, *fields: Any) -> Bound:
+    """Bind persistent requests of datatypes: Startall and Waitall."""
+    buffer, out, into = _types(grid, fields)
+    every = [
+        Message(([buffer, 1, sent], side.to, tag), ([buffer, 1, got], side.source, tag))
+        for tag, (side, sent, got) in enumerate(zip(grid.sides, out, into, strict=True))
+    ]
+    receives, sends = requests(grid.comm, every)
+    both, startall, waitall = [*receives, *sends], MPI.Prequest.Startall, MPI.Request.Waitall
+
+    def exchange() -> None:
+        startall(both)
+        waitall(both)
+
+    return exchange, partial(free, [*both, *out, *into])
+
+
+def _types(grid: Grid, fields: Sequence[Any]) -> tuple[Any, list[MPI.Datatype], list[MPI.Datatype]]:
+    """Return a buffer, and by side the datatypes of what leaves from it and of what comes in.
 
     With one field they are relative to its first byte, with several they are absolute addresses.
     """
+    addresses = [MPI.Get_address(field) for field in fields] if len(fields) > 1 else []
 
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self.buffer: Any = self.fields[0] if grid.count == 1 else MPI.BOTTOM
-        self.out = [self._type(side.out) for side in grid.sides]
-        self.into = [self._type(side.into) for side in grid.sides]
-
-    def close(self) -> None:
-        free([*self.out, *self.into])
-
-    def _type(self, cells: Slices) -> MPI.Datatype:
-        shape = self.problem.shape
-        spans = [range(*span.indices(extent)) for span, extent in zip(cells, shape, strict=True)]
+    def type_of(cells: Slices) -> MPI.Datatype:
+        spans = [range(*span.indices(n)) for span, n in zip(cells, grid.shape, strict=True)]
         extents, starts = [len(span) for span in spans], [span.start for span in spans]
-        box = MPI.DOUBLE.Create_subarray(shape, extents, starts)
-        if self.problem.count == 1:
+        box = MPI.DOUBLE.Create_subarray(grid.shape, extents, starts)
+        if not addresses:
             return box.Commit()
-        addresses = [MPI.Get_address(field) for field in self.fields]
-        every = MPI.Datatype.Create_struct([1] * len(addresses), addresses, [box] * len(addresses))
+        ones, boxes = [1] * len(addresses), [box] * len(addresses)
+        every = MPI.Datatype.Create_struct(ones, addresses, boxes)
         box.Free()
         return every.Commit()
 
-
-class Datatypes(_Typed):
-    """Persistent requests of datatypes: Startall and Waitall."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        receive, send, buffer = grid.comm.Recv_init, grid.comm.Send_init, self.buffer
-        self._requests: list[MPI.Prequest] = [
-            *(receive([buffer, 1, self.into[i]], s.source, i) for i, s in enumerate(grid.sides)),
-            *(send([buffer, 1, self.out[i]], s.to, i) for i, s in enumerate(grid.sides)),
-        ]
-
-    def step(self) -> None:
-        MPI.Prequest.Startall(self._requests)
-        MPI.Request.Waitall(self._requests)
-
-    def close(self) -> None:
-        free(self._requests)
-        super().close()
-
-
-class NeighborTypes(_Typed):
-    """Neighbor_alltoallw."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        ones, zeros = [1] * len(grid.sides), [0] * len(grid.sides)
-        sent = [self.buffer, ones, zeros, self.out]
-        received = [self.buffer, ones, zeros, self.into]
-        self._collective = _Neighborhood(grid, "Neighbor_alltoallw", sent, received)
-
-    def step(self) -> None:
-        self._collective.run()
-
-    def close(self) -> None:
-        self._collective.close()
-        super().close()
+    out = [type_of(side.out) for side in grid.sides]
+    return (MPI.BOTTOM if addresses else fields[0]), out, [type_of(s.into) for s in grid.sides]

@@ -12,7 +12,7 @@ from cupy.cuda import nccl
 from mpi4py import MPI
 
 from mpishare.bench.library import Library, Transfer, refusals
-from mpishare.bench.session import Session
+from mpishare.bench.session import Call, Session, in_turn
 from mpishare.errors import UnsupportedError
 
 _NUMBER = nccl.get_version() if nccl.available else 0
@@ -28,40 +28,44 @@ def set_environment(session: Session) -> None:
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # since 2.30
 
 
-def one_group(
-    transfers: Sequence[Transfer],
-    group: tuple[Callable[[], object], Callable[[], object]],
-    calls: tuple[Callable[..., object], Callable[..., object]],
-    kind: int,
-    *rest: int,
-) -> Callable[[], None]:
-    """Return the call of one group of all sends and receives, by any binding of NCCL. Local.
+class NcclCalls(Library):
+    """One communicator of NCCL over all ranks of the run, by the calls of any binding."""
 
-    `group` begins and ends one, `calls` send and receive: words of the type `kind`, with `rest` as
-    their last arguments.
-    """
-    begin, end = group
-    send, recv = calls
-    # Between two ranks NCCL matches the messages in order.
-    sent = [(send, each.out, each.to) for each in transfers]
-    received = [(recv, each.into, each.source) for each in transfers]
-    moves = [
-        partial(call, int(memory.data.ptr), int(memory.size), kind, rank, *rest)
-        for call, memory, rank in (*sent, *received)
-        if rank != MPI.PROC_NULL
-    ]
+    group: tuple[Call, Call]  # begins and ends one
+    #: Send, receive, all-reduce and all-gather; all end in `rest`.
+    calls: tuple[Callable[..., object], ...]
+    kinds: tuple[int, int, int]  # words, numbers, and the operation that adds these
+    rest: tuple[int, ...]
 
-    def move() -> None:
-        begin()
-        for each in moves:
-            each()
-        end()
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:  # noqa: ARG002
+        return self.one_group(transfers, self.kinds[0], *self.rest)
 
-    return move
+    def one_group(self, transfers: Sequence[Transfer], kind: int, *rest: int) -> Call:
+        """Return the call of one group of all sends and receives of a type. Local."""
+        begin, end = self.group
+        send, recv, *_ = self.calls
+        # Between two ranks NCCL matches the messages in order.
+        sent = [(send, each.out, each.to) for each in transfers]
+        received = [(recv, each.into, each.source) for each in transfers]
+        moves = [
+            partial(call, int(memory.data.ptr), int(memory.size), kind, rank, *rest)
+            for call, memory, rank in (*sent, *received)
+            if rank != MPI.PROC_NULL
+        ]
+        return in_turn(begin, *moves, end)
+
+    def bind_sum(self, array: Any) -> Call:
+        numbers, (_, kind, add) = array.view("f8"), self.kinds
+        address, count = int(numbers.data.ptr), int(numbers.size)
+        return partial(self.calls[2], address, address, count, kind, add, *self.rest)
+
+    def bind_gather(self, out: Any, into: Any) -> Call:
+        addresses = int(out.data.ptr), int(into.data.ptr)
+        return partial(self.calls[3], *addresses, int(out.size), self.kinds[0], *self.rest)
 
 
-class Nccl(Library):
-    """One communicator over all ranks of the run."""
+class Nccl(NcclCalls):
+    """The NCCL that CuPy brings."""
 
     label = "NCCL"
     is_direct = True
@@ -72,11 +76,11 @@ class Nccl(Library):
         comm = session.comm
         name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
         with refusals(self.label, nccl.NcclError):
-            self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
-
-    @property
-    def communicator(self) -> nccl.NcclCommunicator:
-        return self._comm
+            made = self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
+        self.group = nccl.groupStart, nccl.groupEnd
+        self.calls = made.send, made.recv, made.allReduce, made.allGather
+        self.kinds = nccl.NCCL_UINT64, nccl.NCCL_FLOAT64, nccl.NCCL_SUM
+        self.rest = (int(session.stream.ptr),)
 
     @classmethod
     def require(cls, session: Session) -> None:
@@ -88,29 +92,6 @@ class Nccl(Library):
     def unique_id(cls) -> bytes:
         name = nccl.get_unique_id()  # bytes; until CuPy 13 a tuple of numbers
         return name if isinstance(name, bytes) else np.array(name, "i1").tobytes()
-
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        stream, comm = int(self.session.stream.ptr), self._comm
-        group = nccl.groupStart, nccl.groupEnd
-        return one_group(transfers, group, (comm.send, comm.recv), nccl.NCCL_UINT64, stream)
-
-    def bind_sum(self, array: Any) -> Callable[[], None]:
-        numbers = array.view("f8")
-        address, stream = int(numbers.data.ptr), int(self.session.stream.ptr)
-        return partial(
-            self._comm.allReduce,
-            address,
-            address,
-            int(numbers.size),
-            nccl.NCCL_FLOAT64,
-            nccl.NCCL_SUM,
-            stream,
-        )
-
-    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
-        addresses = int(out.data.ptr), int(into.data.ptr)
-        stream = int(self.session.stream.ptr)
-        return partial(self._comm.allGather, *addresses, int(out.size), nccl.NCCL_UINT64, stream)
 
     def close(self) -> None:
         self.session.synchronize()

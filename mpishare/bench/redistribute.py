@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -26,21 +25,21 @@ from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.cuda_mpi import CudaMpi
-from mpishare.bench.grid import ITEM_NBYTES, Call, Exchange, Problem, Side, Slices
-from mpishare.bench.halo import add_baselines
+from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side, Slices
+from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.library import (
     IN_GRAPHS,
     Library,
+    add_collectives,
     add_with_graphs,
-    collectives,
     open_library,
 )
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session, do_nothing
-from mpishare.bench.staged import Staged, address_of, through_host
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
+from mpishare.bench.staged import address_of, staged, through_host
 
-#: Returns the call that brings a source to a target, and the one that frees what that needs.
-Bind = Callable[["Spread", Any, Any], tuple[Call, Call]]
+#: Binds the call that brings a source to a target.
+Bind = Callable[["Spread", Any, Any], Bound]
 
 #: Parts of memory that a rank needs for all variants: arrays, those of the check, staging, buffers.
 _PARTS = {"host": 20, "cuda": 36}
@@ -66,10 +65,10 @@ def run(session: Session, case: Case) -> None:
             unfit=problem.unfit,
             n=shape[0] if is_cube else None,
         )
-        graphs = (1,) if is_cube else IN_GRAPHS
-        for name, kind in (("private", Called), ("windows", InWindows)):
-            make = partial(kind, problem, _own)
-            add_with_graphs(comparison, name, make, graphs if session.on_cuda else ())
+        graphs = IN_GRAPHS[:1] if is_cube else IN_GRAPHS
+        for name, in_windows in (("private", False), ("windows", True)):
+            make = partial(Exchange, problem, _own, in_windows=in_windows)
+            add_with_graphs(comparison, name, make, graphs)
         (_enter_transposes if is_cube else _enter_gathers)(comparison, problem)
         comparison.run()
 
@@ -104,34 +103,30 @@ class Spread(Problem):
         self.shape, self.target, self.permute = shape, target, permute
         self.dtype = np.dtype(dtype)
         self._order = permute or tuple(range(len(shape)))
+        # Stands for the global array, which no rank has.
+        self._whole = np.broadcast_to(np.zeros((), self.dtype), shape)
+        self._cuts = [np.array_split(range(extent), comm.size) for extent in shape]
         rank, size = comm.rank, comm.size
-        parts = (map(len, np.array_split(range(extent), size)) for extent in shape)
-        self._ends = [[0, *accumulate(each)] for each in parts]
         out, into = self.by_rank()
         steps = ((k, (rank + k) % size, (rank - k) % size) for k in range(1, size))
         self.sides = tuple(
             Side(to, source, k - 1, out[to], into[source]) for k, to, source in steps
         )
-        self.nbytes = self.dtype.itemsize * prod(shape) // size
-        self.sent_nbytes = self.dtype.itemsize * sum(
-            self._count(rank, side.to) for side in self.sides
-        )
+        self.nbytes = self._whole.nbytes // size
+        self.sent_nbytes = sum(self._nbytes_for(rank, side.to) for side in self.sides)
         _, self.unfit = session.attempt(self._allocate)
 
     def _cut(self, axis: int | None, rank: int) -> Slices:
         """Return which cells of an array that has all along an axis are in the part of a rank."""
         index = [slice(None)] * len(self.shape)
         if axis is not None:
-            index[axis] = slice(*self._ends[axis][rank : rank + 2])
+            begin = sum(map(len, self._cuts[axis][:rank]))
+            index[axis] = slice(begin, begin + len(self._cuts[axis][rank]))
         return tuple(index)
 
-    def _count(self, rank: int, to: int) -> int:
-        """Return how many cells one rank has for another."""
-        cells = list(self.shape)
-        for axis, each in ((0, rank), (self.target, to)):
-            if axis is not None:
-                cells[axis] = self._ends[axis][each + 1] - self._ends[axis][each]
-        return prod(cells)
+    def _nbytes_for(self, rank: int, to: int) -> int:
+        """Return how many bytes one rank has for another."""
+        return self._whole[self._cut(0, rank)][self._cut(self.target, to)].nbytes
 
     def _allocate(self) -> None:
         xp, rank = self.session.node.xp, self.comm.rank
@@ -141,17 +136,17 @@ class Spread(Problem):
         parts = [Part(0, ..., sent)], [Part(1, ..., wanted)]
         self.check = Check(xp, self.fields, *parts, [(1, ...)])
 
-    def arrays(self, allocate: Callable[..., Any]) -> tuple[Any, Any]:
-        """Return this rank's parts of source and target, from an allocator."""
-        whole, rank = np.broadcast_to(0, self.shape), self.comm.rank
-        source = whole[self._cut(0, rank)].shape
-        target = whole[self._cut(self.target, rank)].transpose(self._order).shape
-        return allocate(source, self.dtype), allocate(target, self.dtype)
+    def arrays(self, allocate: Callable[..., Any]) -> Sequence[Any]:
+        """Return this rank's parts of source and target."""
+        source = self._whole[self._cut(0, self.comm.rank)]
+        target = self._whole[self._cut(self.target, self.comm.rank)].transpose(self._order)
+        return allocate(source.shape, self.dtype), allocate(target.shape, self.dtype)
 
     def _words(self, cells: Slices, order: tuple[int, ...]) -> Any:
         """Return the words of these cells in step 0, by the order of the axes."""
         xp = self.session.node.xp
-        owners = xp.asarray(np.repeat(range(self.comm.size), np.diff(self._ends[0])))
+        counts = [*map(len, self._cuts[0])]
+        owners = xp.asarray(np.repeat(range(self.comm.size), counts))
         place = xp.zeros((), "i8")
         for axis, extent in enumerate(self.shape):
             along = [1] * len(self.shape)
@@ -172,20 +167,17 @@ class Spread(Problem):
         """Return a view of a part of the target with the axes of the global array."""
         return target.transpose(np.argsort(self._order).tolist())
 
-    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [fields[0][side.out]]
-
-    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        return [self.cells(fields[1])[side.into]]
+    def ends(self, fields: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return fields[:1], [self.cells(fields[1])]
 
     def own(self, fields: Sequence[Any]) -> Copies:
         out, into = (cells[self.comm.rank] for cells in self.by_rank())
         return [(self.cells(fields[1])[into], fields[0][out])]
 
     def slots(self) -> list[int]:
-        size, words = self.comm.size, self.dtype.itemsize // ITEM_NBYTES
+        size = self.comm.size
         return [
-            words * max(self._count(rank, (rank + k) % size) for rank in range(size))
+            max(self._nbytes_for(rank, (rank + k) % size) for rank in range(size)) // ITEM_NBYTES
             for k in range(1, size)
         ]
 
@@ -193,40 +185,7 @@ class Spread(Problem):
         return [(side,) for side in self.sides]
 
 
-class Called(Exchange[Spread]):
-    """One call that brings the source to the target."""
-
-    def __init__(
-        self, problem: Spread, bind: Bind, fields: Sequence[Any] | None = None, *, steps: int = 1
-    ) -> None:
-        super().__init__(problem, fields)
-        self.steps = steps
-        self._call, self._free = bind(problem, *self.fields)
-
-    def step(self) -> None:
-        for _ in range(self.steps):
-            self._call()
-
-    def close(self) -> None:
-        self.problem.session.synchronize()
-        del self._call, self.fields
-        self._free()
-
-
-class InWindows(Called):
-    """The same on arrays in windows."""
-
-    def __init__(self, problem: Spread, bind: Bind, *, steps: int = 1) -> None:
-        self._windows = problem.arrays(problem.session.node.allocate_each)
-        super().__init__(problem, bind, [each.array for each in self._windows], steps=steps)
-
-    def close(self) -> None:
-        super().close()
-        for window in reversed(self._windows):
-            window.close()
-
-
-def _own(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _own(problem: Spread, source: Any, target: Any) -> Bound:
     plan = mpishare.Redistribute(
         problem.comm,
         problem.shape,
@@ -239,7 +198,7 @@ def _own(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
     return partial(plan.forward, source, target), plan.close
 
 
-def _typed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _typed(problem: Spread, source: Any, target: Any) -> Bound:
     """Bind `MPI_Alltoallw` with a datatype of the cells for and from each rank."""
     made, ends = [], []
     for array, cells in zip((source, target), problem.by_rank(), strict=True):
@@ -251,7 +210,7 @@ def _typed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
     return partial(problem.comm.Alltoallw, *ends), partial(mpi.free, made)
 
 
-def _packed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _packed(problem: Spread, source: Any, target: Any) -> Bound:
     """Bind `MPI_Alltoallv` with copies that pack and unpack around it; own cells are copied."""
     session, size = problem.session, problem.comm.size
     words = max(sum(problem.slots()), 1)
@@ -266,16 +225,11 @@ def _packed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
             places[peer] = (address_of(part) - address_of(buffer)) // ITEM_NBYTES
         ends.append([_memory(buffer), (counts, places), MPI.UINT64_T])
 
-    def redistribute() -> None:
-        pack()
-        session.synchronize()
-        problem.comm.Alltoallv(*ends)  # which has addresses only
-        unpack()
-
-    return redistribute, held.clear
+    exchange = partial(problem.comm.Alltoallv, *ends)  # which has addresses only
+    return in_turn(pack, session.synchronize, exchange, unpack), held.clear
 
 
-def _gather(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _gather(problem: Spread, source: Any, target: Any) -> Bound:
     ends = [[_memory(array), MPI.BYTE] for array in (source, target)]
     return partial(problem.comm.Allgather, *ends), do_nothing
 
@@ -284,18 +238,18 @@ def _memory(array: Any) -> MPI.buffer:
     return MPI.buffer.fromaddress(address_of(array), int(array.nbytes))
 
 
-def _on_gpu(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _on_gpu(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:
     """Bind a call of an MPI that takes pointers to GPU memory, or to that of the host."""
     call, free = bind(problem, source, target)
     return problem.session.synchronized(call), free
 
 
-def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:
     """Bind the same between copies from and to pinned memory."""
     return through_host(problem.session, partial(bind, problem), source, target)
 
 
-def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
+def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:
     """Bind a call that keeps the order of the axes, and a copy that changes it where it must.
 
     Datatypes of permuted cells are slower than both.
@@ -305,64 +259,40 @@ def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> tup
     ordered = problem.session.node.xp.zeros(problem.cells(target).shape, problem.dtype)
     call, free = bind(problem, source, ordered)
     permute = copy_all(problem.session, [(problem.cells(target), ordered)])
-
-    def redistribute() -> None:
-        call()
-        permute()
-
-    return redistribute, free
-
-
-class _InLibrary(Called):
-    """The gather of a library, between arrays in its memory."""
-
-    def __init__(self, library: Library, problem: Spread, *, steps: int = 1) -> None:
-        self._library = library
-        self._memory = problem.arrays(
-            lambda shape, dtype: library.empty(prod(shape)).view(dtype).reshape(shape)
-        )
-
-        def bind(_: Spread, source: Any, target: Any) -> tuple[Call, Call]:
-            return library.bind_gather(source.view("u8"), target.view("u8")), do_nothing
-
-        super().__init__(problem, bind, self._memory, steps=steps)
-
-    def close(self) -> None:
-        super().close()
-        for array in reversed(self._memory):
-            self._library.free(array.view("u8"))
+    return in_turn(call, permute), free
 
 
 def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
-    staged = partial(_then_permuted, partial(_staged, _typed))
     by_types = partial(_then_permuted, _typed)
     add_baselines(
         comparison,
         problem,
         {
-            "staged": Staged,
-            "staged alltoallw": partial(Called, bind=staged),
-            "alltoallw": partial(Called, bind=by_types),
-            "alltoallv": partial(Called, bind=_packed),
-            "sendrecv": mpi.Sendrecv,
-            "isend": mpi.Isend,
+            "staged": staged,
+            "staged alltoallw": partial(_then_permuted, partial(_staged, _typed)),
+            "alltoallw": by_types,
+            "alltoallv": _packed,
+            "sendrecv": mpi.sendrecv,
+            "isend": mpi.isend,
         },
     )
     if comparison.includes("mpi"):
         _, refusal = open_library(problem.session, CudaMpi)
-        binds: dict[str, Bind] = {
-            "mpi alltoallw": partial(_on_gpu, by_types),
-            "mpi alltoallv": _packed,
-        }
+        binds: Forms = {"mpi alltoallw": partial(_on_gpu, by_types), "mpi alltoallv": _packed}
         for name, bind in binds.items():
-            make = partial(Called, problem, bind)
+            make = partial(Exchange, problem, bind)
             comparison.add(name, make, kind=BASELINE, unfit=refusal)
 
 
 def _enter_gathers(comparison: Comparison, problem: Spread) -> None:
-    gather = partial(Called, problem)
-    comparison.add_baselines("allgather", {"allgather": partial(gather, _gather)})
-    comparison.add_baselines("staged", {"staged": partial(gather, partial(_staged, _gather))})
-    for name, library, arguments, in_graphs in collectives(comparison):
-        make, graphs = partial(_InLibrary, library, problem), IN_GRAPHS if in_graphs else ()
-        add_with_graphs(comparison, name, make, graphs, **arguments)
+    binds: Forms = {"allgather": _gather, "staged": partial(_staged, _gather)}
+    for name, bind in binds.items():
+        comparison.add_baseline(name, partial(Exchange, problem, bind))
+
+    def make(bind: Bind, allocate: Callable[..., Any], steps: int) -> Exchange[Spread]:
+        return Exchange(problem, bind, problem.arrays(allocate), steps=steps)
+
+    def by_library(library: Library, source: Any, target: Any) -> Call:
+        return library.bind_gather(source.view("u8"), target.view("u8"))
+
+    add_collectives(comparison, make, by_library)

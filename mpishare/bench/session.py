@@ -19,6 +19,9 @@ from mpishare.plans.routes import agree_on_forced
 from mpishare.runtime.cli import Progress, Signals
 
 Made = TypeVar("Made")
+Call = Callable[[], object]
+#: What is timed, and what frees what that needs.
+Bound = tuple[Call, Call]
 
 
 class Budget:
@@ -53,6 +56,16 @@ class Budget:
 
 def do_nothing() -> None:
     """Stand in for a stream's synchronize where calls block anyway."""
+
+
+def in_turn(*calls: Call) -> Call:
+    """Return the call that makes these, one after the other."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return calls[0] if len(calls) == 1 else run
 
 
 class Session:
@@ -105,14 +118,9 @@ class Session:
         self.synchronize()
         self.comm.Barrier()
 
-    def synchronized(self, call: Callable[[], None]) -> Callable[[], None]:
+    def synchronized(self, call: Call) -> Call:
         """Return `call` after a wait for the stream: what MPI needs, which has no streams."""
-
-        def synchronize_and_call() -> None:
-            self.synchronize()
-            call()
-
-        return synchronize_and_call if self.on_cuda else call
+        return in_turn(self.synchronize, call) if self.on_cuda else call
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank."""

@@ -76,7 +76,7 @@ def run(session: Session, case: Case) -> None:
         make = partial(_Plan, session, cart, count, is_second=is_second)
         comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
     make_shared = partial(Make, session, partial(_SharedWindow, node), _wrong_of_one)
-    comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
+    comparison.add_baseline("allocate_shared", make_shared, nbytes=_NBYTES)
     comparison.add_brought(session)
     comparison.run(_LEAST_TURNS)
     cart.Free()

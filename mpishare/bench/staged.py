@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.grid import Call, Exchange, Problem
-from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.grid import Problem
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 
 
 def address_of(array: Any) -> int:
@@ -17,7 +17,7 @@ def address_of(array: Any) -> int:
     return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)
 
 
-def copy_call(session: Session, target: Any, source: Any) -> Callable[[], None]:
+def copy_call(session: Session, target: Any, source: Any) -> Call:
     """Return the CUDA runtime's copy between GPU and pinned memory, with addresses found now."""
     to_host, from_host = (hasattr(array, "ctypes") for array in (target, source))
     kind = 2 if to_host else 1 if from_host else 3  # cudaMemcpyKind
@@ -25,15 +25,8 @@ def copy_call(session: Session, target: Any, source: Any) -> Callable[[], None]:
     return partial(memcpy, address_of(target), address_of(source), source.nbytes, kind, stream)
 
 
-def through_host(
-    session: Session,
-    bind: Callable[..., tuple[Callable[[], object], Callable[[], object]]],
-    *arrays: Any,
-) -> tuple[Call, Call]:
-    """Bind a call on pinned memory between copies: the first array out, the last one in.
-
-    `bind` and this return a call, and another one that frees its resources.
-    """
+def through_host(session: Session, bind: Callable[..., Bound], *arrays: Any) -> Bound:
+    """Bind a call on pinned memory between copies: the first array out, the last one in."""
     import cupyx
 
     held = [cupyx.zeros_pinned(array.shape, array.dtype) for array in arrays]
@@ -41,40 +34,30 @@ def through_host(
     copy_out = copy_call(session, held[0], arrays[0])
     copy_in = copy_call(session, arrays[-1], held[-1])
 
-    def run() -> None:
-        copy_out()
-        session.synchronize()
-        call()
-        copy_in()
-
-    def free_all() -> None:
-        session.synchronize()
-        free()
-        held.clear()  # until here: the copies have addresses only
-
-    return run, free_all
+    run = in_turn(copy_out, session.synchronize, call, copy_in)
+    # Held until then: the copies have addresses only.
+    return run, in_turn(session.synchronize, free, held.clear)
 
 
-class Staged(Exchange[Problem]):
-    """Pack, one copy out, Irecv and Isend, one copy in, unpack.
+class Staging:
+    """The pinned memory of an exchange, and the copies to it and from it.
 
-    The pinned memory that is received into alternates, so that a receive may be posted while the
-    copy of the step before still runs.
+    The memory that is received into alternates, so that a receive may be posted while the copy of
+    the step before still runs.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, fields: Sequence[Any]) -> None:
         import cupyx
 
-        super().__init__(problem)
         session, xp = problem.session, problem.session.node.xp
         words = max(sum(problem.slots()), 1)
         # Held for the copies, which have addresses only.
-        self._packed, self._landed = self.fields[0], self.fields[-1]
-        self._pack = self._unpack = do_nothing
+        self._packed, self._landed = fields[0], fields[-1]
+        self._pack: Call = do_nothing
+        self._unpack: Call = do_nothing
         if not problem.has_buffers:
             self._packed, self._landed = (xp.zeros(words, "u8") for _ in range(2))
-            self._pack, self._unpack = problem.packing(self.fields, self._packed, self._landed)
-        self.comm = problem.comm
+            self._pack, self._unpack = problem.packing(fields, self._packed, self._landed)
         self._synchronize = session.synchronize
         self._out = cupyx.zeros_pinned(words, "u8")
         self._into = [cupyx.zeros_pinned(words, "u8") for _ in range(2)]
@@ -100,15 +83,17 @@ class Staged(Exchange[Problem]):
         self._unpack()
         self.half = 1 - self.half
 
-    def step(self) -> None:
-        irecv, isend = self.comm.Irecv, self.comm.Isend
-        requests = [irecv(*each) for each in self.receives[self.half]]
-        self.copy_out()
-        requests += [isend(*each) for each in self.sends]
-        MPI.Request.Waitall(requests)
-        self.copy_in()
 
-    def close(self) -> None:
-        self._synchronize()
-        del self._pack, self._unpack, self._packed, self._landed, self.sends, self.receives
-        del self._out, self._into
+def staged(problem: Problem, *fields: Any) -> Bound:
+    """Bind a pack, one copy out, Irecv and Isend, one copy in, an unpack."""
+    staging, irecv, isend = Staging(problem, fields), problem.comm.Irecv, problem.comm.Isend
+    waitall = MPI.Request.Waitall
+
+    def exchange() -> None:
+        requests = [irecv(*each) for each in staging.receives[staging.half]]
+        staging.copy_out()
+        requests += [isend(*each) for each in staging.sends]
+        waitall(requests)
+        staging.copy_in()
+
+    return exchange, do_nothing

@@ -1,11 +1,11 @@
 """The baselines between GPUs, tried on host memory: the variants."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks import catalog
-from benchmarks.sharing import PROGRAM
+from benchmarks import catalog, trial
 from mpishare.runtime.in_child import run_in_child
 from tests.bench.test_cli import HOST, QUICK, wrong_arms
 from tests.helpers.launch import run_ranks
@@ -55,7 +55,10 @@ def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, mo
     (tmp_path / "cupy/__init__.py").write_text("\n".join(lines))
     (tmp_path / "nccl/core.py").write_text("raise RuntimeError('the library itself')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert run_in_child(PROGRAM, "nccl4py", "00", 0, 1, 0) == "RuntimeError: the library itself"
+    assert (
+        run_in_child(Path(trial.__file__), "nccl4py", "00", 0, 1, 0)
+        == "RuntimeError: the library itself"
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -27,7 +27,7 @@ WITH_CORNERS = ("--corners", "--fields", "2", "--width", "2")
 MUTANT = """
 import sys
 import mpishare
-from mpishare.bench import mpi
+from mpishare.bench import halo, mpi
 from mpishare.bench.cli import main
 
 exchange = mpishare.HaloExchange.exchange
@@ -91,12 +91,13 @@ mpishare.HaloExchange.exchange = mutant
 """
 
 RIVAL_WITHOUT_UNPACKING = """
-def step(self):
-    packed, self.unpacks = self.unpacks, self.unpacks[1:]
-    whole(self)
-    self.unpacks = packed
-whole = mpi.Persistent.step
-mpi.Persistent.step = step
+persistent, copies_of = mpi.persistent, mpi.copies_of
+def mutant(problem, *fields):
+    mpi.copies_of = lambda of: (copies_of(of)[0], copies_of(of)[1][1:])
+    bound = persistent(problem, *fields)
+    mpi.copies_of = copies_of
+    return bound
+halo._MPI["persistent"] = mutant
 """
 
 

@@ -54,16 +54,20 @@ Spread.own = lambda self, fields: ()
 A_MESSAGE_LATE = """
 from mpishare.bench import mpi
 
-step = mpi.Isend.step
+isend = mpi.isend
 
-def mutant(self):
-    (_, into), *_ = [(one.send, one.unpacks or one.receive) for one in self.all]
-    view = into[0][0] if isinstance(into[0], tuple) else into[0]
-    kept = view.copy()
-    step(self)
-    view[...] = kept
+def mutant(problem, *fields):
+    exchange, free = isend(problem, *fields)
+    (into,) = problem.arriving(problem.sides[0], fields)
 
-mpi.Isend.step = mutant
+    def late():
+        kept = into.copy()
+        exchange()
+        into[...] = kept
+
+    return late, free
+
+mpi.isend = mutant
 """
 
 

@@ -64,15 +64,16 @@ IN_ANOTHER_ORDER = altered(
     """
 from benchmarks import mesh
 
-init = mesh.Private.__init__
+exchange = mesh._exchange
 
-def init_in_another_order(self, problem, field=None):
+def in_another_order(problem, field):
     problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
-    init(self, problem, field)
+    bound = exchange(problem, field)
     problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
+    return bound
 
 mesh.KINDS = ("scattered",)
-mesh.Private.__init__ = init_in_another_order
+mesh._exchange = in_another_order
 """,
     main="benchmarks.__main__",
 )

@@ -209,6 +209,21 @@ def test_kernels_of_two_ranks_stand_beside_those_of_libraries(folder):
     assert "- NVSHMEM was not timed: there is no nvcc to link its kernels" in lines
 
 
+@pytest.mark.parametrize("ranks", [8, 28])
+def test_redistributions_without_a_gpu_have_a_section_once_they_are_there(folder, ranks):
+    run = a_run()
+    times = {("private", "own"): 2.0, ("windows", "own"): 4.0, ("allgather", "rival"): 8.0}
+    run["rows"] = [
+        row(arm, kind, clock, us, case="allgather", n=None)
+        for (arm, kind), us in times.items()
+        for clock in ("latency", "throughput")
+    ]
+    (folder / f"redistribute-host-ranks{ranks}.json").write_text(json.dumps(run))
+    lines = made(folder, PERFORMANCE)
+    assert any(line.startswith(f"**No GPU, {ranks} ranks**: ") for line in lines)
+    assert "| 8 B | 2 / 2 | 4 / 4 | 8 / 8 | 0.25 / 0.25 |" in lines
+
+
 def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
     run = a_run()
     run["header"] |= {"cores_per_rank": 1, "cores_of_machine": 32, "cpu": "Xeon", "ranks": 8}
