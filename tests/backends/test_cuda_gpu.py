@@ -140,15 +140,6 @@ def test_wrong_device_on_one_rank(node):
         assert caught.value.ranks == (odd,)
 
 
-@pytest.mark.usefixtures("node")
-def test_host_backend_on_a_gpu_machine():
-    with Node(backend="host") as node:
-        assert node.device is None
-        win = node.allocate(3, "i4", fill=4)
-        assert type(win.array) is np.ndarray
-        win.fence()
-
-
 # --- arrays
 
 

@@ -133,37 +133,6 @@ except mpishare.PeerTimeout as error:
     print(error.ranks, flush=True)
 open_for_ever = MPI.COMM_WORLD.Ibarrier()
 """
-WITHOUT_STDERR = {
-    "no reader": "r, w = os.pipe(); os.dup2(w, 2); os.close(w); os.close(r)",
-    "closed": "os.close(2)",
-    "none": "sys.stderr = None",
-}
-
-
-@pytest.mark.parametrize("way", WITHOUT_STDERR)
-def test_a_job_is_aborted_though_nobody_can_be_told(way):
-    result = run_ranks(2, BROKEN + WITHOUT_STDERR[way])
-    assert result.returncode != 0
-    assert result.stdout.startswith("(1,)"), result.describe()
-    assert result.seconds < 20
-
-
-def test_a_job_is_aborted_though_a_signal_ends_the_wait_before_it():
-    """As a program under SLURM does, which turns the signal of its end into an exit."""
-    handler = "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(1)\n"
-    result = run_ranks(2, BROKEN + handler)
-    assert result.returncode != 0
-    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
-    assert result.seconds < 20
-
-
-def test_a_program_that_finalizes_mpi_itself_is_aborted_too():
-    result = run_ranks(2, BROKEN + "MPI.Finalize()\n")
-    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
-    assert result.returncode != 0
-    assert result.seconds < 20
-
-
 LATE_NODE = """
 import time
 import mpishare
@@ -176,12 +145,29 @@ try:
 except mpishare.PeerTimeout:
     MPI.Finalize()
 """
+ABORTS = "mpishare: rank 0 aborts the job: Node"
+# How the program of a rank that was let down goes on, and what is said then.
+ENDS = {
+    "no reader": (BROKEN + "r, w = os.pipe(); os.dup2(w, 2); os.close(w); os.close(r)", ""),
+    "closed": (BROKEN + "os.close(2)", ""),
+    "none": (BROKEN + "sys.stderr = None", ""),
+    # As a program under SLURM does, which turns the signal of its end into an exit.
+    "a signal ends the wait before it": (
+        BROKEN + "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(1)\n",
+        f"{ABORTS}.barrier failed",
+    ),
+    "it finalizes MPI itself": (BROKEN + "MPI.Finalize()\n", f"{ABORTS}.barrier failed"),
+    "it finalizes MPI after a late node": (LATE_NODE, f"{ABORTS} failed"),
+}
 
 
-def test_a_program_that_finalizes_mpi_after_a_late_node_is_aborted_too():
-    result = run_ranks(2, LATE_NODE)
-    assert "mpishare: rank 0 aborts the job: Node failed" in result.stderr, result.describe()
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_is_aborted_however_the_program_ends(end):
+    program, words = ENDS[end]
+    result = run_ranks(2, program)
     assert result.returncode != 0
+    assert words in result.stderr, result.describe()
+    assert program is LATE_NODE or result.stdout.startswith("(1,)"), result.describe()
     assert result.seconds < 20
 
 

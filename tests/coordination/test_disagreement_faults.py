@@ -1,4 +1,4 @@
-"""Ranks that do different things, or the same with other arguments, are told of each other."""
+"""Ranks that do different things are told of each other: in waits, at the end, and in plans."""
 
 import functools
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.reporting import report
-from tests.helpers.scenes import BACKENDS, play
-from tests.helpers.stage import Stage, leftovers, shared_bytes
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage
 
 LIMIT_S = 3.0
 
@@ -19,49 +18,17 @@ def meet(stage: Stage, calls: list[str]) -> None:
     event = node.event()
     made = {
         "allocate": lambda: node.allocate(4),
-        "allocate_each": lambda: node.allocate_each(4),
-        "share": lambda: node.share([1.0, 2.0]),
-        "event": node.event,
         "barrier": node.barrier,
-        "close window": window.close,
         "close": node.close,
         "fence": window.fence,
         "event.wait": event.wait,
         "start": lambda: window.start([(stage.rank + 1) % stage.size]),
-        "bad shape": lambda: node.allocate(-1 if stage.rank == 1 else 4),
     }
     node.barrier()
     stage.attempt("call", made[calls[stage.rank % len(calls)]])
-    if calls[0] in ("fence", "event.wait", "start"):
-        stage.attempt("then", node.barrier)
-    else:
-        stage.attempt("go on", lambda: node.allocate(4, fill=1.0).fence())
+    stage.attempt("go on", node.barrier)
     stage.attempt("end", node.close)
     stage.second_node(stage.world)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "calls",
-    [
-        ["allocate", "event"],
-        ["barrier", "share", "allocate_each"],
-        ["close window", "barrier"],
-    ],
-    ids=" meets ".join,
-)
-def test_different_collective_calls_are_named_to_all(calls, backend):
-    played = play(3, meet, calls, backend=backend, shared=True)
-    spoken = {"event": "Node.event", "barrier": "Node.barrier", "share": "Node.share"}
-    for rank in range(3):
-        told = played.raised(rank, "call", "MismatchError")
-        assert told.seconds < LIMIT_S
-        mine = calls[rank % len(calls)]
-        different = [r for r in range(3) if calls[r % len(calls)] != mine]
-        assert sorted(told.failures) == different
-        for other in different:
-            assert spoken.get(calls[other % len(calls)], "") in told.failures[other]
-    played.worked(range(3), "second node")
 
 
 def test_a_rank_that_closes_where_others_go_on_has_left():
@@ -74,61 +41,6 @@ def test_a_rank_that_closes_where_others_go_on_has_left():
         assert list(told.failures) == [2]
         assert told.seconds < LIMIT_S
     played.worked(range(3), "end", "second node")
-    played.ended_well()
-
-
-ARGUMENTS = (
-    *("shape", "dtype", "fill", "owner"),
-    *("each dtype", "share owner", "event owner", "waiters"),
-)
-
-
-def differ(stage: Stage, names: tuple[str, ...]) -> None:
-    node = stage.node()
-    rank, last = stage.rank, float(stage.rank == 2)
-    dtype = ["f4", "f8", "f8"][rank]
-    made = {
-        "shape": lambda: node.allocate(4 + rank),
-        "dtype": lambda: node.allocate(4, dtype=dtype),
-        "fill": lambda: node.allocate(4, fill=last),
-        "owner": lambda: node.allocate(4, owner=rank),
-        "each dtype": lambda: node.allocate_each(4, dtype=dtype),
-        "share owner": lambda: node.share([1.0], owner=rank),
-        "event owner": lambda: node.event(owner=rank),
-        "waiters": lambda: node.event(waiters=[1] if rank else [1, 2]),
-    }
-    before = shared_bytes()
-    for name in names:
-        stage.attempt(name, made[name])
-    report({"kept bytes": shared_bytes() - before})
-    stage.attempt("go on", lambda: node.allocate(4, fill=1.0).fence())
-    stage.attempt("end", node.close)
-    stage.second_node(stage.world)
-    report({"leftovers": leftovers()})
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_different_arguments_are_named_to_all(backend):
-    played = play(3, differ, ARGUMENTS, backend=backend, shared=True)
-    for rank in range(3):
-        for name in ARGUMENTS:
-            told = played.raised(rank, name, "MismatchError")
-            assert told.failures, played.describe()
-            assert rank not in told.failures
-        assert played.rank(rank)["kept bytes"] == 0
-        assert played.rank(rank)["leftovers"] == []
-    played.worked(range(3), "go on", "end", "second node")
-    played.ended_well()
-
-
-def test_a_bad_argument_of_one_rank_is_its_own_error_and_the_others_peer_error():
-    played = play(3, meet, ["bad shape"], shared=True)
-    played.raised(1, "call", "ValueError")
-    for rank in (0, 2):
-        told = played.raised(rank, "call", "PeerError")
-        assert list(told.failures) == [1]
-        assert told.failures[1].startswith("ValueError: ")
-    played.worked(range(3), "go on", "end", "second node")
     played.ended_well()
 
 

@@ -20,19 +20,29 @@ LIMIT_S = 2.0
 CODES = [pytest.param("compiled", marks=needs_compiled), "python"]
 
 
-def leaves(stage: Stage, place: str) -> None:
+OBJECTS = ["plan", "sum", "window", "event", "channel", "pool"]
+
+
+def leaves(stage: Stage, what: str, call: str) -> None:
+    """Rank 1 raises in the block of a node or of an object, the others are in a call."""
+
     def work() -> None:
-        with stage.node() as node:
-            calls = stage.calls(node, 1)
+        node = stage.node()
+        with node if what == "node" else stage.make(what, node) as made:
+            calls = stage.calls(node, 1) | {"close": made.close}
+            if what == "plan":
+                made.exchange()
+                calls["exchange"] = made.exchange
             node.barrier()
             if stage.rank == 1:
-                time.sleep(0.3)
+                time.sleep(0.3 if what == "node" else 0)
                 report({"left": time.monotonic()})
                 raise ZeroDivisionError("the words of rank 1")
-            calls[place]()
+            calls[call]()
 
     stage.attempt("with", work)
-    stage.second_node(stage.world)
+    if call != "exchange":  # for which the others would wait in vain
+        stage.second_node(stage.world)
 
 
 def rank_1_told_the_others(played: Played) -> None:
@@ -42,40 +52,29 @@ def rank_1_told_the_others(played: Played) -> None:
         assert told.end - played.rank(1)["left"] < LIMIT_S
         # Who left because of rank 1 may be named beside it.
         assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
-    played.worked(range(3), "second node")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", CALLS)
 def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
-    played = play(3, leaves, place, backend=backend, shared=True)
+    played = play(3, leaves, "node", place, backend=backend, shared=True)
     rank_1_told_the_others(played)
+    played.worked(range(3), "second node")
     played.ended_well()
-
-
-OBJECTS = ["plan", "sum", "window", "event", "channel", "pool"]
-
-
-def leaves_object(stage: Stage, what: str, call: str) -> None:
-    def work() -> None:
-        node = stage.node()
-        with stage.make(what, node) as made:
-            node.barrier()
-            if stage.rank == 1:
-                report({"left": time.monotonic()})
-                raise ZeroDivisionError("the words of rank 1")
-            made.close() if call == "close" else node.barrier()
-
-    stage.attempt("with", work)
-    stage.second_node(stage.world)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("call", ["barrier", "close"])
 @pytest.mark.parametrize("what", OBJECTS)
 def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
-    played = play(3, leaves_object, what, call, backend=backend, shared=True)
+    played = play(3, leaves, what, call, backend=backend, shared=True)
     rank_1_told_the_others(played)
+    played.worked(range(3), "second node")
+
+
+def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
+    env = {"MPISHARE_ROUTE": "mpi"}
+    rank_1_told_the_others(play(3, leaves, "plan", "exchange", env=env, shared=True))
 
 
 def all_leave(stage: Stage, what: str) -> None:
@@ -159,29 +158,6 @@ def test_a_plan_that_is_left_where_others_may_need_the_rank_takes_its_node_along
         assert "ValueError: amid" in played.raised(2, "barrier", "PeerError").text
 
 
-def waits_for_messages(stage: Stage) -> None:
-    def work() -> None:
-        os.environ["MPISHARE_ROUTE"] = "mpi"
-        node = stage.node()
-        with stage.make("plan", node) as halo:
-            halo.exchange()
-            node.barrier()
-            if stage.rank == 1:
-                report({"left": time.monotonic()})
-                raise ZeroDivisionError("the words of rank 1")
-            halo.exchange()
-
-    stage.attempt("with", work)
-
-
-def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
-    played = play(3, waits_for_messages, shared=True)
-    for rank in (0, 2):
-        told = played.raised(rank, "with", "PeerError")
-        assert told.end - played.rank(1)["left"] < LIMIT_S
-        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
-
-
 def stream_waits(stage: Stage) -> None:
     def work() -> None:
         with stage.node() as node:
@@ -214,8 +190,9 @@ def test_a_stream_that_waits_for_a_rank_that_left_is_released():
     played.ended_well()
 
 
-def interrupted(stage: Stage) -> None:
+def interrupted(stage: Stage, place: str) -> None:
     node = stage.node()
+    channel = node.channel(10)
     node.barrier()
     victim = stage.gather(os.getpid())[1]
 
@@ -226,14 +203,19 @@ def interrupted(stage: Stage) -> None:
                 report({"sent": time.monotonic()})
                 os.kill(victim, signal.SIGINT)
                 time.sleep(0.2)
+            elif place == "loop":
+                for slot in channel:
+                    slot.sum()
             node.barrier()
 
     stage.attempt("with", work)
     stage.second_node(stage.world)
 
 
-def test_a_keyboard_interrupt_in_a_wait():
-    played = play(3, interrupted, shared=True)
+@pytest.mark.parametrize("place", ["barrier", "loop"])
+def test_a_keyboard_interrupt_in_a_wait(place):
+    """Also that of a loop over the frames of a channel."""
+    played = play(3, interrupted, place, shared=True)
     interrupted_at = played.raised(1, "with", "KeyboardInterrupt").end
     assert interrupted_at - played.rank(0)["sent"] < LIMIT_S
     for rank in (0, 2):

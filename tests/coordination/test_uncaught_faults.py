@@ -65,35 +65,6 @@ def test_the_minority_is_named_once_and_prints_the_one_traceback(tmp_path, call)
         assert re.fullmatch(pattern, place), result.describe()
 
 
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("broken()", "KeyError: 'no such key'"),
-        ("raise SystemExit", "exited without closing the node"),
-    ],
-)
-def test_how_a_rank_ended_reaches_the_others_without_a_with(end, told):
-    """Not only that rank 1 is gone: what it raised, or that it raised nothing."""
-    program = (
-        PROLOGUE
-        + f"""
-from mpi4py import MPI
-from tests.helpers.reporting import report
-if node.rank == 1:
-    {end}
-try:
-    node.barrier()
-except mpishare.PeerError as error:
-    report({{"failures": list(error.failures.items())}})
-# The end of either aborts the job.
-MPI.COMM_WORLD.sendrecv(None, 2 - node.rank, source=2 - node.rank)
-"""
-    )
-    result = run_ranks(3, program)
-    for rank in (0, 2):
-        assert result.reports[rank]["failures"] == [[1, told]]
-
-
 def test_a_plan_that_a_rank_never_makes_is_named_with_the_line_that_makes_it():
     """Not a line of contextlib, through which mpishare goes, and not only the node."""
     program = (

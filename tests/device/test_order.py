@@ -64,19 +64,11 @@ def test_the_compiled_order_is_the_promised_one(architecture):
 
 MUTATIONS = {
     "no release": ("st.release.sys", "st.relaxed.sys", "put_signal_thread"),
-    "a release for this GPU alone": ("st.release.sys", "st.release.gpu", "barrier_thread"),
-    "no acquire": ("ld.acquire.sys", "ld.relaxed.sys", "wait_thread"),
     "an acquire from this GPU alone": ("ld.acquire.sys", "ld.acquire.gpu", "barrier_block"),
-    "words of this GPU alone": ("st.relaxed.sys", "st.relaxed.gpu", "words"),
     "a signal before the group's stores": (
         "    Group::sync();\n    if (Group::rank() == 0) signal",
         "    if (Group::rank() == 0) signal",
         "put_signal_block",
-    ),
-    "a barrier before the group's stores": (
-        "    Group::sync();\n    if (Group::rank() == 0) *count",
-        "    if (Group::rank() == 0) *count",
-        "barrier_warp",
     ),
     "a vote alone": ("        sync(); // a vote", "        // a vote", "wait_warp"),
     "no meeting of a block": ("return __syncthreads_and(ok)", "return ok", "wait_block"),

@@ -93,19 +93,12 @@ def test_the_compiled_order_is_the_promised_one(name, capability):
 
 
 MUTATIONS = {
-    "no release": ('("release", "relaxed")', '("relaxed", "relaxed")', "put_signal"),
     "no acquire": ("ld.acquire.sys", "ld.relaxed.sys", "wait"),
-    "words of this GPU alone": ("ld.relaxed.sys", "ld.relaxed.gpu", "words"),
     "a signal before the program's stores": (
         '"""Raise my signal at a slot of the peer, after all stores of the program."""\n'
         "    tl.debug_barrier()\n",
         "",
         "put_signal",
-    ),
-    "a barrier before the program's stores": (
-        "    tl.debug_barrier()\n    tl.store(count",
-        "    tl.store(count",
-        "barrier",
     ),
     "a wait of one thread alone": ("    barrier.red.and.pred ok, 0, ok;\n", "", "wait"),
 }

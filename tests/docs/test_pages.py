@@ -78,19 +78,15 @@ def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None
         assert "checked" in done.stdout
 
 
-def test_the_transform_is_that_of_the_application() -> None:
-    name = "scripts/applications/navier_stokes.py"
-    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
-    assert indent(block.text.partition("\n")[2], " " * 8) in (ROOT / name).read_text()
-
-
-def test_the_iteration_is_that_of_the_application() -> None:
-    name = "scripts/applications/cg.py"
-    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
-    *iteration, loop = block.text.splitlines()[1:]
-    text = (ROOT / name).read_text()
-    assert "".join(f"        {line}\n" for line in iteration) in text
-    assert f"        {loop}\n" in text
+@pytest.mark.parametrize("name", ["navier_stokes", "cg"])
+def test_what_is_quoted_is_in_the_application(name: str) -> None:
+    """The lines of an iteration stand before those of the loop that calls it."""
+    file = f"scripts/applications/{name}.py"
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {file}")]
+    *quoted, last = block.text.splitlines()[1:]
+    text = (ROOT / file).read_text()
+    assert indent("\n".join(quoted), " " * 8) + "\n" in text
+    assert f"        {last}\n" in text
 
 
 OVERLAP = """

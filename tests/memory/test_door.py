@@ -34,6 +34,12 @@ def door():
     door.close()
 
 
+@pytest.fixture
+def address(door):
+    """Of an opening that answers nothing to whatever it is asked."""
+    return door.open(NAME, lambda request: ({}, []))
+
+
 def test_a_descriptor_travels(door, tmp_path):
     path = Path(tmp_path, "file")
     path.write_text("the same file")
@@ -47,8 +53,7 @@ def test_a_descriptor_travels(door, tmp_path):
             os.close(fds[0])
 
 
-def test_a_lease_ends_with_its_process(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_lease_ends_with_its_process(door, address):
     source = (
         "import sys; from mpishare.memory.visit import Visit\n"
         f"visit = Visit({address!r}, 'test', 5.0)\n"
@@ -103,8 +108,7 @@ def test_what_an_answer_raises_is_told_and_the_door_goes_on(door):
         assert visit.ask({}) == ({"fine": True}, [])
 
 
-def test_a_slow_visitor_stops_nobody(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_slow_visitor_stops_nobody(door, address):
     with visit_of(address), visit_of(address) as other:  # the first never asks
         assert other.ask({}) == ({}, [])
 
@@ -208,8 +212,7 @@ def test_words_of_a_door_cannot_move_the_cursor(door):
     assert len(str(told.value)) < 600
 
 
-def test_what_a_visitor_asked_is_not_kept(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_what_a_visitor_asked_is_not_kept(door, address):
     with visit_of(address) as visit:
         for number in range(100):
             visit.ask({str(number): True, "maps": [number]})
@@ -244,8 +247,7 @@ def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
     assert within(5, lambda: not door.leases(address))
 
 
-def test_a_shut_name_ends_its_leases(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_shut_name_ends_its_leases(door, address):
     with visit_of(address) as visit:
         visit.ask({})
         door.shut(address)
@@ -270,8 +272,7 @@ def test_no_descriptor_is_left():
     assert threading.active_count() == 1
 
 
-def test_a_withdrawn_address_keeps_its_leases(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_withdrawn_address_keeps_its_leases(door, address):
     with visit_of(address) as visit:
         visit.ask({"maps": True})
         door.withdraw(address)
@@ -299,8 +300,7 @@ def test_who_left_is_told(door):
         assert within(5, lambda: left == [[os.getpid()]])
 
 
-def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, address):
     with visit_of(address) as visit:
         visit.ask({})
         thread = threading.Thread(target=visit.wait_until_over)
@@ -404,8 +404,7 @@ def fork():
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_keeps_no_door_open(door, fork):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_forked_child_keeps_no_door_open(door, fork, address):
     with visit_of(address) as visit:
         visit.ask({})
         fork(lambda: None)
@@ -435,8 +434,7 @@ def test_what_a_door_says_on_its_own_account_is_no_answer(door):
         assert door.leases(address, "maps") == []
 
 
-def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork):
-    address = door.open(NAME, lambda request: ({}, []))
+def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork, address):
     with visit_of(address) as visit:
         visit.ask({})
         fork(lambda: (visit.hang_up(), visit.close()))

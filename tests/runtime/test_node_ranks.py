@@ -127,58 +127,28 @@ def test_close_twice(comm):
     assert node.comm == MPI.COMM_NULL
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda node: node.barrier(),
-        lambda node: node.synchronize(),
-        lambda node: node.allocate(1),
-        lambda node: node.allocate_each(1),
-        lambda node: node.share([1]),
-        lambda node: node.event(),
-    ],
-    ids=["barrier", "synchronize", "allocate", "allocate_each", "share", "event"],
-)
-def test_use_after_close(closed_node, call):
-    with pytest.raises(ClosedError, match=r"the node is closed\. Use it before close\(\)"):
-        call(closed_node)
-
-
-@pytest.fixture(scope="module")
-def closed_node():
-    node = Node()
-    node.close()
-    return node
-
-
-def test_closed_node_still_says_what_it_was(closed_node, comm):
-    assert (closed_node.rank, closed_node.size) == (comm.rank, comm.size)
-    assert closed_node.ranks == tuple(range(comm.size))
-    assert "rank" in str(closed_node.report())
-    assert repr(closed_node).endswith(", closed>")
-
-
-def test_windows_and_events_of_a_closed_node_are_closed():
+def test_use_after_close(comm):
+    """The node, which still says what it was, and what was made of it."""
     with Node() as node:
-        win, event = node.allocate(2), node.event()
+        win, event = node.allocate((2, 3), "i4"), node.event()
+        assert "shape=(2, 3), dtype=int32, owner=0" in repr(win)
+        assert f"owner=0, waiters={tuple(range(1, node.size))}" in repr(event)
+        with pytest.raises(TypeError, match="Node cannot be pickled"):
+            pickle.dumps(node)
+        assert repr(node).startswith(f"<mpishare.Node: rank={node.rank} of {node.size}, backend='")
+    assert (node.rank, node.size, node.ranks) == (comm.rank, comm.size, tuple(range(comm.size)))
+    assert "rank" in str(node.report())
+    assert repr(node).endswith(", closed>")
+    calls = [node.barrier, node.synchronize, node.event, lambda: node.share([1])]
+    calls += [lambda: node.allocate(1), lambda: node.allocate_each(1)]
+    for call in calls:
+        with pytest.raises(ClosedError, match=r"the node is closed\. Use it before close\(\)"):
+            call()
     calls = [win.fence, win.complete, win.wait, event.record, event.wait]
     calls += [lambda: win.array, lambda: win.segment(0), lambda: win.post([0])]
     for call in [*calls, lambda: win.start([0])]:
         with pytest.raises(ClosedError):
             call()
-
-
-def test_repr_in_every_state(node):
-    win, each, event = node.allocate((2, 3), "i4"), node.allocate_each(1), node.event()
-    assert repr(node).startswith(f"<mpishare.Node: rank={node.rank} of {node.size}, backend='")
-    assert "shape=(2, 3), dtype=int32, owner=0" in repr(win)
-    assert "owner=None" in repr(each)
-    assert f"owner=0, waiters={tuple(range(1, node.size))}" in repr(event)
-    for item in (win, each, event):
-        assert repr(item).startswith(f"<mpishare.{item.name.capitalize()}: ")
-        assert "closed" not in repr(item)
-        item.close()
-        assert repr(item).endswith(", closed>")
 
 
 def test_repr_of_a_broken_node(comm):
@@ -247,11 +217,7 @@ def test_comm_must_be_a_communicator(call, comm, kind):
         ({"timeout_s": -1.0}, ValueError, "timeout_s"),
         ({"timeout_s": float("nan")}, ValueError, "timeout_s"),
         ({"timeout_s": float("inf")}, ValueError, "timeout_s must .* at most 1e\\+09, not inf"),
-        (
-            {"timeout_s": 2**64},
-            ValueError,
-            "timeout_s must .* at most 1e\\+09, not 18446744073709551616",
-        ),
+        ({"timeout_s": 2**64}, ValueError, "at most 1e\\+09, not 18446744073709551616"),
         ({"timeout_s": 10**400}, ValueError, "timeout_s"),
         ({"timeout_s": "long"}, TypeError, "timeout_s"),
     ],
@@ -375,13 +341,6 @@ def test_fork_is_refused_by_name(node):
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     check_works(node)
-
-
-@pytest.mark.parametrize("what", ["Node", "Window", "Event"])
-def test_pickling_is_refused_by_name(node, what):
-    made = {"Node": lambda: node, "Window": lambda: node.allocate(2), "Event": node.event}[what]()
-    with pytest.raises(TypeError, match=f"{what} cannot be pickled"):
-        pickle.dumps(made)
 
 
 # --- barrier, report

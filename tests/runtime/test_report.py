@@ -119,15 +119,14 @@ def test_text_says_where_memory_is_emptied_by_taking_its_handle():
     assert [each["keeps_values"] for each in losing.as_dict()["members"]] == [True, False]
 
 
-def test_text_of_the_host_backend_says_why():
+def test_the_host_backend():
+    """It says why it is one; a rank of the same number in the node and in all is named once."""
     host = Report("host", "no NVIDIA driver", 0, (member(0),), probe_host(1), ())
     assert str(host).splitlines()[0] == "node n7: 1 rank, backend host (no NVIDIA driver)"
-
-
-def test_a_rank_that_is_the_same_in_the_node_and_in_all_is_named_once():
-    alone = replace(member(0), given_rank=0)
-    host = Report("host", None, 0, (alone,), probe_host(1), ())
-    assert str(host).splitlines()[1] == "  rank 0, pid 100, leader"
+    assert host.can_share
+    alone = replace(host, members=(replace(member(0), given_rank=0),))
+    assert str(alone).splitlines()[1] == "  rank 0, pid 100, leader"
+    assert Report("host", None, 0, (member(0), member(1)), probe_host(2), ()).mps_gain is None
 
 
 @pytest.mark.parametrize(
@@ -135,13 +134,6 @@ def test_a_rank_that_is_the_same_in_the_node_and_in_all_is_named_once():
 )
 def test_which_code_is_used_on_the_host(why_python, code):
     assert replace(report(*WHOLE), why_python=why_python).as_dict()["host_code"] == code
-
-
-def test_mps_is_said():
-    shared = replace(GPUS[0], mps=True)
-    text = str(Report("cuda", None, 0, (member(0, shared),), (pair(0, 0),), ()))
-    assert "MPS" in text
-    assert "MPS" not in str(report(*WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +154,8 @@ def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
     members = tuple(member(rank, device) for rank, device in enumerate(devices))
     found = Report("cuda", None, 0, members, tuple(WHOLE), ())
     assert found.time_sliced_gpus == ((GPUS[0].uuid,) if shares_gpu else ())
+    assert ("MPS" in str(replace(found, notes=()))) == any(has_mps)
     assert ("python -m mpishare.mps" in (found.mps_gain or "")) is shares_gpu
-
-
-def test_the_host_backend_gains_nothing_by_mps():
-    assert Report("host", None, 0, (member(0), member(1)), probe_host(2), ()).mps_gain is None
 
 
 @pytest.mark.parametrize(
@@ -176,10 +165,6 @@ def test_the_host_backend_gains_nothing_by_mps():
 def test_can_share(there, back, expected):
     pairs = [pair(0, 0), pair(0, 1, memory=there), pair(1, 0, memory=back), pair(1, 1)]
     assert report(*pairs).can_share is expected
-
-
-def test_a_node_of_one_rank_can_share():
-    assert Report("host", None, 0, (member(0),), probe_host(1), ()).can_share
 
 
 def test_plain_data():

@@ -22,45 +22,38 @@ def test_here_is_one_place():
     assert here(0, 0).boot
 
 
-def test_ranks_that_share_memory():
-    places = [Place(0, "a", (7, 1))] * 3
-    assert mates_of(1, places) == [0, 1, 2]
-    assert oddities(1, places) == []
+SHM = (7, 1)
+ELSEWHERE = "the machine of rank 0 also runs rank 2 of the given communicator"
 
 
-@pytest.mark.parametrize("folder", [(8, 1), (7, 2)], ids=["another device", "a folder inside"])
-def test_one_machine_with_several_dev_shm(folder):
-    """The same, whether MPI calls them shared or not."""
-    for group in (0, 2):
-        places = [Place(0, "a", (7, 1)), Place(0, "a", (7, 1)), Place(group, "a", folder)]
-        assert mates_of(0, places) == [0, 1]
-        (note,) = oddities(1, places)
-        assert note.startswith("the machine of rank 0 also runs rank 2 of the given communicator")
-        assert "--ipc=host" in note
-
-
-def test_two_machines_of_one_name():
-    """Equal numbers of devices mean nothing on another kernel, and no option would help."""
-    places = [Place(0, "a", (7, 1)), Place(0, "b", (7, 1))]
-    assert mates_of(1, places) == [1]
-    (note,) = oddities(1, places)
-    assert "another kernel" in note
-    assert "--ipc=host" not in note
-
-
-def test_machines_of_several_nodes_are_nothing_odd():
-    assert oddities(0, [Place(0, "a", (7, 1)), Place(1, "b", (7, 1))]) == []
-
-
-def test_mpi_is_believed_where_it_parts_ranks():
-    (note,) = oddities(1, [Place(0, "a", (7, 1)), Place(1, "a", (7, 1))])
-    assert "rank 0 of the given communicator have the same /dev/shm as rank 1" in note
-
-
-def test_ranks_without_dev_shm():
-    places = [Place(0, "", (0,)), Place(0, "", (1,))]
-    assert mates_of(1, places) == [1]
-    assert oddities(1, places) == []
+@pytest.mark.parametrize(
+    ("places", "mates", "words"),
+    [
+        ([Place(0, "a", SHM)] * 3, [0, 1, 2], []),
+        # Several /dev/shm on one machine, whether MPI calls them shared or not.
+        *(
+            ([Place(0, "a", SHM)] * 2 + [Place(group, "a", folder)], [0, 1], [ELSEWHERE, "--ipc"])
+            for folder in ((8, 1), (7, 2))  # another device, a folder inside
+            for group in (0, 2)
+        ),
+        # Equal numbers of devices mean nothing on another kernel, and no option would help.
+        ([Place(0, "a", SHM), Place(0, "b", SHM)], [1], ["another kernel"]),
+        ([Place(0, "a", SHM), Place(1, "b", SHM)], [1], []),  # several nodes
+        # MPI is believed where it parts ranks.
+        (
+            [Place(0, "a", SHM), Place(1, "a", SHM)],
+            [1],
+            ["rank 0 of the given communicator have the same /dev/shm as rank 1"],
+        ),
+        ([Place(0, "", (0,)), Place(0, "", (1,))], [1], []),  # no /dev/shm
+    ],
+)
+def test_which_ranks_share_memory_and_what_is_odd(places, mates, words):
+    assert mates_of(1, places) == mates
+    notes = oddities(1, places)
+    assert len(notes) == bool(words)
+    assert all(word in notes[0] for word in words)
+    assert not words or ("--ipc=host" in notes[0]) == ("--ipc" in words)
 
 
 @pytest.fixture

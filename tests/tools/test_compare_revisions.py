@@ -27,19 +27,6 @@ def export(tmp_path, monkeypatch):
     return run
 
 
-def test_packages_get_names_of_their_own(export, tmp_path):
-    source = (
-        "from mpishare.node import Node\nimport mpishare\nMPISHARE = mpishare_x = 'mpishare-1'\n"
-    )
-    (tmp_path / "tree" / "mpishare").mkdir(parents=True)
-    (tmp_path / "tree" / "mpishare" / "it.py").write_text(source)
-    folder = export(tmp_path / "tree", tmp_path / "tree")
-    for name in ("mpishare_a", "mpishare_b"):
-        assert (folder / name / "it.py").read_text() == (
-            f"from {name}.node import Node\nimport {name}\nMPISHARE = mpishare_x = '{name}-1'\n"
-        )
-
-
 def test_the_ratio_is_the_median_of_those_of_the_rounds():
     made = object.__new__(compare.Comparison)
     made.options = argparse.Namespace(backend="host")

@@ -30,6 +30,11 @@ def make_run(name="gpus1", n_gpus=1, *, ok=True, parts=None, **outcomes):
 PASSED = make_run(a="passed", b="passed")
 PARTS = {"ranks": "passed", "waits": "cut off after 119 s"}
 NEW = {"b": "new"}
+NO_REASON, NO_PLACE = (
+    "b: unproven without a reason",
+    "needs no place among the unproven tests any more",
+)
+CHANGED = f"the sources have changed since gpus1 of {DAY}"
 NOT_SEEN = "b: not seen to pass on a GPU; scripts/test-gpu adds a run"
 
 
@@ -57,30 +62,9 @@ NOT_SEEN = "b: not seen to pass on a GPU; scripts/test-gpu adds a run"
             [f"UNPROVEN, cut-off in gpus1 of {DAY}: b (new)", f"{UNPROVEN_YET}: b (new)"],
         ),
         ([make_run(a="passed")], NEW, [], [f"{UNPROVEN_YET}: b (new)"]),
-        (
-            [make_run(a="passed", b="failed")],
-            NEW,
-            [],
-            [f"UNPROVEN, failed in gpus1 of {DAY}: b (new)", f"{UNPROVEN_YET}: b (new)"],
-        ),
-        (
-            [make_run(a="passed")],
-            {"b": ""},
-            ["b: unproven without a reason"],
-            [f"{UNPROVEN_YET}: b ()"],
-        ),
-        (
-            [PASSED],
-            {"b": "new", "gone": "renamed"},
-            [f"{test}: needs no place among the unproven tests any more" for test in ("b", "gone")],
-            [],
-        ),
-        (
-            [PASSED | {"sources_sha256": "then"}],
-            {},
-            [],
-            [f"the sources have changed since gpus1 of {DAY}"],
-        ),
+        ([make_run(a="passed")], {"b": ""}, [NO_REASON], [f"{UNPROVEN_YET}: b ()"]),
+        ([PASSED], {"b": "new", "gone": "renamed"}, [f"b: {NO_PLACE}", f"gone: {NO_PLACE}"], []),
+        ([PASSED | {"sources_sha256": "then"}], {}, [], [CHANGED]),
     ],
 )
 def test_what_is_proven(runs, unproven, errors, notes):
@@ -170,14 +154,11 @@ CUT = "cut off after 119 s"
 )
 def test_a_run_is_recorded_with_how_its_parts_ended(record, capsys, waits, said):
     record("first", ranks=({"a": "passed"}, "passed"))
+    assert not record(empty=({}, "passed"))["ok"]  # a run of no test
     capsys.readouterr()
     run = record(ranks=({"a": "passed"}, "passed"), waits=waits)
     assert run["ok"] == said.startswith("passed")
     assert capsys.readouterr().out == f"gpus1: {said}\n"
-
-
-def test_a_run_of_no_test_is_not_good(record):
-    assert not record(waits=({}, "passed"))["ok"]
 
 
 @pytest.fixture

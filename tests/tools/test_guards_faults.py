@@ -30,10 +30,12 @@ def keep_it_open(stage: Stage) -> None:
     report({"window closed": shared_bytes()})
     node.close()
     report({"after": leftovers()})
+    stage.attempt("raises", [].pop)
+    stage.attempt("works", len, [])
 
 
-def test_what_a_rank_still_holds_is_seen():
-    played = play(2, keep_it_open)
+def test_what_a_rank_still_holds_is_seen_and_what_a_call_did_is_told():
+    played = play(2, keep_it_open, shared=True)
     for rank in (0, 1):
         facts = played.rank(rank)
         assert facts["before"] == facts["after"] == []
@@ -41,23 +43,15 @@ def test_what_a_rank_still_holds_is_seen():
         assert any(line.startswith("/dev/shm/") for line in facts["open"])
         assert facts["bytes"] - facts["window closed"] == 1 << 20
     played.ended_well()
-
-
-def raise_it(stage: Stage) -> None:
-    stage.attempt("raises", [].pop)
-    stage.attempt("works", len, [])
-
-
-def test_what_a_call_did_is_told():
-    played = play(2, raise_it)
     assert played.raised(1, "raises", "IndexError").text == "pop from empty list"
     played.worked([0, 1], "works")
-    with pytest.raises(AssertionError, match="rank 0, works"):
-        played.raised(0, "works", "IndexError")
-    with pytest.raises(AssertionError, match="rank 1, raises"):
-        played.worked([1], "raises")
-    with pytest.raises(AssertionError, match="rank 2 told nothing"):
-        played.told(2, "works")
+    for words, call in (
+        ("rank 0, works", lambda: played.raised(0, "works", "IndexError")),
+        ("rank 1, raises", lambda: played.worked([1], "raises")),
+        ("rank 2 told nothing", lambda: played.told(2, "works")),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            call()
 
 
 def go_wrong(stage: Stage, way: str, folder: str) -> None:

@@ -144,41 +144,21 @@ def test_every_room_is_on_the_map():
 @pytest.mark.parametrize(
     ("name", "source", "flaw"),
     [
-        ("coordination/waits", "from mpishare.errors import MpiShareError", None),
         ("coordination/waits", "from ..errors import MpiShareError", None),
-        ("coordination/waits", "from mpishare.node import Node", "imports node"),
         ("coordination/waits", "def later():\n    from mpishare import node", "imports node"),
         ("coordination/waits", "import mpishare.windows.event", "imports windows.event"),
         ("coordination/waits", "from .. import node", "imports node"),
-        ("reduction/host", "from mpishare.halo.plan import Plan", "imports halo.plan"),
         ("backends/host", "from mpishare.backends.cuda import x", "a circle of imports"),
-        ("backends/driver", "from cuda.bindings import driver", None),
-        ("windows/pool", "from cuda.bindings import driver", "windows.pool imports cuda.bindings"),
         ("windows/pool", "from cuda import bindings", "windows.pool imports cuda.bindings"),
         ("windows/pool", "assert True", "windows.pool has an assert"),
-        ("cellar", "", "cellar is in no layer"),
         ("attic/box", "", "attic.box is in no layer"),
-        ("bench/halo", "from mpishare.bench import variant\nimport mpishare", None),
-        ("halo/host/engine", "from mpishare.halo import geometry", None),
         ("halo/host/engine", "from mpishare.halo.cuda import engine", "imports halo.cuda.engine"),
-        ("halo/host/engine", "from mpishare.halo import plan", "imports halo.plan"),
-        ("halo/plan", "from mpishare.halo.host import engine", None),
         ("halo/geometry", "from mpishare.halo.host import engine", "imports halo.host.engine"),
     ],
 )
 def test_each_flaw_is_found(tmp_path, name, source, flaw):
-    others = [
-        "node",
-        "errors",
-        "windows/event",
-        "backends/cuda",
-        "bench/variant",
-        "halo/geometry",
-        "halo/plan",
-        "halo/cuda/engine",
-        "halo/host/engine",
-    ]
-    for other in (*others, name):
+    others = "node errors windows/event backends/cuda halo/cuda/engine halo/host/engine"
+    for other in (*others.split(), name):
         path = tmp_path / f"{other}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -188,12 +168,6 @@ def test_each_flaw_is_found(tmp_path, name, source, flaw):
     found = flaws(tmp_path)
     assert len(found) == (flaw is not None), found
     assert flaw is None or flaw in found[0]
-
-
-def test_the_root_stays_small(tmp_path):
-    for number in range(MAX_ROOT_MODULES + 1):
-        (tmp_path / f"m{number}.py").write_text("")
-    assert f"{MAX_ROOT_MODULES + 1} modules in the root" in flaws(tmp_path)[0]
 
 
 def loaded(code: str) -> set[str]:
@@ -225,8 +199,3 @@ def run_help(module: str) -> str:
 )
 def test_import_and_help_start_neither_mpi_nor_cupy(code):
     assert loaded(code) == set()
-
-
-def test_a_loaded_mpi_would_be_seen():
-    code = "import sys, types\nsys.modules['mpi4py.MPI'] = types.ModuleType('mpi4py.MPI')"
-    assert loaded(code) == {"mpi4py.MPI"}

@@ -101,10 +101,6 @@ def test_a_table_is_made_and_stays(folder, capsys):
     assert any("MPICH Version: 5.0" in line for line in lines)
 
 
-def test_without_runs_there_is_no_section(folder):
-    assert made(folder, PERFORMANCE) == made(folder, RESULTS) == []
-
-
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -143,17 +139,6 @@ def test_an_application_that_was_wrong_is_refused(folder, capsys):
     assert "a wrong result" in capsys.readouterr().err
 
 
-def test_the_least_of_all_runs_stands_for_a_way_to_share(folder):
-    line = {"what": "open a handle", "way": "by name", "nbytes": 4096, "median_us": 9.0}
-    runs = [line | {"least_us": 7.0}, line | {"least_us": 5.0}]
-    runs.append(line | {"way": "by hand", "nbytes": 1 << 20, "least_us": 3.0})
-    (folder / "sharing-host.jsonl").write_text("\n".join(map(json.dumps, runs)))
-    found = made(folder, PERFORMANCE)
-    assert "| open a handle, µs | 4 KiB | 1 MiB |" in found
-    assert "| by name | 5 | - |" in found
-    assert "| by hand | - | 3 |" in found
-
-
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
 def test_a_quoted_run_has_a_line_per_row(file):
     run = json.loads(file.read_text())
@@ -176,39 +161,6 @@ def test_the_columns_of_mpi4jax_stand_where_it_ran(folder):
     assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in made(folder, JAX)
 
 
-def test_kernels_of_two_ranks_stand_beside_those_of_libraries(folder):
-    run = a_run()
-    pings = {"put_signal": 2.0, "put_word": 1.0, "nvshmem put_signal": 8.0, "nccl words": 4.0}
-    swaps = {
-        "kernel, 32 blocks": 10.0,
-        "kernel, 32 blocks, graph of 20": 5.0,
-        "kernel, 64 blocks, graph of 20": 4.0,
-        "nvshmem, 32 blocks": 20.0,
-        "nvshmem, 32 blocks, graph of 20": 16.0,
-        "nccl, 32 blocks": 5.0,
-        "halo, graph of 20": 8.0,
-        "fence": 20.0,
-        "post .. wait": 30.0,
-    }
-    of_kernels = [("pingpong", pings, 8), ("swap", swaps, 1 << 20)]
-    run["rows"] = [
-        row(arm, "rival", "throughput", us, nbytes, case=case)
-        for case, times, nbytes in of_kernels
-        for arm, us in times.items()
-    ]
-    why = "NVSHMEM: there is no nvcc to link its kernels"
-    run["rows"].append(
-        row("nvshmem signal", "rival", "throughput", None, case="pingpong", reason=why)
-    )
-    (folder / "kernels-gpus2.json").write_text(json.dumps(run))
-    lines = made(folder, "docs/device.md")
-    assert "| 8 B, then a signal | 2 | 8 | - | 4 | 0.25 | 0.50 |" in lines
-    assert "| 4 B beside their epoch | 1 | - | - | 4 | - | 0.25 |" in lines
-    ways = "10 / 4 | 20 / 16 | 5 / - | - / 8 | 20 | 30"
-    assert f"| 1 MiB | {ways} | 0.50 / 0.25 | 2.00 / - | 4.00 | 262 / 131 |" in lines
-    assert "- NVSHMEM was not timed: there is no nvcc to link its kernels" in lines
-
-
 @pytest.mark.parametrize("ranks", [8, 28])
 def test_redistributions_without_a_gpu_have_a_section_once_they_are_there(folder, ranks):
     run = a_run()
@@ -222,48 +174,3 @@ def test_redistributions_without_a_gpu_have_a_section_once_they_are_there(folder
     lines = made(folder, PERFORMANCE)
     assert any(line.startswith(f"**No GPU, {ranks} ranks**: ") for line in lines)
     assert "| 8 B | 2 / 2 | 4 / 4 | 8 / 8 | 0.25 / 0.25 |" in lines
-
-
-def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
-    run = a_run()
-    run["header"] |= {"cores_per_rank": 1, "cores_of_machine": 32, "cpu": "Xeon", "ranks": 8}
-    times = {"window fields": 5.0, "private fields": 6.0, "fresh fields": 8.0}
-    rivals = {"sendrecv": 10.0, "sendrecv fresh": 20.0}
-    for mpi, cases in (("mpich", ("halo1d", "halo3d")), ("openmpi", ("halo1d",))):
-        run["header"]["mpi_library"] = {"mpich": "MPICH 5", "openmpi": "Open MPI v5"}[mpi]
-        run["rows"] = [
-            row(arm, kind, "throughput", us, case=case)
-            for case in cases
-            for kind, found in (("own", times), ("rival", rivals))
-            for arm, us in found.items()
-        ]
-        (folder / f"cpu32-{mpi}-ranks8.json").write_text(json.dumps(run))
-    lines = made(folder, "README.md")
-    assert "| 8 B, 1-D | 0.50 / 0.60 / 0.40 | 0.50 / 0.60 / 0.40 |" in lines
-    assert "| 8 B, 3-D | 0.50 / 0.60 / 0.40 | - / - / - |" in lines
-
-
-def test_a_chart_has_a_line_for_each_library_that_ran_and_its_fastest_form(folder):
-    run = a_run()
-    rows = [
-        row(arm, kind, "throughput", us * nbytes, nbytes, min_us=us, p95_us=2 * us * nbytes)
-        for nbytes in (8, 64)
-        for arm, kind, us in (
-            ("private fields", "own", 1.0),
-            ("nccl", "rival", 4.0),
-            ("nccl graph", "rival", 3.0),
-            ("staged", "rival", 9.0),
-        )
-    ]
-    run["rows"] = [*rows, row("torch", "rival", "throughput", None, reason="none")]
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    assert results.main([], folder.parents[1]) == 0
-    page = (folder.parents[1] / PERFORMANCE).read_text()
-    assert "(figures/halo1d.svg)" in page
-    assert "figures/ring.svg" not in page
-    (file,) = (folder.parents[1] / "docs/figures").iterdir()
-    drawn = file.read_text()
-    for line in ("any arrays: 8 to 64", "send and receive: 24 to 192", "staged MPI: 72 to 576"):
-        assert f"{line} µs</text>" in drawn
-    assert "PyTorch" not in drawn
-    assert drawn.count("<polyline") == drawn.count("<polygon") == 3

@@ -9,14 +9,6 @@ pytestmark = pytest.mark.both_mpis
 IMPORTS = "import os, subprocess, sys, time\nfrom tests.helpers.reporting import my_rank, report\n"
 
 
-def test_reports_of_all_ranks_come_back():
-    source = IMPORTS + "report({'rank': my_rank()}); report({'args': sys.argv[1:]})\n"
-    result = run_ranks(3, source, args=["a b"])
-    assert result.returncode == 0, result.describe()
-    assert result.reports == {rank: {"rank": rank, "args": ["a b"]} for rank in range(3)}
-    assert result.stderr == ""
-
-
 def test_a_hang_ends_at_the_deadline_with_tracebacks_and_reports():
     source = IMPORTS + "report({'began': True})\ndef stuck(): time.sleep(100)\nstuck()\n"
     result = run_ranks(2, source, timeout_s=3)
@@ -47,12 +39,3 @@ def test_segments_that_a_job_beside_this_one_is_making_stay(tmp_path):
     with opened.open("w"):
         remove_unused({left, opened})
     assert (left.exists(), opened.exists()) == (False, True)
-
-
-@pytest.mark.recovery
-def test_survivors_of_a_killed_rank_report():
-    source = IMPORTS + (
-        "if my_rank() == 1: os.kill(os.getpid(), 9)\ntime.sleep(1)\nreport({'alive': True})\n"
-    )
-    result = run_ranks(3, source, extra_mpirun=["--enable-recovery"])
-    assert sorted(result.reports) == [0, 2], result.describe()

@@ -131,18 +131,28 @@ def test_an_argument_that_differs(node, call, name, mine, theirs, shown):
 
 @TWO
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [("allocate", "event"), ("allocate", "allocate_each"), ("barrier", "share")],
+    "calls",
+    [
+        ["allocate", "event"],
+        ["allocate", "allocate_each"],
+        ["barrier", "share", "allocate_each"],
+        ["close", "barrier"],
+    ],
+    ids=" meets ".join,
 )
-def test_different_calls_that_meet(node, one, other):
-    odd = node.size - 1
-    call = one if node.rank == odd else other
+def test_different_calls_that_meet(node, calls):
+    window = node.allocate(1)
+    calls = [calls[rank % len(calls)] for rank in range(node.size)]
+    mine = calls[node.rank]
     with pytest.raises(MismatchError) as caught:
-        getattr(node, call)(**NEEDED.get(call, {}))
-    assert caught.value.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
-    assert f"Node.{one}" in str(caught.value)
-    assert f"Node.{other}" in str(caught.value)
+        getattr(window if mine == "close" else node, mine)(**NEEDED.get(mine, {}))
+    assert caught.value.ranks == tuple(r for r, call in enumerate(calls) if call != mine)
+    for rank, text in caught.value.failures.items():
+        assert (
+            f"{window.name}: close" if calls[rank] == "close" else f"Node.{calls[rank]}"
+        ) in text
     assert node.allocate(1).shape == (1,)
+    window.close()
 
 
 # --- the end

@@ -56,14 +56,10 @@ def killed(stage: Stage, victim: int, stops: bool) -> None:
 @pytest.mark.parametrize("victim", [0, 1], ids=["producer", "consumer"])
 def test_the_killed_end_is_named_on_every_survivor(victim, backend):
     played = play(3, killed, victim, False, backend=backend, survivable=True)
-    died = played.rank(victim)["died"]
-    for rank in {0, 1, 2} - {victim}:
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [victim]
-        assert first.end - died < LIMIT_S
-        for name in ("then", "close channel"):
-            assert played.raised(rank, name, "PeerTimeout").ranks == [victim]
-        played.worked([rank], "close")
+    survivors = {0, 1, 2} - {victim}
+    played.survivors_name(victim, of=survivors)
+    for rank in survivors:
+        assert played.raised(rank, "close channel", "PeerTimeout").ranks == [victim]
 
 
 def killed_at_a_deal(stage: Stage, victim: int, holds: bool) -> None:
@@ -92,6 +88,7 @@ def killed_at_a_deal(stage: Stage, victim: int, holds: bool) -> None:
         stage.attempt("first", put_many)
     else:
         stage.attempt("first", get_many if holds or victim == 0 else node.barrier)
+    stage.attempt("then", node.barrier)
     stage.attempt("close", node.close)
     stage.end()
 
@@ -103,12 +100,7 @@ def killed_at_a_deal(stage: Stage, victim: int, holds: bool) -> None:
 )
 def test_the_killed_end_of_a_deal_is_named_on_every_survivor(victim, holds):
     played = play(3, killed_at_a_deal, victim, holds, survivable=True)
-    died = played.rank(victim)["died"]
-    for rank in {0, 1, 2} - {victim}:
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [victim]
-        assert first.end - died < LIMIT_S
-        played.worked([rank], "close")
+    played.survivors_name(victim, of={0, 1, 2} - {victim})
 
 
 # Runs in a viewer, which attaches anew where it is cut off.
@@ -160,10 +152,10 @@ def viewed(stage: Stage, look_on: str, frames: int) -> None:
 
 
 def test_viewers_that_are_killed_or_stopped_amid_many_frames():
-    played = play(2, viewed, LOOK_ON, 10_000, shared=True)
+    played = play(2, viewed, LOOK_ON, 4_000, shared=True)
     played.worked([0, 1], "close", "node")
     for rank in range(2):
-        assert played.rank(rank)["taken"] == 10_000
+        assert played.rank(rank)["taken"] == 4_000
         assert played.rank(rank)["after"] == played.rank(rank)["before"]
         assert played.rank(rank)["leftovers"] == []
     assert played.rank(0)["slowest"] < 1
@@ -256,56 +248,3 @@ def test_an_end_that_leaves_by_an_exception_is_told_to_the_others(leaver, backen
         assert "the words of the leaver" in " ".join(told.failures.values())
     played.worked(range(3), "second node")
     played.ended_well()
-
-
-def closes_full(stage: Stage, frames: int) -> None:
-    with stage.node() as node:
-        channel, window = node.channel(1000, slots=2), node.allocate(10)
-        if stage.rank == 0:
-            for value in range(frames):
-                with channel.put() as slot:
-                    slot[...] = value
-    assert channel.is_closed
-    assert window.is_closed
-    stage.attempt("put", channel.put)
-    stage.second_node(stage.world)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("frames", [2, 20], ids=["full", "waited for"])
-def test_a_node_closes_with_full_slots(frames, backend):
-    """Also where the producer still waits for room: the consumers close, and take nothing more."""
-    played = play(3, closes_full, frames, backend=backend, shared=True)
-    for rank in range(3):
-        played.raised(rank, "put", "ClosedError")
-    played.worked(range(3), "second node")
-    played.ended_well()
-
-
-def waits_in_a_loop(stage: Stage) -> None:
-    node = stage.node()
-    channel = node.channel(10)
-    victim = stage.gather(os.getpid())[1]
-
-    def loop() -> None:
-        with node:
-            for slot in channel:
-                slot.sum()
-
-    if stage.rank == 0:
-        with channel.put() as slot:
-            slot[...] = 1
-        time.sleep(0.4)
-        report({"sent": time.monotonic()})
-        os.kill(victim, signal.SIGINT)
-        stage.attempt("barrier", node.barrier)
-        stage.attempt("close", node.close)
-    else:
-        stage.attempt("loop", loop)
-
-
-def test_a_keyboard_interrupt_ends_a_loop_over_frames():
-    played = play(2, waits_in_a_loop, shared=True)
-    told = played.raised(1, "loop", "KeyboardInterrupt")
-    assert told.end - played.rank(0)["sent"] < LIMIT_S
-    assert played.raised(0, "barrier", "PeerError").failures[1] == "KeyboardInterrupt"

@@ -12,6 +12,7 @@ from mpishare import (
     ClosedError,
     CudaError,
     EpochError,
+    Node,
     PeerError,
     UnsupportedError,
 )
@@ -119,7 +120,7 @@ def test_put_waits_for_the_slowest_consumer(node, monkeypatch, control):
 @pytest.mark.parametrize("slots", [1, 4])
 def test_frames_with_random_delays(node, slots):
     """Each is whole as long as its slot is held; the producer is never more than `slots` ahead."""
-    frames, shake = 1500, random.Random(node.rank)
+    frames, shake = 600, random.Random(node.rank)
     producer = node.size - 1
     channel = node.channel((4, 50), "i8", slots=slots, producer=producer)
     read = node.allocate_each(1, "i8", fill=0)
@@ -200,8 +201,9 @@ def test_some_consumers_only(node):
     channel.close()
 
 
-def test_without_consumers_the_producer_never_waits(node):
-    channel = node.channel(4, "i8", consumers=[])
+@pytest.mark.parametrize("deal", [False, True], ids=["to all", "dealt"])
+def test_without_consumers_the_producer_never_waits(node, deal):
+    channel = node.channel(4, "i8", consumers=[], deal=deal)
     assert channel.consumers == ()
     if node.is_leader:
         send(channel, *range(100))
@@ -414,13 +416,13 @@ def test_a_consumer_that_closes_is_waited_for_no_longer(node, frames):
     channel.close()
 
 
-def test_a_node_closes_with_full_slots(node):
-    from mpishare import Node
-
+@pytest.mark.parametrize("frames", [2, 20], ids=["full", "waited for"])
+def test_a_node_closes_with_full_slots(node, frames):
+    """Also where the producer still waits for room: the consumers close, and take nothing more."""
     own = Node(node.comm)
     channel, win = own.channel(4, "i8", slots=2), own.allocate(4)
     if node.rank == channel.producer:
-        send(channel, 1, 2)
+        send(channel, *range(frames))
     own.close()
     assert channel.is_closed
     assert win.is_closed

@@ -176,17 +176,7 @@ def test_more_consumers_than_frames(node):
             assert [slot.tolist() for slot in channel] in ([], [[7] * 4])
 
 
-def test_without_consumers_frames_are_lost(node):
-    channel = node.channel(4, "i8", consumers=[], deal=True)
-    if node.is_leader:
-        deal(channel, range(20))
-        channel.end()
-    channel.close()
-
-
-def test_wrong_arguments(node):
-    with pytest.raises(TypeError, match="deal must be True or False, not 1"):
-        node.channel(4, deal=1)
+def test_a_lag_is_a_number_of_frames(node):
     for lag, words in [(0, "from 1 to 4096"), (1 << 13, "from 1 to"), (1.5, "must be an int")]:
         with pytest.raises((TypeError, ValueError), match=f"lag must be.*|{words}"):
             node.channel(4, name="lagging", lag=lag)

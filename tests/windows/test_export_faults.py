@@ -45,28 +45,6 @@ def test_a_killed_owner_is_an_error_of_the_program(tmp_path):
     assert played.rank(0)["dead"] == [1, "2: the window or its process is gone"]
 
 
-def killing(stage: Stage, program: str) -> None:
-    """A program that has just begun is killed, and the job goes on."""
-    import subprocess
-
-    node = stage.node()
-    window = node.allocate(1000, "f8", fill=1, name="exported")
-    for _ in range(5):
-        window.fence()
-        with subprocess.Popen([program, str(window.export()), "write"]) as opened:
-            opened.kill()
-    window.fence()
-    report({"sum": float(window.array.sum()) >= 1000})
-    window.close()
-    stage.end()
-
-
-def test_killed_programs_have_no_effect_on_the_job(tmp_path):
-    program = compile_program(tmp_path, "c99")
-    played = play(2, killing, str(program), backend="host")
-    assert [played.rank(rank)["sum"] for rank in range(2)] == [True, True]
-
-
 @pytest.mark.skipif(find_cuda_include() is None, reason="there is no cuda.h")
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_header_compiles_with_cuda(tmp_path, language):

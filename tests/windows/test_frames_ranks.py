@@ -1,11 +1,6 @@
 """Channels with a name: a process outside the job gets every frame, or is cut off by name."""
 
-import gc
-import time
-
 import pytest
-
-from tests.helpers.held import held
 
 
 def put(channel, *values):
@@ -96,39 +91,6 @@ def test_dealt_frames_are_seen_in_the_order_of_their_puts(node, view):
         for _ in channel:
             pass
     assert view("[host(f.array)[1] for f in there]") == list(range(40))
-    channel.close()
-
-
-def test_a_stopped_viewer_delays_nothing(host_node):
-    import os
-    import signal
-
-    from tests.helpers.viewer import viewing
-
-    with viewing(host_node) as view:
-        channel = host_node.channel(1000, name="stopped-viewer", lag=2)
-        view("there = attach('stopped-viewer')")
-        if view.viewer:
-            os.kill(view.viewer.pid, signal.SIGSTOP)
-        begin = time.monotonic()
-        put(channel, *range(200))
-        take(channel, 200)
-        channel.close()
-        assert time.monotonic() - begin < 5
-        if view.viewer:
-            os.kill(view.viewer.pid, signal.SIGCONT)
-        assert "missed" in view("list(there)")["text"]
-
-
-def test_a_name_that_is_taken_leaves_nothing(node):
-    channel = node.channel(4, name="one-channel")
-    states = []
-    for _ in range(3):
-        with pytest.raises(ValueError, match="'one-channel' is taken"):
-            node.channel(4, name="one-channel")
-        gc.collect()
-        states.append((held(), node._context.counter_pool._fresh))
-    assert states[1] == states[2]
     channel.close()
 
 

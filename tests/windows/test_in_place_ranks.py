@@ -30,84 +30,71 @@ def test_share_each_copies_each_ranks_own_array(node):
         theirs = some((2 + rank, 3), "i4", rank)
         assert np.array_equal(values_of(win.segment(rank)), theirs)
     win.fence()
-    win.segment((node.rank + 1) % node.size)[0, 0] = 100 + node.rank
+    win.segment(right_of(node))[0, 0] = 100 + node.rank
     win.fence()
     assert int(win.array[0, 0]) == 100 + (node.rank - 1) % node.size
     win.fence()
 
 
-def test_memory_order_travels_with_a_copy(node):
-    source = node.xp.asarray(some((3, 4, 2), "f8"))
-    for order in "CF":
-        mine = node.xp.asarray(source, order=order)
-        for win in (node.share(mine), node.share_each(mine)):
-            array = win.segment(0)
-            assert array.strides == mine.strides
-            assert np.array_equal(values_of(array), values_of(source))
-
-
-def test_segments_of_one_window_may_have_either_order(node):
-    source = node.xp.asarray(some((3, 4), "f8"), order="CF"[node.rank % 2])
-    win = node.share_each(source)
-    for rank in range(node.size):
-        assert win.segment(rank).flags.f_contiguous == bool(rank % 2)
-        assert np.array_equal(values_of(win.segment(rank)), some((3, 4), "f8"))
+@pytest.mark.parametrize("orders", ["C", "F", "CF"])
+def test_memory_order_travels_with_a_copy(node, orders):
+    """Also where the segments of one window have different ones."""
+    mine = node.xp.asarray(some((3, 4), "f8"), order=orders[node.rank % len(orders)])
+    each = node.share_each(mine)
+    found = [each.segment(rank) for rank in range(node.size)]
+    for rank, array in enumerate([*found, node.share(mine).array]):
+        is_f = orders[rank % node.size % len(orders)] == "F"
+        assert array.flags.f_contiguous == is_f
+        assert np.array_equal(values_of(array), some((3, 4), "f8"))
 
 
 # --- parts of windows, in place
 
 
-def test_a_part_of_a_window_is_a_window_without_new_memory(node):
-    base = node.allocate_each((6, 8), "f8", fill=node.rank)
+CUTS = {
+    "block": lambda node, win: win.array[1:5, 2:7],
+    "transposed": lambda node, win: win.array.T,
+    "steps": lambda node, win: win.array[::2, 1:8:3],
+    "of another rank": lambda node, win: win.segment(right_of(node))[1:],
+    "part of a part": lambda node, win: node.share_each(win.array[2:], copy=False).array[1:3, 2:],
+}
+
+
+def right_of(node):
+    return (node.rank + 1) % node.size
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_part_of_a_window_is_a_window_without_new_memory(node, cut):
+    """All ranks have it with its strides, and what is written into one is in the other."""
+    base = node.allocate_each((6, 8), "f8", fill=-1)
     with nothing_leaked(node):
-        win = node.share_each(base.array[1:5, 2:7], copy=False)
-        assert address_of(win.array) == address_of(base.array[1:5, 2:7])
-        assert win.array.strides == base.array.strides == (64, 8)
+        part = CUTS[cut](node, base)
+        win = node.share_each(part, copy=False)
+        assert address_of(win.array) == address_of(part)
+        put(node, part, some(part.shape, "f8", node.rank))
+        win.fence()
         for rank in range(node.size):
-            assert win.segment(rank).strides == (64, 8)
-            assert address_of(win.segment(rank)) == address_of(base.segment(rank)[1:, 2:])
+            assert win.segment(rank).strides == part.strides
+            assert np.array_equal(values_of(win.segment(rank)), some(part.shape, "f8", rank))
         win.fence()
-        win.segment((node.rank + 1) % node.size)[0, 0] = 50 + node.rank
+        win.segment(right_of(node))[0, 0] = 50 + node.rank
         win.fence()
-        assert float(base.array[1, 2]) == 50 + (node.rank - 1) % node.size
-        win.fence()
+        assert float(part[0, 0]) == 50 + (node.rank - 1) % node.size
+        base.fence()
+        assert int((base.array != -1).sum()) == part.size
+        del part
         win.close()
-    assert float(base.array[0, 0]) == node.rank
+        node.barrier()  # what was dropped is closed
 
 
 def test_share_of_a_part_by_one_rank(node):
     base = node.allocate_each(10, "i8", fill=node.rank)
     owner = node.size - 1
     win = node.share(base.array[2:6] if node.rank == owner else None, owner=owner, copy=False)
-    assert win.owner == owner
-    assert win.shape == (4,)
+    assert (win.owner, win.shape) == (owner, (4,))
     assert address_of(win.array) == address_of(base.segment(owner)[2:])
     assert values_of(win.array).tolist() == [owner] * 4
-
-
-def test_a_part_of_another_ranks_segment(node):
-    base = node.allocate_each(4, "i8", fill=node.rank)
-    right = (node.rank + 1) % node.size
-    win = node.share_each(base.segment(right)[1:], copy=False)
-    for rank in range(node.size):
-        assert values_of(win.segment(rank)).tolist() == [(rank + 1) % node.size] * 3
-    win.fence()
-
-
-def test_strides_and_order_travel(node):
-    base = node.allocate_each((4, 6, 5), "f4", fill=0)
-    for part in (base.array.T, base.array[::2, 1:4, ::3], base.array.transpose(1, 0, 2)):
-        win = node.share_each(part, copy=False)
-        assert address_of(win.array) == address_of(part)
-        for rank in range(node.size):
-            assert win.segment(rank).strides == part.strides
-        put(node, win.array, some(part.shape, "f4", node.rank))
-        win.fence()
-        for rank in range(node.size):
-            assert np.array_equal(values_of(win.segment(rank)), some(part.shape, "f4", rank))
-        win.fence()
-        assert np.array_equal(values_of(part), some(part.shape, "f4", node.rank))
-        win.close()
 
 
 def test_negative_strides_are_refused(node):
@@ -117,19 +104,6 @@ def test_negative_strides_are_refused(node):
     assert "strides" in str(error)
     del error  # holds the array
     assert node.share_each(base.array[::-1]).shape == (5,)
-
-
-def test_a_part_of_a_part(node):
-    base = node.allocate_each(12, "i4", fill=0)
-    outer = node.share_each(base.array[2:10], copy=False)
-    inner = node.share_each(outer.array[3:6], copy=False)
-    inner.fence()
-    inner.segment((node.rank + 1) % node.size)[...] = 1 + node.rank
-    inner.fence()
-    left = (node.rank - 1) % node.size
-    expected = [0] * 5 + [1 + left] * 3 + [0] * 4
-    assert values_of(base.array).tolist() == expected
-    inner.fence()
 
 
 def test_a_window_of_no_elements(node):
@@ -143,17 +117,22 @@ def test_a_window_of_no_elements(node):
     assert (empty.array.shape, empty.array.dtype) == ((3, 0), np.dtype("f4"))
 
 
-def test_the_part_outlives_its_window(node):
+def test_a_part_outlives_its_window_and_its_arrays_outlive_both(node):
     base = node.allocate_each(8, "i8", fill=node.rank)
     win = node.share_each(base.array[3:], copy=False)
     with pytest.warns(ResourceWarning, match=base.name):
         base.close()
     node.allocate_each(8, "i8", fill=-1)  # takes none of its place
     win.fence()
-    win.segment((node.rank + 1) % node.size)[0] = 70 + node.rank
+    win.segment(right_of(node))[0] = 70 + node.rank
     win.fence()
-    assert values_of(win.array).tolist() == [70 + (node.rank - 1) % node.size] + [node.rank] * 4
+    left = (node.rank - 1) % node.size
+    assert values_of(win.array).tolist() == [70 + left] + [node.rank] * 4
     win.fence()
+    views = [win.segment(rank)[1:] for rank in range(node.size)]
+    win.close()
+    node.allocate_each(8, "i8", fill=-1)
+    assert [values_of(view).tolist() for view in views] == [[r] * 4 for r in range(node.size)]
 
 
 def test_the_same_part_twice_and_closed_once(node):
@@ -161,24 +140,13 @@ def test_the_same_part_twice_and_closed_once(node):
     first, second = (node.share_each(base.array[2:], copy=False) for _ in range(2))
     first.close()
     second.fence()
-    second.segment((node.rank + 1) % node.size)[0] = 9
+    second.segment(right_of(node))[0] = 9
     second.fence()
     assert int(base.array[2]) == 9
     with pytest.raises(ClosedError):
         _ = first.array
     second.close()
     assert values_of(base.array)[3:].tolist() == [node.rank] * 5
-
-
-def test_an_array_of_a_part_outlives_both(node):
-    base = node.allocate_each(4, "i8", fill=node.rank)
-    win = node.share_each(base.array, copy=False)
-    views = [win.segment(rank)[1:] for rank in range(node.size)]
-    win.close()
-    with pytest.warns(ResourceWarning, match=base.name):
-        base.close()
-    node.allocate_each(4, "i8", fill=-1)
-    assert [values_of(view).tolist() for view in views] == [[r] * 3 for r in range(node.size)]
 
 
 # --- what cannot be shared in place

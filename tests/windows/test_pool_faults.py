@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.helpers.reporting import report
-from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.helpers.scenes import KILLING_BACKENDS, play
 from tests.helpers.stage import Stage
 
 NBYTES = 48 << 20
@@ -87,19 +87,3 @@ def test_what_is_open_outlives_the_owner(backend):
             assert played.raised(rank, name, "PeerTimeout").ranks == [0]
         assert played.rank(rank)["values"] == [7, 7]
         played.worked([rank], "close")
-
-
-def nothing_closed(stage: Stage) -> None:
-    global kept  # until the interpreter is gone
-    node = stage.node()
-    pool = node.pool()
-    array = pool.allocate(1000) if stage.rank == 0 else None
-    handle = node.comm.bcast(pool.handle(array) if stage.rank == 0 else None)
-    kept = [array, pool.open(handle) if stage.rank else pool.allocate(5)]
-    node.barrier()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_job_that_closes_nothing_ends_silently(backend):
-    played = play(2, nothing_closed, backend=backend)
-    played.ended_well()

@@ -326,7 +326,7 @@ def test_thousands_of_arrays_in_random_order(node):
 
     The pool has room for a few of the rounds: what leaks is missed soon.
     """
-    rounds, count = (24, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
+    rounds, count = (12, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
     pool, rng = node.pool(owner=0, max_nbytes=24 * MIB), random.Random(3)
     own_rng, n_opened = random.Random(node.rank), 0
     for number in range(rounds):

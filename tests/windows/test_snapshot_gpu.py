@@ -5,7 +5,6 @@ import time
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from mpishare import UnsupportedError
@@ -211,14 +210,6 @@ def test_an_array_that_is_dropped_ends_the_lease(node, view):
             time.sleep(0.01)
         assert not door.leases(publication._address, "maps")
     node.barrier()
-
-
-def test_live_memory_of_every_gpu(node, view):
-    window = node.allocate_each(1000, "f8", fill=node.rank + 1, name="live")
-    view("there = attach('live')")
-    sums = view("[float(there.segment(r).sum().get()) for r in there.ranks]")
-    assert sums == [1000.0 * (rank + 1) for rank in range(node.size)]
-    assert np.asarray(window.array.get()).sum() == 1000.0 * (node.rank + 1)
 
 
 @pytest.mark.parametrize("way", ["each", "in place", "of the other"])

@@ -133,27 +133,24 @@ def test_shapes(node, view, shape):
 
 
 def test_dtypes_of_numpy_alone(host_node):
+    """Structures, and bfloat16 where it is installed."""
     node = host_node
     dtype = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
-    window = node.share(np.zeros(4, dtype), name="records")
-    window.snapshot()
+    records = node.share(np.zeros(4, dtype), name="records")
+    records.snapshot()
     with viewing(node) as view:
         assert view("there = attach('records')") is None
         assert view("repr(there.dtype) == repr(there.latest().array.dtype)") is True
         fields = [["place", "<f8", [3]], ["id", "<i4"], ["name", "|S5"]]
         assert view("there.dtype.descr") == fields
-
-
-def test_bfloat16_reaches_a_viewer_as_bfloat16(host_node):
-    node, dtype = host_node, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    window = node.allocate(4, dtype, fill=1.5, name="halves")
-    window.snapshot()
-    with viewing(node) as view:
+        half = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+        window = node.allocate(4, half, fill=1.5, name="halves")
+        window.snapshot()
         assert view("there = attach('halves')\nf = there.latest().array") is None
         assert view("str(there.dtype), str(f.dtype)") == ["bfloat16"] * 2
         assert view("(there.array + f).astype('f4').tolist()") == [3.0] * 4
-    shared = node.share_each(np.full(3, 2.5, dtype))
-    assert shared.dtype == dtype
+    shared = node.share_each(np.full(3, 2.5, half))
+    assert shared.dtype == half
     assert (shared.segment(node.size - 1) == 2.5).all()
 
 
@@ -227,11 +224,15 @@ def test_pickling_gives_an_attached_window_that_can_be_written(node, view):
 
 
 def test_a_name_is_taken_once_on_all_ranks(node):
-    before = held()
+    counters, before = node._context.counter_pool, held()
     first = node.allocate(2, name="taken")
-    for call in (node.allocate, node.allocate_each):
-        with pytest.raises(ValueError, match="'taken' is taken by another window of job"):
-            call(3, name="taken")
+    for call in (node.allocate, node.allocate_each, node.channel):
+        fresh = []
+        for _ in range(2):
+            with pytest.raises(ValueError, match="'taken' is taken by another window of job"):
+                call(3, name="taken")
+            fresh.append(counters._fresh)
+        assert fresh[0] == fresh[1]
     first.close()
     gc.collect()
     assert held() == before

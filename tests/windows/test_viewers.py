@@ -139,17 +139,13 @@ def test_numbers_stand_in_whole_words():
             layout.pack_numbers("snapshot", {"time": wrong})
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"{", b'{"":""}', b'{"":[]}', b"\xff\xff"], ids=str)
-def test_forged_numbers_are_an_error(text):
+def test_forged_numbers_are_an_error():
     page = memoryview(bytearray(8 * 64)).cast("Q")
-    page[layout.NUMBERS] = len(text)
-    page[layout.NUMBERS + 1] = int.from_bytes(text.ljust(8), "little")
-    with pytest.raises(HandleError, match="numbers beside a frame that are none"):
-        layout.unpack_numbers(page, 0)
-
-
-def test_a_forged_length_of_numbers_is_an_error():
-    page = memoryview(bytearray(8 * 64)).cast("Q")
+    for text in (b"[1]", b"{", b'{"":""}', b'{"":[]}', b"\xff\xff"):
+        page[layout.NUMBERS] = len(text)
+        page[layout.NUMBERS + 1] = int.from_bytes(text.ljust(8), "little")
+        with pytest.raises(HandleError, match="numbers beside a frame that are none"):
+            layout.unpack_numbers(page, 0)
     for word, value in enumerate(layout.pack_numbers("snapshot", {"n": 1}), layout.NUMBERS):
         page[word] = value
     for length in (480, 1 << 62):
