@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpishare.backends.streams import handle_of
-from mpishare.coordination.agreement import require_same
-from mpishare.coordination.arguments import is_int, require_bool
+from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.allocate import check_layout, make_window
+from mpishare.windows.allocate import make_window
+from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
 from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters, dealt_part
-from mpishare.windows.event import receivers
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
@@ -356,33 +354,33 @@ def make_channel(
     """Make a channel. Collective; see `Node.channel`."""
     call = "Node.channel"
 
-    def check() -> dict[str, Any]:
+    def check() -> tuple[dict[str, Any], None]:
         extents, found = check_layout(context, call, shape, dtype)
-        source = context.rank_of(call, producer)
+        source = owner_of(context, call, producer)
         ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
         is_dealt = require_bool(f"{call} failed: ", "deal", deal)
-        count = _slots(call, (2 * len(ranks) or 1) if slots is None and is_dealt else slots)
+        default = 2 * len(ranks) or 1 if is_dealt else _SLOTS
+        count = default if slots is None else count_of(call, "slots", slots)
         check_layout(context, call, (count, *extents), found)  # all of them can be addressed
-        return {
-            "shape": list(extents),
+        same = {
+            "shape": extents,
             "dtype": str(found),
             "slots": count,
             "producer": source,
             "consumers": ranks,
             "deal": is_dealt,
             "name": check_name(call, name),
-            "lag": check_lag(call, lag),
+            "lag": count_of(call, "lag", lag, MOST_LAG),
         }
+        return same, None
 
-    replies = context.begin(call, check)
-    require_same(call, replies, context.rank)
+    same, _ = agree(context, call, check)
     context.release_retained()  # else a loop of channels would keep the slots of each
-    source: int = replies[0]["producer"]
-    ranks: tuple[int, ...] = tuple(replies[0]["consumers"])
+    source, ranks = same["producer"], tuple(same["consumers"])
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
     segments: list[Segment | None] = [None] * context.size
-    segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
+    segments[owner] = Segment((same["slots"], *same["shape"]))
     count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
     counters = context.take_counters(call, count)
     try:
@@ -396,30 +394,9 @@ def make_channel(
         with ExitStack() as undo:
             undo.callback(context.counter_pool.give, counters)
             undo.callback(window.close)
-            handles = [None] * context.size
+            handles = [""] * context.size
             publication = Publication(context, call, name, segments, handles, window.dtype, lag)
             undo.callback(publication.discard)
             context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
             undo.pop_all()
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
-
-
-def check_lag(call: str, lag: Any) -> int:
-    """Return the number of frames that a viewer may be behind, or raise."""
-    if not is_int(lag):
-        raise TypeError(f"{call} failed: lag must be an int, a number of frames, not {lag!r}")
-    if not 1 <= lag <= MOST_LAG:
-        raise ValueError(f"{call} failed: lag must be from 1 to {MOST_LAG} frames, not {lag}")
-    return operator.index(lag)
-
-
-def _slots(call: str, value: Any) -> int:
-    """Return the number of slots that the user gave, or raise `TypeError` or `ValueError`."""
-    if value is None:
-        return _SLOTS
-    if not is_int(value):
-        raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
-    count = operator.index(value)
-    if count < 1:
-        raise ValueError(f"{call} failed: slots must be at least 1, not {count}")
-    return count

@@ -17,6 +17,7 @@ from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.windows import description
 from mpishare.windows import page as layout
+from mpishare.windows.arguments import nbytes_of
 from mpishare.windows.description import MAX_FDS, VERSION, Description
 from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
@@ -44,12 +45,12 @@ log = logging.getLogger("mpishare.window")
 class Publication:
     """The page, door and buffers of a named window. Made collectively, host-blocking.
 
-    A rank without a segment has None in `segments` and `handles`. On the host backend the tokens of
-    these are still published. Memory that was shared in place cannot be mapped by its handle
-    outside the job: then there are snapshots alone. So it is for a channel, whose viewers may be
-    `lag` frames behind. Raises `ValueError` on all ranks if another
-    window of this job has the name; `UnsupportedError` if there is no room, if an array leaves gaps
-    in its memory, or if its dtype has no text.
+    A rank without a segment has None in `segments`, and an empty text in `packed`, the handles. On
+    the host backend the tokens of these are still published. Memory that was shared in place cannot
+    be mapped by its handle outside the job: then there are snapshots alone. So it is for a channel,
+    whose viewers may be `lag` frames behind. Raises `ValueError` on all ranks if another window of
+    this job has the name; `UnsupportedError` if there is no room, if an array leaves gaps in its
+    memory, or if its dtype has no text.
     """
 
     def __init__(
@@ -58,12 +59,18 @@ class Publication:
         call: str,
         name: str,
         segments: Sequence[Segment | None],
-        handles: Sequence[Handle | None],
+        packed: Sequence[str],
         dtype: np.dtype[Any],
         lag: int = 0,
     ) -> None:
         self.name = name
         self._context = context
+        handles = [
+            context.open_handle(handle, rank, nbytes_of(segment.shape, dtype))
+            if handle and segment is not None
+            else None
+            for rank, (handle, segment) in enumerate(zip(packed, segments, strict=True))
+        ]
         self._window, self._files = _describe(context, segments, handles, dtype, lag)
         mine = handles[context.rank]
         self._token = mine.token if mine and mine.kind == Kind.ALLOCATION else ""

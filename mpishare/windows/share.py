@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.backends import Exported
-from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import compact_strides
-from mpishare.windows.allocate import check_layout, make_window, nbytes_of, owner_rank
+from mpishare.windows.allocate import make_window
+from mpishare.windows.arguments import agree, check_layout, nbytes_of, owner_of
 from mpishare.windows.names import check_name
 from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.segment import Shape
     from mpishare.windows.window import Window
@@ -48,76 +51,63 @@ class Source:
         }
 
 
-def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any = None) -> Window:
-    """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
-    call = "Node.share"
+@contextmanager
+def sources() -> Iterator[list[Source]]:
+    """Hold this rank's sources while they are shared; after an error release their memory."""
     mine: list[Source] = []
-
-    def inspect() -> dict[str, Any]:
-        rank = owner_rank(context, call, owner)
-        arguments: dict[str, Any] = {"owner": rank, "copy": check_copy(call, copy)}
-        arguments["name"] = check_name(call, name)
-        if context.rank == rank:
-            mine.append(inspect_source(context, call, source, copy))
-            arguments |= mine[0].describe()
-        return arguments
-
     try:
-        replies = context.begin(call, inspect)
-        same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
-        require_same(call, same, context.rank)
-        rank = replies[0]["owner"]
-        segments: list[Segment | None] = [None] * context.size
-        segments[rank], dtype = segment_of(replies[rank])
-        return _make(context, call, segments, dtype, rank, mine, name)
+        yield mine
     except BaseException:
         let_go(mine)
         raise
+    for source in mine:
+        if source.exported is not None:
+            source.exported.retract()
 
 
-def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None) -> Window:
-    """Make a window whose segments are the ranks' own arrays. Collective; see `Node.share_each`."""
-    call = "Node.share_each"
-    mine: list[Source] = []
-
-    def inspect() -> dict[str, Any]:
-        arguments = {"copy": check_copy(call, copy), "name": check_name(call, name)}
-        mine.append(inspect_source(context, call, source, copy))
-        return arguments | mine[0].describe()
-
-    try:
-        replies = context.begin(call, inspect)
-        found = [segment_of(reply) for reply in replies]
-        same = [
-            {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
-            for reply, (_, dtype) in zip(replies, found, strict=True)
-        ]
-        require_same(call, same, context.rank)
-        segments = [segment for segment, _ in found]
-        return _make(context, call, segments, found[context.rank][1], None, mine, name)
-    except BaseException:
-        let_go(mine)
-        raise
+def let_go(mine: list[Source]) -> None:
+    for source in mine:
+        if source.exported is not None:
+            source.exported.retract()
+            source.exported.memory.close()
 
 
-def _make(
+def share(
     context: NodeContext,
-    call: str,
-    segments: list[Any],
-    dtype: np.dtype[Any],
-    owner: int | None,
-    mine: list[Source],
-    name: str | None,
+    source: Any,
+    copy: Any,
+    name: Any,
+    *,
+    owner: Any = None,
+    is_each: bool = False,
 ) -> Window:
-    def write(array: Any) -> None:
-        array[...] = context.backend.xp.asarray(mine[0].array)
+    """Make a window of an array that one rank has or computes. Collective; see `Node.share`.
 
-    exported = mine[0].exported if mine else None
-    try:
-        window = make_window(context, call, segments, dtype, owner, write, exported, name=name)
-    finally:
-        if exported is not None:
-            exported.retract()
+    Where it `is_each`, of an array of each rank; see `Node.share_each`.
+    """
+    call = "Node.share_each" if is_each else "Node.share"
+    with sources() as mine:
+
+        def inspect() -> tuple[dict[str, Any], dict[str, Any] | None]:
+            same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
+            if not is_each:
+                same["owner"] = owner_of(context, call, owner)
+            if context.rank == same.get("owner", context.rank):
+                mine.append(inspect_source(context, call, source, copy))
+            if is_each:
+                same["dtype"] = str(mine[0].dtype)
+            return same, mine[0].describe() if mine else None
+
+        def write(array: Any) -> None:
+            array[...] = context.backend.xp.asarray(mine[0].array)
+
+        same, replies = agree(context, call, inspect)
+        rank = same.get("owner")
+        found = [None if reply is None else segment_of(reply) for reply in replies]
+        segments = [None if each is None else each[0] for each in found]
+        dtype = segment_of(replies[context.rank if rank is None else rank])[1]
+        exported = mine[0].exported if mine else None
+        window = make_window(context, call, segments, dtype, rank, write, exported, name=name)
     if mine and mine[0].why_copied:
         log.warning(
             "%s: rank %d's array was copied, not shared in place: %s",
@@ -126,13 +116,6 @@ def _make(
             mine[0].why_copied,
         )
     return window
-
-
-def let_go(mine: list[Source]) -> None:
-    for source in mine:
-        if source.exported is not None:
-            source.exported.retract()
-            source.exported.memory.close()
 
 
 def segment_of(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
