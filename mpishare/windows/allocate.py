@@ -68,25 +68,19 @@ def make_window(
     segments: Sequence[Segment | None],
     dtype: np.dtype[Any],
     owner: int | None,
-    write: Callable[[Any], None] | None,
-    exported: Exported | None = None,
+    contents: Exported | Callable[[Any], None] | None,
     *,
     name: str | None = None,
     is_part: bool = False,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
-    Ranks without a segment have None in `segments`. `write` fills this rank's segment before the
-    others map it. `exported` is memory of another library that becomes this rank's segment. A
-    window that `is_part` of another object is closed by that.
+    Ranks without a segment have None in `segments`. `contents` is memory of another library that
+    becomes this rank's segment, or fills this rank's segment before the others map it. A window
+    that `is_part` of another object is closed by that.
     """
     sizes = [[] if each is None else [nbytes_of(each.shape, dtype)] for each in segments]
-
-    def fill(memory: Memory) -> None:
-        if write is not None and (mine := segments[context.rank]) is not None:
-            write(memory.array(mine.shape, dtype, mine.strides))
-
-    given = [exported or (fill if write and nbytes else None) for nbytes in sizes[context.rank]]
+    given = _given(contents, segments[context.rank], dtype)
     with ranges.span(call), undoing(context, call) as undo:
         shared = share_memory(context, call, sizes, given, undo)
         handles = [next(iter(each), "") for each in shared[0]]
@@ -115,6 +109,15 @@ Given = Exported | Callable[["Memory"], None] | None
 """Memory of another library, or what fills new memory."""
 
 
+def _given(contents: Any, mine: Segment | None, dtype: np.dtype[Any]) -> list[Given]:
+    """Return the contents of this rank's segment as `share_memory` takes them."""
+    if mine is None or isinstance(contents, Exported):
+        return [] if mine is None else [contents]
+    if contents is None or not nbytes_of(mine.shape, dtype):
+        return [None]
+    return [lambda memory: contents(memory.array(mine.shape, dtype, mine.strides))]
+
+
 def share_memory(
     context: NodeContext,
     call: str,
@@ -127,53 +130,68 @@ def share_memory(
     `given` has, for each memory of this rank, that of another library, or what fills a new one, if
     anything does. Collective.
     """
-    backend, step = context.backend, partial(context.agreement.step_keeping, call)
-
-    def create() -> tuple[list[Memory], None]:
-        made: list[Memory] = []
-        for nbytes, each in zip(sizes[context.rank], given, strict=True):
-            if isinstance(each, Exported):
-                memory, fill = each.memory, None
-            else:
-                memory, fill = _new_memory(context, call, nbytes), each
-            undo.made.callback(memory.close)
-            made.append(memory)
-            if fill is not None:
-                fill(memory)
-        if any(isinstance(each, Exported) for each in given):
-            context.drain(call)  # the work on any stream is in the arrays now
-        elif any(given):
-            context.synchronize(None, call)
-        return made, None
-
-    def publish() -> tuple[None, list[str]]:
-        handles = list[str]()
-        for nbytes, each, memory in zip(sizes[context.rank], given, mine, strict=True):
-            if isinstance(each, Exported):
-                place = each.offset, memory.nbytes, each.capacity
-                handles.append(context.handle(each.token, *place, each.kind))
-            else:
-                token = backend.publish(memory)
-                undo.lent.callback(backend.retract, token)
-                handles.append(context.handle(token, 0, nbytes, memory.nbytes))
-        return None, handles
-
-    def open_others() -> tuple[list[list[Memory]], None]:
-        memories: list[list[Memory]] = [[] for _ in handles]
-        memories[context.rank] = mine
-        for rank in range(context.size):
-            if rank == context.rank:
-                continue
-            for packed, nbytes in zip(handles[rank], sizes[rank], strict=True):
-                memory = open_memory(context, context.open_handle(packed, rank, nbytes), rank)
-                memories[rank].append(memory)
-                undo.opened.callback(memory.close)
-        return memories, None
-
-    mine, _ = step(create)
-    _, handles = step(publish)
-    memories, _ = step(open_others)
+    step = partial(context.agreement.step_keeping, call)
+    mine, _ = step(lambda: (_create(context, call, sizes[context.rank], given, undo), None))
+    _, handles = step(lambda: (None, _publish(context, sizes[context.rank], given, mine, undo)))
+    memories, _ = step(lambda: (_open_others(context, sizes, handles, undo), None))
+    memories[context.rank] = mine
     return handles, memories
+
+
+def _create(
+    context: NodeContext, call: str, sizes: Sequence[int], given: Sequence[Given], undo: Undo
+) -> list[Memory]:
+    made: list[Memory] = []
+    for nbytes, each in zip(sizes, given, strict=True):
+        if isinstance(each, Exported):
+            memory, fill = each.memory, None
+        else:
+            memory, fill = _new_memory(context, call, nbytes), each
+        undo.made.callback(memory.close)
+        made.append(memory)
+        if fill is not None:
+            fill(memory)
+    if any(isinstance(each, Exported) for each in given):
+        context.drain(call)  # the work on any stream is in the arrays now
+    elif any(given):
+        context.synchronize(None, call)
+    return made
+
+
+def _publish(
+    context: NodeContext,
+    sizes: Sequence[int],
+    given: Sequence[Given],
+    mine: Sequence[Memory],
+    undo: Undo,
+) -> list[str]:
+    handles = []
+    for nbytes, each, memory in zip(sizes, given, mine, strict=True):
+        if isinstance(each, Exported):
+            place = each.offset, memory.nbytes, each.capacity
+            handles.append(context.handle(each.token, *place, each.kind))
+        else:
+            token = context.backend.publish(memory)
+            undo.lent.callback(context.backend.retract, token)
+            handles.append(context.handle(token, 0, nbytes, memory.nbytes))
+    return handles
+
+
+def _open_others(
+    context: NodeContext,
+    sizes: Sequence[Sequence[int]],
+    handles: Sequence[Sequence[str]],
+    undo: Undo,
+) -> list[list[Memory]]:
+    memories: list[list[Memory]] = [[] for _ in handles]
+    for rank, each_nbytes in enumerate(sizes):
+        if rank == context.rank:
+            continue
+        for packed, nbytes in zip(handles[rank], each_nbytes, strict=True):
+            memory = open_memory(context, context.open_handle(packed, rank, nbytes), rank)
+            memories[rank].append(memory)
+            undo.opened.callback(memory.close)
+    return memories
 
 
 def _new_memory(context: NodeContext, call: str, nbytes: int) -> Memory:

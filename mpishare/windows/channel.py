@@ -12,16 +12,16 @@ import numpy as np
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
-from mpishare.errors import ClosedError, EpochError, format_nbytes
+from mpishare.errors import ClosedError, format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
-from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters, dealt_part
+from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
-from mpishare.windows.slots import Block, Get, Put, channel_counters, free_at
+from mpishare.windows.slots import Block, Get, Put, Ring, channel_counters, free_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,21 +88,19 @@ class Channel(NodeObject):
         self._check = context.agreement.check
         self._window = window
         self._counters = counters
-        self._is_ended = False
         self._sending: Put | None = None
         self._receiving: Get | None = None
-        if context.rank == producer and deal and consumers:
-            self._sending = DealtPut(context, counters, self._arrays(), self.name, consumers)
-        elif context.rank == producer:
+        # With an ellipsis, since a frame may have no axes.
+        arrays = [window.array[i, ...] for i in range(self.slots)]
+        ring = Ring(context, self.name, counters, arrays)
+        if context.rank == producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
-            self._sending = Put(context, counters, self._arrays(), self.name, awaited)
-        elif context.rank in consumers:
-            kind, mine, place = Get, counters, consumers.index(context.rank)
-            if deal:
-                kind, mine, place = DealtGet, dealt_part(counters, place), 0
-            self._receiving = kind(context, mine, self._arrays(), self.name, producer, place)
-        if self._sending is not None:
+            is_dealt = deal and consumers
+            self._sending = DealtPut(ring, consumers) if is_dealt else Put(ring, awaited)
             self._sending.publication = publication
+        elif context.rank in consumers:
+            place = consumers.index(context.rank)
+            self._receiving = (DealtGet if deal else Get)(ring, producer, place)
         context.register(self)
         log.info(
             "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
@@ -153,7 +151,7 @@ class Channel(NodeObject):
         """
         self._check()
         block = self._sending
-        if block is None or block.is_open or self._is_ended:
+        if block is None or block.is_open or block.is_over:
             self._refuse("put", f"rank {self.producer} is the producer", block)
         if stream is not None and hasattr(stream, "shape"):
             raise TypeError(
@@ -213,16 +211,12 @@ class Channel(NodeObject):
         The current stream counts, anew for each frame. A slot is given back when the next one is
         asked for, and where the loop is left.
         """
-        while True:
-            block = self.get()
-            try:
-                slot = block.__enter__()
-            except EOFError:
-                return
-            try:
-                yield slot
-            finally:
-                block.__exit__(None, None, None)
+        try:
+            while True:
+                with self.get() as slot:
+                    yield slot
+        except EOFError:
+            return
 
     def end(self) -> None:
         """End the stream: after the last frame the consumers get an `EOFError`. Producer only.
@@ -240,10 +234,8 @@ class Channel(NodeObject):
         block = self._sending
         if block is None or block.is_open:
             self._refuse("end", f"rank {self.producer} is the producer", block)
-        if not self._is_ended:
+        if not block.is_over:
             block.end()
-            self._is_ended = True
-            self._end_publication()
 
     def close(self) -> None:
         """Close the channel on all ranks; a producer ends its stream first.
@@ -263,10 +255,8 @@ class Channel(NodeObject):
         context, call = self._context, f"{self.name}: close"
 
         def finish() -> None:
-            for end in (self._sending, self._receiving):
-                if end is not None:
-                    end.end()
-            self._end_publication()
+            if (end := self._end) is not None:
+                end.end()
             context.drain(call)
 
         context.agreement.step(call, finish)
@@ -286,10 +276,9 @@ class Channel(NodeObject):
         context.counter_pool.give(counters)
         log.debug("%s closed", self.name)
 
-    def _end_publication(self) -> None:
-        """Tell processes outside the job that there are no more frames, if this rank puts them."""
-        if self._sending is not None and self._publication is not None:
-            self._publication.end()
+    @property
+    def _end(self) -> Put | Get | None:
+        return self._sending or self._receiving
 
     def _abandon(self) -> None:
         self._is_closed = True
@@ -297,24 +286,20 @@ class Channel(NodeObject):
         if self._publication is not None:
             self._publication.abandon()
             self._publication = None
-        for end in (self._sending, self._receiving):
-            if end is not None:
-                end.close()
+        if (end := self._end) is not None:
+            end.close()
         # The blocks hold arrays, and an open one may outlive the channel.
         self._sending = self._receiving = None
         self._counters = NO_COUNTERS
 
     def _let_go(self) -> bool:
-        return not any(end is not None and end.is_open for end in (self._sending, self._receiving))
+        end = self._end
+        return end is None or not end.is_open
 
     def _pending(self) -> list[int]:
         """Return the ranks whose signals this rank's streams wait for."""
-        end = self._sending or self._receiving
+        end = self._end
         return [] if end is None else end.pending()
-
-    def _arrays(self) -> list[Any]:
-        """Return the slots as arrays; with an ellipsis, since a frame may have no axes."""
-        return [self._window.array[i, ...] for i in range(self.slots)]
 
     def _refuse(self, call: str, roles: str, block: Block | None) -> NoReturn:
         """Raise the reason why a call is not allowed now, or on this rank."""
@@ -326,9 +311,7 @@ class Channel(NodeObject):
                 f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
                 "channel with producer= and consumers=."
             )
-        if block.is_open:
-            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
-        raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
+        block.refuse(failed)
 
     def __repr__(self) -> str:
         is_named = not self.name.startswith("channel ")

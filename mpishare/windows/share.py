@@ -90,31 +90,28 @@ def share(
 
         def inspect() -> tuple[dict[str, Any], dict[str, Any] | None]:
             same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
-            if not is_each:
-                same["owner"] = owner_of(context, call, owner)
-            if context.rank == same.get("owner", context.rank):
-                mine.append(inspect_source(context, call, source, copy))
             if is_each:
-                same["dtype"] = str(mine[0].dtype)
-            return same, mine[0].describe() if mine else None
+                mine.append(inspect_source(context, call, source, copy))
+                return same | {"dtype": str(mine[0].dtype)}, mine[0].describe()
+            same["owner"] = owner_of(context, call, owner)
+            if context.rank != same["owner"]:
+                return same, None
+            mine.append(inspect_source(context, call, source, copy))
+            return same, mine[0].describe()
 
         def write(array: Any) -> None:
             array[...] = context.backend.xp.asarray(mine[0].array)
 
         same, replies = agree(context, call, inspect)
         rank = same.get("owner")
-        found = [None if reply is None else segment_of(reply) for reply in replies]
-        segments = [None if each is None else each[0] for each in found]
-        dtype = segment_of(replies[context.rank if rank is None else rank])[1]
-        exported = mine[0].exported if mine else None
-        window = make_window(context, call, segments, dtype, rank, write, exported, name=name)
-    if mine and mine[0].why_copied:
-        log.warning(
-            "%s: rank %d's array was copied, not shared in place: %s",
-            window.name,
-            context.rank,
-            mine[0].why_copied,
-        )
+        segments = [None if reply is None else segment_of(reply)[0] for reply in replies]
+        _, dtype = segment_of(replies[context.rank if rank is None else rank])
+        contents = (mine[0].exported or write) if mine else None
+        window = make_window(context, call, segments, dtype, rank, contents, name=name)
+    why = mine[0].why_copied if mine else ""
+    if why:
+        text = "%s: rank %d's array was copied, not shared in place: %s"
+        log.warning(text, window.name, context.rank, why)
     return window
 
 
@@ -145,24 +142,16 @@ def inspect_source(
     found = Source(array, Segment(shape, _f_strides(array)), dtype)
     if copy is True:
         return found
-    try:
-        given = _export(context, array, nbytes)
-    except CudaError as error:
-        if copy is False:
-            raise
-        given = Refusal(str(error), "")
-    if copy is None and isinstance(given, Exported) and given.doubt is not None:
-        given = given.doubt
-    if isinstance(given, Refusal):
-        if copy is False:
-            raise UnsupportedError(
-                f"{call}(copy=False){place} failed: the array cannot be shared in place: "
-                f"{given.why}. {given.remedy}."
-            )
-        found.why_copied = given.why
+    given = _export(context, array, nbytes, copy)
+    if isinstance(given, Exported):
+        found.exported, found.segment = given, Segment(shape, tuple(array.strides))
+    elif copy is False:
+        raise UnsupportedError(
+            f"{call}(copy=False){place} failed: the array cannot be shared in place: {given.why}. "
+            f"{given.remedy}."
+        )
     else:
-        found.exported = given
-        found.segment = Segment(shape, tuple(array.strides))
+        found.why_copied = given.why
     return found
 
 
@@ -189,21 +178,35 @@ def _as_array(context: NodeContext, call: str, source: Any) -> Any:
     return np.asarray(source)  # a tensor in host memory, a list
 
 
-def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal:
-    """Return the array's memory for other ranks to map, or the reason why they cannot."""
+def _export(context: NodeContext, array: Any, nbytes: int, copy: bool | None) -> Exported | Refusal:
+    """Return the array's memory for other ranks to map, or the reason why to copy it."""
     if not nbytes:
         return Exported(EmptyMemory(context.backend.xp), Kind.EMPTY, "", 0, 0)
+    address, span = address_of(array), _span(array)
+    if isinstance(span, Refusal):
+        return span
+    if (part := _window_part(context, address, span)) is not None:
+        return part
+    try:
+        given = context.in_place.export(array, address, span, is_host=isinstance(array, np.ndarray))
+    except CudaError as error:
+        if copy is False:
+            raise
+        return Refusal(str(error), "")
+    doubt = given.doubt if isinstance(given, Exported) and copy is None else None
+    return doubt or given
+
+
+def _span(array: Any) -> int | Refusal:
+    """Return the bytes from the first element of an array to the end of the last."""
     steps = [(n, step) for n, step in zip(array.shape, array.strides, strict=True) if n > 1]
     if any(step <= 0 for _, step in steps):
         return Refusal(
             f"its strides are {array.strides}, and must be positive",
             "Share the array that it is a view of, or pass copy=True",
         )
-    address = address_of(array)
-    span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
-    if (part := _window_part(context, address, span)) is not None:
-        return part
-    return context.in_place.export(array, address, span, is_host=isinstance(array, np.ndarray))
+    span: int = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
+    return span
 
 
 def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | None:

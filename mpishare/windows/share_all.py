@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,8 @@ from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import numpy as np
 
     from mpishare.coordination.counters import Counters
@@ -58,6 +61,7 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
         packed, layouts, numbers = replies[same["owner"]]
         found = [_Leaf(*segment_of(each), each["is_copied"]) for each in layouts]
         windows = _make(context, same["owner"], [found[number] for number in numbers], mine)
+    _warn_of_copies(windows, mine)
     return unpack(packed, windows)
 
 
@@ -115,43 +119,59 @@ def _make(
     context: NodeContext, owner: int, leaves: list[_Leaf], sources: list[Source]
 ) -> list[Window]:
     """Make the windows: of parts of one new allocation, or of what is shared in place."""
-    copied = [n for n, leaf in enumerate(leaves) if leaf.is_copied]
-    in_place = [n for n, leaf in enumerate(leaves) if not leaf.is_copied]
-    sizes = [rounded(leaves[n].nbytes) for n in copied]
-    *begins, total = accumulate(sizes, initial=0)
-
-    def fill(memory: Memory) -> None:
-        whole = memory.array((total,), "u1")  # holds the memory's anchor for all arrays
-        for n, begin in zip(copied, begins, strict=True):
-            segment, dtype, _ = leaves[n]
-            array = memory.array(segment.shape, dtype, segment.strides, begin)
-            array[...] = context.backend.xp.asarray(sources[n].array)
-        del whole
-
-    given: list[Given] = [each.exported for each in sources if each.exported is not None]
-    each_nbytes: list[list[int]] = [[] for _ in range(context.size)]
+    in_place, copied, spans = _lay_out(leaves)
+    each_nbytes: list[list[int]] = [[]] * context.size
     each_nbytes[owner] = [leaves[n].nbytes for n in in_place]
+    given: list[Given] = [each.exported for each in sources if each.exported is not None]
     if copied:
-        each_nbytes[owner].append(total)
+        each_nbytes[owner].append(sum(nbytes for _, nbytes in spans))
+        fill = partial(_fill, context, leaves, sources, dict(zip(copied, spans, strict=True)))
         given += [fill] if context.rank == owner else []
     with ranges.span(_CALL), undoing(context, _CALL) as undo:
         handles, memories = share_memory(context, _CALL, each_nbytes, given, undo)
         per_window = epoch_counters(context.size)
         counters = [context.take_counters(_CALL, per_window) for _ in leaves]
-    shared = dict(zip(in_place, zip(memories[owner], handles[owner], strict=True), strict=False))
-    if copied:
-        parts = cut(memories[owner][-1], list(zip(begins, sizes, strict=True)))
-        shared |= {n: (part, "") for n, part in zip(copied, parts, strict=True)}
-    windows = [
-        _window(context, owner, words, leaf, *shared[n])
-        for n, (leaf, words) in enumerate(zip(leaves, counters, strict=True))
+    found = memories[owner]
+    parts = [*found[:-1], *cut(found[-1], spans)] if copied else found
+    memory_of = dict(zip([*in_place, *copied], parts, strict=True))
+    handle_of = dict(zip(in_place, handles[owner], strict=False))
+    return [
+        _window(context, owner, counters[n], leaf, memory_of[n], handle_of.get(n, ""))
+        for n, leaf in enumerate(leaves)
     ]
+
+
+def _lay_out(leaves: list[_Leaf]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Return the numbers of the arrays in place and of the copies, and the copies' spans."""
+    numbers: tuple[list[int], list[int]] = [], []
+    for number, leaf in enumerate(leaves):
+        numbers[leaf.is_copied].append(number)
+    sizes = [rounded(leaves[number].nbytes) for number in numbers[True]]
+    return *numbers, list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+
+def _fill(
+    context: NodeContext,
+    leaves: Sequence[_Leaf],
+    sources: Sequence[Source],
+    spans: Mapping[int, tuple[int, int]],
+    memory: Memory,
+) -> None:
+    """Copy the owner's arrays into the new memory."""
+    whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
+    for n, (begin, _) in spans.items():
+        (shape, strides), dtype, _ = leaves[n]
+        array = context.backend.xp.asarray(sources[n].array)
+        memory.array(shape, dtype, strides, begin)[...] = array
+    del whole
+
+
+def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:
     why = [(w.name, s.why_copied) for w, s in zip(windows, sources, strict=False) if s.why_copied]
     if why:
         log.warning(
             "%s: %d arrays were copied, not shared in place; %s: %s", _CALL, len(why), *why[0]
         )
-    return windows
 
 
 def _window(
@@ -183,27 +203,30 @@ def pack(
     """
     if id(tree) in around:
         raise TypeError(f"{_CALL} failed: {path} is a {type(tree).__name__} that contains itself")
-    around = *around, id(tree)
 
-    def packed(tree: Any, place: str) -> Any:
-        return pack(tree, add_leaf, f"{path}{place}", around)
+    def items(places: Iterable[tuple[str, Any]]) -> list[Any]:
+        return [pack(each, add_leaf, path + at, (*around, id(tree))) for at, each in places]
 
     if isinstance(tree, Mapping):
-        for key in tree:
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                raise TypeError(
-                    f"{_CALL} failed: {path} has the key {key!r}, which is neither a str nor an int"
-                )
+        _check_keys(tree, path)
         # Pairs, since keys of JSON's own objects are texts.
-        return ["dict", *([key, packed(tree[key], f"[{key!r}]")] for key in tree)]
+        found = items((f"[{key!r}]", each) for key, each in tree.items())
+        return ["dict", *zip(tree, found, strict=True)]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        names = [*tree._fields]
-        items = [packed(getattr(tree, name), f".{name}") for name in names]
-        return ["named", type(tree).__name__, names, *items]
+        found = items((f".{name}", getattr(tree, name)) for name in tree._fields)
+        return ["named", type(tree).__name__, [*tree._fields], *found]
     if isinstance(tree, list | tuple):
-        items = [packed(each, f"[{at}]") for at, each in enumerate(tree)]
-        return ["tuple" if isinstance(tree, tuple) else "list", *items]
+        kind = "tuple" if isinstance(tree, tuple) else "list"
+        return [kind, *items(zip(map("[{}]".format, range(len(tree))), tree, strict=True))]
     return add_leaf(tree, path)
+
+
+def _check_keys(tree: Mapping[Any, Any], path: str) -> None:
+    for key in tree:
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise TypeError(
+                f"{_CALL} failed: {path} has the key {key!r}, which is neither a str nor an int"
+            )
 
 
 def unpack(packed: Any, leaves: list[Any]) -> Any:
