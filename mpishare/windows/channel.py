@@ -371,15 +371,24 @@ def make_channel(
     except BaseException:
         context.counter_pool.give(counters)
         raise
-    publication: Publication | None = None
-    if name is not None:
-        segments = [Segment(window.shape[1:]) if r == source else None for r in range(context.size)]
-        with ExitStack() as undo:
-            undo.callback(context.counter_pool.give, counters)
-            undo.callback(window.close)
-            handles = [""] * context.size
-            publication = Publication(context, call, name, segments, handles, window.dtype, lag)
-            undo.callback(publication.discard)
-            context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
-            undo.pop_all()
+    publication = None if name is None else _publish(context, call, window, counters, same)
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
+
+
+def _publish(
+    context: NodeContext, call: str, window: Window, counters: Counters, same: dict[str, Any]
+) -> Publication:
+    """Let processes outside the job attach to the frames; undo the channel where that fails."""
+    segments: list[Segment | None] = [None] * context.size
+    segments[same["producer"]] = Segment(window.shape[1:])
+    handles = [""] * context.size
+    with ExitStack() as undo:
+        undo.callback(context.counter_pool.give, counters)
+        undo.callback(window.close)
+        publication = Publication(
+            context, call, same["name"], segments, handles, window.dtype, same["lag"]
+        )
+        undo.callback(publication.discard)
+        context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
+        undo.pop_all()
+    return publication

@@ -103,13 +103,12 @@ def share(
             array[...] = context.backend.xp.asarray(mine[0].array)
 
         same, replies = agree(context, call, inspect)
-        rank = same.get("owner")
-        segments = [None if reply is None else segment_of(reply)[0] for reply in replies]
-        _, dtype = segment_of(replies[context.rank if rank is None else rank])
+        rank = same.get("owner", context.rank)
+        segments = [reply and segment_of(reply)[0] for reply in replies]
+        _, dtype = segment_of(replies[rank])
         contents = (mine[0].exported or write) if mine else None
-        window = make_window(context, call, segments, dtype, rank, contents, name=name)
-    why = mine[0].why_copied if mine else ""
-    if why:
+        window = make_window(context, call, segments, dtype, same.get("owner"), contents, name=name)
+    for why in filter(None, [each.why_copied for each in mine]):
         text = "%s: rank %d's array was copied, not shared in place: %s"
         log.warning(text, window.name, context.rank, why)
     return window
