@@ -16,6 +16,7 @@ from mpishare.windows.event import Event, make_event
 from mpishare.windows.pool import Pool, make_pool
 from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
+from mpishare.windows.window import close_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -551,8 +552,7 @@ class Node(NotPicklable):
             return
         agreement.check()
         try:
-            for child in context.children:
-                child.close()
+            close_in_turn(context, context.children)
             context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:
