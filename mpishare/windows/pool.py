@@ -34,7 +34,7 @@ from mpishare.windows.undo import undoing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, OwnMemory, PeerMemory
+    from mpishare.backends import Backend, OwnMemory
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
@@ -123,7 +123,7 @@ class Pool(NodeObject):
 
     def _allocate(self, call: str, own: OwnBlocks, shape: Shape, dtype: Any, stream: Any) -> Any:
         sizes, found = check_layout(self._context, call, shape, dtype)
-        number, keeper = self._enter(call, stream)
+        number, keeper = enter(self._context.backend, call, stream)
         nbytes = math.prod(sizes) * found.itemsize
         layout = BlockLayout(0, sizes, compact_strides(sizes, found.itemsize), found)
         try:
@@ -250,7 +250,7 @@ class Pool(NodeObject):
             raise ValueError(  # noqa: TRY004  the rank is the wrong value
                 f"{call} failed: rank {self.owner} is the owner, and has the array already"
             )
-        number, keeper = self._enter(call, stream)
+        number, keeper = enter(self._context.backend, call, stream)
         try:
             block, layout = unpack(self._key, handle)
             return blocks.open(block, layout, number, keeper)
@@ -363,9 +363,6 @@ class Pool(NodeObject):
             )
         return self._blocks
 
-    def _enter(self, call: str, stream: Any) -> tuple[int, Any]:
-        return enter(self._context.backend, call, stream)
-
 
 def enter(backend: Backend, call: str, stream: Any) -> tuple[int, Any]:
     """Return the stream of a call, and what keeps it alive; it must not be under capture."""
@@ -394,21 +391,16 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
         undo.local.callback(words.close)
         if not is_owner:
             words.close_file()  # its owner reserves the pages
-        mine, imported = _share_memory(context, call, own, nbytes, undo)
         table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-        blocks: OwnBlocks | OpenBlocks
-        if mine is not None:
-            blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
-        elif imported is not None:
-            blocks = OpenBlocks(context.backend, imported, table)
+        blocks = _share_blocks(context, call, own, nbytes, table, undo)
 
         def open_door() -> tuple[PoolDoor | None, list[str]]:
-            if mine is None or isinstance(blocks, OpenBlocks):
+            if isinstance(blocks, OpenBlocks):
                 return None, []
             # The proof that a handle is of this pool: the ranks have the key, and the door gives it
             # to processes of this user alone.
-            key, door, held = os.urandom(32), context.descriptors.door, blocks.held_outside
-            opened = PoolDoor(door, key, context.backend, mine, table, held)
+            key = os.urandom(32)
+            opened = PoolDoor(context.descriptors.door, key, context.backend, blocks)
             undo.local.callback(opened.close)
             return opened, [key.hex(), opened.address]
 
@@ -432,10 +424,10 @@ def pool_here(address: str) -> Pool | None:
     return pool
 
 
-def _share_memory(
-    context: NodeContext, call: str, owner: int, nbytes: int, undo: Undo
-) -> tuple[OwnMemory | None, PeerMemory | None]:
-    """Return the memory on its owner, and on another rank that rank's mapping. Collective."""
+def _share_blocks(
+    context: NodeContext, call: str, owner: int, nbytes: int, table: BlockTable, undo: Undo
+) -> OwnBlocks | OpenBlocks:
+    """Make the memory on its owner, map it on the other ranks, and try it. Collective."""
     backend, descriptors = context.backend, context.descriptors
     stream = backend.enter(None)[0]
 
@@ -450,7 +442,7 @@ def _share_memory(
         undo.lent.callback(descriptors.take_back, token)
         return memory, token
 
-    def import_it() -> tuple[tuple[PeerMemory | None, int], str]:
+    def import_it() -> tuple[tuple[Any, int], str]:
         if own is not None:
             address = own.allocate(1, stream)
             return (None, address), own.publish(address).hex()
@@ -477,7 +469,9 @@ def _share_memory(
     (imported, tried), trials = step(import_it)
     step(try_it)
     step(free)
-    return own, imported
+    if own is not None:
+        return OwnBlocks(backend, own, table, partial(_is_dead, context))
+    return OpenBlocks(backend, imported, table)
 
 
 def _supported(call: str, work: Callable[[], T]) -> T:
