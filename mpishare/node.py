@@ -10,11 +10,13 @@ from mpishare.device.window_device import WindowDevice
 from mpishare.errors import closed
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
-from mpishare.windows import allocate, share
+from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel, make_channel
 from mpishare.windows.event import Event, make_event
 from mpishare.windows.pool import Pool, make_pool
+from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
+from mpishare.windows.window import close_in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,7 +187,7 @@ class Node(NotPicklable):
         ValueError
             If `fill` does not fit `dtype`, or another window of this job has the name.
         """
-        return allocate.allocate(self._context, shape, dtype, fill, owner, name=name)
+        return allocate(self._context, shape, dtype, fill, name, owner=owner)
 
     def allocate_each(
         self,
@@ -224,7 +226,7 @@ class Node(NotPicklable):
         CudaError, UnsupportedError, PeerError, MismatchError, ValueError
             As `allocate`.
         """
-        made = allocate.allocate_each(self._context, shape, dtype, fill, name=name, signals=signals)
+        made = allocate(self._context, shape, dtype, fill, name, is_each=True, signals=signals)
         if signals and self._context.backend.has_streams:
             made._device = WindowDevice(self._context, made, int(signals))
         return made
@@ -282,7 +284,7 @@ class Node(NotPicklable):
         only the array.
         Negative strides are refused. Closing the window leaves the array as it is.
         """
-        return share.share(self._context, source, owner, copy, name=name)
+        return share(self._context, source, copy, name, owner=owner)
 
     def share_each(
         self,
@@ -316,7 +318,7 @@ class Node(NotPicklable):
         UnsupportedError, TypeError, PeerError, MismatchError
             As `share`.
         """
-        return share.share_each(self._context, source, copy, name=name)
+        return share(self._context, source, copy, name, is_each=True)
 
     def share_all(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Any:
         """Share many arrays of one rank at once: a tree of them, with a window for each.
@@ -369,7 +371,7 @@ class Node(NotPicklable):
         waiters : sequence of int, optional
             The ranks that wait. Default: all others.
         """
-        return make_event(self._context, self.leader if owner is None else owner, waiters)
+        return make_event(self._context, owner, waiters)
 
     def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
         """Make a pool of memory that one rank allocates array by array, and others open.
@@ -395,7 +397,7 @@ class Node(NotPicklable):
         PeerError, MismatchError
             As `allocate`.
         """
-        return make_pool(self._context, self.leader if owner is None else owner, max_nbytes)
+        return make_pool(self._context, owner, max_nbytes)
 
     def channel(
         self,
@@ -443,8 +445,9 @@ class Node(NotPicklable):
         CudaError, UnsupportedError, PeerError, MismatchError
             As `allocate`.
         """
-        source = self.leader if producer is None else producer
-        return make_channel(self._context, shape, dtype, slots, source, consumers, deal, name, lag)
+        return make_channel(
+            self._context, shape, dtype, slots, producer, consumers, deal, name, lag
+        )
 
     def launch(
         self,
@@ -549,8 +552,7 @@ class Node(NotPicklable):
             return
         agreement.check()
         try:
-            for child in context.children:
-                child.close()
+            close_in_turn(context, context.children)
             context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:

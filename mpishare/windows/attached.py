@@ -7,83 +7,30 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.arguments import require_duration, require_wait
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.windows.description import MAX_FDS, VERSION, Description
-from mpishare.windows.joined import join
+from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
 from mpishare.windows.names import check_name, find, job_text, listed
 from mpishare.windows.readers import CudaReader, HostReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy as np
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.visit import Visit
-
-    Copied = tuple[int, dict[int, Any], dict[str, Any]]
+    from mpishare.windows.readers import Drained, Reader
 
 _PAUSE_S = 0.0005
 # Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.
 _TRIES = 16
-
-
-class Frame:
-    """A snapshot: copies that belong to this process.
-
-    Attributes
-    ----------
-    number : int
-        From 1: the number of calls of each rank to `Window.snapshot`; of frames of the channel.
-    numbers : dict
-        What the ranks gave `Window.snapshot` by name; of the lowest rank that gave the name.
-    """
-
-    def __init__(self, number: int, arrays: dict[int, Any], numbers: dict[str, Any]) -> None:
-        self.number = number
-        self.numbers = numbers
-        self._arrays = arrays
-
-    @property
-    def array(self) -> Any:
-        """The whole window, or the first rank's segment where each rank has one."""
-        return next(iter(self._arrays.values()))
-
-    def segment(self, rank: int) -> Any:
-        """Return that rank's segment; ValueError if it has none."""
-        if rank not in self._arrays:
-            raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
-        return self._arrays[rank]
-
-    def whole(self, dims: Sequence[int], width: Any = 0) -> Any:
-        """Return a new array of the whole of a Cartesian grid, joined from all segments.
-
-        Parameters
-        ----------
-        dims : sequence of int
-            The number of ranks along each axis of the segments, as of ``Create_cart`` of MPI; 1
-            along an axis that is not cut. The ranks lie row by row, as MPI numbers them. Blocks may
-            be of uneven size.
-        width : int, or sequence of int or (low, high)
-            The ghosts of each segment, which are left out: as of `HaloExchange`, but the same on
-            all ranks.
-
-        Raises
-        ------
-        ValueError
-            If the segments do not fit together so.
-        """
-        return join(self._arrays, dims, width)
-
-    def __repr__(self) -> str:
-        return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
 
 
 class Attached:
@@ -129,16 +76,12 @@ class Attached:
         self._lag = window.lag
         self._why_closed = f"{name!r} is closed"
         self._cursor = 0  # of a channel: the number of the last frame that was read
-        self._rest: deque[Copied] = deque()  # its frames that were copied when its memory went
-        self._last: int | None = None  # the number of its last frame, once it was ended
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
-        self._reader: CudaReader | HostReader | None = None
         is_on_gpu = window.backend == "cuda"
-        backend = self._open_memory(fds[0], window) if is_on_gpu else None
-        if self._reader is None:
-            self._reader = HostReader(fds[0], window)
+        backend, reader = self._open_memory(fds[0], window) if is_on_gpu else (None, None)
+        self._reader: Reader | Drained = reader or HostReader(fds[0], window)
         if self._lag:
             self._begin_at_the_next(name)
         elif self._why_not_here:
@@ -242,24 +185,9 @@ class Attached:
             frame that came, if the job was killed, failed or exited before it ended the channel.
         """
         number = self._cursor
-        found: list[Frame] = []
-
-        def has_next() -> bool:
-            return self._read(number, found) or self._is_last(number) or self._look_over()
-
         if self._lag:
             self._check_open()
-        while not self._is_closed:
-            poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
-            if not found and not self._read(number, found):  # the last one, after the end
-                if self._lag and not self._is_closed and not self._is_last(number):
-                    raise ClosedError(
-                        f"the job of {self.name!r} is gone, but the channel was not ended behind "
-                        f"frame {number}: later ones may be missing. It was killed or failed, or "
-                        "exited without close()."
-                    )
-                return
-            frame = found.pop()
+        while (frame := self._next(number)) is not None:
             number = frame.number
             if self._lag:
                 self._cursor = number
@@ -295,14 +223,19 @@ class Attached:
 
     # --- making
 
-    def _open_memory(self, fd: int, window: Description) -> CudaBackend | None:
-        """Map the segments on this process's GPU, all that can be; None where none can."""
+    def _open_memory(
+        self, fd: int, window: Description
+    ) -> tuple[CudaBackend | None, CudaReader | None]:
+        """Map the segments on this process's GPU, as far as it can; return no backend if none is.
+
+        The reader is of frames there, None unless all can be mapped.
+        """
         try:
             backend, hidden = open_gpu([segment.uuid for segment in self._segments])
         except (UnsupportedError, CudaError) as error:
             self._why_not_here = str(error).rstrip(".")
             self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
-            return None
+            return None, None
         self._visit.ask({"maps": True})
         reader = CudaReader(fd, window, backend)
         if self._refusals:  # shared in place: their snapshots alone can be mapped
@@ -317,24 +250,40 @@ class Attached:
                         segment.shape, self.dtype, segment.strides
                     )
         if not self._why_not_here:
-            self._reader = reader
-            return backend
-        reader.close()
+            return backend, reader
+        reader.close(None)
         if not self._memories:
             self._visit.ask({"maps": False})
-            return None
-        return backend
+            return None, None
+        return backend, None
 
     # --- reading
+
+    def _next(self, than: int) -> Frame | None:
+        """Wait for a frame whose number is above `than`; return None behind the last one."""
+        found: list[Frame] = []
+
+        def has_next() -> bool:
+            return self._read(than, found) or self._is_last(than) or self._look_over()
+
+        if self._is_closed:
+            return None
+        poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
+        if found or self._read(than, found):  # the last one, after the end
+            return found.pop()
+        if self._lag and not self._is_closed and not self._is_last(than):
+            raise ClosedError(
+                f"the job of {self.name!r} is gone, but the channel was not ended behind frame "
+                f"{than}: later ones may be missing. It was killed or failed, or exited without "
+                "close()."
+            )
+        return None
 
     def _read(self, than: int, found: list[Frame]) -> bool:
         """Add the newest snapshot to `found`, if its number is above `than`."""
         for _ in range(_TRIES):
             with self._lock:
-                if self._rest:
-                    copied: Copied | None = self._rest.popleft()
-                else:
-                    copied = None if self._reader is None else self._reader.read(than)
+                copied = self._reader.read(than)
             if copied is None:
                 return False
             if copied[0]:
@@ -346,7 +295,7 @@ class Attached:
 
     def _begin_at_the_next(self, name: str) -> None:
         """Let the frames of a channel begin with the first that is put from now on."""
-        if self._why_not_here or self._reader is None:
+        if self._why_not_here:
             raise UnsupportedError(
                 f"attach({name!r}) failed: it is a channel on GPUs, whose frames cannot be mapped "
                 f"here: {self._why_not_here}. Attach where its producer's GPU is visible."
@@ -356,15 +305,12 @@ class Attached:
     def _is_last(self, number: int) -> bool:
         """Whether a channel was ended behind this frame."""
         with self._lock:
-            last = self._last if self._reader is None else self._reader.last()
-            return last == number
+            return self._reader.last() == number
 
     def _cut_off(self) -> None:
         """Close this process's side of a channel that it read too slowly, and tell the job."""
         with self._lock:
-            newest = self._cursor + self._lag + 1  # at least
-            if self._reader is not None:
-                newest = max(self._reader.numbers().values())
+            newest = max(self._reader.numbers().values())
         missed = newest - self._lag - self._cursor
         self._why_closed = (
             f"{self.name!r} has cut off this process, which was too slow: it missed {missed} "
@@ -395,7 +341,7 @@ class Attached:
 
     def _check_room(self) -> None:
         with self._lock:
-            ranks = self._reader.failed() if self._why_not_here and self._reader else []
+            ranks = self._reader.failed() if self._why_not_here else []
         if ranks:
             raise UnsupportedError(
                 f"no snapshots of {self.name!r} here: {self._why_not_here}, and ranks {ranks} have "
@@ -404,7 +350,7 @@ class Attached:
 
     def _late(self, wait_s: float) -> PeerTimeout:
         with self._lock:
-            numbers = self._reader.numbers() if self._reader is not None else {}
+            numbers = self._reader.numbers()
         taken = ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items())
         without = [rank for rank, number in numbers.items() if not number]
         why = (
@@ -421,14 +367,6 @@ class Attached:
         """In a thread: when the window closes, unmap before its owners free the memory."""
         backend.enter_thread()
         self._visit.wait_until_over()
-        with self._lock:
-            while self._lag and self._reader is not None:
-                than = self._rest[-1][0] if self._rest else self._cursor
-                if (copied := self._reader.read(than)) is None:
-                    break
-                self._rest.append(copied)
-                if not copied[0]:
-                    break  # too late: the loop raises when it comes to this frame
         self._is_over = True
         self._let_go()
 
@@ -436,14 +374,12 @@ class Attached:
         """Unmap memory without arrays, and end the lease when no memory is left."""
         with self._lock:
             self._arrays.clear()
-            if self._reader is not None:
-                self._last = self._reader.last()
-                self._reader.close()
-                self._reader = None
+            rest = self._lag and not self._is_closed
+            self._reader = self._reader.close(self._cursor if rest else None)
             self._memories = [memory for memory in self._memories if not memory.close()]
             for memory in self._memories:
                 memory.when_dropped(self._let_go)
-            if self._memories or not (self._is_closed or self._is_over):
+            if self._memories:
                 return
             self._visit.hang_up()  # the thread wakes up, and calls this method too
             if self._is_over or self._thread is None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-import operator
+import sys
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.backends.streams import handle_of
-from mpishare.coordination.agreement import require_same
-from mpishare.coordination.arguments import is_int, require_bool
+from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.allocate import check_layout, make_window
-from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters, dealt_part
-from mpishare.windows.event import receivers
+from mpishare.windows.allocate import make_window
+from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
+from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
-from mpishare.windows.slots import Block, Get, Put, channel_counters, free_at
+from mpishare.windows.slots import Get, Put, Ring, channel_counters, free_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,21 +89,20 @@ class Channel(NodeObject):
         self._check = context.agreement.check
         self._window = window
         self._counters = counters
-        self._is_ended = False
         self._sending: Put | None = None
         self._receiving: Get | None = None
-        if context.rank == producer and deal and consumers:
-            self._sending = DealtPut(context, counters, self._arrays(), self.name, consumers)
-        elif context.rank == producer:
+        # With an ellipsis, since a frame may have no axes.
+        arrays = [window.array[i, ...] for i in range(self.slots)]
+        ring = Ring(context, self.name, counters, arrays)
+        if context.rank == producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
-            self._sending = Put(context, counters, self._arrays(), self.name, awaited)
-        elif context.rank in consumers:
-            kind, mine, place = Get, counters, consumers.index(context.rank)
-            if deal:
-                kind, mine, place = DealtGet, dealt_part(counters, place), 0
-            self._receiving = kind(context, mine, self._arrays(), self.name, producer, place)
-        if self._sending is not None:
+            is_dealt = deal and consumers
+            self._sending = DealtPut(ring, consumers) if is_dealt else Put(ring, awaited)
             self._sending.publication = publication
+        elif context.rank in consumers:
+            place = consumers.index(context.rank)
+            self._receiving = (DealtGet if deal else Get)(ring, producer, place)
+        self._idle_count = self._references()
         context.register(self)
         log.info(
             "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
@@ -154,9 +152,9 @@ class Channel(NodeObject):
             If the stream is being captured.
         """
         self._check()
-        block = self._sending
-        if block is None or block.is_open or self._is_ended:
-            self._refuse("put", f"rank {self.producer} is the producer", block)
+        block: Any = self._sending
+        if block is None or block.is_open or block.is_over:
+            self._require_end("put", f"rank {self.producer} is the producer", block is not None)
         if stream is not None and hasattr(stream, "shape"):
             raise TypeError(
                 f"{self.name}: put failed: it takes no frame, but a stream. Write "
@@ -165,7 +163,7 @@ class Channel(NodeObject):
         if stream is not None:
             handle_of(stream)
         block.stream = stream
-        return block
+        return block  # type: ignore[no-any-return]
 
     def get(self, stream: Stream | None = None) -> Get:
         """Return the block in which a consumer reads the next frame. Consumers only.
@@ -201,13 +199,14 @@ class Channel(NodeObject):
             If the stream is being captured.
         """
         self._check()
-        block = self._receiving
+        block: Any = self._receiving
         if block is None or block.is_open:
-            self._refuse("get", f"ranks {list(self.consumers)} are the consumers", block)
+            is_mine = block is not None
+            self._require_end("get", f"ranks {list(self.consumers)} are the consumers", is_mine)
         if stream is not None:
             handle_of(stream)
         block.stream = stream
-        return block
+        return block  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the frames until the end, each inside a `get` of its own. Consumers only.
@@ -215,16 +214,12 @@ class Channel(NodeObject):
         The current stream counts, anew for each frame. A slot is given back when the next one is
         asked for, and where the loop is left.
         """
-        while True:
-            block = self.get()
-            try:
-                slot = block.__enter__()
-            except EOFError:
-                return
-            try:
-                yield slot
-            finally:
-                block.__exit__(None, None, None)
+        try:
+            while True:
+                with self.get() as slot:
+                    yield slot
+        except EOFError:
+            return
 
     def end(self) -> None:
         """End the stream: after the last frame the consumers get an `EOFError`. Producer only.
@@ -239,13 +234,11 @@ class Channel(NodeObject):
             On a rank that is not the producer.
         """
         self._check()
-        block = self._sending
+        block: Any = self._sending
         if block is None or block.is_open:
-            self._refuse("end", f"rank {self.producer} is the producer", block)
-        if not self._is_ended:
+            self._require_end("end", f"rank {self.producer} is the producer", block is not None)
+        if not block.is_over:
             block.end()
-            self._is_ended = True
-            self._end_publication()
 
     def close(self) -> None:
         """Close the channel on all ranks; a producer ends its stream first.
@@ -265,10 +258,8 @@ class Channel(NodeObject):
         context, call = self._context, f"{self.name}: close"
 
         def finish() -> None:
-            for end in (self._sending, self._receiving):
-                if end is not None:
-                    end.end()
-            self._end_publication()
+            if (end := self._end) is not None:
+                end.end()
             context.drain(call)
 
         context.agreement.step(call, finish)
@@ -288,10 +279,9 @@ class Channel(NodeObject):
         context.counter_pool.give(counters)
         log.debug("%s closed", self.name)
 
-    def _end_publication(self) -> None:
-        """Tell processes outside the job that there are no more frames, if this rank puts them."""
-        if self._sending is not None and self._publication is not None:
-            self._publication.end()
+    @property
+    def _end(self) -> Put | Get | None:
+        return self._sending or self._receiving
 
     def _abandon(self) -> None:
         self._is_closed = True
@@ -299,38 +289,41 @@ class Channel(NodeObject):
         if self._publication is not None:
             self._publication.abandon()
             self._publication = None
-        for end in (self._sending, self._receiving):
-            if end is not None:
-                end.close()
+        if (end := self._end) is not None:
+            end.close()
         # The blocks hold arrays, and an open one may outlive the channel.
         self._sending = self._receiving = None
         self._counters = NO_COUNTERS
 
     def _let_go(self) -> bool:
-        return not any(end is not None and end.is_open for end in (self._sending, self._receiving))
+        end = self._end
+        return end is None or not end.is_open
 
     def _pending(self) -> list[int]:
         """Return the ranks whose signals this rank's streams wait for."""
-        end = self._sending or self._receiving
+        end = self._end
         return [] if end is None else end.pending()
 
-    def _arrays(self) -> list[Any]:
-        """Return the slots as arrays; with an ellipsis, since a frame may have no axes."""
-        return [self._window.array[i, ...] for i in range(self.slots)]
-
-    def _refuse(self, call: str, roles: str, block: Block | None) -> NoReturn:
-        """Raise the reason why a call is not allowed now, or on this rank."""
-        failed = f"{self.name}: {call} failed"
+    def _require_end(self, call: str, roles: str, is_mine: bool) -> None:
+        """Leave a block that was interrupted, or raise the reason why a call is not allowed."""
+        failed, count = f"{self.name}: {call} failed", self._references()
         if self._is_closed:
             raise ClosedError(f"{failed}: the channel is closed")
-        if block is None:
+        if not is_mine:
             raise ValueError(
                 f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
                 "channel with producer= and consumers=."
             )
-        if block.is_open:
-            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
-        raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
+        end: Any = self._end
+        # A handler of a signal may raise as a block ends, before the first line of its end has run.
+        # Then the block has the reference of the caller alone, once that exception is gone; the
+        # with statement of an open block has one more.
+        if not end.is_open or count > self._idle_count + 1:
+            end.refuse(failed)
+        end.__exit__(EpochError, None, None)  # no frame is sent
+
+    def _references(self) -> int:
+        return sys.getrefcount(self._end)
 
     def __repr__(self) -> str:
         is_named = not self.name.startswith("channel ")
@@ -356,33 +349,33 @@ def make_channel(
     """Make a channel. Collective; see `Node.channel`."""
     call = "Node.channel"
 
-    def check() -> dict[str, Any]:
+    def check() -> tuple[dict[str, Any], None]:
         extents, found = check_layout(context, call, shape, dtype)
-        source = context.rank_of(call, producer)
+        source = owner_of(context, call, producer)
         ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
         is_dealt = require_bool(f"{call} failed: ", "deal", deal)
-        count = _slots(call, (2 * len(ranks) or 1) if slots is None and is_dealt else slots)
+        default = 2 * len(ranks) or 1 if is_dealt else _SLOTS
+        count = default if slots is None else count_of(call, "slots", slots)
         check_layout(context, call, (count, *extents), found)  # all of them can be addressed
-        return {
-            "shape": list(extents),
+        same = {
+            "shape": extents,
             "dtype": str(found),
             "slots": count,
             "producer": source,
             "consumers": ranks,
             "deal": is_dealt,
             "name": check_name(call, name),
-            "lag": check_lag(call, lag),
+            "lag": count_of(call, "lag", lag, MOST_LAG),
         }
+        return same, None
 
-    replies = context.begin(call, check)
-    require_same(call, replies, context.rank)
+    same, _ = agree(context, call, check)
     context.release_retained()  # else a loop of channels would keep the slots of each
-    source: int = replies[0]["producer"]
-    ranks: tuple[int, ...] = tuple(replies[0]["consumers"])
+    source, ranks = same["producer"], tuple(same["consumers"])
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
     segments: list[Segment | None] = [None] * context.size
-    segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
+    segments[owner] = Segment((same["slots"], *same["shape"]))
     count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
     counters = context.take_counters(call, count)
     try:
@@ -390,36 +383,24 @@ def make_channel(
     except BaseException:
         context.counter_pool.give(counters)
         raise
-    publication: Publication | None = None
-    if name is not None:
-        segments = [Segment(window.shape[1:]) if r == source else None for r in range(context.size)]
-        with ExitStack() as undo:
-            undo.callback(context.counter_pool.give, counters)
-            undo.callback(window.close)
-            handles = [None] * context.size
-            publication = Publication(context, call, name, segments, handles, window.dtype, lag)
-            undo.callback(publication.discard)
-            context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
-            undo.pop_all()
+    publication = None if name is None else _publish(context, call, window, counters, same)
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
 
 
-def check_lag(call: str, lag: Any) -> int:
-    """Return the number of frames that a viewer may be behind, or raise."""
-    if not is_int(lag):
-        raise TypeError(f"{call} failed: lag must be an int, a number of frames, not {lag!r}")
-    if not 1 <= lag <= MOST_LAG:
-        raise ValueError(f"{call} failed: lag must be from 1 to {MOST_LAG} frames, not {lag}")
-    return operator.index(lag)
-
-
-def _slots(call: str, value: Any) -> int:
-    """Return the number of slots that the user gave, or raise `TypeError` or `ValueError`."""
-    if value is None:
-        return _SLOTS
-    if not is_int(value):
-        raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
-    count = operator.index(value)
-    if count < 1:
-        raise ValueError(f"{call} failed: slots must be at least 1, not {count}")
-    return count
+def _publish(
+    context: NodeContext, call: str, window: Window, counters: Counters, same: dict[str, Any]
+) -> Publication:
+    """Let processes outside the job attach to the frames; undo the channel where that fails."""
+    segments: list[Segment | None] = [None] * context.size
+    segments[same["producer"]] = Segment(window.shape[1:])
+    handles = [""] * context.size
+    with ExitStack() as undo:
+        undo.callback(context.counter_pool.give, counters)
+        undo.callback(window.close)
+        publication = Publication(
+            context, call, same["name"], segments, handles, window.dtype, same["lag"]
+        )
+        undo.callback(publication.discard)
+        context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
+        undo.pop_all()
+    return publication

@@ -24,8 +24,7 @@ from mpishare.windows.slots import ENDED, FREE, FULL, SENT, Get, Put
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.coordination.counters import Counters
-    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.slots import Ring
 
 _SLOT = SENT + 1
 _ASKED = FREE + SLOT_WORDS
@@ -37,37 +36,24 @@ def dealt_counters(consumers: int) -> int:
     return _WORDS * consumers
 
 
-def dealt_part(counters: Counters, place: int) -> Counters:
-    """Return the counters of one consumer."""
-    begin, end = _WORDS * place, _WORDS * (place + 1)
-    return counters._replace(view=counters.view[begin:end], address=counters.address + 8 * begin)
-
-
 class DealtPut(Put):
     """The producer's end: a block is entered with any free slot, and left with a frame dealt."""
 
-    def __init__(
-        self,
-        context: NodeContext,
-        counters: Counters,
-        arrays: list[Any],
-        name: str,
-        consumers: Sequence[int],
-    ) -> None:
+    def __init__(self, ring: Ring, consumers: Sequence[int]) -> None:
         self._begins = [_WORDS * place for place in range(len(consumers))]
         awaited = {rank: at + FREE for rank, at in zip(consumers, self._begins, strict=True)}
         mine = [at + FULL for at in self._begins]
-        super().__init__(context, counters, arrays, name, awaited, mine)
-        self._wait_for_stream = context.wait_until
+        super().__init__(ring, awaited, mine)
+        self._wait_for_stream = ring.context.wait_until
         self._dealt = [0] * len(consumers)
         # The consumer of each slot's last frame, and the number of this frame among its own.
-        self._last = [(0, 0)] * len(arrays)
+        self._last = [(0, 0)] * len(ring.arrays)
         self._slot = self._chosen = 0
         self._is_full = False  # this rank's host waits for a slot
 
     def __enter__(self) -> Any:
-        if self.is_open or self._is_over:
-            self._refuse()
+        if self.is_open or self.is_over:
+            self.refuse()
         if self._signals is not None:
             self._signals.enter(self.stream)
         if not self._find_slot():
@@ -80,28 +66,26 @@ class DealtPut(Put):
         return self._arrays[self._slot]
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        is_sent = kind is None and self.is_open and not self._agreement.is_forked
+        if kind is not None or not self.is_open or self._agreement.is_forked:
+            super().__exit__(kind, error, trace)
+            return
         try:
-            if is_sent and not self._find_consumer():
+            if not self._find_consumer():
                 self._wait_until(self._find_consumer)
         except BaseException as raised:
-            kind = type(raised)  # the frame is not sent
+            super().__exit__(type(raised), raised, None)  # the frame is not sent
             raise
+        self._aim()
+        try:
+            super().__exit__(None, None, None)
         finally:
-            if is_sent and kind is None:
-                self._aim()
-            try:
-                super().__exit__(kind, error, trace)
-            finally:
-                # Also where an interrupt came behind the signal, amid the copy for viewers.
-                if is_sent and kind is None and self._count > self._dealt[self._chosen]:
-                    self._dealt[self._chosen] = self._count
-                    self._last[self._slot] = self._chosen, self._count
+            # Also where an interrupt came behind the signal, amid the copy for viewers.
+            if self._count > self._dealt[self._chosen]:
+                self._dealt[self._chosen] = self._count
+                self._last[self._slot] = self._chosen, self._count
 
-    def end(self) -> None:
+    def _publish_end(self) -> None:
         """Publish to each consumer that its last frame has been sent."""
-        self._is_over = True
-        self._memory_barrier()
         for at, dealt in zip(self._begins, self._dealt, strict=True):
             self._view[at + SENT] = dealt + ENDED
 
@@ -182,8 +166,14 @@ class DealtPut(Put):
 class DealtGet(Get):
     """A consumer's end, on its own counters alone: entering a block asks for a frame."""
 
+    def __init__(self, ring: Ring, producer: int, place: int) -> None:
+        whole, begin = ring.counters, _WORDS * place
+        view, address = whole.view[begin : begin + _WORDS], whole.address + 8 * begin
+        mine = whole._replace(view=view, address=address)
+        super().__init__(ring._replace(counters=mine), producer, 0)
+
     def __enter__(self) -> Any:
-        if not self._is_over:
+        if not self.is_over:
             self._view[_ASKED] = self._count + 1
         super().__enter__()
         return self._arrays[self._view[_SLOT]]

@@ -75,9 +75,7 @@ class Group(NamedTuple):
 class Epochs:
     """The epochs of one window; `counters` are `epoch_counters` many, zeroed."""
 
-    def __init__(
-        self, context: NodeContext, counters: Counters, name: str, *, radix: int | None = None
-    ) -> None:
+    def __init__(self, context: NodeContext, counters: Counters, name: str) -> None:
         self.name = name
         self._counters = counters
         self._check: Callable[..., None] = context.agreement.check
@@ -96,11 +94,12 @@ class Epochs:
         self._await: Callable[[Epochs, CounterOp, Any], None]
         if self._has_streams:  # there a wait costs the host as much as a write
             self._write = self._await = Epochs._enqueue
-            radix = radix or (2 if self._size > FLAT_RANKS else self._size)
+            radix = 2 if self._size > FLAT_RANKS else self._size
         else:
             self._write, self._await = Epochs._store, Epochs._poll
+            radix = RADIX
         self._epoch = 0
-        self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix or RADIX)
+        self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix)
         self._operations = len(self._rounds) + len(self._waits)
         self._make_fence = context.fence
         # Both sides of a pair count, without communication.

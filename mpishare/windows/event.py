@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.streams import handle_of
-from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
 from mpishare.runtime.context import NodeObject
+from mpishare.windows.arguments import agree, owner_of, receivers
 from mpishare.windows.stream_chain import StreamChain
 from mpishare.windows.undo import undoing
 
@@ -211,36 +211,17 @@ class Event(NodeObject):
             raise ClosedError(f"{self.name}: {call} failed: the event is closed")
 
 
-def receivers(
-    context: NodeContext, call: str, source: int, given: Any, roles: tuple[str, str]
-) -> list[int]:
-    """Return the ranks that wait for one rank, in order: those given, else all others."""
-    if given is None:
-        return [rank for rank in range(context.size) if rank != source]
-    sender, name = roles
-    if not hasattr(given, "__iter__"):
-        raise TypeError(
-            f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"
-        )
-    ranks = sorted(context.rank_of(call, rank) for rank in given)
-    if source in ranks or len(set(ranks)) != len(ranks):
-        raise ValueError(f"{call} failed: {name} {ranks} name the {sender}, or a rank twice")
-    return ranks
-
-
 def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:
     """Make an event. Collective; see `Node.event`."""
     call = "Node.event"
     agreement, backend = context.agreement, context.backend
 
-    def check() -> list[Any]:
-        own = context.rank_of(call, owner)
-        return [own, receivers(context, call, own, waiters, ("owner", "waiters"))]
+    def check() -> tuple[dict[str, Any], None]:
+        rank = owner_of(context, call, owner)
+        ranks = receivers(context, call, rank, waiters, ("owner", "waiters"))
+        return {"owner": rank, "waiters": ranks}, None
 
-    replies = context.begin(call, check)
-    require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
-    ranks: list[int]
-    owner, ranks = replies[0]
+    owner, ranks = agree(context, call, check)[0].values()
     with undoing(context, call) as undo:
 
         def create() -> tuple[list[Any], list[str]]:

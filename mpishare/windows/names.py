@@ -96,7 +96,7 @@ def visit_mine(
     can give them any name.
     """
     visits: dict[Listed, Visit] = {}
-    full = [window for window in windows if window.uid == os.getuid()]
+    full = _mine(windows)
     end, wait_s = time.monotonic() + connect_s, 0.0
     while True:
         turn, full = full, []
@@ -114,6 +114,10 @@ def visit_mine(
         if not full or left_s <= 0:
             return visits, full
         wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
+
+
+def _mine(windows: Iterable[Listed]) -> list[Listed]:
+    return [window for window in windows if window.uid == os.getuid()]
 
 
 def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> tuple[Listed, Visit]:

@@ -11,25 +11,21 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import os
 import threading
 import warnings
 import weakref
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.backends import BlockLayout
-from mpishare.coordination.agreement import require_same
-from mpishare.coordination.arguments import is_int
 from mpishare.errors import ClosedError, CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import compact_strides
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.allocate import check_layout
+from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
 from mpishare.windows.pool_door import PoolDoor
 from mpishare.windows.pool_handle import is_inside, pack, unpack
@@ -38,7 +34,7 @@ from mpishare.windows.undo import undoing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, OwnMemory, PeerMemory
+    from mpishare.backends import Backend, OwnMemory
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
@@ -127,7 +123,7 @@ class Pool(NodeObject):
 
     def _allocate(self, call: str, own: OwnBlocks, shape: Shape, dtype: Any, stream: Any) -> Any:
         sizes, found = check_layout(self._context, call, shape, dtype)
-        number, keeper = self._enter(call, stream)
+        number, keeper = enter(self._context.backend, call, stream)
         nbytes = math.prod(sizes) * found.itemsize
         layout = BlockLayout(0, sizes, compact_strides(sizes, found.itemsize), found)
         try:
@@ -254,7 +250,7 @@ class Pool(NodeObject):
             raise ValueError(  # noqa: TRY004  the rank is the wrong value
                 f"{call} failed: rank {self.owner} is the owner, and has the array already"
             )
-        number, keeper = self._enter(call, stream)
+        number, keeper = enter(self._context.backend, call, stream)
         try:
             block, layout = unpack(self._key, handle)
             return blocks.open(block, layout, number, keeper)
@@ -367,9 +363,6 @@ class Pool(NodeObject):
             )
         return self._blocks
 
-    def _enter(self, call: str, stream: Any) -> tuple[int, Any]:
-        return enter(self._context.backend, call, stream)
-
 
 def enter(backend: Backend, call: str, stream: Any) -> tuple[int, Any]:
     """Return the stream of a call, and what keeps it alive; it must not be under capture."""
@@ -386,12 +379,11 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     call = "Node.pool"
     step = partial(context.agreement.step, call)
 
-    def check() -> list[int]:
-        return [context.rank_of(call, owner), _size(call, max_nbytes)]
+    def check() -> tuple[dict[str, int], None]:
+        nbytes = 0 if max_nbytes is None else count_of(call, "max_nbytes", max_nbytes)
+        return {"owner": owner_of(context, call, owner), "max_nbytes": nbytes}, None
 
-    replies = context.begin(call, check)
-    require_same(call, [{"owner": own, "max_nbytes": size} for own, size in replies], context.rank)
-    own, nbytes = replies[0]
+    own, nbytes = agree(context, call, check)[0].values()
     is_owner = context.rank == own
     with ranges.span(call), undoing(context, call) as undo:
         table_nbytes = BlockTable.nbytes_for(context.size)
@@ -399,21 +391,16 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
         undo.local.callback(words.close)
         if not is_owner:
             words.close_file()  # its owner reserves the pages
-        mine, imported = _share_memory(context, call, own, nbytes, undo)
         table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-        blocks: OwnBlocks | OpenBlocks
-        if mine is not None:
-            blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
-        elif imported is not None:
-            blocks = OpenBlocks(context.backend, imported, table)
+        blocks = _share_blocks(context, call, own, nbytes, table, undo)
 
         def open_door() -> tuple[PoolDoor | None, list[str]]:
-            if mine is None or isinstance(blocks, OpenBlocks):
+            if isinstance(blocks, OpenBlocks):
                 return None, []
             # The proof that a handle is of this pool: the ranks have the key, and the door gives it
             # to processes of this user alone.
-            key, door, held = os.urandom(32), context.descriptors.door, blocks.held_outside
-            opened = PoolDoor(door, key, context.backend, mine, table, held)
+            key = os.urandom(32)
+            opened = PoolDoor(context.descriptors.door, key, context.backend, blocks)
             undo.local.callback(opened.close)
             return opened, [key.hex(), opened.address]
 
@@ -437,53 +424,54 @@ def pool_here(address: str) -> Pool | None:
     return pool
 
 
-def _share_memory(
-    context: NodeContext, call: str, owner: int, nbytes: int, undo: Undo
-) -> tuple[OwnMemory | None, PeerMemory | None]:
-    """Return the memory on its owner, and on another rank that rank's mapping. Collective."""
-    backend, descriptors, is_owner = context.backend, context.descriptors, context.rank == owner
+def _share_blocks(
+    context: NodeContext, call: str, owner: int, nbytes: int, table: BlockTable, undo: Undo
+) -> OwnBlocks | OpenBlocks:
+    """Make the memory on its owner, map it on the other ranks, and try it. Collective."""
+    backend, descriptors = context.backend, context.descriptors
     stream = backend.enter(None)[0]
-    with ExitStack() as lent:
 
-        def create() -> tuple[OwnMemory | None, str]:
-            if not is_owner:
-                return None, ""
-            memory = backend.create_pool(nbytes)
-            undo.made.callback(memory.close)
-            fd = memory.export()
-            lent.callback(os.close, fd)
-            token = descriptors.lend(fd)
-            lent.callback(descriptors.take_back, token)
-            return memory, token
+    def create() -> tuple[OwnMemory | None, str]:
+        if context.rank != owner:
+            return None, ""
+        memory = backend.create_pool(nbytes)
+        undo.made.callback(memory.close)
+        fd = memory.export()
+        undo.lent.callback(os.close, fd)
+        token = descriptors.lend(fd)
+        undo.lent.callback(descriptors.take_back, token)
+        return memory, token
 
-        def import_it() -> tuple[tuple[PeerMemory | None, int], str]:
-            if own is not None:
-                address = own.allocate(1, stream)
-                return (None, address), own.publish(address).hex()
-            fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
-            lent.callback(os.close, fd)
-            memory = backend.import_pool(fd)
-            undo.opened.callback(memory.close)
-            return (memory, 0), ""
+    def import_it() -> tuple[tuple[Any, int], str]:
+        if own is not None:
+            address = own.allocate(1, stream)
+            return (None, address), own.publish(address).hex()
+        fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
+        undo.lent.callback(os.close, fd)
+        memory = backend.import_pool(fd)
+        undo.opened.callback(memory.close)
+        return (memory, 0), ""
 
-        def try_it() -> tuple[None, None]:
-            if imported is not None:
-                imported.let_go(imported.open(bytes.fromhex(trials[owner]), 1))
-            return None, None
+    def try_it() -> tuple[None, None]:
+        if imported is not None:
+            imported.let_go(imported.open(bytes.fromhex(trials[owner]), 1))
+        return None, None
 
-        def free() -> tuple[None, None]:
-            if own is not None:
-                own.free([(tried, 1, stream)])
-            return None, None
+    def free() -> tuple[None, None]:
+        if own is not None:
+            own.free([(tried, 1, stream)])
+        return None, None
 
-        def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-            return context.agreement.step_keeping(call, partial(_supported, call, work))
+    def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        return context.agreement.step_keeping(call, partial(_supported, call, work))
 
-        own, tokens = step(create)
-        (imported, tried), trials = step(import_it)
-        step(try_it)
-        step(free)
-    return own, imported
+    own, tokens = step(create)
+    (imported, tried), trials = step(import_it)
+    step(try_it)
+    step(free)
+    if own is not None:
+        return OwnBlocks(backend, own, table, partial(_is_dead, context))
+    return OpenBlocks(backend, imported, table)
 
 
 def _supported(call: str, work: Callable[[], T]) -> T:
@@ -503,14 +491,3 @@ def _is_dead(context: NodeContext, rank: int) -> bool:
     # Only once the watchdog has seen a death: the check takes a system call.
     agreement = context.agreement
     return agreement.failure is not None and not agreement.block.is_running(rank)
-
-
-def _size(call: str, max_nbytes: Any) -> int:
-    if max_nbytes is None:
-        return 0
-    if not is_int(max_nbytes):
-        raise TypeError(f"{call} failed: max_nbytes must be an int, not {max_nbytes!r}")
-    nbytes = operator.index(max_nbytes)
-    if not 0 < nbytes < 1 << 62:
-        raise ValueError(f"{call} failed: max_nbytes must be positive, not {nbytes}")
-    return nbytes

@@ -60,10 +60,10 @@ class OwnBlocks:
         is_dead: Callable[[int], bool],
     ) -> None:
         self._backend = backend
-        self._memory = memory
-        self._table = table
+        self.memory = memory
+        self.table = table
         self._is_dead = is_dead
-        # By slot, how many processes outside the node hold its block; see `PoolDoor`.
+        # By slot, the number of processes outside the node that hold its block; see `PoolDoor`.
         self.held_outside: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
         self._dropped: deque[Block] = deque()
@@ -89,26 +89,26 @@ class OwnBlocks:
     def _new(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
         self.give_back(_LOOKS)
         try:
-            address = self._memory.allocate(nbytes, stream)
+            address = self.memory.allocate(nbytes, stream)
         except MpiShareError:
             if not self.give_back():
                 raise
-            address = self._memory.allocate(nbytes, stream)
+            address = self.memory.allocate(nbytes, stream)
         try:
-            slot, generation = self._table.begin()
+            slot, generation = self.table.begin()
         except BaseException:
-            self._memory.free([(address, nbytes, stream)])
+            self.memory.free([(address, nbytes, stream)])
             raise
         block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
         self._blocks[address] = block
-        array, anchor = self._memory.array(address, nbytes, layout)
+        array, anchor = self.memory.array(address, nbytes, layout)
         block.watch = _Watch(anchor, self._drop)
         block.watch.of = block
         return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
         """Return the block of an array, and the array's offset in it; None if it is in none."""
-        found = self._memory.find(array)
+        found = self.memory.find(array)
         if found is None or found[0] not in self._blocks:
             return None
         return self._blocks[found[0]], found[1]
@@ -117,7 +117,7 @@ class OwnBlocks:
         """Return the name of a block for `OpenBlocks.open`."""
         with self._lock:
             if block.token is None:
-                block.token = self._memory.publish(block.address)
+                block.token = self.memory.publish(block.address)
             return block.token
 
     def give_back(self, looks: int | None = None) -> bool:
@@ -125,21 +125,21 @@ class OwnBlocks:
         limbo, unused = self._limbo, list[Block]()
         while self._dropped:
             limbo.append(self._dropped.popleft())
-        self._table.fence()  # all of them have ended before it
+        self.table.fence()  # all of them have ended before it
         for _ in range(len(limbo) if looks is None else min(looks, len(limbo))):
             block = limbo.popleft()
             (limbo if self._is_used(block) else unused).append(block)
         if unused:
-            self._memory.free([(block.address, block.nbytes, block.stream) for block in unused])
+            self.memory.free([(block.address, block.nbytes, block.stream) for block in unused])
         for block in unused:
             del self._blocks[block.address]
-            self._table.give_back(block.slot)
+            self.table.give_back(block.slot)
         return bool(unused)
 
     def close(self) -> None:
         """Free the memory, once every block was given back."""
-        self._memory.close()
-        self._table.close()
+        self.memory.close()
+        self.table.close()
 
     def _is_used(self, block: Block) -> bool:
         if self._backend.is_capturing(block.stream):
@@ -148,13 +148,13 @@ class OwnBlocks:
             return False
         if block.slot in self.held_outside:
             return True
-        return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
+        return any(not self._is_dead(rank) for rank in self.table.holders(block.slot))
 
     def _drop(self, watch: _Watch) -> None:
-        if not self._table.is_writable:
+        if not self.table.is_writable:
             return
         block: Block = watch.of
-        self._table.end(block.slot, block.generation)
+        self.table.end(block.slot, block.generation)
         self._dropped.append(block)
 
 

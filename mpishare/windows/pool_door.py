@@ -15,9 +15,9 @@ from mpishare.windows.leases import end_leases
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.backends import Backend, OwnMemory
-    from mpishare.memory.block_table import BlockTable
+    from mpishare.backends import Backend
     from mpishare.memory.door import Answer, Door, Left
+    from mpishare.windows.pool_blocks import OwnBlocks
 
 # Version of the messages of this door, and of handles.
 VERSION = 1
@@ -28,23 +28,15 @@ MOST_OPENERS = 256
 class PoolDoor:
     """Lends the memory of a pool to processes outside the node.
 
-    `held` has by slot the number of these processes that hold its block. It is written by the
-    door's thread before that looks whether the block is alive, and read by the owner after it has
-    ended the block's generation: as in the `BlockTable`, at least one of the two sees the other.
+    It counts in `held_outside` of the blocks, in the door's thread, before that looks whether the
+    block is alive; the owner reads the count after it has ended the block's generation. As in the
+    `BlockTable`, at least one of the two sees the other.
     """
 
-    def __init__(
-        self,
-        door: Door,
-        key: bytes,
-        backend: Backend,
-        memory: OwnMemory,
-        table: BlockTable,
-        held: dict[int, int],
-    ) -> None:
+    def __init__(self, door: Door, key: bytes, backend: Backend, blocks: OwnBlocks) -> None:
         self._door = door
-        self._table = table
-        self._held = held
+        self._table = blocks.table
+        self._held = blocks.held_outside
         self._is_ended = False
         self._has_gpu = backend.has_streams
         self._description = {
@@ -54,7 +46,7 @@ class PoolDoor:
             "uuid": backend.device.uuid if backend.device else "",
         }
         # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
-        self._fds = [memory.export()]
+        self._fds = [blocks.memory.export()]
         try:
             self.address = door.open_each("pool", self._receive, most=MOST_OPENERS)
         except BaseException:

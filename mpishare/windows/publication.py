@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, MpiShareError, UnsupportedError
@@ -17,6 +17,7 @@ from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.windows import description
 from mpishare.windows import page as layout
+from mpishare.windows.arguments import nbytes_of
 from mpishare.windows.description import MAX_FDS, VERSION, Description
 from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from mpishare.memory.handle import Handle
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
@@ -44,12 +44,11 @@ log = logging.getLogger("mpishare.window")
 class Publication:
     """The page, door and buffers of a named window. Made collectively, host-blocking.
 
-    A rank without a segment has None in `segments` and `handles`. On the host backend the tokens of
-    these are still published. Memory that was shared in place cannot be mapped by its handle
-    outside the job: then there are snapshots alone. So it is for a channel, whose viewers may be
-    `lag` frames behind. Raises `ValueError` on all ranks if another
-    window of this job has the name; `UnsupportedError` if there is no room, if an array leaves gaps
-    in its memory, or if its dtype has no text.
+    A rank without a segment has None in `segments`, and an empty text in `packed`, the handles.
+    Memory that was shared in place cannot be mapped by its handle outside the job: then there are
+    snapshots alone. So it is for a channel, whose viewers may be `lag` frames behind. Raises
+    `ValueError` on all ranks if another window of this job has the name; `UnsupportedError` if
+    there is no room, if an array leaves gaps in its memory, or if its dtype has no text.
     """
 
     def __init__(
@@ -58,15 +57,16 @@ class Publication:
         call: str,
         name: str,
         segments: Sequence[Segment | None],
-        handles: Sequence[Handle | None],
+        packed: Sequence[str],
         dtype: np.dtype[Any],
         lag: int = 0,
     ) -> None:
         self.name = name
         self._context = context
-        self._window, self._files = _describe(context, segments, handles, dtype, lag)
-        mine = handles[context.rank]
-        self._token = mine.token if mine and mine.kind == Kind.ALLOCATION else ""
+        tokens, is_in_place = _tokens(context, segments, packed, dtype)
+        self._token = tokens[context.rank]
+        why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
+        self._window, self._files = _describe(context, segments, tokens, dtype, why, lag)
         self._places = self._window.page_places()
         self._check(call)
         self._number = 0  # of snapshots
@@ -300,30 +300,44 @@ class Publication:
         self._held.close()
 
 
+def _tokens(
+    context: NodeContext,
+    segments: Sequence[Segment | None],
+    packed: Sequence[str],
+    dtype: np.dtype[Any],
+) -> tuple[list[str], bool]:
+    """Return each rank's token, empty unless it is of an allocation; whether any is in place."""
+    tokens, kinds = [""] * context.size, {Kind.ALLOCATION}
+    for rank, (segment, handle) in enumerate(zip(segments, packed, strict=True)):
+        if segment is not None and handle:
+            found = context.open_handle(handle, rank, nbytes_of(segment.shape, dtype))
+            kinds.add(Kind(found.kind))
+            tokens[rank] = found.token if found.kind == Kind.ALLOCATION else ""
+    return tokens, len(kinds) > 1
+
+
 def _describe(
     context: NodeContext,
     segments: Sequence[Segment | None],
-    handles: Sequence[Handle | None],
+    tokens: Sequence[str],
     dtype: np.dtype[Any],
+    why_not_live: str,
     lag: int,
 ) -> tuple[Description, list[str]]:
     """Return a window as viewers read it, and the tokens of its files.
 
     Memory of GPUs is mapped by its token, that of the host by its file.
     """
-    is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
-    tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
-    files: list[str] = []
-    if not context.backend.has_streams:
-        files, tokens = list(filter(None, tokens)), [""] * len(tokens)
+    backend = context.backend
+    has_tokens, has_files = not why_not_live and backend.has_streams, not backend.has_streams
     parts = tuple(
-        description.Segment(rank, *segment, math.prod(segment.shape) * dtype.itemsize, uuid, token)
+        description.Segment(rank, *segment, nbytes_of(segment.shape, dtype), uuid, token)
         for rank, (segment, uuid, token) in enumerate(
-            zip(segments, context.uuids, tokens, strict=True)
+            zip(segments, context.uuids, tokens if has_tokens else repeat(""), strict=False)
         )
         if segment is not None
     )
-    why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
+    files = list(filter(None, tokens)) if has_files and not why_not_live else []
     pid = os.getpid()
-    window = Description(context.backend.name, dtype, context.size, parts, why, pid, lag=lag)
+    window = Description(backend.name, dtype, context.size, parts, why_not_live, pid, lag=lag)
     return window, files

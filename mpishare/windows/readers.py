@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import CudaError, HandleError, format_nbytes
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from mpishare.backends.cuda import CudaBackend
     from mpishare.memory.memory import Memory
     from mpishare.windows.description import Description, Segment
+
+# The number of a snapshot, its arrays by rank, and the numbers beside it.
+Copied = tuple[int, dict[int, Any], dict[str, Any]]
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
@@ -49,7 +53,7 @@ class Reader(ABC):
         self._track = track
         self._reads_all = window.lag > 0
 
-    def read(self, than: int) -> tuple[int, dict[int, Any], dict[str, Any]] | None:
+    def read(self, than: int) -> Copied | None:
         """Return a complete snapshot: its number, its arrays by rank, and the numbers beside it.
 
         That is the newest, or of a channel the one behind the number `than`. None if there is none
@@ -105,12 +109,40 @@ class Reader(ABC):
         ranks = [segment.rank for segment in self._segments]
         return [rank for rank in ranks if self._page[self.places.slot(rank) + layout.HOST_FAILED]]
 
-    def close(self) -> None:
+    def close(self, than: int | None) -> Drained:
+        """Unmap; return what stands for this reader, with the frames behind the number `than`."""
+        frames = deque[Copied]()
+        while than is not None and (copied := self.read(than)) is not None:
+            frames.append(copied)
+            than = copied[0] or None  # 0 is too late: the loop raises when it comes to this frame
+        drained = Drained(frames, self.numbers(), self.last())
         self._page.release()
+        return drained
 
     @abstractmethod
     def _copy(self, place: int) -> dict[int, Any]:
         """Copy one of the buffers of each rank."""
+
+
+class Drained:
+    """What stands for a reader whose memory is gone: frames that were copied before."""
+
+    def __init__(self, frames: deque[Copied], numbers: dict[int, int], last: int | None) -> None:
+        self._frames = frames
+        self.numbers = lambda: numbers
+        self.last = lambda: last
+        self.failed = list[int]
+
+    def read(self, than: int) -> Copied | None:
+        while self._frames:
+            copied = self._frames.popleft()
+            if not 0 < copied[0] <= than:  # else it was read while the others were copied
+                return copied
+        return None
+
+    def close(self, than: int | None) -> Drained:
+        del than
+        return self
 
 
 class HostReader(Reader):
@@ -185,8 +217,9 @@ class CudaReader(Reader):
             self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 
-    def close(self) -> None:
+    def close(self, than: int | None) -> Drained:
+        drained = super().close(than)
         for memory in self._memories.values():
             memory.close()
         self._memories = {}
-        super().close()
+        return drained

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.backends import Exported
-from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import compact_strides
-from mpishare.windows.allocate import check_layout, make_window, nbytes_of, owner_rank
+from mpishare.windows.allocate import make_window
+from mpishare.windows.arguments import agree, check_layout, nbytes_of, owner_of
 from mpishare.windows.names import check_name
 from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.segment import Shape
     from mpishare.windows.window import Window
@@ -48,84 +51,18 @@ class Source:
         }
 
 
-def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any = None) -> Window:
-    """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
-    call = "Node.share"
+@contextmanager
+def sources() -> Iterator[list[Source]]:
+    """Hold this rank's sources while they are shared; after an error release their memory."""
     mine: list[Source] = []
-
-    def inspect() -> dict[str, Any]:
-        rank = owner_rank(context, call, owner)
-        arguments: dict[str, Any] = {"owner": rank, "copy": check_copy(call, copy)}
-        arguments["name"] = check_name(call, name)
-        if context.rank == rank:
-            mine.append(inspect_source(context, call, source, copy))
-            arguments |= mine[0].describe()
-        return arguments
-
     try:
-        replies = context.begin(call, inspect)
-        same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
-        require_same(call, same, context.rank)
-        rank = replies[0]["owner"]
-        segments: list[Segment | None] = [None] * context.size
-        segments[rank], dtype = segment_of(replies[rank])
-        return _make(context, call, segments, dtype, rank, mine, name)
+        yield mine
     except BaseException:
         let_go(mine)
         raise
-
-
-def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None) -> Window:
-    """Make a window whose segments are the ranks' own arrays. Collective; see `Node.share_each`."""
-    call = "Node.share_each"
-    mine: list[Source] = []
-
-    def inspect() -> dict[str, Any]:
-        arguments = {"copy": check_copy(call, copy), "name": check_name(call, name)}
-        mine.append(inspect_source(context, call, source, copy))
-        return arguments | mine[0].describe()
-
-    try:
-        replies = context.begin(call, inspect)
-        found = [segment_of(reply) for reply in replies]
-        same = [
-            {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
-            for reply, (_, dtype) in zip(replies, found, strict=True)
-        ]
-        require_same(call, same, context.rank)
-        segments = [segment for segment, _ in found]
-        return _make(context, call, segments, found[context.rank][1], None, mine, name)
-    except BaseException:
-        let_go(mine)
-        raise
-
-
-def _make(
-    context: NodeContext,
-    call: str,
-    segments: list[Any],
-    dtype: np.dtype[Any],
-    owner: int | None,
-    mine: list[Source],
-    name: str | None,
-) -> Window:
-    def write(array: Any) -> None:
-        array[...] = context.backend.xp.asarray(mine[0].array)
-
-    exported = mine[0].exported if mine else None
-    try:
-        window = make_window(context, call, segments, dtype, owner, write, exported, name=name)
-    finally:
-        if exported is not None:
-            exported.retract()
-    if mine and mine[0].why_copied:
-        log.warning(
-            "%s: rank %d's array was copied, not shared in place: %s",
-            window.name,
-            context.rank,
-            mine[0].why_copied,
-        )
-    return window
+    for source in mine:
+        if source.exported is not None:
+            source.exported.retract()
 
 
 def let_go(mine: list[Source]) -> None:
@@ -133,6 +70,48 @@ def let_go(mine: list[Source]) -> None:
         if source.exported is not None:
             source.exported.retract()
             source.exported.memory.close()
+
+
+def share(
+    context: NodeContext,
+    source: Any,
+    copy: Any,
+    name: Any,
+    *,
+    owner: Any = None,
+    is_each: bool = False,
+) -> Window:
+    """Make a window of an array that one rank has or computes. Collective; see `Node.share`.
+
+    Where it `is_each`, of an array of each rank; see `Node.share_each`.
+    """
+    call = "Node.share_each" if is_each else "Node.share"
+    with sources() as mine:
+
+        def inspect() -> tuple[dict[str, Any], dict[str, Any] | None]:
+            same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
+            if is_each:
+                mine.append(inspect_source(context, call, source, copy))
+                return same | {"dtype": str(mine[0].dtype)}, mine[0].describe()
+            same["owner"] = owner_of(context, call, owner)
+            if context.rank != same["owner"]:
+                return same, None
+            mine.append(inspect_source(context, call, source, copy))
+            return same, mine[0].describe()
+
+        def write(array: Any) -> None:
+            array[...] = context.backend.xp.asarray(mine[0].array)
+
+        same, replies = agree(context, call, inspect)
+        rank = same.get("owner", context.rank)
+        segments = [reply and segment_of(reply)[0] for reply in replies]
+        _, dtype = segment_of(replies[rank])
+        contents = (mine[0].exported or write) if mine else None
+        window = make_window(context, call, segments, dtype, same.get("owner"), contents, name=name)
+    for why in filter(None, [each.why_copied for each in mine]):
+        text = "%s: rank %d's array was copied, not shared in place: %s"
+        log.warning(text, window.name, context.rank, why)
+    return window
 
 
 def segment_of(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
@@ -162,24 +141,16 @@ def inspect_source(
     found = Source(array, Segment(shape, _f_strides(array)), dtype)
     if copy is True:
         return found
-    try:
-        given = _export(context, array, nbytes)
-    except CudaError as error:
-        if copy is False:
-            raise
-        given = Refusal(str(error), "")
-    if copy is None and isinstance(given, Exported) and given.doubt is not None:
-        given = given.doubt
-    if isinstance(given, Refusal):
-        if copy is False:
-            raise UnsupportedError(
-                f"{call}(copy=False){place} failed: the array cannot be shared in place: "
-                f"{given.why}. {given.remedy}."
-            )
-        found.why_copied = given.why
+    given = _export(context, array, nbytes, copy)
+    if isinstance(given, Exported):
+        found.exported, found.segment = given, Segment(shape, tuple(array.strides))
+    elif copy is False:
+        raise UnsupportedError(
+            f"{call}(copy=False){place} failed: the array cannot be shared in place: {given.why}. "
+            f"{given.remedy}."
+        )
     else:
-        found.exported = given
-        found.segment = Segment(shape, tuple(array.strides))
+        found.why_copied = given.why
     return found
 
 
@@ -206,21 +177,35 @@ def _as_array(context: NodeContext, call: str, source: Any) -> Any:
     return np.asarray(source)  # a tensor in host memory, a list
 
 
-def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal:
-    """Return the array's memory for other ranks to map, or the reason why they cannot."""
+def _export(context: NodeContext, array: Any, nbytes: int, copy: bool | None) -> Exported | Refusal:
+    """Return the array's memory for other ranks to map, or the reason why to copy it."""
     if not nbytes:
         return Exported(EmptyMemory(context.backend.xp), Kind.EMPTY, "", 0, 0)
+    address, span = address_of(array), _span(array)
+    if isinstance(span, Refusal):
+        return span
+    if (part := _window_part(context, address, span)) is not None:
+        return part
+    try:
+        given = context.in_place.export(array, address, span, is_host=isinstance(array, np.ndarray))
+    except CudaError as error:
+        if copy is False:
+            raise
+        return Refusal(str(error), "")
+    doubt = given.doubt if isinstance(given, Exported) and copy is None else None
+    return doubt or given
+
+
+def _span(array: Any) -> int | Refusal:
+    """Return the bytes from the first element of an array to the end of the last."""
     steps = [(n, step) for n, step in zip(array.shape, array.strides, strict=True) if n > 1]
     if any(step <= 0 for _, step in steps):
         return Refusal(
             f"its strides are {array.strides}, and must be positive",
             "Share the array that it is a view of, or pass copy=True",
         )
-    address = address_of(array)
-    span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
-    if (part := _window_part(context, address, span)) is not None:
-        return part
-    return context.in_place.export(array, address, span, is_host=isinstance(array, np.ndarray))
+    span: int = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
+    return span
 
 
 def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | None:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import rounded
-from mpishare.coordination.agreement import require_same
 from mpishare.memory.memory import cut
 from mpishare.runtime import ranges
-from mpishare.windows.allocate import NewMemory, nbytes_of, owner_rank
+from mpishare.windows.allocate import share_memory
+from mpishare.windows.arguments import agree, nbytes_of, owner_of
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.share import address_of, check_copy, inspect_source, let_go, segment_of
-from mpishare.windows.tree import pack, unpack
+from mpishare.windows.share import (
+    address_of,
+    check_copy,
+    inspect_source,
+    let_go,
+    segment_of,
+    sources,
+)
 from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import numpy as np
 
     from mpishare.coordination.counters import Counters
@@ -36,36 +46,32 @@ _ARRAYS = "__array__", "__cuda_array_interface__", "__dlpack__"
 
 def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
     """Make windows of a tree of arrays that one rank has. Collective; see `Node.share_all`."""
-    mine = _Leaves(context, copy)
+    with sources() as mine:
 
-    def inspect() -> dict[str, Any]:
-        rank = owner_rank(context, _CALL, owner)
-        arguments: dict[str, Any] = {"owner": rank, "copy": check_copy(_CALL, copy)}
-        if context.rank == rank:
-            tree = source() if callable(source) else source
-            arguments["tree"] = pack(tree, mine.add, _CALL, "source")
-            arguments |= mine.describe()
-        return arguments
+        def inspect() -> tuple[dict[str, Any], list[Any]]:
+            rank = owner_of(context, _CALL, owner)
+            same = {"owner": rank, "copy": check_copy(_CALL, copy)}
+            if context.rank != rank:
+                return same, []
+            leaves = _Leaves(context, copy, mine)
+            packed = pack(source() if callable(source) else source, leaves.add, "source")
+            return same, [packed, *leaves.describe()]
 
-    try:
-        replies = context.begin(_CALL, inspect)
-        same = [{key: reply[key] for key in ("owner", "copy")} for reply in replies]
-        require_same(_CALL, same, context.rank)
-        rank = replies[0]["owner"]
-        windows = _make(context, rank, _leaves_of(replies[rank]), mine.sources)
-    except BaseException:
-        let_go(mine.sources)
-        raise
-    return unpack(replies[rank]["tree"], windows)
+        same, replies = agree(context, _CALL, inspect)
+        packed, layouts, numbers = replies[same["owner"]]
+        found = [_Leaf(*segment_of(each), each["is_copied"]) for each in layouts]
+        windows = _make(context, same["owner"], [found[number] for number in numbers], mine)
+    _warn_of_copies(windows, mine)
+    return unpack(packed, windows)
 
 
 class _Leaves:
     """The arrays of this rank's tree, each once."""
 
-    def __init__(self, context: NodeContext, copy: bool | None) -> None:
+    def __init__(self, context: NodeContext, copy: bool | None, sources: list[Source]) -> None:
         self._context, self._copy = context, copy
         self._numbers: dict[Any, int] = {}
-        self.sources: list[Source] = []
+        self._sources = sources
 
     def add(self, leaf: Any, path: str) -> int:
         """Return the number of an array: one that it has already where it is the same memory."""
@@ -80,24 +86,21 @@ class _Leaves:
         key = address_of(array), array.shape, array.strides, array.dtype
         number = self._numbers.get(key) if array.size else None
         if number is None:
-            self._numbers[key] = number = len(self.sources)
-            self.sources.append(source)
-        elif source.exported is not None:
+            self._numbers[key] = number = len(self._sources)
+            self._sources.append(source)
+        else:
             let_go([source])
         return number
 
-    def describe(self) -> dict[str, Any]:
-        """Return the description for the other ranks: each layout once; see `_leaves_of`."""
-        numbers: dict[Any, int] = {}
-        layouts: list[Any] = []
-        leaves = []
-        for each in self.sources:
-            key = each.segment, each.dtype, each.exported is None
-            if key not in numbers:
-                numbers[key] = len(layouts)
-                layouts.append(each.describe() | {"is_copied": each.exported is None})
-            leaves.append(numbers[key])
-        return {"layouts": layouts, "leaves": leaves}
+    def describe(self) -> tuple[list[Any], list[int]]:
+        """Return the different layouts, for the other ranks, and which of them each array has."""
+        layouts: dict[Any, dict[str, Any]] = {}
+        keys = [(each.segment, each.dtype, each.exported is None) for each in self._sources]
+        for key, each in zip(keys, self._sources, strict=True):
+            if key not in layouts:
+                layouts[key] = each.describe() | {"is_copied": each.exported is None}
+        numbers = {key: number for number, key in enumerate(layouts)}
+        return [*layouts.values()], [numbers[key] for key in keys]
 
 
 class _Leaf(NamedTuple):
@@ -112,79 +115,71 @@ class _Leaf(NamedTuple):
         return nbytes_of(self.segment.shape, self.dtype)
 
 
-def _leaves_of(reply: dict[str, Any]) -> list[_Leaf]:
-    """Return the arrays that the owner described."""
-    layouts = [_Leaf(*segment_of(each), each["is_copied"]) for each in reply["layouts"]]
-    return [layouts[number] for number in reply["leaves"]]
-
-
-class _Copies:
-    """The arrays that are copied, by their numbers, and where each lies in one new allocation."""
-
-    def __init__(self, leaves: list[_Leaf]) -> None:
-        self.numbers = [n for n, leaf in enumerate(leaves) if leaf.is_copied]
-        self._leaves = leaves
-        sizes = [rounded(leaves[n].nbytes) for n in self.numbers]
-        *begins, self.nbytes = accumulate(sizes, initial=0)
-        self._spans = list(zip(begins, sizes, strict=True))
-
-    def fill(self, memory: Memory, sources: list[Source], xp: Any) -> None:
-        """Copy the owner's arrays into the new memory."""
-        whole = memory.array((self.nbytes,), "u1")  # holds the memory's anchor for all arrays
-        for n, (begin, _) in zip(self.numbers, self._spans, strict=True):
-            segment, dtype, _ = self._leaves[n]
-            memory.array(segment.shape, dtype, segment.strides, begin)[...] = xp.asarray(
-                sources[n].array
-            )
-        del whole
-
-    def cut(self, memory: Memory) -> dict[int, Memory]:
-        """Return the memory of each copy."""
-        return dict(zip(self.numbers, cut(memory, self._spans), strict=True))
-
-
 def _make(
     context: NodeContext, owner: int, leaves: list[_Leaf], sources: list[Source]
 ) -> list[Window]:
     """Make the windows: of parts of one new allocation, or of what is shared in place."""
-    copies = _Copies(leaves)
-    in_place = sorted({*range(len(leaves))} - {*copies.numbers})
-    each_nbytes: list[list[int]] = [[] for _ in range(context.size)]
+    in_place, copied, spans = _lay_out(leaves)
+    each_nbytes: list[list[int]] = [[]] * context.size
     each_nbytes[owner] = [leaves[n].nbytes for n in in_place]
     given: list[Given] = [each.exported for each in sources if each.exported is not None]
-    if copies.numbers:
-        each_nbytes[owner].append(copies.nbytes)
-        if context.rank == owner:
-            given.append(lambda memory: copies.fill(memory, sources, context.backend.xp))
-    per_window = epoch_counters(context.size)
-    try:
-        with ranges.span(_CALL), undoing(context, _CALL) as undo, ExitStack() as published:
-            new = NewMemory(context, _CALL, each_nbytes, undo, published)
-            packed, _, found_memories = new.share(given)
-            counters = [context.take_counters(_CALL, per_window) for _ in leaves]
-    finally:
-        for source in sources:
-            if source.exported is not None:
-                source.exported.retract()
-    memories = found_memories[owner]
-    memory_of = dict(zip(in_place, memories, strict=False))
-    if copies.numbers:
-        memory_of |= copies.cut(memories[-1])
-    handle_of = dict(zip(in_place, packed[owner], strict=False))
-    windows = [
-        _window(context, owner, counters[n], memory_of[n], leaf, handle_of.get(n, ""))
+    if copied:
+        each_nbytes[owner].append(sum(nbytes for _, nbytes in spans))
+        fill = partial(_fill, context, leaves, sources, dict(zip(copied, spans, strict=True)))
+        given += [fill] if context.rank == owner else []
+    with ranges.span(_CALL), undoing(context, _CALL) as undo:
+        handles, memories = share_memory(context, _CALL, each_nbytes, given, undo)
+        per_window = epoch_counters(context.size)
+        counters = [context.take_counters(_CALL, per_window) for _ in leaves]
+    found = memories[owner]
+    parts = [*found[:-1], *cut(found[-1], spans)] if copied else found
+    memory_of = dict(zip([*in_place, *copied], parts, strict=True))
+    handle_of = dict(zip(in_place, handles[owner], strict=False))
+    return [
+        _window(context, owner, counters[n], leaf, memory_of[n], handle_of.get(n, ""))
         for n, leaf in enumerate(leaves)
     ]
-    _warn(windows, sources)
-    return windows
+
+
+def _lay_out(leaves: list[_Leaf]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Return the numbers of the arrays in place and of the copies, and the copies' spans."""
+    numbers: tuple[list[int], list[int]] = [], []
+    for number, leaf in enumerate(leaves):
+        numbers[leaf.is_copied].append(number)
+    sizes = [rounded(leaves[number].nbytes) for number in numbers[True]]
+    return *numbers, list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+
+def _fill(
+    context: NodeContext,
+    leaves: Sequence[_Leaf],
+    sources: Sequence[Source],
+    spans: Mapping[int, tuple[int, int]],
+    memory: Memory,
+) -> None:
+    """Copy the owner's arrays into the new memory."""
+    whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
+    for n, (begin, _) in spans.items():
+        (shape, strides), dtype, _ = leaves[n]
+        array = context.backend.xp.asarray(sources[n].array)
+        memory.array(shape, dtype, strides, begin)[...] = array
+    del whole
+
+
+def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:
+    why = [(w.name, s.why_copied) for w, s in zip(windows, sources, strict=False) if s.why_copied]
+    if why:
+        log.warning(
+            "%s: %d arrays were copied, not shared in place; %s: %s", _CALL, len(why), *why[0]
+        )
 
 
 def _window(
     context: NodeContext,
     owner: int,
     counters: Counters,
-    memory: Memory,
     leaf: _Leaf,
+    memory: Memory,
     handle: str,
 ) -> Window:
     segments: list[Segment | None] = [None] * context.size
@@ -195,9 +190,55 @@ def _window(
     return Window(context, number, counters, memories, segments, leaf.dtype, owner, handles=handles)
 
 
-def _warn(windows: list[Window], sources: list[Source]) -> None:
-    why = [(w.name, s.why_copied) for w, s in zip(windows, sources, strict=False) if s.why_copied]
-    if why:
-        log.warning(
-            "%s: %d arrays were copied, not shared in place; %s: %s", _CALL, len(why), *why[0]
-        )
+# --- trees of arrays, as text that travels to other ranks
+
+
+def pack(
+    tree: Any, add_leaf: Callable[[Any, str], int], path: str, around: tuple[int, ...] = ()
+) -> Any:
+    """Return a tree as JSON can hold it: a number for a leaf, or a list that begins with a kind.
+
+    `add_leaf` numbers a leaf, which is at a path. `around` has the identities of the dicts, lists
+    and tuples that the tree lies in.
+    """
+    if id(tree) in around:
+        raise TypeError(f"{_CALL} failed: {path} is a {type(tree).__name__} that contains itself")
+
+    def items(places: Iterable[tuple[str, Any]]) -> list[Any]:
+        return [pack(each, add_leaf, path + at, (*around, id(tree))) for at, each in places]
+
+    if isinstance(tree, Mapping):
+        _check_keys(tree, path)
+        # Pairs, since keys of JSON's own objects are texts.
+        found = items((f"[{key!r}]", each) for key, each in tree.items())
+        return ["dict", *zip(tree, found, strict=True)]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        found = items((f".{name}", getattr(tree, name)) for name in tree._fields)
+        return ["named", type(tree).__name__, [*tree._fields], *found]
+    if isinstance(tree, list | tuple):
+        kind = "tuple" if isinstance(tree, tuple) else "list"
+        return [kind, *items(zip(map("[{}]".format, range(len(tree))), tree, strict=True))]
+    return add_leaf(tree, path)
+
+
+def _check_keys(tree: Mapping[Any, Any], path: str) -> None:
+    for key in tree:
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise TypeError(
+                f"{_CALL} failed: {path} has the key {key!r}, which is neither a str nor an int"
+            )
+
+
+def unpack(packed: Any, leaves: list[Any]) -> Any:
+    """Return the tree with these leaves, by their numbers."""
+    if isinstance(packed, int):
+        return leaves[packed]
+    kind, *items = packed
+    if kind == "dict":
+        return {key: unpack(item, leaves) for key, item in items}
+    if kind == "named":
+        name, fields, *items = items
+        # Without `rename` it refuses its own names of renamed fields, such as _0.
+        return namedtuple(name, fields, rename=True)(*(unpack(item, leaves) for item in items))
+    found = [unpack(item, leaves) for item in items]
+    return tuple(found) if kind == "tuple" else found

@@ -10,7 +10,7 @@ count below zero, go on at once. With streams the streams wait, and a consumer's
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
@@ -33,25 +33,26 @@ FULL, SENT, FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
 ENDED = 1 << 61
 
 
+class Ring(NamedTuple):
+    """The slots of a channel as one rank has them, and the counters of both ends."""
+
+    context: NodeContext
+    name: str
+    counters: Counters
+    arrays: list[Any]
+
+
 class Block:
     """The ``with`` block of one end of a channel, made once and entered for each frame.
 
     `awaited` has the places of the other end's counters by rank, `mine` those of this rank's.
     """
 
-    def __init__(
-        self,
-        context: NodeContext,
-        counters: Counters,
-        arrays: list[Any],
-        name: str,
-        call: str,
-        awaited: dict[int, int],
-        mine: Sequence[int],
-    ) -> None:
+    def __init__(self, ring: Ring, call: str, awaited: dict[int, int], mine: Sequence[int]) -> None:
+        context, name, counters, arrays = ring
         self.stream: Any = None
         self.is_open = False
-        self._is_over = False
+        self.is_over = False
         self._call = f"{name}: {call}"
         self._count = 0  # of blocks that have ended
         self._arrays = arrays
@@ -63,9 +64,10 @@ class Block:
         self._agreement = context.agreement
         self._wait_on_host = context.agreement.wait
         self._check_released = context.check_released
+        self._chain = StreamChain(context.backend, name)
         self._signals: _StreamSignals | None = None
         if context.backend.has_streams:
-            self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
+            self._signals = _StreamSignals(ring, self._chain, call, self._places, mine)
 
     def __getattr__(self, name: str) -> Any:
         """Refuse attributes of the slot: the block was mistaken for it."""
@@ -95,15 +97,14 @@ class Block:
     def close(self) -> None:
         """Drop the slots and the stream."""
         self.is_open = False
-        self._is_over = True
+        self.is_over = True
         self._arrays = []
         self._view = NO_COUNTERS.view
-        if self._signals is not None:
-            self._signals.chain.end()
+        self._chain.end()
 
-    def _refuse(self) -> NoReturn:
+    def refuse(self, failed: str = "") -> NoReturn:
         """Raise the reason why the block cannot be entered."""
-        failed = f"{self._call} failed at the begin of its block"
+        failed = failed or f"{self._call} failed at the begin of its block"
         if self.is_open:
             raise EpochError(f"{failed}: a slot is open. Leave its block first.")
         if not self._arrays:
@@ -130,29 +131,17 @@ class Block:
 class Put(Block):
     """The producer's end: a block is entered with a free slot, and left with a frame sent."""
 
-    def __init__(
-        self,
-        context: NodeContext,
-        counters: Counters,
-        arrays: list[Any],
-        name: str,
-        awaited: dict[int, int],
-        mine: Sequence[int] = (FULL,),
-    ) -> None:
-        super().__init__(context, counters, arrays, name, "put", awaited, mine)
+    def __init__(self, ring: Ring, awaited: dict[int, int], mine: Sequence[int] = (FULL,)) -> None:
+        super().__init__(ring, "put", awaited, mine)
         self._sent_at = SENT
         self.publication: Publication | None = None  # for processes that attach
-        if self._signals is not None:
-            self._chain = self._signals.chain
-        else:
-            self._chain = StreamChain(context.backend, name)
         self._ahead = AHEAD if self._signals is not None else 0
         # The last frame that is known to have a free slot; without a consumer there is no last.
         self._room = self._slots if awaited else ENDED
 
     def __enter__(self) -> Any:
-        if self.is_open or self._is_over:
-            self._refuse()
+        if self.is_open or self.is_over:
+            self.refuse()
         number = self._count + 1
         if self._signals is not None:
             self._signals.enter(self.stream)
@@ -185,8 +174,13 @@ class Put(Block):
 
     def end(self) -> None:
         """Publish that the last frame has been sent."""
-        self._is_over = True
+        self.is_over = True
         self._memory_barrier()
+        self._publish_end()
+        if self.publication is not None:
+            self.publication.end()
+
+    def _publish_end(self) -> None:
         self._view[SENT] = self._count + ENDED
 
     def _find_room(self, number: int) -> None:
@@ -200,23 +194,15 @@ class Put(Block):
 class Get(Block):
     """A consumer's end: a block is entered with a frame, and left with its slot freed."""
 
-    def __init__(
-        self,
-        context: NodeContext,
-        counters: Counters,
-        arrays: list[Any],
-        name: str,
-        producer: int,
-        place: int,
-    ) -> None:
-        awaited = {producer: FULL if context.backend.has_streams else SENT}
+    def __init__(self, ring: Ring, producer: int, place: int) -> None:
+        awaited = {producer: FULL if ring.context.backend.has_streams else SENT}
         self._mine = free_at(place)
-        super().__init__(context, counters, arrays, name, "get", awaited, [self._mine])
+        super().__init__(ring, "get", awaited, [self._mine])
         self._sent = 0  # frames that are known to be sent
 
     def __enter__(self) -> Any:
-        if self.is_open or self._is_over:
-            self._refuse()
+        if self.is_open or self.is_over:
+            self.refuse()
         number, signals = self._count + 1, self._signals
         if signals is not None:
             signals.enter(self.stream)
@@ -264,22 +250,21 @@ class _StreamSignals:
 
     def __init__(
         self,
-        context: NodeContext,
-        name: str,
+        ring: Ring,
+        chain: StreamChain,
         call: str,
-        counters: Counters,
         awaited: Sequence[int],
         mine: Sequence[int],
     ) -> None:
-        address, backend = counters.address, context.backend
+        address, backend = ring.counters.address, ring.context.backend
         self.awaited = 0  # the count of the last wait
-        self._name, self._call = name, call
+        self._name, self._call = ring.name, call
         self._count = len(awaited)
         self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
         self._writes = [backend.signals([("write", address + 8 * place)]) for place in mine]
         self._write = self._writes[0]
         self._is_capturing = backend.is_capturing
-        self.chain = StreamChain(backend, name)
+        self.chain = chain
         self._stream = 0
 
     def enter(self, stream: Any) -> None:

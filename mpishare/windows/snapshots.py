@@ -119,22 +119,20 @@ class CudaSnapshots:
     def __init__(self, page: Page, backend: Backend) -> None:
         self._page = page
         self._backend = backend
-        self._memory: Memory | None = None
-        self._records: Records | None = None
+        self._made: tuple[Memory, Records] | None = None
         self._host_copies: HostCopies | None = None
 
     def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
         """Enqueue the copy of the segment into the buffer of this number, with these words."""
         page, backend = self._page, self._backend
-        if self._memory is None or self._records is None:
-            self._memory, self._records = self.make_buffers(array)
-        memory, place = self._memory, number % page.buffers
+        memory, records = self._made or self.make_buffers(array)
+        place = number % page.buffers
         # The mark is written behind BEGIN and before the copy: each write is visible everywhere
         # before the next operation on the stream begins.
-        self._records.begin(number, numbers, stream)
+        records.begin(number, numbers, stream)
         if page.nbytes:
             backend.copy(memory.address + place * page.step, array.data.ptr, page.nbytes, stream)
-        self._records.end(number, stream)
+        records.end(number, stream)
         if page.words[layout.WANTED]:
             if self._host_copies is None:
                 self._host_copies = HostCopies(page, backend, memory.address)
@@ -145,9 +143,9 @@ class CudaSnapshots:
         if self._host_copies is not None:
             self._host_copies.close()
             self._host_copies = None
-        if self._memory is not None and not is_viewed and self._memory.close():
-            self._memory = None
-        return self._memory is None
+        if self._made is not None and not is_viewed and self._made[0].close():
+            self._made = None
+        return self._made is None
 
     def make_buffers(self, array: Any) -> tuple[Memory, Records]:
         """Take the memory of the copies, and tell viewers where it is."""
@@ -162,8 +160,8 @@ class CudaSnapshots:
         layout.write_token(page.words, page.slot, token)
         page.words[page.slot + layout.TOKEN_READY] = 1
         marks = memory.address + page.buffers * page.step
-        self._memory, self._records = memory, Records(page, backend, DEVICE, marks)
-        return self._memory, self._records
+        self._made = memory, Records(page, backend, DEVICE, marks)
+        return self._made
 
 
 class Records:

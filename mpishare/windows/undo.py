@@ -23,6 +23,8 @@ class Undo:
     local: ExitStack = field(default_factory=ExitStack)  # what no other rank uses
     opened: ExitStack = field(default_factory=ExitStack)  # memory of other ranks
     made: ExitStack = field(default_factory=ExitStack)  # memory that other ranks may have opened
+    # What other ranks open memory by: it ends with the block, whether that fails or not.
+    lent: ExitStack = field(default_factory=ExitStack)
 
 
 @contextmanager
@@ -30,7 +32,8 @@ def undoing(context: NodeContext, call: str) -> Iterator[Undo]:
     """Undo the steps within the block if one of them fails, as it does on all ranks."""
     undo = Undo()
     try:
-        yield undo
+        with undo.lent:
+            yield undo
     except BaseException as error:
         if not is_agreed(error):
             # The others are in the next step, and must not take the one below for this rank's part.

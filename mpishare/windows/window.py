@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from mpishare.runtime.context import NodeObject
 from mpishare.windows.attached import attach_again
 from mpishare.windows.epochs import Epochs
 from mpishare.windows.export import Export, make_export
+from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -301,58 +303,17 @@ class Window(Epochs, NodeObject):
         PeerError, PeerTimeout
             If another rank is gone: then no memory is freed.
         """
-        if self._is_closed:
-            return
-        self._check()
-        if self._device is not None:
-            self._device.close()
-        self._context.begin_close(f"{self.name}: close")
-        self._is_closed = True
-        self._arrays.clear()
-        is_held = any(memory is not None and memory.is_held for memory in self._memories)
-        is_gone = False
-        try:
-            is_gone = self._release(self._counters)
-        finally:
-            # After an error too, which all ranks have: this memory must not be found again.
-            self._forget()
-            if not is_gone:
-                self._context.retained.append(lambda: self._release(None))
-        log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
+        if not self._is_closed:
+            close_windows(self._context, [self])
+
+    def _warn_if_kept(self, *, is_held: bool) -> None:
+        closed = f"{self.name} of shape {self.shape} was closed while"
         if self._viewers and self._context.rank == 0:
-            warnings.warn(
-                f"{self.name} of shape {self.shape} was closed while processes {self._viewers} "
-                "outside the job map it: its memory is kept",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            viewers = f"processes {self._viewers} outside the job map it: its memory is kept"
+            warnings.warn(f"{closed} {viewers}", ResourceWarning, stacklevel=4)
         if is_held:
-            warnings.warn(
-                f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
-                "memory stays mapped until they are gone",
-                ResourceWarning,
-                stacklevel=2,
-            )
-
-    def _release(self, counters: Counters | None) -> bool:
-        """Unmap and free memory without arrays; return whether all is free on all ranks.
-
-        Collective, host-blocking. Part of `close`, and once more when the node is closed.
-        """
-        rank = self._context.rank
-        if self._publication is not None:
-            self._viewers = self._publication.let_go(f"{self.name}: close")
-        viewers = self._viewers
-
-        def release() -> list[int]:
-            others = [r for r in range(len(self._memories)) if r != rank]
-            return [r for r in others if not self._unmap(r)]
-
-        def free(kept: list[list[int]]) -> bool:
-            # Not while a rank still maps my segment.
-            return not viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
-
-        return all(self._context.close_in_order(f"{self.name}: close", release, free, counters))
+            why = "arrays of it are held: its memory stays mapped until they are gone"
+            warnings.warn(f"{closed} {why}", ResourceWarning, stacklevel=4)
 
     def _abandon(self) -> None:
         self._is_closed = True
@@ -381,7 +342,10 @@ class Window(Epochs, NodeObject):
     def _let_go(self) -> bool:
         self._arrays.clear()
         self._lent = None
-        return not any(memory is not None and memory.is_held for memory in self._memories)
+        return not self._is_held()
+
+    def _is_held(self) -> bool:
+        return any(memory is not None and memory.is_held for memory in self._memories)
 
     def _unmap(self, rank: int) -> bool:
         memory = self._memories[rank]
@@ -389,6 +353,96 @@ class Window(Epochs, NodeObject):
             self._memories[rank] = None
         return self._memories[rank] is None
 
+    def _release_again(self) -> bool:
+        return all(_release(self._context, [self]))
+
+    def _unmap_others(self) -> list[int]:
+        """Unmap the segments of other ranks; return those of which arrays are held."""
+        others = [rank for rank in range(self._context.size) if rank != self._context.rank]
+        return [rank for rank in others if not self._unmap(rank)]
+
+    def _unmap_mine(self, kept: Sequence[Sequence[int]]) -> bool:
+        """Free this rank's segment, unless one has it mapped; `kept` has those of each rank."""
+        rank = self._context.rank
+        return not self._viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
+
+    @property
+    def _is_within_another(self) -> bool:
+        return any(isinstance(memory, WindowPart) for memory in self._memories)
+
     def _forget(self) -> None:
         self._context.unregister(self)
         self._end()
+
+
+def close_in_turn(context: NodeContext, children: Sequence[NodeObject]) -> None:
+    """Close objects of a node in their order. Collective, host-blocking.
+
+    Windows that follow each other are closed together, unless one is a part of another, which needs
+    it: an agreement of the ranks lasts until the last of them has got a core.
+    """
+    for is_alone, group in groupby(children, lambda child: not _closes_with_others(child)):
+        if is_alone:
+            for child in group:
+                child.close()
+        elif windows := [child for child in group if not child.is_closed]:
+            close_windows(context, windows)
+
+
+def _closes_with_others(child: NodeObject) -> bool:
+    return isinstance(child, Window) and not child._is_within_another
+
+
+def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
+    """Close open windows together, none a part of another. Collective; see `Window.close`."""
+    for window in windows:
+        window._check()
+        if window._device is not None:
+            window._device.close()
+    context.begin_close(f"{windows[0].name}: close")
+    for window in windows:
+        window._is_closed = True
+        window._arrays.clear()
+    held = [window._is_held() for window in windows]
+    gone = [False] * len(windows)
+    try:
+        gone = _release(context, windows, [window._counters for window in windows])
+    finally:
+        # After an error too, which all ranks have: this memory must not be found again.
+        for window, is_gone in zip(windows, gone, strict=True):
+            window._forget()
+            if not is_gone:
+                context.retained.append(window._release_again)
+    for window, is_gone, is_held in zip(windows, gone, held, strict=True):
+        log.debug("%s closed%s", window.name, "" if is_gone else ": its memory is held")
+        window._warn_if_kept(is_held=is_held)
+
+
+def _release(
+    context: NodeContext, windows: Sequence[Window], counters: Sequence[Counters] = ()
+) -> list[bool]:
+    """Unmap and free memory without arrays; return for each window whether all of it is free.
+
+    Collective, host-blocking. Part of `close`, and without counters once more when the node is
+    closed.
+    """
+    for window in windows:
+        if window._publication is not None:
+            window._viewers = window._publication.let_go(f"{window.name}: close")
+
+    def free(kept: list[list[list[int]]]) -> list[bool]:
+        if context.rank == 0:
+            for each in counters:
+                context.counter_pool.clear(each)
+        each_kept = zip(*kept, strict=True)
+        return [window._unmap_mine(ranks) for window, ranks in zip(windows, each_kept, strict=True)]
+
+    freed = context.close_in_order(
+        f"{windows[0].name}: close",
+        lambda: [window._unmap_others() for window in windows],
+        free,
+        None,
+    )
+    for each in counters:
+        context.counter_pool.give(each)
+    return [all(of_ranks) for of_ranks in zip(*freed, strict=True)]

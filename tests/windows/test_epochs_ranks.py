@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpishare import EpochError
+from mpishare.windows import epochs
 from mpishare.windows.epochs import Epochs, ready
 from tests.helpers.latch import Hasty, check_order
 
@@ -18,7 +19,8 @@ TWO = pytest.mark.ranks(min=2)
 def fence_kind(request, monkeypatch):
     """Fences that wait for all at once, and in rounds as where there are more ranks."""
     if request.param == "rounds":
-        monkeypatch.setitem(Epochs.__init__.__kwdefaults__, "radix", 2)
+        monkeypatch.setattr(epochs, "RADIX", 2)  # on the host
+        monkeypatch.setattr(epochs, "FLAT_RANKS", 1)  # on streams
     return request.param
 
 
@@ -39,7 +41,6 @@ def take_out_waits(node, monkeypatch):
             self._view = Hasty(self._view)
             self._meet = lambda epoch: -1  # the compiled fence looks at the words themselves
 
-        init.__kwdefaults__ = real.__kwdefaults__
         monkeypatch.setattr(Epochs, "__init__", init)
     else:
         real = node._context.backend.signals
@@ -177,7 +178,7 @@ def test_fence_again_and_again(fence_kind, node):
 def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, radix):
     """They use the same words, so that a rank without a compiler works with the others."""
     node = host_node
-    monkeypatch.setitem(Epochs.__init__.__kwdefaults__, "radix", radix)
+    monkeypatch.setattr(epochs, "RADIX", radix or epochs.RADIX)
     if code == "compiled" and node.report().why_python:
         pytest.skip(f"nothing is compiled: {node.report().why_python}")
     if code == "Python" or (code == "some of both" and node.rank % 2):

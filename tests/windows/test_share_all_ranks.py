@@ -6,6 +6,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 
+import mpishare
 from mpishare import MismatchError, PeerError, UnsupportedError
 from tests.helpers.windows import nothing_leaked, on_every_rank, some, values_of
 
@@ -171,3 +172,15 @@ def test_what_cannot_be_shared_in_place_is_named(node):
 def test_arguments_that_differ(node):
     with pytest.raises(MismatchError, match="copy=None"):
         node.share_all([np.ones(2)], copy=None if node.is_leader else True)
+
+
+def test_their_node_closes_them_together(node):
+    """Each agreement of the ranks takes until the last of them has got a core."""
+    steps = []
+    for count in (1, 40):
+        with mpishare.Node(node.comm, backend=node.backend) as other:
+            other.share_all([np.zeros(n) for n in range(count)])
+            agreement = other._context.agreement
+            begin = agreement._steps
+        steps.append(agreement._steps - begin)
+    assert steps[0] == steps[1]

@@ -16,8 +16,8 @@ from mpishare.errors import CudaError
 from mpishare.memory.door import Door
 from mpishare.windows import names
 from mpishare.windows import page as layout
-from mpishare.windows.attached import Frame
 from mpishare.windows.description import Description, Segment
+from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_on_gpu
 from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK, Places
 from mpishare.windows.readers import Reader
@@ -117,6 +117,32 @@ def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
     assert reader.read(0)[0] == 1
     assert reader.read(1)[0] == 0  # begun over during the copy
     assert reader.read(1)[0] == 0  # and before
+
+
+def test_frames_that_were_copied_before_the_end_come_once_each():
+    """One may have been read while the others were copied, which another thread does."""
+    places = PLACES._replace(buffers=5)
+    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    reader = reader_of(page, lag=4)
+    for number in (1, 2, 3):
+        for rank in (0, 2):
+            write(page, rank, number, places=places)
+    page[layout.LAST] = 4
+    drained = reader.close(0)
+    assert [drained.read(than)[0] for than in (1, 2)] == [2, 3]
+    assert drained.read(3) is None
+    assert (drained.last(), drained.numbers(), drained.failed()) == (3, {0: 3, 2: 3}, [])
+    assert drained.close(3) is drained
+
+
+def test_a_frame_that_was_overwritten_before_the_end_is_the_last():
+    places = PLACES._replace(buffers=3)
+    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    reader = reader_of(page, lag=2)
+    write(page, 0, 4, [BEGIN], places=places)
+    drained = reader.close(0)
+    assert drained.read(0)[0] == 0
+    assert drained.read(0) is None
 
 
 def test_numbers_stand_in_whole_words():

@@ -1,4 +1,4 @@
-"""The whole picture of a Cartesian grid, joined from the segments of its ranks."""
+"""Frames of a named window: copies of its snapshots, which can be joined to the whole of a grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,58 @@ if TYPE_CHECKING:
     Ghosts = list[tuple[int, int]]
 
 
-def join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
+class Frame:
+    """A snapshot: copies that belong to this process.
+
+    Attributes
+    ----------
+    number : int
+        From 1: the number of calls of each rank to `Window.snapshot`; of frames of the channel.
+    numbers : dict
+        What the ranks gave `Window.snapshot` by name; of the lowest rank that gave the name.
+    """
+
+    def __init__(self, number: int, arrays: dict[int, Any], numbers: dict[str, Any]) -> None:
+        self.number = number
+        self.numbers = numbers
+        self._arrays = arrays
+
+    @property
+    def array(self) -> Any:
+        """The whole window, or the first rank's segment where each rank has one."""
+        return next(iter(self._arrays.values()))
+
+    def segment(self, rank: int) -> Any:
+        """Return that rank's segment; ValueError if it has none."""
+        if rank not in self._arrays:
+            raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
+        return self._arrays[rank]
+
+    def whole(self, dims: Sequence[int], width: Any = 0) -> Any:
+        """Return a new array of the whole of a Cartesian grid, joined from all segments.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The number of ranks along each axis of the segments, as of ``Create_cart`` of MPI; 1
+            along an axis that is not cut. The ranks lie row by row, as MPI numbers them. Blocks may
+            be of uneven size.
+        width : int, or sequence of int or (low, high)
+            The ghosts of each segment, which are left out: as of `HaloExchange`, but the same on
+            all ranks.
+
+        Raises
+        ------
+        ValueError
+            If the segments do not fit together so.
+        """
+        return _join(self._arrays, dims, width)
+
+    def __repr__(self) -> str:
+        return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
+
+
+def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
     """Return a new array of all segments without their ghosts; see `Frame.whole`."""
     axes = {array.ndim for array in segments.values()}
     if math.prod(dims) != len(segments) or axes != {len(dims)}:
@@ -65,13 +116,13 @@ def _ghosts(width: Any, naxes: int) -> Ghosts:
     """Return the ghosts at both ends of each axis."""
     each = [width] * naxes if np.ndim(width) == 0 else list(width)
     pairs = [tuple(w) if np.ndim(w) else (w, w) for w in each]
-    is_right = len(pairs) == naxes and all(
-        len(pair) == 2 and all(isinstance(n, int | np.integer) and n >= 0 for n in pair)
-        for pair in pairs
-    )
-    if not is_right:
+    if len(pairs) != naxes or not all(map(_are_counts, pairs)):
         raise ValueError(
             f"whole failed: width={width!r} must be an int, or for each of {naxes} axes an int or "
             "a pair (low, high), none of them negative"
         )
     return [(int(low), int(high)) for low, high in pairs]
+
+
+def _are_counts(pair: tuple[Any, ...]) -> bool:
+    return len(pair) == 2 and all(isinstance(n, int | np.integer) and n >= 0 for n in pair)

@@ -1,0 +1,107 @@
+"""Arguments of the calls that make shared objects: checked, and the same on all ranks."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import is_int
+from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory.numbers import number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.runtime.context import NodeContext
+
+    Shape = tuple[int, ...]
+
+_MOST = (1 << 62) - 1  # bytes, or of anything else, that can be addressed
+
+
+def agree(
+    context: NodeContext, call: str, check: Callable[[], tuple[dict[str, Any], Any]]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Begin a call by a check of its arguments on every rank. Collective, host-blocking.
+
+    `check` returns those that all ranks must give alike, and what is this rank's own. Returns the
+    former, and the latter of all ranks.
+    """
+    replies = context.begin(call, check)
+    require_same(call, [same for same, _ in replies], context.rank)
+    return replies[0][0], [own for _, own in replies]
+
+
+def owner_of(context: NodeContext, call: str, owner: Any) -> int:
+    """Return the rank that the user gave as the owner, by default the leader."""
+    return 0 if owner is None else context.rank_of(call, owner)
+
+
+def receivers(
+    context: NodeContext, call: str, source: int, given: Any, roles: tuple[str, str]
+) -> list[int]:
+    """Return the ranks that wait for one rank, in order: those given, else all others."""
+    if given is None:
+        return [rank for rank in range(context.size) if rank != source]
+    sender, name = roles
+    if not hasattr(given, "__iter__"):
+        raise TypeError(
+            f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"
+        )
+    ranks = sorted(context.rank_of(call, rank) for rank in given)
+    if source in ranks or len(set(ranks)) != len(ranks):
+        raise ValueError(f"{call} failed: {name} {ranks} name the {sender}, or a rank twice")
+    return ranks
+
+
+def count_of(call: str, name: str, value: Any, most: int = _MOST) -> int:
+    """Return an int from 1 to `most` that the user gave."""
+    if not is_int(value):
+        raise TypeError(f"{call} failed: {name} must be an int, not {value!r}")
+    if not 1 <= value <= most:
+        wanted = "at least 1" if value < 1 and most == _MOST else f"from 1 to {most}"
+        raise ValueError(f"{call} failed: {name} must be {wanted}, not {value}")
+    return operator.index(value)
+
+
+def check_layout(
+    context: NodeContext, call: str, shape: Any, dtype: Any
+) -> tuple[Shape, np.dtype[Any]]:
+    """Return shape and dtype in canonical form, or raise why they cannot be used."""
+    sizes = _extents(call, shape)
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{call} failed: {error}") from None
+    if found.hasobject:
+        raise TypeError(
+            f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
+        )
+    if context.backend.name == "cuda" and (found.isbuiltin != 1 or number_of(found) is None):
+        raise UnsupportedError(
+            f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
+        )
+    if (nbytes := nbytes_of(sizes, found)) >= 1 << 62:
+        raise ValueError(
+            f"{call} failed: shape {sizes} of {found} needs {format_nbytes(nbytes)}, more than can "
+            "be addressed"
+        )
+    return sizes, found
+
+
+def _extents(call: str, shape: Any) -> Shape:
+    extents = shape if isinstance(shape, tuple | list) else (shape,)
+    if not all(map(is_int, extents)):
+        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}")
+    sizes = tuple(map(operator.index, extents))
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"{call} failed: negative extents in shape {sizes}")
+    return sizes
+
+
+def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
+    return math.prod(shape) * dtype.itemsize
