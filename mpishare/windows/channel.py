@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
-from mpishare.errors import ClosedError, EpochError, format_nbytes
+from mpishare.errors import ClosedError, format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
@@ -22,7 +21,7 @@ from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
-from mpishare.windows.slots import Get, Put, Ring, channel_counters, free_at
+from mpishare.windows.slots import Block, Get, Put, Ring, channel_counters, free_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,7 +101,6 @@ class Channel(NodeObject):
         elif context.rank in consumers:
             place = consumers.index(context.rank)
             self._receiving = (DealtGet if deal else Get)(ring, producer, place)
-        self._idle_count = self._references()
         context.register(self)
         log.info(
             "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
@@ -152,9 +150,9 @@ class Channel(NodeObject):
             If the stream is being captured.
         """
         self._check()
-        block: Any = self._sending
+        block = self._sending
         if block is None or block.is_open or block.is_over:
-            self._require_end("put", f"rank {self.producer} is the producer", block is not None)
+            self._refuse("put", f"rank {self.producer} is the producer", block)
         if stream is not None and hasattr(stream, "shape"):
             raise TypeError(
                 f"{self.name}: put failed: it takes no frame, but a stream. Write "
@@ -163,7 +161,7 @@ class Channel(NodeObject):
         if stream is not None:
             handle_of(stream)
         block.stream = stream
-        return block  # type: ignore[no-any-return]
+        return block
 
     def get(self, stream: Stream | None = None) -> Get:
         """Return the block in which a consumer reads the next frame. Consumers only.
@@ -199,14 +197,13 @@ class Channel(NodeObject):
             If the stream is being captured.
         """
         self._check()
-        block: Any = self._receiving
+        block = self._receiving
         if block is None or block.is_open:
-            is_mine = block is not None
-            self._require_end("get", f"ranks {list(self.consumers)} are the consumers", is_mine)
+            self._refuse("get", f"ranks {list(self.consumers)} are the consumers", block)
         if stream is not None:
             handle_of(stream)
         block.stream = stream
-        return block  # type: ignore[no-any-return]
+        return block
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the frames until the end, each inside a `get` of its own. Consumers only.
@@ -234,9 +231,9 @@ class Channel(NodeObject):
             On a rank that is not the producer.
         """
         self._check()
-        block: Any = self._sending
+        block = self._sending
         if block is None or block.is_open:
-            self._require_end("end", f"rank {self.producer} is the producer", block is not None)
+            self._refuse("end", f"rank {self.producer} is the producer", block)
         if not block.is_over:
             block.end()
 
@@ -304,26 +301,17 @@ class Channel(NodeObject):
         end = self._end
         return [] if end is None else end.pending()
 
-    def _require_end(self, call: str, roles: str, is_mine: bool) -> None:
-        """Leave a block that was interrupted, or raise the reason why a call is not allowed."""
-        failed, count = f"{self.name}: {call} failed", self._references()
+    def _refuse(self, call: str, roles: str, block: Block | None) -> NoReturn:
+        """Raise the reason why a call is not allowed now, or on this rank."""
+        failed = f"{self.name}: {call} failed"
         if self._is_closed:
             raise ClosedError(f"{failed}: the channel is closed")
-        if not is_mine:
+        if block is None:
             raise ValueError(
                 f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
                 "channel with producer= and consumers=."
             )
-        end: Any = self._end
-        # A handler of a signal may raise as a block ends, before the first line of its end has run.
-        # Then the block has the reference of the caller alone, once that exception is gone; the
-        # with statement of an open block has one more.
-        if not end.is_open or count > self._idle_count + 1:
-            end.refuse(failed)
-        end.__exit__(EpochError, None, None)  # no frame is sent
-
-    def _references(self) -> int:
-        return sys.getrefcount(self._end)
+        block.refuse(failed)
 
     def __repr__(self) -> str:
         is_named = not self.name.startswith("channel ")

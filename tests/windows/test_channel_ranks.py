@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import sys
 import time
 
 import numpy as np
@@ -561,44 +560,3 @@ def test_a_channel_without_memory_leaves_nothing(node):
             node.channel(1 << 50, "u1")
         states.append((held(), pool._fresh, len(node._context.children)))
     assert states[0] == states[1]
-
-
-def use_and_interrupt(block, use):
-    """Raise as the end of a block begins, as a handler of a signal may."""
-    code = type(block).__exit__.__code__
-
-    def trace(frame, event, _):
-        if event == "call" and frame.f_code is code:
-            sys.settrace(None)
-            raise InterruptedError
-
-    with block as slot:
-        use(slot)
-        sys.settrace(trace)
-
-
-@TWO
-@pytest.mark.parametrize("deal", [False, True], ids=["to all", "dealt"])
-def test_a_block_whose_end_was_interrupted_is_left(node, deal):
-    """Its frame is not sent, or its slot given back; a block within another one is refused."""
-    channel, found = node.channel(1, "i8", slots=1, deal=deal, consumers=[1]), []
-    if node.rank == channel.producer:
-        with pytest.raises(InterruptedError):
-            use_and_interrupt(channel.put(), lambda slot: slot.fill(1))
-        send(channel, 2)
-        with channel.put() as slot:
-            slot.fill(3)
-            for _ in range(2):
-                with pytest.raises(EpochError, match="a slot is open"):
-                    channel.put()
-        channel.end()
-    elif node.rank == 1:
-        with pytest.raises(InterruptedError):
-            use_and_interrupt(channel.get(), lambda slot: found.append(int(slot[0])))
-        with channel.get() as slot:
-            found.append(int(slot[0]))
-            with pytest.raises(EpochError, match="a slot is open"):
-                channel.get()
-        with pytest.raises(EOFError):
-            receive(channel)
-        assert found == [2, 3]
