@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.arguments import is_int
 from mpishare.coordination.counters import SLOT_WORDS, Counters
@@ -112,8 +113,10 @@ class NodeContext:
         spreads_bit: bool = False,
     ) -> Callable[[int], int]:
         """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
-        if self.compiled is not None:
-            made = self.compiled.Fence(words, rounds, self.looks_per_yield, spreads_bit)
+        # On CUDA it serves the barriers of the host, and each rank may choose by itself.
+        module = native.load()[0] if self.backend.has_streams else self.compiled
+        if module is not None:
+            made = module.Fence(words, rounds, self.looks_per_yield, spreads_bit)
         else:
             made = Fence(
                 words, rounds, self.spins_per_yield, self.memory_barrier, spreads_bit=spreads_bit
