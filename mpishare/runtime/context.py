@@ -15,7 +15,7 @@ from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
-from mpishare.memory.allocation import keeping, map_on_all_ranks
+from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
@@ -259,7 +259,7 @@ class NodeContext:
         return self.counter_pool.take(count)
 
     def _add_chunk(self, call: str, nwords: int) -> None:
-        step = partial(self.agreement.step, call)
+        step = partial(self.agreement.step_keeping, call)
         memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
         # Only now, so that the pools of all ranks stay the same.
         self._chunks.append(memory)
@@ -283,7 +283,7 @@ class NodeContext:
                 undo.callback(self.backend.unregister, memory)
                 return address, None
 
-            address, _ = keeping(step, register)
+            address, _ = step(register)
             undo.pop_all()
         return memory, address
 

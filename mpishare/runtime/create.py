@@ -340,11 +340,12 @@ def _warn_of_blocked(pairs: Sequence[Pair], host: str) -> None:
 
 
 def _control_block(node_comm: MPI.Intracomm, deadline_s: float) -> ControlBlock:
-    def step(work: Callable[[], Any]) -> list[Any]:
-        return agree(node_comm, CALL, work, deadline_s)
+    def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
+        return agree_keeping(node_comm, CALL, work, deadline_s)
 
     is_maker = node_comm.rank == 0
-    step(remove_abandoned if is_maker else int)  # of jobs whose processes were all killed
+    # First: of jobs whose processes were all killed.
+    agree(node_comm, CALL, remove_abandoned if is_maker else int, deadline_s)
     nbytes = ControlBlock.nbytes_for(node_comm.size)
     memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
     return ControlBlock(memory, node_comm.rank, node_comm.size)
