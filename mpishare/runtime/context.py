@@ -99,7 +99,7 @@ class NodeContext:
         self.dropped = Dropped()
         self._children = Children()
         watchdog.objects = self._children.registered
-        # For each group of ranks that has plans on this node, its `PlanRanks`.
+        # For each group of ranks that has plans on this node, or had some, its `PlanRanks`.
         self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
@@ -290,11 +290,6 @@ class NodeContext:
     def unmap_registered(self, memory: SharedMemory) -> None:
         self.backend.unregister(memory)
         memory.close()
-
-    def close_plan_ranks(self) -> None:
-        """Release the resources of closed plans that this node kept for later ones. Collective."""
-        for ranks in list(self.plan_ranks.values()):
-            ranks.close()
 
     def close_chunks(self) -> None:
         """Unmap the added counters, as the last step."""
