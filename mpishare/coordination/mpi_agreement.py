@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.missing_ranks import Bystanders
+from mpishare.coordination.missing_ranks import bystanding
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
 
@@ -95,8 +95,8 @@ def wait_request(
 
     try:
         if monitor is None:
-            with Bystanders(comm, call) as bystanders:
-                is_over = poll(request.Test, timeout_s, bystanders.look, warn=warn)
+            with bystanding(comm, call) as look:
+                is_over = poll(request.Test, timeout_s, look, warn=warn)
         else:
             is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
     except BaseException as failure:
