@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import Device
-from mpishare.errors import counted, name_ranks
+from mpishare.errors import counted, grouped, name_ranks
 from mpishare.runtime.route import COPY, FUSED, HOST, MESSAGES
 
 if TYPE_CHECKING:
@@ -267,13 +267,13 @@ class Report:
 
     def _describe_devices(self) -> list[str]:
         """Return a line for each kind of driver and GPU, with its ranks."""
-        ranks: dict[str, list[int]] = {}
-        for member in self.members:
-            if member.device is not None:
-                device = member.device
-                text = f"driver {device.driver}, compute capability {device.compute_capability}"
-                ranks.setdefault(text, []).append(member.rank)
-        return [f"GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
+        devices = [(member.device, member.rank) for member in self.members]
+        kinds = grouped(
+            (f"driver {device.driver}, compute capability {device.compute_capability}", rank)
+            for device, rank in devices
+            if device is not None
+        )
+        return [f"GPU of {name_ranks(ranks)}: {text}" for text, ranks in kinds.items()]
 
 
 def _cell(pair: Pair) -> str:
