@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpishare.bench.library import Library
 from mpishare.bench.session import Session
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import run_in_child
 
 PROGRAM = Path(__file__).with_name("trial.py")
 #: Of each trial that was run: why it failed, or None.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import catalog
 from benchmarks.sharing import PROGRAM
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import run_in_child
 from tests.bench.test_cli import HOST, QUICK, wrong_arms
 from tests.helpers.launch import run_ranks
 
