@@ -79,7 +79,7 @@ def look_for_node(
     kept = NodeCache.kept(group, backend)
     is_cached = kept is not None and context_of(kept).agreement.failure is None
     found = node or (kept if is_cached else None)
-    number = 0 if found is None else context_of(found).last_number(call)
+    number = 0 if found is None else context_of(found).numbers[call]
     return NodeChoice(node is not None, is_cached, number), found
 
 
@@ -115,7 +115,7 @@ def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) ->
     """Return the name of a plan: the same on all of its ranks, and new on each."""
     # Some ranks may have made plans without the others.
     number = 1 + max(choice.number for choice in choices)
-    context.raise_number(call, number)
+    context.numbers[call] = max(number, context.numbers[call])
     return f"{call} {number}"
 
 

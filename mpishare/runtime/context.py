@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,7 +104,8 @@ class NodeContext:
         self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
-        self._numbers: dict[str, int] = {}
+        # The number of the newest object of each kind on this rank.
+        self.numbers = Counter[str]()
 
     def fence(
         self,
@@ -137,16 +139,8 @@ class NodeContext:
 
     def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""
-        self._numbers[kind] = self._numbers.get(kind, 0) + 1
-        return self._numbers[kind]
-
-    def last_number(self, kind: str) -> int:
-        """Return the number of the newest object of its kind on this rank; 0 without any."""
-        return self._numbers.get(kind, 0)
-
-    def raise_number(self, kind: str, number: int) -> None:
-        """Set the number of the newest object of its kind, which its ranks agreed on."""
-        self._numbers[kind] = max(number, self.last_number(kind))
+        self.numbers[kind] += 1
+        return self.numbers[kind]
 
     # --- the objects of the node
 
