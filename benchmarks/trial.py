@@ -124,7 +124,7 @@ _failures: dict[str, str | None] = {}
 
 def try_sharing(session: Session, kind: type[Library]) -> str | None:
     """Return why the trial of a library failed on the first rank on which it did. Collective."""
-    from mpishare.runtime.in_child import run_in_child
+    from mpishare.runtime.gpu_messages import run_in_child
 
     comm, number, program = session.comm, session.node.xp.cuda.Device().id, str(kind.shared_trial)
     if program not in _failures:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class MpiShareError(Exception):
@@ -121,9 +124,7 @@ def mismatch(
 
     `what` stands before the values of all ranks, `rule` behind them; ranks `verb` their value.
     """
-    holders: dict[str, list[int]] = {}
-    for each, value in values.items():
-        holders.setdefault(value, []).append(each)
+    holders = grouped((value, each) for each, value in values.items())
     groups = sorted(holders.items(), key=lambda group: (len(group[1]), group[1]))
     *rare, (most, many) = groups
     texts = [f"{name_ranks(ranks)}: {value}" for value, ranks in rare[:_MOST_NAMED]]
@@ -242,6 +243,14 @@ def format_nbytes(nbytes: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 rank``, ``2 ranks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in the order in which they come."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

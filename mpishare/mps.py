@@ -72,27 +72,29 @@ def main(command: list[str]) -> int:
             return 2
         folder, *command = command[1:]
     if shutil.which(command[0]) is None:
-        say(f"{command[0]}: {'cannot be run' if Path(command[0]).exists() else 'not found'}")
-        return 126 if Path(command[0]).exists() else 127
+        status, why = (126, "cannot be run") if Path(command[0]).exists() else (127, "not found")
+        say(f"{command[0]}: {why}")
+        return status
     try:
-        require_first()
-        require_gpu()
-        if folder is not None:
-            os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)  # most likely the folder
-        elif is_served():
-            say("an MPS daemon answers already: the command is run as it is")
-            os.execvp(command[0], command)
-        # From here on signals wait for `run`, so that no daemon is left behind.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-        with made(folder) as place:
-            daemon = Daemon(place)
-            try:
-                return run(command, daemon.environment)
-            finally:
-                daemon.stop()
+        return serve(command, folder)
     except Refused as refused:
         say(str(refused))
         return 2
+
+
+def serve(command: list[str], folder: str | None) -> int:
+    """Return the exit status of a command beside a daemon; become it where one answers already."""
+    require_first()
+    require_gpu()
+    if folder is not None:
+        os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)  # most likely the folder
+    elif is_served():
+        say("an MPS daemon answers already: the command is run as it is")
+        os.execvp(command[0], command)
+    # From here on signals wait for `run`, so that no daemon is left behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    with made(folder) as place, contextlib.closing(Daemon(place)) as daemon:
+        return run(command, daemon.environment)
 
 
 @contextlib.contextmanager
@@ -218,13 +220,13 @@ class Daemon:
                 f"{CONTROL} -d did not start (exit status {started.returncode}): {told}"
             ) from None
         if ask("get_server_list", self.environment) is None:
-            self.stop()
+            self.close()
             raise Refused(f"{CONTROL} -d was started, and does not answer")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if all(each.strip().isdecimal() for each in visible):
             self.environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(len(visible))))
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it; by its pid, with its servers, only where it does not quit."""
         servers = self._servers()
         ask("quit", self.environment, QUIT_S)

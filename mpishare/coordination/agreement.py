@@ -31,10 +31,8 @@ class Agreement(Waits):
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
-        self._number = 0  # of rounds of mail
-        self._steps = 0
+        self._number = self._steps = self._meetings = 0  # rounds of mail, and more
         self._inside = ""
-        self._meetings = 0
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
     def open_meetings(self, fence: Callable[..., Callable[[int], int]]) -> None:
@@ -131,15 +129,11 @@ class Agreement(Waits):
             at = self._meetings_of[parity](value | news)
             if at < 0:
                 return at == -2
-            if not self._wait_for_word(call, value, at):
+            self.wait(call, functools.partial(self._absent, value, at))
+            if self.block.words[at] < value:
                 return None
         self.check()
         raise ClosedError(f"{call} failed: the node is closed")
-
-    def _wait_for_word(self, call: str, value: int, at: int) -> bool:
-        """Wait for a word of a meeting; return False if its rank is in another call."""
-        self.wait(call, functools.partial(self._absent, value, at))
-        return self.block.words[at] >= value
 
     def _absent(self, value: int, at: int) -> list[int]:
         """Return the ranks that have not come to a meeting; none if one of them is in a step."""

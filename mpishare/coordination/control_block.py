@@ -15,7 +15,7 @@ import os
 import platform
 import struct
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
-T = TypeVar("T")
-
 # Bytes that a rank can publish in one round of agreement.
 MAILBOX_NBYTES = 4096
 
@@ -36,16 +34,14 @@ MAILBOX_NBYTES = 4096
 # volume 3, 9.2.2).
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
-_STATE_WORDS = 512
-_MAX_TEXT, _MAX_MISSING = 500, 64
-_TEXT_WORDS = _STATE_WORDS - 7  # behind the state; then six words of their own:
-_EXITS, _ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 6, _STATE_WORDS)
-_EXIT = 1 << 32  # one exit; below it the version of the text
-_STATUS_WORDS = 128
+# Of each rank: single words, two texts behind their versions and lengths, and the mail.
+_STATE, _EXITS, _ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN, _LOOKS = range(8)
+_DEPARTURE, _WAIT, _MAIL = SLOT_WORDS, 512, 640  # their first words
+_TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _WAIT - 2)}
+_MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
 _TRIES = 1000  # to read a text that changes; a rank may have died while writing it
-_MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
-_MAILBOX_STRIDE = -(-_MAILBOX_WORDS // SLOT_WORDS) * SLOT_WORDS
-_RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAILBOX_STRIDE
+_BOX_WORDS = MAILBOX_NBYTES // 8 + 1  # behind a slot of the mail's number and of meetings
+_RANK_WORDS = -(-(_MAIL + SLOT_WORDS + 2 * _BOX_WORDS) // SLOT_WORDS) * SLOT_WORDS
 _POOL_WORDS = 1 << 14
 _PLAN_WORDS = 1 << 13  # 64 KiB: some plans of small faces
 _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
@@ -79,7 +75,7 @@ class MemoryBarrier:
 
         self._is_finalized = MPI.Is_finalized
         self._window: MPI.Win | None = None
-        self.sync: Callable[[], None] = _nothing
+        self.sync: Callable[[], Any] = int  # which does nothing
         if platform.machine() not in ORDERED_MACHINES:
             self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
             self._window.Lock_all()
@@ -91,10 +87,6 @@ class MemoryBarrier:
             self._window.Unlock_all()
             self._window.Free()
         self._window = None
-
-
-def _nothing() -> None:
-    pass
 
 
 class Departure(NamedTuple):
@@ -127,21 +119,16 @@ class ControlBlock:
     """
 
     def __init__(self, memory: SharedMemory, rank: int, size: int) -> None:
-        self.memory = memory
-        self.rank = rank
-        self.size = size
-        # Counters, which are released after a failure.
-        self.pool = CounterPool()
-        # Memory of plans, which is not.
-        self.plan_memory = CounterPool()
+        self.memory, self.rank, self.size = memory, rank, size
+        # Counters, which are released after a failure, and memory of plans, which is not.
+        self.pool, self.plan_memory = CounterPool(), CounterPool()
         self.words = memoryview(memory.buffer).cast("Q")
         self._bytes = memoryview(memory.buffer)
         self.barrier = MemoryBarrier()
         self.sync = self.barrier.sync
         self.pool_start = size * _RANK_WORDS
-        ranks = slice(0, self.pool_start, _RANK_WORDS)
-        self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
-        self._exits = self.words[_EXITS:][ranks]
+        # Single words, each by rank.
+        self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(8)]
         self._pid = os.getpid()
         self.is_open = True
         # Whether this rank is in a collective by messages of a communicator of mpishare's.
@@ -157,12 +144,23 @@ class ControlBlock:
         `address` is that of the block on this rank's GPU; 0 on the host backend.
         """
         start = self.pool_start
-        for pool, end in (
-            (self.pool, start + _POOL_WORDS),
-            (self.plan_memory, start + _POOL_WORDS + _PLAN_WORDS),
-        ):
-            pool.add(self.words[start:end], address + 8 * start if address else 0)
-            start = end
+        for pool, count in ((self.pool, _POOL_WORDS), (self.plan_memory, _PLAN_WORDS)):
+            pool.add(self.words[start : start + count], address + 8 * start if address else 0)
+            start += count
+
+    def close(self) -> None:
+        """Unmap the block and release this rank's lock."""
+        self.is_open = False
+        self.pool, self.plan_memory = CounterPool(), CounterPool()
+        for view in (*self._each, self.words, self._bytes):
+            view.release()
+        self.memory.close()
+        self.barrier.close()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process made the view, and is not a fork of it."""
+        return os.getpid() == self._pid
 
     # --- liveness of ranks: a lock that the operating system releases when the process ends
 
@@ -174,11 +172,16 @@ class ControlBlock:
         """
         fcntl.lockf(self.memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKS_AT + self.rank)
 
+    def lock_of(self, rank: int) -> tuple[int, int]:
+        """Return the open file and the offset where that rank's process holds a lock."""
+        return self.memory.fd, _LOCKS_AT + rank
+
     def is_running(self, rank: int) -> bool:
         if rank == self.rank:
             return True
-        question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCKS_AT + rank, 1, 0)
-        answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
+        fd, at = self.lock_of(rank)
+        question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, question)
         return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
 
     def life_address(self, rank: int) -> int:
@@ -191,26 +194,58 @@ class ControlBlock:
         True some milliseconds before the lock is released, and without a system call. False proves
         nothing.
         """
-        is_marked = self.words[rank * _RANK_WORDS + _LIFE] & robust_futex.DIED
+        is_marked = self._each[_LIFE][rank] & robust_futex.DIED
         return bool(is_marked) and self.state(rank) == State.PRESENT
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process made the view, and is not a fork of it."""
-        return os.getpid() == self._pid
+    def mark_ending(self) -> None:
+        """Publish that the process of this rank ends and makes no further call."""
+        self._each[_ENDING][self.rank] = 1
+
+    def is_ending(self, rank: int) -> bool:
+        """Whether the process of that rank ends or has ended."""
+        return bool(self._each[_ENDING][rank]) or not self.is_running(rank)
+
+    def mark_aborting(self) -> None:
+        """Publish that all output of this rank is out, and that it only waits to abort the job."""
+        self._each[_ABORTING][self.rank] = 1
+
+    def is_aborting(self, rank: int) -> bool:
+        return bool(self._each[_ABORTING][rank]) and self.is_running(rank)
+
+    def is_silent(self, rank: int) -> bool:
+        """Whether that rank writes no more output."""
+        return not self.is_running(rank) or self.is_aborting(rank)
+
+    def say_death(self) -> bool:
+        """Publish that this rank has seen another one dead; return whether it is the first to."""
+        is_first = not self.is_death_said()
+        self._each[_SAW_DEATH][self.rank] = 1
+        return is_first
+
+    def is_death_said(self) -> bool:
+        """Whether any rank has seen another one dead."""
+        return any(self._each[_SAW_DEATH].tolist())
+
+    def mark_broken(self) -> None:
+        """Publish, before any counter is released, that this rank releases counters."""
+        self._each[_BROKEN][self.rank] = 1
+        self.sync()
+
+    def is_broken(self) -> bool:
+        """Whether any rank releases counters: the end of a wait may then be no signal."""
+        self.sync()
+        return any(self._each[_BROKEN].tolist())
+
+    # --- departures: of a rank from the node, or from the block of one of its objects
 
     def state(self, rank: int) -> State:
-        value = self.words[rank * _RANK_WORDS]
+        value = self._each[_STATE][rank]
         self.sync()
         return State(value)
 
     def state_address(self, rank: int) -> int:
         """Return the address of the word with the state of that rank, 0 while it is present."""
-        return self.memory.address + 8 * rank * _RANK_WORDS
-
-    def lock_of(self, rank: int) -> tuple[int, int]:
-        """Return the open file and the offset where that rank's process holds a lock."""
-        return self.memory.fd, _LOCKS_AT + rank
+        return self.memory.address + 8 * (rank * _RANK_WORDS + _STATE)
 
     def is_here(self, rank: int) -> bool:
         """Whether that rank has not left the node, and its process runs."""
@@ -219,8 +254,8 @@ class ControlBlock:
     def are_all_present(self) -> bool:
         """Whether no rank has left the node or is outside: some microseconds, of any size."""
         self.sync()
-        exits = self._exits.tolist()
-        return not any(self._states.tolist()) and max(exits) // _EXIT <= exits[self.rank] // _EXIT
+        exits = self._each[_EXITS].tolist()
+        return not any(self._each[_STATE].tolist()) and max(exits) <= exits[self.rank]
 
     def is_outside(self, rank: int) -> bool:
         """Whether that rank has left an object's block by an exception, and this one has not yet.
@@ -229,36 +264,26 @@ class ControlBlock:
         in this way.
         """
         self.sync()
-        return self._exits[rank] // _EXIT > self._exits[self.rank] // _EXIT
+        exits = self._each[_EXITS]
+        return exits[rank] > exits[self.rank]
 
     @property
     def is_ahead(self) -> bool:
         """Whether this rank is outside for another one."""
         self.sync()
-        exits = self._exits.tolist()
-        return min(exits) // _EXIT < exits[self.rank] // _EXIT
+        exits = self._each[_EXITS].tolist()
+        return min(exits) < exits[self.rank]
 
     def has_gone(self, rank: int) -> bool:
         """Whether that rank has left the node, in any way, or is outside."""
         return self.state(rank) != State.PRESENT or self.is_outside(rank)
 
-    def say_death(self) -> bool:
-        """Publish that this rank has seen another one dead; return whether it is the first to."""
-        is_first = not self.is_death_said()
-        self.words[self.rank * _RANK_WORDS + _SAW_DEATH] = 1
-        return is_first
-
-    def is_death_said(self) -> bool:
-        """Whether any rank has seen another one dead."""
-        return any(self._saw_death.tolist())
+    def has_left(self, rank: int) -> bool:
+        """Whether that rank has left by an exception: the node, or a block of an object."""
+        return self.state(rank) == State.LEFT or self.is_outside(rank)
 
     def depart(
-        self,
-        state: State,
-        text: str = "",
-        missing: Sequence[int] = (),
-        *,
-        is_cause: bool = True,
+        self, state: State, text: str = "", missing: Sequence[int] = (), *, is_cause: bool = True
     ) -> None:
         """Publish how this rank leaves, unless the node is closed; the first reason stands.
 
@@ -267,119 +292,80 @@ class ControlBlock:
         """
         if self._is_mine_and_present():
             if state == State.LEFT:
-                self._write_departure(Departure(text, (*missing,), is_cause, self.is_in_messages))
-            self.words[self.rank * _RANK_WORDS] = state
+                self._publish_departure(text, missing, is_cause, self.is_in_messages)
+            self._each[_STATE][self.rank] = state
             self.sync()  # before the program overwrites memory that others may be reading
 
     def step_out(self, text: str, *, is_cause: bool) -> None:
         """Publish that this rank has left the block of an object of the node by an exception."""
         if self._is_mine_and_present():
-            self._write_departure(Departure(text, (), is_cause, leaves_messages=False))
-            self._exits[self.rank] += _EXIT
+            self._publish_departure(text, (), is_cause, False)
+            self._each[_EXITS][self.rank] += 1
             self.sync()
 
     def _is_mine_and_present(self) -> bool:
-        return (
-            self.is_open and self.is_mine and self.words[self.rank * _RANK_WORDS] == State.PRESENT
-        )
+        return self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT
 
-    def _write_departure(self, why: Departure) -> None:
-        at = self.rank * _RANK_WORDS
-        self._exits[self.rank] += 1  # odd: the text is being written
-        self.sync()
-        self._write_text(at + 1, _TEXT_WORDS, why.pack(8 * (_TEXT_WORDS - 1)))
-        self.sync()
-        self._exits[self.rank] += 1
+    def _publish_departure(self, text: str, missing: Sequence[int], *flags: bool) -> None:
+        departure = Departure(text, (*missing,), *flags)
+        self._publish(_DEPARTURE, departure.pack(_TEXT_NBYTES[_DEPARTURE]))
 
-    def mark_broken(self) -> None:
-        """Publish, before any counter is released, that this rank releases counters."""
-        self.words[self.rank * _RANK_WORDS + _BROKEN] = 1
-        self.sync()
-
-    def mark_ending(self) -> None:
-        """Publish that the process of this rank ends and makes no further call."""
-        self.words[self.rank * _RANK_WORDS + _ENDING] = 1
-
-    def is_ending(self, rank: int) -> bool:
-        """Whether the process of that rank ends or has ended."""
-        return bool(self.words[rank * _RANK_WORDS + _ENDING]) or not self.is_running(rank)
-
-    def mark_aborting(self) -> None:
-        """Publish that all output of this rank is out, and that it only waits to abort the job."""
-        self.words[self.rank * _RANK_WORDS + _ABORTING] = 1
-
-    def is_aborting(self, rank: int) -> bool:
-        return bool(self.words[rank * _RANK_WORDS + _ABORTING]) and self.is_running(rank)
-
-    def is_silent(self, rank: int) -> bool:
-        """Whether that rank writes no more output."""
-        return not self.is_running(rank) or self.is_aborting(rank)
-
-    def is_broken(self) -> bool:
-        """Whether any rank releases counters: the end of a wait may then be no signal."""
-        self.sync()
-        return any(self.words[r * _RANK_WORDS + _BROKEN] for r in range(self.size))
+    def departure(self, rank: int) -> Departure | None:
+        """Return how that rank left by an exception; None if it did not."""
+        found = self._published(rank, _DEPARTURE) if self.has_left(rank) else None
+        return None if found is None else Departure.unpack(found[2])
 
     def departures(self) -> dict[int, Departure]:
         """Return how ranks left by an exception, of all that did or are outside."""
         found = {rank: self.departure(rank) for rank in range(self.size)}
         return {rank: each for rank, each in found.items() if each is not None}
 
-    def has_left(self, rank: int) -> bool:
-        """Whether that rank has left by an exception: the node, or a block of an object."""
-        return self.state(rank) == State.LEFT or self.is_outside(rank)
-
-    def departure(self, rank: int) -> Departure | None:
-        """Return how that rank left by an exception; None if it did not."""
-        if not self.has_left(rank):
-            return None
-        text = self._read_published(
-            rank * _RANK_WORDS + _EXITS, lambda: self._read_text(rank * _RANK_WORDS + 1)
-        )
-        return None if text is None else Departure.unpack(text[1])
-
     # --- the wait-for graph: the call in which each rank waits, and for which ranks
 
     def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
-        at = self.rank * _RANK_WORDS + _STATE_WORDS
-        self.words[at] += 1  # odd: the text is being written
-        self.sync()
         # A list cut short does no harm: a cycle through the omitted ranks ends by the deadline.
-        self._write_text(at + 1, _STATUS_WORDS - 2, json.dumps([call, list(awaited)[:64]]))
-        self.sync()
-        self.words[at] += 1
+        self._publish(_WAIT, json.dumps([call, list(awaited)[:_MAX_AWAITED]]))
 
     def look(self) -> None:
         """Publish that this rank has checked again and still waits."""
-        self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
+        self._each[_LOOKS][self.rank] += 1
 
     def end_wait(self) -> None:
-        at = self.rank * _RANK_WORDS + _STATE_WORDS
-        self.words[at + 1] = 0
-        self.sync()
-        self.words[at] += 2
+        self._publish(_WAIT, "")
 
     def status(self, rank: int) -> Status | None:
         """Return the published wait of that rank; None without one, or if it cannot be read."""
-        at = rank * _RANK_WORDS + _STATE_WORDS
-        found = self._read_published(
-            at, lambda: (self._read_text(at + 1), self.words[at + _STATUS_WORDS - 1])
-        )
-        if found is None or not found[1][0]:
+        found = self._published(rank, _WAIT)
+        if found is None or not found[2]:
             return None
-        version, (text, looks) = found
+        version, looks, text = found
         call, awaited = json.loads(text)
         return Status(version, looks, call, tuple(awaited))
 
-    def _read_published(self, at: int, read: Callable[[], T]) -> tuple[int, T] | None:
-        """Return a version, counted at `at`, and what was read of it; None if it keeps changing."""
+    # --- texts, each with a version that is odd while it is being written
+
+    def _publish(self, place: int, text: str) -> None:
+        """Replace a text of this rank."""
+        at = self.rank * _RANK_WORDS + place
+        data = text.encode(errors="replace")[: _TEXT_NBYTES[place]]
+        self.words[at] += 1
+        self.sync()
+        self.words[at + 1] = len(data)
+        self._bytes[8 * (at + 2) : 8 * (at + 2) + len(data)] = data
+        self.sync()
+        self.words[at] += 1
+
+    def _published(self, rank: int, place: int) -> tuple[int, int, str] | None:
+        """Return the version of a text, that rank's looks, and the text; None if it changes."""
+        at = rank * _RANK_WORDS + place
         for _ in range(_TRIES):
             version = self.words[at]
             self.sync()
-            found = read()
+            nbytes, looks = min(self.words[at + 1], _TEXT_NBYTES[place]), self._each[_LOOKS][rank]
+            text = bytes(self._bytes[8 * (at + 2) : 8 * (at + 2) + nbytes])
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
-                return version, found
+                return version, looks, text.decode(errors="replace")
             os.sched_yield()  # it is being written
         return None
 
@@ -387,15 +373,23 @@ class ControlBlock:
 
     def post_mail(self, number: int, total: int, data: bytes) -> None:
         """Publish round `number` of this rank: `data` is a part of `total` bytes."""
-        at = self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
-        box = at + SLOT_WORDS + (number % 2) * (MAILBOX_NBYTES // 8 + 1)
+        at = self.rank * _RANK_WORDS + _MAIL
+        box = at + SLOT_WORDS + (number % 2) * _BOX_WORDS
         self.words[box] = total
         self._bytes[8 * (box + 1) : 8 * (box + 1) + len(data)] = data
         self.sync()
         self.words[at] = number
 
     def has_mail(self, rank: int, number: int) -> bool:
-        return self.words[rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS] >= number
+        return self.words[rank * _RANK_WORDS + _MAIL] >= number
+
+    def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
+        """Return the total length and the part from `start` on, after `has_mail`."""
+        self.sync()
+        box = rank * _RANK_WORDS + _MAIL + SLOT_WORDS + (number % 2) * _BOX_WORDS
+        total = self.words[box]
+        length = max(0, min(MAILBOX_NBYTES, total - start))
+        return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
 
     def meeting_slot(self, rank: int, parity: int, number: int) -> int:
         """Return the index of a rank's word for one round of a meeting.
@@ -403,38 +397,8 @@ class ControlBlock:
         Two sets of words, behind the mail's number, since a rank may be in the next meeting while
         another one still reads its words of this one.
         """
-        at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
-        return at + 1 + parity * (SLOT_WORDS // 2 - 1) + number
+        return rank * _RANK_WORDS + _MAIL + 1 + parity * (SLOT_WORDS // 2 - 1) + number
 
     @staticmethod
     def rank_of_slot(at: int) -> int:
         return at // _RANK_WORDS
-
-    def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
-        """Return the total length and the part from `start` on, after `has_mail`."""
-        self.sync()
-        at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
-        box = at + SLOT_WORDS + (number % 2) * (MAILBOX_NBYTES // 8 + 1)
-        total = self.words[box]
-        length = max(0, min(MAILBOX_NBYTES, total - start))
-        return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
-
-    def close(self) -> None:
-        """Unmap the block and release this rank's lock."""
-        self.is_open = False
-        self.pool = CounterPool()
-        self.plan_memory = CounterPool()
-        for view in (self._states, self._saw_death, self._exits, self.words):
-            view.release()
-        self._bytes.release()
-        self.memory.close()
-        self.barrier.close()
-
-    def _write_text(self, at: int, nwords: int, text: str) -> None:
-        data = text.encode(errors="replace")[: 8 * (nwords - 1)]
-        self._bytes[8 * (at + 1) : 8 * (at + 1) + len(data)] = data
-        self.words[at] = len(data)
-
-    def _read_text(self, at: int) -> str:
-        length = min(self.words[at], 8 * _STATE_WORDS)
-        return bytes(self._bytes[8 * (at + 1) : 8 * (at + 1) + length]).decode(errors="replace")

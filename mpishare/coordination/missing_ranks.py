@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.poll import poll
@@ -9,7 +10,7 @@ from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import PeerTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from mpi4py import MPI
 
@@ -88,41 +89,39 @@ class MissingRanks:
         return self._monitor
 
 
-class Bystanders:
-    """Watches a wait across nodes, for all nodes of this process that share ranks with `comm`.
+@contextmanager
+def bystanding(comm: MPI.Comm, call: str) -> Iterator[Callable[[], None]]:
+    """Watch a wait across nodes by a function, for all nodes of this process that share its ranks.
 
     A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
     error on both. Of a node that was broken before, or is about to be since this rank has left a
     block, only the ranks whose processes end are missed: the others may have caught the error, and
     come.
     """
-
-    def __init__(self, comm: MPI.Comm, call: str) -> None:
-        self._monitors = [
-            (node, {*ranks}, WaitMonitor(node, call, MissingRanks(node, ranks, call).absent))
-            for node in of_this_thread()
-            if (ranks := node.ranks_in(comm))
+    nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
+    were_broken = {node for node, _ in nodes if _is_breaking(node)}
+    with ExitStack() as watched:
+        monitors = [
+            watched.enter_context(WaitMonitor(node, call, MissingRanks(node, ranks, call).absent))
+            for node, ranks in nodes
         ]
-        self._were_broken = {
-            node
-            for node, *_ in self._monitors
-            if node.failure is not None or (node.block.is_open and node.block.is_ahead)
-        }
 
-    def look(self) -> None:
-        """Raise if ranks wait for each other, or if one that must call has left such a node."""
-        for node, ranks, monitor in self._monitors:
-            if node.failure is None:
-                monitor.look()
-            elif node in self._were_broken:
-                if any(map(node.block.is_ending, ranks)):
+        def look() -> None:
+            for (node, ranks), monitor in zip(nodes, monitors, strict=True):
+                if node.failure is None:
+                    monitor.look()
+                elif _is_missed(node, ranks, was_broken=node in were_broken):
                     node.check()
-            elif ranks.intersection(getattr(node.failure(), "ranks", ())):
-                node.check()
 
-    def __enter__(self) -> Self:
-        return self
+        yield look
 
-    def __exit__(self, *error: Any) -> None:
-        for _, _, monitor in self._monitors:
-            monitor.end()
+
+def _is_breaking(node: Waits) -> bool:
+    return node.failure is not None or (node.block.is_open and node.block.is_ahead)
+
+
+def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
+    """Whether one of the ranks will not come, since its node is broken."""
+    if was_broken or node.failure is None:
+        return any(map(node.block.is_ending, ranks))
+    return not {*ranks}.isdisjoint(getattr(node.failure(), "ranks", ()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.missing_ranks import Bystanders
+from mpishare.coordination.missing_ranks import bystanding
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
 
@@ -95,8 +95,8 @@ def wait_request(
 
     try:
         if monitor is None:
-            with Bystanders(comm, call) as bystanders:
-                is_over = poll(request.Test, timeout_s, bystanders.look, warn=warn)
+            with bystanding(comm, call) as look:
+                is_over = poll(request.Test, timeout_s, look, warn=warn)
         else:
             is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
     except BaseException as failure:
@@ -111,15 +111,9 @@ def wait_request(
         raise error
 
 
-def agree(
-    comm: MPI.Comm,
-    call: str,
-    work: Callable[[], Any],
-    timeout_s: float,
-    monitor: Monitor | None = None,
-) -> list[Any]:
+def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) -> list[Any]:
     """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
-    return agree_keeping(comm, call, lambda: (None, work()), timeout_s, monitor)[1]
+    return agree_keeping(comm, call, lambda: (None, work()), timeout_s)[1]
 
 
 def agree_keeping(
@@ -128,26 +122,14 @@ def agree_keeping(
     work: Callable[[], tuple[T, Any]],
     timeout_s: float,
     monitor: Monitor | None = None,
+    *,
+    number: int = 0,
+    arrived: Callable[[], object] = int,
 ) -> tuple[T, list[Any]]:
-    """Do a step by messages as `Agreement.step_keeping`."""
+    """Do a step by messages as `Agreement.step_keeping`.
 
-    def exchange(mine: Any) -> list[Any]:
-        return allgather(comm, call, mine, timeout_s, monitor)
-
-    return agree_by(exchange, call, 0, work, comm.rank)
-
-
-def agree_by(
-    exchange: Callable[[Any], list[Any]],
-    call: str,
-    number: int,
-    work: Callable[[], tuple[T, Any]],
-    rank: int,
-) -> tuple[T, list[Any]]:
-    """Do a step as `Agreement.step_keeping`, by whatever exchange.
-
-    `exchange` returns the values of all ranks, given this one's. `number` counts the calls of the
-    same ranks: `MismatchError` if it or the call differs.
+    `number` counts the calls of the same ranks: `MismatchError` if it or the call differs.
+    `arrived` is called once the messages of all ranks are here.
     """
     error: BaseException | None = None
     kept: Any = None
@@ -162,8 +144,9 @@ def agree_by(
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = exchange([call, number, own, reply])
-    results = settle(call, replies, None if own is None else error, rank, "communicator")
+    replies = allgather(comm, call, [call, number, own, reply], timeout_s, monitor)
+    arrived()
+    results = settle(call, replies, None if own is None else error, comm.rank, "communicator")
     if error is not None:
         raise error
     return kept, results

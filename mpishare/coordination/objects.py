@@ -8,15 +8,14 @@ When the numbers of all ranks are there, all of them close the object.
 from __future__ import annotations
 
 import weakref
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mpishare.errors import closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-Item = TypeVar("Item")
 
 
 class NotPicklable:
@@ -130,7 +129,7 @@ class Dropped:
         self._here: dict[int, NodeObject] = {}
         self._unpublished: set[int] = set()
         # By how many ranks each was dropped, as far as that is published.
-        self._count: dict[int, int] = {}
+        self._count = Counter[int]()
 
     def next_number(self) -> int:
         """Return the number of a new object, the same on all ranks."""
@@ -159,21 +158,16 @@ class Dropped:
 
         `published` is the result of `news` on each rank, with this rank's at `rank`.
         """
-        if any(published):
-            for item in self._merge(published, rank):
-                item.close()  # no effect where another object has closed it
-
-    def _merge(self, published: Sequence[Sequence[int]], rank: int) -> list[NodeObject]:
-        """Return the objects that all have dropped, plans first, the newest first."""
+        if not any(published):
+            return
         self._unpublished.difference_update(published[rank])
-        for numbers in published:
-            for number in numbers:
-                self._count[number] = self._count.get(number, 0) + 1
-        gone = sorted(n for n, count in self._count.items() if count == len(published))
+        self._count.update(chain.from_iterable(published))
+        gone = [number for number, count in self._count.items() if count == len(published)]
         for number in gone:
             del self._count[number]
-        newest_first = [self._here[number] for number in reversed(gone)]
-        return sorted(newest_first, key=lambda item: not item._closes_first)
+        newest_first = [self._here[number] for number in sorted(gone, reverse=True)]
+        for item in sorted(newest_first, key=lambda item: not item._closes_first):  # plans first
+            item.close()  # no effect where another object has closed it
 
 
 class Children:
@@ -218,12 +212,11 @@ class Children:
         """Pass the objects whose finalizers have run on to `Dropped`."""
         while self._noted:
             child = self._noted[-1]
-            if (registration := child._registration) is not None:
-                self._by_place[registration.place] = partial(_same, child)
-                if registration.dropped is not None:
-                    registration.dropped.add(registration.number, child)
+            if child._registration is not None:
+                self._hold(child, child._registration)
             self._noted.remove(child)
 
-
-def _same(child: Item) -> Item:
-    return child
+    def _hold(self, child: Any, registration: Registration) -> None:
+        self._by_place[registration.place] = lambda: child
+        if registration.dropped is not None:
+            registration.dropped.add(registration.number, child)

@@ -8,9 +8,10 @@ apart.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from mpishare.coordination.mpi_agreement import agree_by, allgather, wait_request
+from mpishare.coordination.mpi_agreement import agree_keeping, wait_request
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
@@ -119,15 +120,12 @@ class RankGroup:
         monitor: Monitor | None = None,
     ) -> tuple[T, list[Any]]:
         """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
-
-        def exchange(mine: Any) -> list[Any]:
-            replies = allgather(self.comm, call, mine, timeout_s, monitor)
-            self._mark(is_waiting=False)
-            return replies
-
         self._steps += 1
         self._mark(is_waiting=True)
-        return agree_by(exchange, call, self._steps, work, self.comm.rank)
+        arrived = partial(self._mark, is_waiting=False)
+        return agree_keeping(
+            self.comm, call, work, timeout_s, monitor, number=self._steps, arrived=arrived
+        )
 
     def wait(
         self,

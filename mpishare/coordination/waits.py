@@ -61,8 +61,7 @@ class Waits:
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         self.block = block
-        self.rank = block.rank
-        self.size = block.size
+        self.rank, self.size = block.rank, block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
         self.here = f"rank {self.rank} of {self.size}"  # for errors
@@ -146,15 +145,10 @@ class Waits:
         is_cause = type(error) is not PeerError
         self.block.depart(State.LEFT, describe(error), missing, is_cause=is_cause)
 
-    def fail_and_tell(
-        self, failure: Callable[[], Failure], *, fatal: bool, missing: Sequence[int] = ()
-    ) -> Failure:
+    def fail_and_tell(self, failure: Callable[[], Failure], *, fatal: bool) -> Failure:
         """Break the node, publish why and which ranks are missing; return the error."""
-        error = failure()
         self.fail(failure, fatal=fatal)
-        self.is_raised = True
-        self.block.depart(State.LEFT, describe(error), missing)
-        return error
+        return self._raised(failure())
 
     def _refuse(self) -> None:
         if self.failure is not None:
@@ -170,7 +164,7 @@ class Waits:
             )
         raise UnsupportedError(why)
 
-    def _raised(self, failure: MpiShareError) -> MpiShareError:
+    def _raised(self, failure: Failure) -> Failure:
         """Return the error for the main thread, once it is published that this rank leaves by it.
 
         From then on the program may overwrite cells that a slow neighbor still reads in place.
@@ -253,19 +247,19 @@ class Waits:
         left.pop(self.rank, None)
         reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
         missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
+        failure: Callable[[], MpiShareError] = partial(departure_error, call, reasons)
         if missing:
             failure = partial(left_for, call, reasons, missing, self.timeout_s)
-            self.fail(failure, fatal=True)
-        else:
-            self.fail(partial(departure_error, call, reasons), fatal=False)
+        self.fail(failure, fatal=bool(missing))
 
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
         """Return the reasons of ranks that are gone, but for those that followed another one."""
-        states = {rank: self.block.state(rank) for rank in self.others}
         causes = {rank: each.text for rank, each in left.items() if each.is_cause}
+        states = {rank: self.block.state(rank) for rank in self.others}
         # Who closed the node in order may have caught the error that one of these made.
-        ended = {rank for rank in gone if not causes or states[rank] != State.CLOSED}
-        causes |= {rank: _ENDED[states[rank]] for rank in ended if rank not in left}
+        ends = (State.EXITED,) if causes else (State.CLOSED, State.EXITED)
+        ended = [rank for rank in {*gone} - {*left} if states[rank] in ends]
+        causes |= {rank: _ENDED[states[rank]] for rank in ended}
         exited = [rank for rank, state in states.items() if state == State.EXITED]
         return dict(sorted(causes.items())) or dict.fromkeys(exited, _ENDED[State.EXITED])
 
@@ -284,11 +278,14 @@ class Waits:
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""
-        failures = {rank: f"waits in {status.call}" for rank, status in sorted(cycle.items())}
+        calls = {rank: cycle[rank].call for rank in sorted(cycle)}
+        failures = {rank: f"waits in {name}" for rank, name in calls.items()}
+        named = ", ".join(
+            f"rank {rank} in {name}" for rank, name in {self.rank: call, **calls}.items()
+        )
         text = (
-            f"ranks wait for each other: rank {self.rank} in {call}, "
-            + ", ".join(f"rank {rank} in {status.call}" for rank, status in sorted(cycle.items()))
-            + ". Collective calls must be made in the same order on all ranks of a node."
+            f"ranks wait for each other: {named}. Collective calls must be made in the same order "
+            "on all ranks of a node."
         )
         return self.fail_and_tell(lambda: MismatchError(text, failures=failures), fatal=False)
 

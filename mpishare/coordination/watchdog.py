@@ -7,8 +7,8 @@ memory, so one store of the CPU releases it.
 from __future__ import annotations
 
 import logging
+import math
 import os
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpishare.coordination import robust_futex
-from mpishare.coordination.abort import say_at_once
+from mpishare.coordination.abort import say, say_at_once
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.errors import (
@@ -60,7 +60,6 @@ class Watchdog:
         self.objects: Callable[[], list[NodeObject]] = list
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[int, int], float] = {}
-        self._warned: set[tuple[int, int]] = set()
         self._stop = threading.Event()
         self._next = (self._block.rank + 1) % self._block.size
         self._next_life = self._block.life_address(self._next)
@@ -90,7 +89,6 @@ class Watchdog:
             yield
             for rank in self._agreement.others:
                 self._pending_since.pop((id(waiting), rank), None)
-                self._warned.discard((id(waiting), rank))
 
     def look(self) -> None:
         """Check at once: another rank has released counters, so the node is broken."""
@@ -199,11 +197,10 @@ class Watchdog:
         """
         block = self._block
         states = {rank: block.state(rank) for rank in self._agreement.others}
+        left = {rank for rank, state in states.items() if state == State.LEFT}
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
         late = self._late_outside()
-        left = {rank for rank in gone if states[rank] == State.LEFT}
-        pending = self.pending().values() if gone or late else ()
-        awaited = {rank for ranks in pending for rank in ranks}
+        awaited = set[int]().union(*(self.pending().values() if gone or late else ()))
         status = block.status(block.rank)
         here = () if status is None else status.awaited
         return sorted(left | (gone & awaited) | (late & awaited.union(here)))
@@ -221,19 +218,14 @@ class Watchdog:
             item._check_kernels()
 
     def _check_stragglers(self) -> None:
-        now = time.monotonic()
+        now, before = time.monotonic(), self._pending_since
+        self._pending_since = since = {}
         for item in self.objects():
-            ranks = item._pending()
-            for rank in self._agreement.others:
-                key = (id(item), rank)
-                if rank not in ranks:
-                    self._pending_since.pop(key, None)
-                    self._warned.discard(key)
-                elif (
-                    now - self._pending_since.setdefault(key, now) > STRAGGLER_S
-                    and key not in self._warned
-                ):
-                    self._warned.add(key)
+            for rank in {*item._pending()}.intersection(self._agreement.others):
+                key = id(item), rank
+                since[key] = before.get(key, now)
+                if now - since[key] > STRAGGLER_S:
+                    since[key] = math.inf  # warned of
                     text = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)
                     log.warning("%s on a stream", text)
 
@@ -241,10 +233,9 @@ class Watchdog:
         # The main thread hangs elsewhere, most likely in a message to the dead rank.
         agreement = self._agreement
         why = agreement.failure() if agreement.failure is not None else ""
-        sys.stderr.write(
+        say(
             f"mpishare: rank {agreement.rank} ends: {why} This rank made no call to mpishare for "
             f"{self.grace_s:g} s since.\n"
         )
-        sys.stderr.flush()
         remove_abandoned()  # shared memory that the dead rank was about to publish
         os._exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
 from mpishare.memory import shared
@@ -13,23 +13,8 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
-    # Does some work and returns the results of all ranks, or raises on every rank.
-    Steps = Callable[[Callable[[], Any]], list[Any]]
-
-T = TypeVar("T")
-
-
-def keeping(step: Steps, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-    """Do a step as `Agreement.step_keeping`: `work` returns what this rank keeps, and its reply."""
-    kept: Any = None
-
-    def do() -> Any:
-        nonlocal kept
-        kept, reply = work()
-        return reply
-
-    replies = step(do)
-    return kept, replies
+    # `Agreement.step_keeping`, or that of other ranks, in one call.
+    Steps = Callable[[Callable[[], tuple[Any, Any]]], tuple[Any, list[Any]]]
 
 
 def map_on_all_ranks(
@@ -47,19 +32,19 @@ def map_on_all_ranks(
                 return None, None
             return undo.enter_context(closing(shared.create(nbytes, is_sparse=is_sparse))), None
 
-        def publish() -> str:
+        def publish() -> tuple[None, str]:
             if made is None:
-                return ""
+                return None, ""
             name = shared.publish(made)
             names.callback(shared.forget, name)  # once all have attached it, or never will
-            return name
+            return None, name
 
         def attach() -> tuple[SharedMemory, None]:
             return made or undo.enter_context(closing(_attach(published, nbytes))), None
 
-        made, _ = keeping(step, create)
-        published = step(publish)
-        memory, _ = keeping(step, attach)
+        made, _ = step(create)
+        _, published = step(publish)
+        memory: SharedMemory = step(attach)[0]
         undo.pop_all()
     return memory
 

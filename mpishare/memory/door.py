@@ -170,6 +170,9 @@ class Door:
         self._wake_writer.send(b"w")
         if self._thread is not None:
             self._thread.join()
+        self._close_own()
+
+    def _close_own(self) -> None:
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
@@ -180,15 +183,12 @@ class Door:
         self._lock = threading.RLock()  # its holder is not in this process
         self._is_closed = True
         # Not unregistered: the selector's file is the parent's.
-        self._selector.close()
+        self._close_own()
         for opening in self._openings.values():
             opening.listener.close()
         for lease in self._leases:
             lease.connection.close()
         self._openings, self._leases = {}, []
-        self._wake_reader.close()
-        self._wake_writer.close()
-        os.close(self._spare)
 
     def _serve(self) -> None:
         while not self._is_closed:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.node")
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
+MORE_ROOM = (
+    "In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; "
+    f"else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
+)
 _NOT_USABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -78,7 +82,7 @@ class SharedMemory:
         self.nbytes = nbytes
         self.buffer: memoryview
         try:
-            with _explained(nbytes, {errno.ENOMEM: _no_addresses}):
+            with _explained("map", nbytes, {errno.ENOMEM: _no_addresses}):
                 self._mapping, self.buffer = map_(fd, nbytes, offset)
         except BaseException:
             self.close_file()
@@ -116,7 +120,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     with _usable_folder():
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        with _explained(nbytes, _NO_ROOM):
+        with _explained("reserve", nbytes, _NO_ROOM):
             os.ftruncate(fd, nbytes)
         return SharedMemory(os.dup(fd), nbytes) if is_sparse else reserve_part(fd, 0, nbytes)
     finally:
@@ -154,13 +158,13 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
 def _room_for(nbytes: int) -> Iterator[None]:
     """Check for room before it is taken, and explain a lack of it that the check did not see."""
     _check_room(nbytes)
-    with _explained(nbytes, _NO_ROOM):
+    with _explained("reserve", nbytes, _NO_ROOM):
         yield
 
 
 @contextlib.contextmanager
 def _explained(
-    nbytes: int, explanations: Mapping[int, Callable[[int], UnsupportedError]]
+    verb: str, nbytes: int, explanations: Mapping[int, Callable[[], str]]
 ) -> Iterator[None]:
     """Raise the kernel's refusal as an error with its reason and remedy."""
     try:
@@ -169,7 +173,11 @@ def _explained(
         explain = explanations.get(error.errno or 0)
         if explain is None:
             raise
-        raise explain(nbytes) from error
+        raise _refused(verb, nbytes, explain()) from error
+
+
+def _refused(verb: str, nbytes: int, why: str) -> UnsupportedError:
+    return UnsupportedError(f"cannot {verb} {format_nbytes(nbytes)} of shared memory: {why}")
 
 
 def publish(memory: SharedMemory) -> str:
@@ -291,61 +299,62 @@ def _usable_folder() -> Iterator[None]:
 
 
 def _check_room(nbytes: int) -> None:
-    if nbytes > available_nbytes():  # first: then a larger folder would not help
-        raise _machine_is_full(nbytes)
-    if nbytes > free_nbytes():
-        raise _shm_is_full(nbytes)
     limit = limits.tightest()
-    if limit is not None and nbytes > limit.left:
-        raise UnsupportedError(
-            f"cannot reserve {format_nbytes(nbytes)} of shared memory: this job or container may "
-            f"use {format_nbytes(limit.nbytes)} of memory on this machine, shared memory included, "
-            f"and has {format_nbytes(limit.left)} left (control group {limit.group}). Ask for "
-            "more: --mem=SIZE in SLURM, --memory=SIZE for a container."
+    if nbytes > available_nbytes():  # first: then a larger folder would not help
+        why = _machine_is_full()
+    elif nbytes > free_nbytes():
+        why = _shm_is_full()
+    elif limit is not None and nbytes > limit.left:
+        why = (
+            f"this job or container may use {format_nbytes(limit.nbytes)} of memory on this "
+            f"machine, shared memory included, and has {format_nbytes(limit.left)} left (control "
+            f"group {limit.group}). Ask for more: --mem=SIZE in SLURM, --memory=SIZE for a "
+            "container."
         )
+    else:
+        return
+    raise _refused("reserve", nbytes, why)
+
+
+def room() -> tuple[int, int]:
+    """Return the bytes left in the folder, and its size."""
+    found = os.statvfs(FOLDER)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def free_nbytes() -> int:
-    room = os.statvfs(FOLDER)
-    return room.f_bavail * room.f_frsize
+    return room()[0]
 
 
-def _shm_is_full(nbytes: int) -> UnsupportedError:
-    return UnsupportedError(
-        f"cannot reserve {format_nbytes(nbytes)} of shared memory: {FOLDER} has "
-        f"{format_nbytes(free_nbytes())} "
-        "left. In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or "
-        f"--ipc=host; else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
+def _shm_is_full() -> str:
+    return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
+
+
+def _machine_is_full() -> str:
+    left = format_nbytes(available_nbytes())
+    return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
+
+
+def _file_is_too_large() -> str:
+    largest = format_nbytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+    return (
+        f"it is a file in {FOLDER}, and this process may make none larger than {largest}. Raise "
+        "that limit with `ulimit -f unlimited`."
     )
 
 
-def _machine_is_full(nbytes: int) -> UnsupportedError:
-    return UnsupportedError(
-        f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
-        f"{format_nbytes(available_nbytes())} of memory left. Ask for less, or run on more nodes."
-    )
-
-
-def _file_is_too_large(nbytes: int) -> UnsupportedError:
-    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return UnsupportedError(
-        f"cannot reserve {format_nbytes(nbytes)} of shared memory: it is a file in {FOLDER}, and "
-        f"this process may make none larger than {format_nbytes(largest)}. Raise that limit with "
-        "`ulimit -f unlimited`."
-    )
-
-
-def _no_addresses(nbytes: int) -> UnsupportedError:
+def _no_addresses() -> str:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     size = "unlimited" if limit == resource.RLIM_INFINITY else format_nbytes(limit)
     count = Path("/proc/sys/vm/max_map_count").read_text().strip()
-    return UnsupportedError(
-        f"cannot map {format_nbytes(nbytes)} of shared memory: this process may map no more. What "
-        f"it may map is limited by `ulimit -v` ({size}), by vm.max_map_count ({count} mappings), "
-        "and by the memory of the machine where vm.overcommit_memory is 2."
+    return (
+        f"this process may map no more. What it may map is limited by `ulimit -v` ({size}), by "
+        f"vm.max_map_count ({count} mappings), and by the memory of the machine where "
+        "vm.overcommit_memory is 2."
     )
 
 
+# By the kernel's refusal, where room is reserved.
 _NO_ROOM = {
     errno.ENOSPC: _shm_is_full,
     errno.ENOMEM: _machine_is_full,

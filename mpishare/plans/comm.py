@@ -111,9 +111,9 @@ class PlanComm:
     def take_memory(self, call: str, nbytes: int) -> PlanMemory:
         """Return host memory that the plan's ranks on this node share. Collective over all."""
 
-        def step(work: Callable[[], Any]) -> list[Any]:
-            replies = self.step(call, work)
-            return [replies[rank] for rank in self.ranks_here]
+        def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
+            kept, replies = self.step_keeping(call, work)
+            return kept, [replies[rank] for rank in self.ranks_here]
 
         return self._ranks.take_memory(step, nbytes)
 

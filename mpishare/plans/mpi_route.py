@@ -137,4 +137,4 @@ class MpiMessages:
             return agreement.timed_out(self._call, here, timeout_s)
         where = f"rank {self._comm.rank} of {self._comm.size}"
         error = late_elsewhere(self._call, pending, here, timeout_s, where)
-        return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
+        return agreement.fail_and_tell(lambda: error, fatal=True)

@@ -80,7 +80,7 @@ def look_for_node(
         context_of(node).agreement.check()
     kept = NodeCache.kept(group, backend)
     found = node or kept
-    number = 0 if found is None else context_of(found).last_number(call)
+    number = 0 if found is None else context_of(found).numbers[call]
     return NodeChoice(node is not None, kept is not None, number), found
 
 
@@ -116,7 +116,7 @@ def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) ->
     """Return the name of a plan: the same on all of its ranks, and new on each."""
     # Some ranks may have made plans without the others.
     number = 1 + max(choice.number for choice in choices)
-    context.raise_number(call, number)
+    context.numbers[call] = max(number, context.numbers[call])
     return f"{call} {number}"
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import operator
 import time
+from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.arguments import is_int
 from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
-from mpishare.memory.allocation import keeping, map_on_all_ranks
+from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
@@ -98,11 +100,12 @@ class NodeContext:
         self.dropped = Dropped()
         self._children = Children()
         watchdog.objects = self._children.registered
-        # For each group of ranks that has plans on this node, its `PlanRanks`.
+        # For each group of ranks that has plans on this node, or had some, its `PlanRanks`.
         self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
-        self._numbers: dict[str, int] = {}
+        # The number of the newest object of each kind on this rank.
+        self.numbers = Counter[str]()
 
     def fence(
         self,
@@ -112,8 +115,10 @@ class NodeContext:
         spreads_bit: bool = False,
     ) -> Callable[[int], int]:
         """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
-        if self.compiled is not None:
-            made = self.compiled.Fence(words, rounds, self.looks_per_yield, spreads_bit)
+        # On CUDA it serves the barriers of the host, and each rank may choose by itself.
+        module = native.load()[0] if self.backend.has_streams else self.compiled
+        if module is not None:
+            made = module.Fence(words, rounds, self.looks_per_yield, spreads_bit)
         else:
             made = Fence(
                 words, rounds, self.spins_per_yield, self.memory_barrier, spreads_bit=spreads_bit
@@ -134,16 +139,8 @@ class NodeContext:
 
     def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""
-        self._numbers[kind] = self._numbers.get(kind, 0) + 1
-        return self._numbers[kind]
-
-    def last_number(self, kind: str) -> int:
-        """Return the number of the newest object of its kind on this rank; 0 without any."""
-        return self._numbers.get(kind, 0)
-
-    def raise_number(self, kind: str, number: int) -> None:
-        """Set the number of the newest object of its kind, which its ranks agreed on."""
-        self._numbers[kind] = max(number, self.last_number(kind))
+        self.numbers[kind] += 1
+        return self.numbers[kind]
 
     # --- the objects of the node
 
@@ -256,7 +253,7 @@ class NodeContext:
         return self.counter_pool.take(count)
 
     def _add_chunk(self, call: str, nwords: int) -> None:
-        step = partial(self.agreement.step, call)
+        step = partial(self.agreement.step_keeping, call)
         memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
         # Only now, so that the pools of all ranks stay the same.
         self._chunks.append(memory)
@@ -280,18 +277,13 @@ class NodeContext:
                 undo.callback(self.backend.unregister, memory)
                 return address, None
 
-            address, _ = keeping(step, register)
+            address, _ = step(register)
             undo.pop_all()
         return memory, address
 
     def unmap_registered(self, memory: SharedMemory) -> None:
         self.backend.unregister(memory)
         memory.close()
-
-    def close_plan_ranks(self) -> None:
-        """Release the resources of closed plans that this node kept for later ones. Collective."""
-        for ranks in list(self.plan_ranks.values()):
-            ranks.close()
 
     def close_chunks(self) -> None:
         """Unmap the added counters, as the last step."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from mpishare.backends import Backend, Device, native
+from mpishare.backends import Backend, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.arguments import is_duration
@@ -127,8 +127,7 @@ def _undone_together() -> Iterator[contextlib.ExitStack]:
 
 def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     """Destroy a node without open objects. Collective over its ranks, host-blocking."""
-    agreement, block = context.agreement, context.agreement.block
-    call = "Node.close"
+    agreement, call = context.agreement, "Node.close"
 
     def release() -> None:
         context.drain(call)
@@ -136,16 +135,26 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
     agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
-    context.close_plan_ranks()
+    for ranks in list(context.plan_ranks.values()):
+        ranks.close()
     context.descriptors.close()
-    block.depart(State.CLOSED)  # before the lock goes, so that the end is not taken for a death
-    context.watchdog.stop()
+    _leave(agreement, context.watchdog, context.backend, State.CLOSED)
     shutdown.cancel()
     node_log.debug("node closed")
-    context.backend.unregister(block.memory)
+    context.close_chunks()  # after the block, whose pool uses them
+
+
+def _leave(
+    agreement: Agreement, watchdog: Watchdog, backend: Backend | None, state: State, text: str = ""
+) -> None:
+    """Publish how this rank leaves, and release its part of a node."""
+    block = agreement.block
+    block.depart(state, text)  # before the lock goes, so that the end is not taken for a death
+    watchdog.stop()
+    if backend is not None:
+        backend.unregister(block.memory)
     agreement.close()
     block.close()
-    context.close_chunks()  # after the block, whose pool uses them
 
 
 @contextlib.contextmanager
@@ -197,6 +206,14 @@ def _build(
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
     made: list[Backend] = []
+
+    def make_backend() -> Backend:
+        backend = _backend(chosen, device, agreement)
+        address = backend.register(block.memory)
+        made.append(backend)
+        block.fill_pools(address)
+        return backend
+
     try:
         block.lock()
         survey = Survey(agreement.rank)
@@ -204,17 +221,11 @@ def _build(
         watchdog.start()
         look_around = partial(survey.read, facts)
         context, members, seen = _make_context(
-            all_comm, agreement, watchdog, chosen, device, made, look_around
+            all_comm, agreement, watchdog, make_backend, look_around
         )
         report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
-        # Before the lock goes: a rank that still reads the agreement must not see a death.
-        block.depart(State.LEFT, describe(error))
-        watchdog.stop()
-        for backend in made:
-            backend.unregister(block.memory)
-        agreement.close()
-        block.close()
+        _leave(agreement, watchdog, made[0] if made else None, State.LEFT, describe(error))
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise
@@ -229,47 +240,30 @@ def _make_context(
     all_comm: MPI.Intracomm,
     agreement: Agreement,
     watchdog: Watchdog,
-    chosen: str,
-    device: Any,
-    made: list[Backend],
+    make_backend: Callable[[], Backend],
     look_around: Callable[[], dict[str, Any]],
 ) -> tuple[NodeContext, tuple[Member, ...], list[dict[str, Any]]]:
-    block = agreement.block
-    where = f"rank {agreement.rank} of {agreement.size} on {socket.gethostname()}"
-
-    def begin() -> dict[str, Any]:
-        backend = _backend(chosen, device, agreement.rank, where)
-        address = backend.register(block.memory)
-        made.append(backend)
-        block.fill_pools(address)
-        return {
-            "given_rank": all_comm.rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "device": None if backend.device is None else asdict(backend.device),
+    def begin() -> tuple[Backend, dict[str, Any]]:
+        backend = make_backend()
+        member = Member(
+            agreement.rank, all_comm.rank, socket.gethostname(), os.getpid(), backend.device
+        )
+        return backend, {
+            "member": asdict(member),
             "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "seen": look_around(),
             "is checked": checker.is_asked(),
         }
 
-    replies = agreement.step(CALL, begin)
-    members = tuple(
-        Member(
-            rank=rank,
-            given_rank=each["given_rank"],
-            host=each["host"],
-            pid=each["pid"],
-            device=None if each["device"] is None else Device(**each["device"]),
-        )
-        for rank, each in enumerate(replies)
-    )
+    backend, replies = agreement.step_keeping(CALL, begin)
+    members = tuple(Member.of(each["member"]) for each in replies)
     uuids = [member.device.uuid if member.device else "" for member in members]
     nonces = [each["nonce"] for each in replies]
     # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
     cpus = set[int]().union(*(each["cpus"] for each in replies))
-    context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
-    if not made[0].has_streams:
+    context = NodeContext(agreement, backend, watchdog, nonces, uuids, len(cpus))
+    if not backend.has_streams:
         step_keeping = partial(agreement.step_keeping, CALL)
         found = native.find(step_keeping, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
@@ -287,7 +281,7 @@ def _report(
     surroundings: Surroundings,
 ) -> Report:
     time_sliced = time_sliced_gpus(members)
-    if context.backend.name == "cuda":
+    if context.backend.has_streams:
         pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(time_sliced))
         context.in_place.keeps_values = keeps_values[context.rank]
         members = tuple(
@@ -302,14 +296,11 @@ def _report(
         "job, on every node"
         for uuid in time_sliced
     ]
-    host = members[0].host
     one_gpu = one_gpu_note(context.uuids, os.environ)
     if one_gpu is not None:
         notes.append(one_gpu)
-        if context.rank == 0:
-            log.warning("on %s %s", host, one_gpu)
     if context.rank == 0:
-        _warn_of_blocked(pairs, host)
+        _warn(members[0].host, one_gpu, pairs)
     return Report(
         context.backend.name,
         why_host,
@@ -323,36 +314,38 @@ def _report(
     )
 
 
-def _warn_of_blocked(pairs: Sequence[Pair], host: str) -> None:
+def _warn(host: str, one_gpu: str | None, pairs: Sequence[Pair]) -> None:
+    if one_gpu is not None:
+        log.warning("on %s %s", host, one_gpu)
     blocked = [pair for pair in pairs if not pair.memory]
     if blocked:
-        first = blocked[0]
         log.warning(
             "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
             "rank %d: %s",
             len(blocked),
             len(pairs),
             host,
-            first.origin,
-            first.target,
-            first.reason,
+            blocked[0].origin,
+            blocked[0].target,
+            blocked[0].reason,
         )
 
 
 def _control_block(node_comm: MPI.Intracomm, deadline_s: float) -> ControlBlock:
-    def step(work: Callable[[], Any]) -> list[Any]:
-        return agree(node_comm, CALL, work, deadline_s)
+    def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
+        return agree_keeping(node_comm, CALL, work, deadline_s)
 
     is_maker = node_comm.rank == 0
-    step(remove_abandoned if is_maker else int)  # of jobs whose processes were all killed
+    # First: of jobs whose processes were all killed.
+    agree(node_comm, CALL, remove_abandoned if is_maker else int, deadline_s)
     nbytes = ControlBlock.nbytes_for(node_comm.size)
     memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
     return ControlBlock(memory, node_comm.rank, node_comm.size)
 
 
-def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
+def _backend(chosen: str, device: Any, agreement: Agreement) -> Backend:
     if chosen == "host":
-        if device is not None and rank == 0:
+        if device is not None and agreement.rank == 0:
             log.warning("device=%r is ignored: the node is on the host backend", device)
         from mpishare.backends.host import HostBackend
 
@@ -360,4 +353,5 @@ def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
     from mpishare.backends import driver
     from mpishare.backends.cuda import CudaBackend
 
-    return CudaBackend(driver.choose_device(device, rank), where)
+    where = f"{agreement.here} on {socket.gethostname()}"
+    return CudaBackend(driver.choose_device(device, agreement.rank), where)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import nvml
 from mpishare.backends.nvml import mode_cure
-from mpishare.errors import UnsupportedError, name_ranks
+from mpishare.errors import UnsupportedError, grouped, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from mpishare.backends import Device
     from mpishare.backends.nvml import Gpu, Link
-    from mpishare.runtime.report import Report
+    from mpishare.runtime.report import Pair, Report
 
 #: nvmlGpuTopologyLevel_t, with the letters of `nvidia-smi topo -m`.
 _LEVELS = {
@@ -36,7 +35,6 @@ _UNKNOWN = "CUDA alone: cuInit fails, or an MPS daemon shows fewer"
 
 @dataclass(frozen=True)
 class RankView:
-    host: str
     why_not: str | None  # the error of NVML; then `gpus` and `links` are empty
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
@@ -53,7 +51,6 @@ def look() -> RankView:
     except UnsupportedError as error:
         why_not = str(error)
     return RankView(
-        host=socket.gethostname(),
         why_not=why_not,
         gpus=gpus,
         links=links,
@@ -83,31 +80,30 @@ class Hardware:
         self._views = views
         self._report = report
         self._gpus = {gpu.pci_id: gpu for view in views for gpu in view.gpus}
-        self._links = {(link.first, link.second): link for view in views for link in view.links}
         self._names = {at: names for view in views for at, names in view.listed.items()}
         self._names |= {at: (gpu.uuid, gpu.name) for at, gpu in self._gpus.items()}
         self.addresses = sorted(self._names)
-        self._users: dict[str, list[int]] = {}
-        for member in report.members if report is not None else ():
-            if member.device is not None:
-                self._users.setdefault(member.device.pci_id, []).append(member.rank)
+        links = {(link.first, link.second): link for view in views for link in view.links}
+        number = self.addresses.index
+        self._links = {(number(a), number(b)): link for (a, b), link in sorted(links.items())}
+        self._devices = _devices_of(report)
+        self._users = grouped((device.pci_id, rank) for rank, device in self._devices)
 
     @property
     def hidden(self) -> list[Hidden]:
         """GPUs of the node that are hidden from ranks, each with the cause."""
-        ranks: dict[tuple[tuple[int, ...], str], list[int]] = {}
-        for rank, view in enumerate(self._views):
-            if view.visible is None:
-                continue
-            causes: dict[str, list[int]] = {}
-            seen = {gpu.pci_id for gpu in view.gpus}
-            for number, at in enumerate(self.addresses):
-                if at not in view.visible:
-                    cause = _cause(view, is_seen=at in seen)
-                    causes.setdefault(cause, []).append(number)
-            for cause, numbers in causes.items():
-                ranks.setdefault((tuple(numbers), cause), []).append(rank)
-        return [Hidden(tuple(those), gpus, by) for (gpus, by), those in ranks.items()]
+        found = grouped(
+            ((tuple(numbers), cause), rank)
+            for rank, view in enumerate(self._views)
+            for cause, numbers in grouped(self._hidden_from(view)).items()
+        )
+        return [Hidden(tuple(ranks), gpus, by) for (gpus, by), ranks in found.items()]
+
+    def _hidden_from(self, view: RankView) -> Iterator[tuple[str, int]]:
+        seen = {gpu.pci_id for gpu in view.gpus}
+        for number, at in enumerate(self.addresses):
+            if view.visible is not None and at not in view.visible:
+                yield _cause(view, is_seen=at in seen), number
 
     @property
     def notes(self) -> list[str]:
@@ -116,7 +112,7 @@ class Hardware:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "why_not": self._why_not(),
+            "why_not": self._why_not,
             "gpus": [
                 {
                     "number": number,
@@ -135,7 +131,7 @@ class Hardware:
                     "p2p": nvml.describe_p2p(link),
                     **asdict(link),
                 }
-                for pair, link in self._pairs()
+                for pair, link in self._links.items()
             ],
             "hidden": [asdict(each) for each in self.hidden],
             "notes": self.notes,
@@ -143,25 +139,23 @@ class Hardware:
 
     def __str__(self) -> str:
         """Write it for people, each line indented as in the report; empty without a driver."""
-        why_not = self._why_not()
         has_driver = bool(self._names) or any(view.visible is not None for view in self._views)
-        lines = [f"  {why_not}"] if why_not and has_driver else []
+        lines = [self._why_not] if self._why_not and has_driver else []
         if self.addresses:
-            lines += [self._title(), *self._rows(), *self._describe_links()]
-            lines += [f"  {_describe_hidden(each, len(self._views))}" for each in self.hidden]
-            lines += [f"  {note}" for note in self.notes]
-        return "".join(f"{line}\n" for line in lines)
+            lines += [self._title(), *_aligned([*map(self._row, range(len(self.addresses)))])]
+            lines += self._describe_links()
+            lines += [_describe_hidden(each, len(self._views)) for each in self.hidden]
+            lines += self.notes
+        return "".join(f"  {line}\n" for line in lines)
 
     def _title(self) -> str:
         is_asked = all(view.visible is not None for view in self._views)
         seen = "; every rank sees all of them" if is_asked and not self.hidden else ""
-        return f"  GPUs of the node, by {'the kernel' if self._why_not() else 'NVML'}{seen}"
+        return f"GPUs of the node, by {'the kernel' if self._why_not else 'NVML'}{seen}"
 
-    def _rows(self) -> list[str]:
-        return _aligned([self._row(number) for number in range(len(self.addresses))])
-
+    @property
     def _why_not(self) -> str | None:
-        """Return why NVML could not be asked, on the first rank where it could not."""
+        """Why NVML could not be asked, on the first rank where it could not."""
         for rank, view in enumerate(self._views):
             if view.why_not is not None:
                 return f"no links, P2P and MIG: rank {rank}: {view.why_not}"
@@ -176,100 +170,87 @@ class Hardware:
             cells.append(name_ranks(ranks) if ranks else "no rank")
         return cells
 
-    def _pairs(self) -> list[tuple[tuple[int, int], Link]]:
-        numbers = combinations(range(len(self.addresses)), 2)
-        places = {pair: tuple(self.addresses[number] for number in pair) for pair in numbers}
-        return [(pair, self._links[at]) for pair, at in places.items() if at in self._links]
-
     def _describe_links(self) -> list[str]:
         """Return a line for each kind of link, with its pairs of GPUs."""
-        kinds: dict[str, list[str]] = {}
-        pairs = self._pairs()
-        for (first, second), link in pairs:
-            text = f"{_describe_link(link)}; {nvml.describe_p2p(link)}"
-            kinds.setdefault(text, []).append(f"#{first}-#{second}")
-        if len(kinds) == 1 and len(pairs) > 1:
-            return [f"  all {len(pairs)} pairs: {text}" for text in kinds]
-        return [f"  {', '.join(those)}: {text}" for text, those in kinds.items()]
+        kinds = grouped(
+            (f"{_describe_link(link)}; {nvml.describe_p2p(link)}", f"#{first}-#{second}")
+            for (first, second), link in self._links.items()
+        )
+        if len(kinds) == 1 and len(self._links) > 1:
+            return [f"all {len(self._links)} pairs: {text}" for text in kinds]
+        return [f"{', '.join(pairs)}: {text}" for text, pairs in kinds.items()]
 
-    def _unlike(self) -> list[str]:
+    def _unlike(self) -> Iterator[str]:
         """Name GPUs whose links are slower than those of others of their model."""
-        notes = []
+        models = grouped((gpu.name, gpu) for gpu in self._known())
         for what, speed in (("PCIe", _pcie), ("NVLink", _nvlinks)):
-            models: dict[str, dict[str, list[int]]] = {}
-            for number, at in enumerate(self.addresses):
-                if (gpu := self._gpus.get(at)) is not None:
-                    models.setdefault(gpu.name, {}).setdefault(speed(gpu), []).append(number)
-            for name, speeds in models.items():
+            for name, gpus in models.items():
+                speeds = grouped((speed(gpu), gpu) for gpu in gpus)
                 if len(speeds) > 1:
-                    each = ", ".join(f"{_name(those)} {text}" for text, those in speeds.items())
-                    notes.append(f"{what} differs between GPUs {name}: {each}")
-        return notes
+                    each = ", ".join(
+                        f"{self._name(those)} {text}" for text, those in speeds.items()
+                    )
+                    yield f"{what} differs between GPUs {name}: {each}"
 
-    def _modes(self) -> list[str]:
-        known = [self._gpus[at] for at in self.addresses if at in self._gpus]
-        notes = []
-        if in_mig := [gpu for gpu in known if gpu.mig]:
-            notes.append(
+    def _modes(self) -> Iterator[str]:
+        if in_mig := [gpu for gpu in self._known() if gpu.mig]:
+            yield (
                 f"{self._name(in_mig)} in MIG mode: GPU instances share no memory with each other "
                 "or with other GPUs, so that their ranks exchange through host memory (`pinned`). "
                 "Ask for whole GPUs, or leave the mode while the GPU is idle: "
                 f"`nvidia-smi -i {in_mig[0].pci_id} -mig 0` as root"
             )
-        modes: dict[str | None, list[Gpu]] = {}
-        for gpu in known:
-            if self._may_need_mps(gpu.pci_id):
-                modes.setdefault(gpu.compute_mode, []).append(gpu)
-        cures = [mode_cure(gpus, self._name(gpus)) for gpus in modes.values()]
-        return notes + [cure for cure in cures if cure]
+        # GPUs whose ranks have no Multi-Process Service; all where there is no report.
+        without = {device.pci_id for _, device in self._devices if not device.mps}
+        modes = grouped(
+            (gpu.compute_mode, gpu)
+            for gpu in self._known()
+            if self._report is None or gpu.pci_id in without
+        )
+        yield from filter(None, (mode_cure(gpus, self._name(gpus)) for gpus in modes.values()))
 
-    def _may_need_mps(self, at: str) -> bool:
-        """Whether ranks use a GPU without the Multi-Process Service, as far as is known."""
-        if self._report is None:
-            return True
-        devices = [member.device for member in self._report.members]
-        return any(each is not None and each.pci_id == at and not each.mps for each in devices)
+    def _known(self) -> list[Gpu]:
+        return [self._gpus[at] for at in self.addresses if at in self._gpus]
 
     def _name(self, gpus: Iterable[Gpu]) -> str:
         return _name(self.addresses.index(gpu.pci_id) for gpu in gpus)
 
-    def _without_p2p(self) -> list[str]:
+    def _without_p2p(self) -> Iterator[str]:
         """Name the routes of ranks whose GPUs have no P2P."""
-        notes = []
-        for (first, second), link in self._pairs():
-            theirs = [self._users.get(self.addresses[number], []) for number in (first, second)]
-            if link.read == link.write == 0 or self._report is None or not all(theirs):
-                continue
-            routes = {
-                pair.route
-                for pair in self._report.pairs
-                if pair.origin in theirs[0] and pair.target in theirs[1]
-            }
-            named = ", ".join(f"`{route}`" for route in sorted(routes))
-            notes.append(
-                f"{name_ranks(theirs[0])} and {name_ranks(theirs[1])}: no P2P between #{first} and "
-                f"#{second}, so that halos go by {named}"
-            )
-        return notes
+        pairs = () if self._report is None else self._report.pairs
+        for (first, second), link in self._links.items():
+            ends = [self._users.get(end, []) for end in (link.first, link.second)]
+            routes = {pair.route for pair in pairs if _is_between(pair, *ends)}
+            if routes and not link.read == link.write == 0:
+                origins, targets = map(name_ranks, ends)
+                yield (
+                    f"{origins} and {targets}: no P2P between #{first} and #{second}, so that "
+                    f"halos go by {', '.join(f'`{route}`' for route in sorted(routes))}"
+                )
 
-    def _unused(self) -> list[str]:
+    def _unused(self) -> Iterator[str]:
         """Note that all ranks use one GPU though all of them see others."""
-        count = len(self._views)
-        if count < 2 or len(self._users) != 1:
-            return []
-        (used,) = self._users
         free = [
             number
             for number, at in enumerate(self.addresses)
-            if at != used and all(view.visible and at in view.visible for view in self._views)
+            if at not in self._users and all(at in (view.visible or ()) for view in self._views)
         ]
-        if not free:
-            return []
-        number = self.addresses.index(used)
-        return [
-            f"every rank uses #{number}, though all of them see {_name(free)} too: a library has "
-            "chosen it before Node(); Node(device=...) chooses another"
-        ]
+        if len(self._views) > 1 and len(self._users) == 1 and free:
+            (used,) = self._users
+            yield (
+                f"every rank uses #{self.addresses.index(used)}, though all of them see "
+                f"{_name(free)} too: a library has chosen it before Node(); Node(device=...) "
+                "chooses another"
+            )
+
+
+def _devices_of(report: Report | None) -> list[tuple[int, Device]]:
+    members = [] if report is None else report.members
+    return [(each.rank, each.device) for each in members if each.device is not None]
+
+
+def _is_between(pair: Pair, origins: Sequence[int], targets: Sequence[int]) -> bool:
+    return pair.origin in origins and pair.target in targets
 
 
 def _cause(view: RankView, *, is_seen: bool) -> str:
@@ -313,6 +294,6 @@ def _name(gpus: Iterable[int]) -> str:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        ("  " + "  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True))).rstrip()
+        "  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]

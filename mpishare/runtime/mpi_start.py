@@ -98,15 +98,13 @@ def _require_shared_memory() -> None:
     shared.create(1).close()
     size = os.environ.get("MPI_LOCALNRANKS", "")  # of MPICH's launcher
     count = int(size) if size.isdecimal() else 1
-    room = os.statvfs(shared.FOLDER)
-    left, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    left, total = shared.room()
     # The other ranks may have taken their part of the room already.
     if left < _OF_MPICH_NBYTES or total < count * _OF_MPICH_NBYTES:
         raise UnsupportedError(
             f"{shared.FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}, and MPICH "
-            f"takes {format_nbytes(_OF_MPICH_NBYTES)} for each rank, {count} here. In a container, "
-            "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else "
-            f"enlarge it with `mount -o remount,size=SIZE {shared.FOLDER}`."
+            f"takes {format_nbytes(_OF_MPICH_NBYTES)} for each rank, {count} here. "
+            f"{shared.MORE_ROOM}"
         )
 
 
@@ -147,8 +145,6 @@ def describe_process(pid: int) -> str:
     if own is not None:
         words.append(f"PID namespace {own}")
     with contextlib.suppress(OSError):
-        room = os.statvfs(shared.FOLDER)
-        device = Path(shared.FOLDER).stat().st_dev
-        size = format_nbytes(room.f_blocks * room.f_frsize)
+        device, size = Path(shared.FOLDER).stat().st_dev, format_nbytes(shared.room()[1])
         words.append(f"{shared.FOLDER} of {size} (device {os.major(device)}:{os.minor(device)})")
     return ", ".join(words)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpishare.errors import name_ranks
+from mpishare.errors import grouped, name_ranks
 from mpishare.memory.shared import place
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def mates_of(rank: int, places: Sequence[Place]) -> list[int]:
 
 def oddities(rank: int, places: Sequence[Place]) -> list[str]:
     """Describe disagreements of MPI and /dev/shm on the ranks that share memory with this one."""
-    found: dict[str, list[int]] = {}
-    for other, each in enumerate(places):
-        if oddity := _oddity(places[rank], each):
-            found.setdefault(oddity, []).append(other)
+    found = grouped((_oddity(places[rank], each), other) for other, each in enumerate(places))
     mate = f"rank {mates_of(rank, places)[0]}"
     return [
         text.format(ranks=name_ranks(found[oddity]), mate=mate)

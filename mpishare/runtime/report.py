@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import counted, name_ranks
+from mpishare.backends import Device
+from mpishare.errors import counted, grouped, name_ranks
 from mpishare.runtime.route import COPY, FUSED, HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mpishare.backends import Device
     from mpishare.runtime.surroundings import Surroundings
 
 _MPS_GAIN = (
@@ -75,6 +75,12 @@ class Member:
     pid: int
     device: Device | None
     keeps_values: bool = True
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Member:
+        """Return the member of a dictionary that `asdict` made."""
+        device = data["device"] and Device(**data["device"])
+        return cls(**{**data, "device": device})
 
 
 def time_sliced_gpus(members: Sequence[Member]) -> tuple[str, ...]:
@@ -261,13 +267,13 @@ class Report:
 
     def _describe_devices(self) -> list[str]:
         """Return a line for each kind of driver and GPU, with its ranks."""
-        ranks: dict[str, list[int]] = {}
-        for member in self.members:
-            if member.device is not None:
-                device = member.device
-                text = f"driver {device.driver}, compute capability {device.compute_capability}"
-                ranks.setdefault(text, []).append(member.rank)
-        return [f"GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
+        devices = [(member.device, member.rank) for member in self.members]
+        kinds = grouped(
+            (f"driver {device.driver}, compute capability {device.compute_capability}", rank)
+            for device, rank in devices
+            if device is not None
+        )
+        return [f"GPU of {name_ranks(ranks)}: {text}" for text, ranks in kinds.items()]
 
 
 def _cell(pair: Pair) -> str:

@@ -10,12 +10,11 @@ import errno
 import logging
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import counted, format_nbytes, name_ranks
+from mpishare.errors import counted, format_nbytes, grouped, name_ranks
 from mpishare.memory import limits, shared
 from mpishare.memory.process_memory import Token, try_read
 
@@ -72,11 +71,11 @@ class Surroundings:
 
     def with_room(self) -> Surroundings:
         """Return the same with the room that there is now. Takes about 1 ms."""
-        room, limit = os.statvfs(shared.FOLDER), limits.tightest()
+        (left, nbytes), limit = shared.room(), limits.tightest()
         return replace(
             self,
-            shm_nbytes=room.f_blocks * room.f_frsize,
-            shm_left=room.f_bavail * room.f_frsize,
+            shm_nbytes=nbytes,
+            shm_left=left,
             memory_nbytes=limit and limit.nbytes,
             memory_left=limit and limit.left,
         )
@@ -102,16 +101,10 @@ class Surroundings:
         return lines
 
     def _containers(self) -> str:
-        found = Counter(self.containers)
-        if list(found) == [None]:
-            return "in no container"
+        found = grouped((name, rank) for rank, name in enumerate(self.containers))
         if len(found) == 1:
-            return f"in {self.containers[0]}"
-        ranks_in = {
-            name: [rank for rank, each in enumerate(self.containers) if each == name]
-            for name in found
-        }
-        return "; ".join(f"{name_ranks(who)} in {name or 'none'}" for name, who in ranks_in.items())
+            return f"in {self.containers[0] or 'no container'}"
+        return "; ".join(f"{name_ranks(who)} in {name or 'none'}" for name, who in found.items())
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:

@@ -377,7 +377,6 @@ def enter(backend: Backend, call: str, stream: Any) -> tuple[int, Any]:
 def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     """Make a pool. Collective; see `Node.pool`."""
     call = "Node.pool"
-    step = partial(context.agreement.step, call)
 
     def check() -> tuple[dict[str, int], None]:
         nbytes = 0 if max_nbytes is None else count_of(call, "max_nbytes", max_nbytes)
@@ -387,6 +386,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     is_owner = context.rank == own
     with ranges.span(call), undoing(context, call) as undo:
         table_nbytes = BlockTable.nbytes_for(context.size)
+        step = partial(context.agreement.step_keeping, call)
         words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
         undo.local.callback(words.close)
         if not is_owner:

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Publication:
         self._is_ended = False
         step = context.agreement.step
         self._memory = map_on_all_ranks(
-            lambda work: step(call, work),
+            partial(context.agreement.step_keeping, call),
             self._places.page_nbytes(),
             is_maker=self._is_leader,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import catalog, trial
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import run_in_child
 from tests.bench.test_cli import HOST, QUICK, wrong_arms
 from tests.helpers.launch import run_ranks
 

@@ -19,6 +19,7 @@ from mpishare import (
     PeerTimeout,
     UnsupportedError,
 )
+from mpishare.backends import native
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.control_block import State
 from mpishare.coordination.rank_group import RankGroup
@@ -222,6 +223,20 @@ def test_a_barrier_waits_for_each_rank_every_time(comm, code):
                 )
             else:
                 node.barrier()
+
+
+def test_barriers_of_gpu_nodes_are_compiled_too(comm, monkeypatch):
+    """They wait on the host; only the streams of plans have no use for C."""
+    module, why = native.load()
+    if module is None:
+        pytest.skip(why)
+    with Node(comm) as node:
+        context = node._context
+        monkeypatch.setattr(context, "compiled", None)
+        monkeypatch.setattr(type(context.backend), "has_streams", True)
+        meet = context.fence(context.agreement.block.words, [(0, [])])
+        monkeypatch.undo()
+        assert isinstance(meet.__self__, module.Fence)
 
 
 @TWO

@@ -501,16 +501,16 @@ def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
 def goes_between_steps(stage: Stage) -> None:
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.poll import poll
-    from mpishare.memory import allocation, shared
+    from mpishare.memory import shared
 
     node = stage.node(timeout_s=20.0)
-    keeping, forget, require = allocation.keeping, shared.forget, Agreement.require_all_here
-    attach = shared.attach
+    forget, require = shared.forget, Agreement.require_all_here
+    attach, step_keeping = shared.attach, Agreement.step_keeping
 
-    def leave_before_attaching(step, work):
+    def leave_before_attaching(self, call, work):
         if work.__name__ == "attach":
             raise ZeroDivisionError("the words of rank 0")
-        return keeping(step, work)
+        return step_keeping(self, call, work)
 
     def forget_and_hold(name: str) -> None:
         forget(name)
@@ -526,7 +526,7 @@ def goes_between_steps(stage: Stage) -> None:
         stage.world.send(None, 0)
 
     if stage.rank == 0:
-        allocation.keeping, shared.forget = leave_before_attaching, forget_and_hold
+        Agreement.step_keeping, shared.forget = leave_before_attaching, forget_and_hold
     else:
         shared.attach, Agreement.require_all_here = attach_late, require_and_tell
     stage.attempt("call", lambda: node.pool(max_nbytes=4096))

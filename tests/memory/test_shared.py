@@ -213,7 +213,7 @@ def test_memory_smaller_than_needed_is_refused():
 
 
 def test_more_than_the_folder_has(monkeypatch):
-    room = SimpleNamespace(f_bavail=16, f_frsize=PAGE)
+    room = SimpleNamespace(f_bavail=16, f_blocks=64, f_frsize=PAGE)
     monkeypatch.setattr(shared.os, "statvfs", lambda path: room)
     shared.create(16 * PAGE).close()
     with pytest.raises(UnsupportedError, match=f"{17 * PAGE // 1024} KiB .*--shm-size"):

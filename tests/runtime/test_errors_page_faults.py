@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mpishare.runtime.gpu_messages import MPI_TRIAL
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
 from tests.conftest import why_no_gpu
 from tests.helpers import launch
 from tests.helpers.launch import ROOT, run_ranks

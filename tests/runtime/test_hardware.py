@@ -23,7 +23,6 @@ def link(first, second, **changes):
 def view(gpus, *, visible=None, variable=None, why_not=None, listed=None, **of_links):
     """What a rank sees that NVML shows `gpus`, and CUDA `visible` of them, all by default."""
     return RankView(
-        host="n7",
         why_not=why_not,
         gpus=tuple(gpus),
         links=tuple(link(*pair, **of_links) for pair in combinations(gpus, 2)),
@@ -69,7 +68,6 @@ def recorded():
         for uuid, place in zip(uuids, at, strict=True)
     )
     return RankView(
-        host="vm",
         why_not=None,
         gpus=gpus,
         links=(Link(*at, level=30, nvlinks=18, nvlink_version=6, read=0, write=0),),

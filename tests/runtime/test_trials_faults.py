@@ -4,13 +4,12 @@ import sys
 
 import pytest
 
-from mpishare.runtime.gpu_messages import MPI_TRIAL
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
 from tests.helpers.launch import run_ranks
 
 A_TRIAL = """
 from mpishare.runtime.gpu_messages import MPI_TRIAL
-from mpishare.runtime.in_child import run_in_child
+from mpishare.runtime.gpu_messages import run_in_child
 from mpi4py import MPI
 
 answers = MPI.COMM_WORLD.allgather(run_in_child(MPI_TRIAL, {memory!r}, 0))
