@@ -67,6 +67,12 @@ def test_killed_programs_have_no_effect_on_the_job(tmp_path):
     assert [played.rank(rank)["sum"] for rank in range(2)] == [True, True]
 
 
+def test_a_missing_compiler_is_named_where_tests_are_skipped(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    with pytest.raises(pytest.skip.Exception, match=r"^no compiler: no-such-compiler is not on"):
+        compile_program(tmp_path, "c99")
+
+
 @pytest.mark.skipif(find_cuda_include() is None, reason="there is no cuda.h")
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_header_compiles_with_cuda(tmp_path, language):
