@@ -25,6 +25,7 @@ NOT_RUN = {
     "pip install '.[mpich,cu13]'": "tests/packaging installs the wheel; CuPy is 350 MB",
     "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
     "scripts/ports/heat /tmp/heat": "a network, 5 GB; test_ports.py runs the plug-in",
+    "scripts/ports/quatrex /tmp/quatrex": "QuaTrEx; test_ports.py runs the plug-in",
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
     "PYTHONPATH=docs/ports scripts/with-mps mpirun -n 2 python -m mpi4py "
     "scripts/ports/mpi4py_fft_time.py --memory gpu": "a GPU, and mpi4py-fft",

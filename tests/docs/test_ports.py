@@ -14,11 +14,12 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.helpers.launch import run_ranks
 
-PORTS = ["veros", "mpi4py_fft", "heat"]
+PORTS = ["veros", "mpi4py_fft", "heat", "quatrex"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
 PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
 HEAT = ROOT / "docs/ports/mpishare_heat.py"
+QUATREX = ROOT / "docs/ports/mpishare_quatrex.py"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
 PROGRAM = """
@@ -76,7 +77,8 @@ def test_the_patch_is_as_short_as_the_page_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plug_in", "page", "most"), [(PLUG_IN, "mpi4py_fft.md", 60), (HEAT, "heat.md", 230)]
+    ("plug_in", "page", "most"),
+    [(PLUG_IN, "mpi4py_fft.md", 60), (HEAT, "heat.md", 230), (QUATREX, "quatrex.md", 150)],
 )
 def test_the_plug_in_is_as_short_as_the_page_says(plug_in, page: str, most: int) -> None:
     lines = len(plug_in.read_text().splitlines())
@@ -282,6 +284,145 @@ def test_the_plug_in_does_what_heat_does(tmp_path) -> None:
     done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=200)
     assert done.returncode == 0, done.describe()
     assert done.stdout.count("moved") == 2
+
+
+#: QuaTrEx as far as the plug-in knows it; its messages are errors instead.
+QTTOOLS = {
+    "__init__": "import numpy as xp",
+    "comm/__init__": "from qttools.comm.comm import Communicator\n\ncomm = Communicator()",
+    "comm/comm": """
+import numpy as np
+from mpi4py import MPI
+
+class _SubCommunicator:
+    def __init__(self, mpi_comm, config):
+        _SubCommunicator._validate_config(config)
+        self._mpi_comm, self._config, self._group_start_called = mpi_comm, config, False
+        self.rank, self.size = mpi_comm.rank, mpi_comm.size
+
+    @classmethod
+    def _validate_config(cls, config):
+        if {*config.values()} - {"messages"}:
+            raise ValueError(config)
+
+    def all_to_all(self, *given, **named):
+        raise LookupError("a message")
+
+    all_gather = all_reduce = bcast = all_to_all
+
+class Communicator:
+    def configure(self, config):
+        self.stack = _SubCommunicator(MPI.COMM_WORLD, config)
+
+_check_bufs_aliased = np.shares_memory
+""",
+    "datastructures": """
+class DSDBSparse:
+    def dtranspose(self, discard=False):
+        raise LookupError("a message")
+""",
+}
+
+QUATREX_CALLS = """
+import mpishare
+import mpishare_quatrex
+import numpy as np
+from mpi4py import MPI
+from qttools.comm import comm
+from qttools.datastructures import DSDBSparse
+
+size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+OURS = dict.fromkeys(mpishare_quatrex.COLLECTIVES, "mpishare")
+
+def refused(kind, call, *given, **named):
+    try:
+        call(*given, **named)
+    except kind:
+        return
+    raise SystemExit(f"not refused: {call}")
+
+def check(count, dtype):
+    whole = np.arange(size * size * count).reshape(size, size, count).astype(dtype)
+    stack, found = comm.stack, np.empty_like(whole[0])
+    stack.all_to_all(whole[rank], found)
+    assert (found == whole[:, rank]).all()
+    stack.all_gather(whole[rank, 0], found)
+    assert (found == whole[:, 0]).all()
+    found[rank] = whole[rank, 0]  # where it belongs
+    found[rank - 1] = -1
+    stack.all_gather(found[rank], found)
+    assert size == 1 or (found == whole[:, 0]).all()
+    stack.all_reduce(whole[rank], found, op="sum")
+    assert (found == whole.sum(0)).all()
+    found[...] = whole[rank]
+    stack.all_reduce(found, found)
+    assert (found == whole.sum(0)).all()
+    found[...] = whole[1 % size] if rank == size - 1 else -1
+    stack.bcast(found, root=size - 1)
+    assert (found == whole[1 % size]).all()
+
+def transpose(length, extents, last):
+    matrix, parts = DSDBSparse(), np.array_split(np.arange(length), size)
+    heights = [part.size for part in parts]
+    width = -(-last // size)
+    whole = np.arange(length * np.prod(extents, dtype=int) * width * size)
+    whole = whole.reshape(length, *extents, -1).astype(complex)
+    matrix.global_stack_shape, matrix.stack_section_sizes = (length, *extents), heights
+    matrix.total_stack_size, matrix.total_nnz_size = max(heights) * size, width * size
+    matrix._data = np.full((max(heights), *extents, width * size), -1, complex)
+    matrix._data[: heights[rank]] = whole[parts[rank]]
+    matrix.distribution_state = "stack"
+    for _ in range(2):
+        matrix.dtranspose()
+        assert matrix.distribution_state == "nnz"
+        assert matrix._data.shape == (max(heights) * size, *extents, width)
+        assert (matrix._data[:length] == whole[..., rank * width : (rank + 1) * width]).all()
+        assert not matrix._data[length:].any()
+        matrix.dtranspose()
+        assert matrix.distribution_state == "stack"
+        assert matrix._data.shape == (max(heights), *extents, width * size)
+        assert (matrix._data[: heights[rank]] == whole[parts[rank]]).all()
+        assert not matrix._data[heights[rank] :].any()
+    refused(LookupError, matrix.dtranspose, discard=True)
+
+with mpishare.Node(backend="host") as node:
+    mpishare_quatrex.use(node)
+    comm.configure(OURS)
+    for dtype in "f4", "i8", "c16":
+        for count in 1, 5:
+            check(count, dtype)
+    for shape in ((5, (), 7), (7, (2, 3), 4)):
+        transpose(*shape)
+    mpishare_quatrex.MOST_PLANS = 2  # the oldest are dropped, and made again
+    comm.configure(OURS)
+    for _ in range(2):
+        check(2, "f8")
+    assert len(comm.stack.plans) == 2
+    given, gaps = np.zeros(4 * size), np.zeros((4 * size, 2))[:, 0]
+    refused(ValueError, comm.stack.all_to_all, given, gaps)
+    refused(LookupError, comm.stack.all_to_all, given, given.copy(), backend="messages")
+    comm.stack._group_start_called = True
+    refused(LookupError, comm.stack.bcast, given)  # QuaTrEx refuses it there
+    refused(ValueError, comm.configure, OURS | {"send_recv": "mpishare"})
+    mpishare_quatrex.use(None)
+    comm.configure({"bcast": "messages"})
+    refused(LookupError, comm.stack.bcast, given)
+    refused(LookupError, DSDBSparse().dtranspose)
+print("moved")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_back_end_of_quatrex_moves_what_its_messages_do(ranks: int, tmp_path) -> None:
+    (tmp_path / "qttools/comm").mkdir(parents=True)
+    for name, text in QTTOOLS.items():
+        (tmp_path / f"qttools/{name}.py").write_text(text)
+    shutil.copy(QUATREX, tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(QUATREX_CALLS)
+    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=60)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout.count("moved") == ranks
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

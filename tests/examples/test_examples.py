@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.helpers.c_program import compiler
+from tests.helpers.compiled import WHY_NONE
 from tests.helpers.launch import ROOT, launcher, run_ranks
 from tests.helpers.nvcc import find_cuda_include
 from tests.helpers.shared_job import play_shared
@@ -30,6 +32,10 @@ def check(name: str, backend: str) -> None:
     for library in ("torch", "triton", "jax"):
         if f"import {library}\n" in program and importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
+    if "int main" in program:
+        compiler("c99")  # skips where there is none
+    if "MPISHARE_CHECK" in program and WHY_NONE:
+        pytest.skip(f"no compiled part, which finds races: {WHY_NONE}")
     (ranks, words) = re.findall(r"^    mpirun -n (\d) python (.*)$", program, re.MULTILINE)[0]
     assert words == f"-m mpi4py scripts/examples/{name}.py"
     if 'Node(backend="host")' in program:

@@ -2,8 +2,11 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 import mpishare.device
 from tests.helpers.launch import ROOT
@@ -13,11 +16,19 @@ STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2")
 LANGUAGES = {"c99": ("CC", "cc", "-std=c99"), "c++17": ("CXX", "c++", "-std=c++17", "-xc++")}
 
 
+def compiler(language):
+    """Return the words that start the compiler of a language; skips where there is none."""
+    variable, default, *_ = LANGUAGES[language]
+    words = shlex.split(os.environ.get(variable, default))
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no compiler: {words[0]} is not on PATH")
+    return words
+
+
 def compile_program(folder, language, *, with_cuda=False, is_linked=True):
     """Return the path of the program, or of its object file."""
-    variable, default, *options = LANGUAGES[language]
     to = Path(folder, "open")
-    command = [*shlex.split(os.environ.get(variable, default)), *options, *STRICT]
+    command = [*compiler(language), *LANGUAGES[language][2:], *STRICT]
     command += [*mpishare.device.include(), "-o", to, ROOT / "tests" / "windows" / "open.c"]
     if with_cuda:
         command += ["-DMPISHARE_WITH_CUDA", "-isystem", find_cuda_include()]

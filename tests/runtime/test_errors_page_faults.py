@@ -20,6 +20,7 @@ import pytest
 from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
 from tests.conftest import why_no_gpu
 from tests.helpers import launch
+from tests.helpers.compiled import WHY_NONE
 from tests.helpers.launch import ROOT, run_ranks
 from tests.helpers.mounts import SMALL, mount_before_jobs
 from tests.helpers.shared_job import play_shared
@@ -133,6 +134,8 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
         pytest.skip("it needs root")
     if "import torch\n" in row.program:
         pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "MPISHARE_CHECK" in dict(row.environment) and WHY_NONE:
+        pytest.skip(f"no compiled part, which finds races: {WHY_NONE}")
     if "such pointers" in row.message and run_in_child(MPI_TRIAL, "device", 0) is None:
         pytest.skip("this MPI takes pointers to GPU memory")
     if row.shm:

@@ -45,6 +45,12 @@ def test_a_killed_owner_is_an_error_of_the_program(tmp_path):
     assert played.rank(0)["dead"] == [1, "2: the window or its process is gone"]
 
 
+def test_a_missing_compiler_is_named_where_tests_are_skipped(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    with pytest.raises(pytest.skip.Exception, match=r"^no compiler: no-such-compiler is not on"):
+        compile_program(tmp_path, "c99")
+
+
 @pytest.mark.skipif(find_cuda_include() is None, reason="there is no cuda.h")
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_header_compiles_with_cuda(tmp_path, language):

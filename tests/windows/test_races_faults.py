@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
+from tests.helpers.compiled import needs_compiled
 from tests.helpers.launch import ROOT, run_ranks
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
@@ -36,6 +37,7 @@ def forgotten_fences(stage: Stage, size: int, count: int) -> None:
     report({"found": len(found), "text": found[0] if found else ""})
 
 
+@needs_compiled
 @pytest.mark.parametrize("nranks", [2, 4])
 @pytest.mark.parametrize("size", [1, 20_000])
 def test_a_forgotten_fence_is_found_each_time(nranks, size):
@@ -104,6 +106,7 @@ def behind_the_first_element(stage: Stage) -> None:
     report(found)
 
 
+@needs_compiled
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the instructions of x86-64")
 def test_races_behind_the_first_element_are_found():
     for told in reported(play(2, behind_the_first_element), 2):
@@ -153,6 +156,7 @@ def neighbors_in_a_page(stage: Stage) -> None:
     report({"wrong": wrong})
 
 
+@needs_compiled
 def test_neighbors_in_a_page_are_no_race():
     for told in reported(play(2, neighbors_in_a_page), 2):
         assert told["wrong"] == []
@@ -170,6 +174,7 @@ def own_barrier(stage: Stage) -> None:
     report({"seen": seen})
 
 
+@needs_compiled
 def test_a_barrier_of_mpi_makes_no_order():
     played = play(2, own_barrier)
     for rank in range(2):
@@ -177,6 +182,7 @@ def test_a_barrier_of_mpi_makes_no_order():
         assert "The program's own MPI messages and barriers do not count" in text
 
 
+@needs_compiled
 @pytest.mark.parametrize("name", ["02_halo_1d", "15_disjoint_writers", "23_fft2"])
 def test_right_examples_have_no_race(name):
     command = [sys.executable, "-m", "mpi4py", ROOT / "scripts" / "examples" / f"{name}.py"]
@@ -234,6 +240,7 @@ def every_order(stage: Stage) -> None:
     report({"right": all(right)})
 
 
+@needs_compiled
 def test_every_order_is_known():
     assert all(told["right"] for told in reported(play(2, every_order), 2))
 

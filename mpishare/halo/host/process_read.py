@@ -167,7 +167,7 @@ class PeerReads:
     def _lower(self, field: int, block: _Block) -> Iterator[tuple[Any, ...]]:
         """Yield offset, bytes and target of each read, or its place in the buffer.
 
-        With the last read of a block goes the copy from there.
+        With the last read of a block goes the copy of all.
         """
         layout = self._layouts[self._comm.rank][field]
         target = Cells.of_key(layout, block.key)
@@ -176,10 +176,13 @@ class PeerReads:
             yield offset, nbytes, target.offset, None, None
             return
         cells = np.ndarray(target.shape, layout.carrier, self._scratch, strides=block.strides)
-        copy = lower(target, Cells.of_array(cells), layout.dtype.itemsize, by=target)
-        for at, (offset, nbytes) in enumerate(block.extents):
-            is_last = at + 1 == len(block.extents)
-            yield offset, nbytes, 0, address_of(cells) + at * nbytes, copy if is_last else None
+        *others, (last, nbytes) = block.extents
+        for at, (offset, _) in enumerate(others):
+            yield offset, nbytes, 0, address_of(cells) + at * nbytes, None
+        behind = len(others) * nbytes  # C counts from where it read last
+        source = Cells.of_array(cells)._replace(offset=-behind)
+        copy = lower(target, source, layout.dtype.itemsize, by=target)
+        yield last, nbytes, 0, address_of(cells) + behind, copy
 
     def shadow(self, field: int, address: int) -> Array | None:
         """Return where to copy my field at this address for its readers; None if they can read it.
