@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cupy
-
 from mpishare.backends.driver import launch_graph
 from mpishare.graphs.cuda_arguments import identity
 from mpishare.plans.gpu.replay import bind_last_stream
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.recording import Replayable
     from mpishare.windows.stream_chain import StreamChain
-
-_Array = cupy.ndarray
 
 
 class Captured(NamedTuple):
@@ -45,15 +41,14 @@ def bind_replay(
     last_stream, where = bind_last_stream(chain, agreement, device), chain.name
 
     def replay(arguments: Sequence[Any]) -> Any:
-        for each in arguments:
-            if type(each) is not _Array:
-                return run(arguments)
-        captured = graphs.get(tuple(map(identity, arguments)))
-        handle = None if captured is None else last_stream()
-        if captured is None or handle is None:
+        try:
+            captured = graphs.get(tuple(map(identity, arguments)))
+        except AttributeError:  # not CuPy's
+            return run(arguments)
+        if captured is None or (handle := last_stream()) is None:
             return run(arguments)
         for each in captured.chains:
-            if each.handle != handle or not each.stays_alive:
+            if each.lasting != handle:
                 return run(arguments)
         for engine, _ in captured.calls:
             if engine.is_closed or engine.agreement.failure is not None:

@@ -21,7 +21,7 @@ from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, PINNED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
+    """Two graphs by `key_of` the fields' addresses."""
+    Replayed = MpiMessages | tuple[int, int]
+    """Messages in place, or the graphs that pack and unpack."""
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -57,6 +60,7 @@ class StreamedRoutes:
         """MPI messages, for which the host waits."""
         self._unpacked = buffers.unpacked
         self._graphs: tuple[GraphCache, GraphCache] | None = None
+        self._handles: Handles = {}, {}
         self._in_place = buffers.in_place
         self._beside_in_place: driver.Launch | None = None
         peers = direction.peers(*_BY_STREAM)
@@ -111,42 +115,40 @@ class StreamedRoutes:
             ],
         )
 
-    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
-        """Launch by graphs from now on, if an exchange is only MPI messages of one stage.
+    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
+        """Pack and unpack by graphs from now on, if an exchange is only MPI messages of one stage.
 
-        Return whether it is. Packing and unpacking graphs are published in the two dicts, by
-        `key_of` the fields' addresses.
+        They are published in `handles`.
         """
         launches = [launch for each in self._unpacks_of_stages for launch in each]
         if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
-            return False
+            return
         pointers, where = launcher.pointers, launcher.where
+        self._handles = handles
         self._graphs = (
             GraphCache(pointers, where, self._packs[0], capturing, handles[0]),
             GraphCache(pointers, where, launches[0], capturing, handles[1]),
         )
-        return True
 
     @property
-    def replayed_in_place(self) -> Mapping[Any, MpiMessages | None]:
-        """MPI messages that are a whole exchange, by `key_of` the fields' addresses."""
-        if self._in_place is None or self._beside_in_place is not None:
-            return {}
-        return self._in_place.bound
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
 
-    def replay(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
-        """Exchange by messages in place, or by the two graphs of `cache_graphs`."""
-        self.replay_pack(found, stream, where)
-        self.replay_messages(found, stream, where)
+    def find(self, key: Any) -> Replayed | None:
+        """Return the replay of a whole exchange by MPI, if it is cached."""
+        if self._in_place is not None and self._beside_in_place is None:
+            messages = self._in_place.bound.get(key)
+            if messages is not None:
+                return messages
+        pack, unpack = self._handles[0].get(key), self._handles[1].get(key)
+        return None if pack is None or unpack is None else (pack, unpack)
 
-    def replay_pack(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
+    def replay_pack(self, found: Replayed, stream: int, where: str) -> None:
         """Enqueue the part of a replay that precedes other routes."""
         if isinstance(found, tuple):
             launch_graph(found[0], stream, where)
 
-    def replay_messages(
-        self, found: MpiMessages | tuple[int, int], stream: int, where: str
-    ) -> None:
+    def replay_messages(self, found: Replayed, stream: int, where: str) -> None:
         """Do the rest of a replay: wait for the stream, send, receive and unpack."""
         if not isinstance(found, tuple):
             self._wait_on_host(driver.is_done, stream, where)
