@@ -82,11 +82,7 @@ class CudaEngine(CudaPlanEngine):
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
-        self._has_stream_waits = any(
-            route.waits_in == "stream" and peer != rank
-            for rank, routes in enumerate(setup.routes)
-            for peer, route in routes.items()
-        )
+        self._has_stream_waits = _has_stream_waits(setup)
         self.try_fast = self.try_start = self.try_wait = _never
         self._bind_replays(handles, setup.seen or setup.mine)
 
@@ -290,3 +286,11 @@ class CudaEngine(CudaPlanEngine):
             )
         self._follow(entered)
         return entered
+
+
+def _has_stream_waits(setup: RoutedSetup) -> bool:
+    return any(
+        route.waits_in == "stream" and peer != rank
+        for rank, routes in enumerate(setup.routes)
+        for peer, route in routes.items()
+    )

@@ -15,8 +15,7 @@ from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
 from mpishare.plans.node_cache import report_of
-from mpishare.reduction.cuda.buffers import Buffers
-from mpishare.reduction.cuda.group import Group, Pointers, PreparedCall
+from mpishare.reduction.cuda.group import Buffers, Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
