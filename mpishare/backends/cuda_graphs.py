@@ -5,7 +5,6 @@ Imported only where a GPU was found.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import Any
@@ -90,17 +89,10 @@ class Capture:
         `at_most` ends the loop too, as does the word at device address `abort` (0 for none) when it
         is not 0.
         """
-        arguments = [
-            ctypes.c_uint64(self._handle),
-            ctypes.c_uint64(done.data.ptr),
-            ctypes.c_uint32(done.dtype.itemsize),
-            ctypes.c_uint64(iterations.data.ptr),
-            ctypes.c_int64(at_most),
-            ctypes.c_uint64(abort),
-        ]
-        driver.Launch(_decide(cupy.cuda.Device().id), 1, 1, arguments, self._where).enqueue(
-            self._stream
-        )
+        flag = done.data.ptr, done.dtype.itemsize
+        arguments = self._handle, *flag, iterations.data.ptr, at_most, abort
+        function = _decide(cupy.cuda.Device().id)
+        driver.Launch(function, 1, 1, arguments, self._where).enqueue(self._stream)
 
     def end(self) -> CudaGraph:
         """End the capture; return the graph, ready for launches."""

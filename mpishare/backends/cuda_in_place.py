@@ -101,7 +101,8 @@ class CudaInPlace(InPlace):
         kind = classify(found, self._ordinal, keeps_values=self.keeps_values)
         if isinstance(kind, Refusal):
             return kind
-        offer = _WAYS[kind].offer(self, found, address, nbytes)
+        make_offer, _ = _WAYS[kind]
+        offer: _Offer = make_offer(self, found, address, nbytes)
         memory = GivenMemory(self._ordinal, address, nbytes, offer.free, source)
         offset = address - offer.start
         return Exported(memory, kind, offer.token, offset, offer.capacity, offer.retract)
@@ -144,10 +145,10 @@ class CudaInPlace(InPlace):
     # --- import
 
     def open(self, handle: Handle, rank: int) -> Memory:
-        way = _WAYS.get(handle.kind)
-        if way is None:
+        if handle.kind not in _WAYS:
             return super().open(handle, rank)
-        address, close = way.map(self, handle, rank)
+        _, map_it = _WAYS[handle.kind]
+        address, close = map_it(self, handle, rank)
         unmap = self._mappings.add(address, handle.capacity, close)
         return CudaMemory(self._ordinal, address + handle.offset, handle.nbytes, unmap)
 
@@ -199,15 +200,9 @@ class CudaInPlace(InPlace):
                 os.close(chunk.fd)
 
 
-class _Way(NamedTuple):
-    """How memory of a kind is offered, and how its receiver maps it."""
-
-    offer: Callable[[CudaInPlace, PointerAttributes, int, int], _Offer]
-    map: Callable[[CudaInPlace, Handle, int], tuple[int, Callable[[], None]]]
-
-
-_WAYS: dict[str, _Way] = {
-    Kind.BLOCK: _Way(CudaInPlace._offer_block, CudaInPlace._map_block),
-    Kind.POOL: _Way(CudaInPlace._offer_pool, CudaInPlace._map_pointer),
-    Kind.CHUNKS: _Way(CudaInPlace._offer_chunks, CudaInPlace._map_chunks),
+# How memory of a kind is offered, and how its receiver maps it.
+_WAYS: dict[str, Any] = {
+    Kind.BLOCK: (CudaInPlace._offer_block, CudaInPlace._map_block),
+    Kind.POOL: (CudaInPlace._offer_pool, CudaInPlace._map_pointer),
+    Kind.CHUNKS: (CudaInPlace._offer_chunks, CudaInPlace._map_chunks),
 }

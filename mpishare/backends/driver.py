@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
+from mpishare.coordination.arguments import is_int
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.kinds import PointerAttributes
 
@@ -218,22 +220,27 @@ def choose_device(wanted: Any, rank: int) -> int:
     """
     count = cupy.cuda.runtime.getDeviceCount()
     wanted = getattr(wanted, "id", wanted)
-    if isinstance(wanted, int) and not isinstance(wanted, bool):
-        if not 0 <= wanted < count:
-            raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
-        return wanted
+    if wanted is None:
+        states = [call("cuDevicePrimaryCtxGetState", ordinal) for ordinal in range(count)]
+        active = [ordinal for ordinal, (_, is_active) in enumerate(states) if is_active]
+        if len(active) == 1:
+            return active[0]
+        return int(cupy.cuda.runtime.getDevice()) if active else rank % count
     if isinstance(wanted, str):
-        names = visible_uuids()
-        found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
-        if len(found) != 1:
-            raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
-        return found[0]
-    if wanted is not None:
+        return _device_named(wanted)
+    if not is_int(wanted):
         raise TypeError(f"device must be an ordinal, a UUID or None, not {wanted!r}")
-    active = [ordinal for ordinal in range(count) if call("cuDevicePrimaryCtxGetState", ordinal)[1]]
-    if len(active) == 1:
-        return active[0]
-    return int(cupy.cuda.runtime.getDevice()) if active else rank % count
+    if not 0 <= wanted < count:
+        raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
+    return int(wanted)
+
+
+def _device_named(begin: str) -> int:
+    names = visible_uuids()
+    found = [ordinal for ordinal, name in enumerate(names) if name.startswith(begin)]
+    if len(found) != 1:
+        raise ValueError(f"device={begin!r} names {len(found)} of this rank's GPUs: {names}")
+    return found[0]
 
 
 def uuid_of(ordinal: int) -> str:
@@ -292,14 +299,23 @@ class Enqueued(Protocol):
 
 
 class Launch:
-    """A prepared launch of blocks (`grid`) of threads; `arguments` are read at each launch."""
+    """A prepared launch of blocks (`grid`) of threads.
+
+    `arguments` of ctypes are read at each launch. Ints are for parameters of up to 8 bytes: the
+    driver takes as many of the first bytes as a parameter has, which are the lowest ones on every
+    host with a GPU.
+    """
 
     def __init__(
         self, function: int, grid: int, block: int, arguments: Sequence[Any], where: str
     ) -> None:
         self._where = where
-        self._arguments = arguments  # held
-        self._places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        held = [
+            ctypes.c_uint64(operator.index(each)) if isinstance(each, SupportsIndex) else each
+            for each in arguments
+        ]
+        self._arguments = held
+        self._places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         self._before = function, grid, 1, 1, block, 1, 1, 0
         self._after = ctypes.addressof(self._places), 0
 

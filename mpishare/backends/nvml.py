@@ -143,16 +143,18 @@ def why_unmapped(own_uuid: str, uuid: str) -> str:
 
 def why_apart(own_uuid: str, uuid: str, gpus: Sequence[Gpu], links: Sequence[Link]) -> str:
     """Return why one GPU may not reach the memory of another, given the result of `look`."""
-    found = {gpu.uuid: gpu for gpu in gpus}
-    if uuid not in found:
+    both = {gpu.uuid: gpu for gpu in gpus if gpu.uuid in (own_uuid, uuid)}
+    if uuid not in both:
         return f"NVML shows no {uuid[:12]} here: a device cgroup or the container hides it"
-    both = {found[name].pci_id for name in (own_uuid, uuid) if name in found}
-    in_mig = [gpu.uuid[:12] for gpu in gpus if gpu.pci_id in both and gpu.mig]
+    in_mig = [name[:12] for name, gpu in both.items() if gpu.mig]
     if in_mig:
         return f"NVML shows {', '.join(in_mig)} in MIG mode: GPU instances share no memory"
-    told = [describe_p2p(link) for link in links if {link.first, link.second} == both]
+    ends = {gpu.pci_id for gpu in both.values()}
     names = f"{own_uuid[:12]} and {uuid[:12]}"
-    return f"NVML says of {names}: {told[0]}" if told else f"NVML tells nothing of {names}"
+    for link in links:
+        if {link.first, link.second} == ends:
+            return f"NVML says of {names}: {describe_p2p(link)}"
+    return f"NVML tells nothing of {names}"
 
 
 def why_no_context(uuid: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from mpishare.errors import UnsupportedError, counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.backends import StreamInfo
     from mpishare.runtime.context import NodeContext
 
 _CALL = "Node.launch"
@@ -50,26 +50,22 @@ def launch_kernel(
             "Service: while one waits in a kernel, the other does not run. Start "
             "`nvidia-cuda-mps-control -d` before the job, or give each rank a GPU of its own"
         )
-    fits, size = devices[0].fits, (id(kernel), prod(grid), prod(block), shared_mem)
-    if fits.get(size) is not kernel:
-        _require_residency(context, kernel, *size[1:])
+    fits, launch = devices[0].fits, (kernel, prod(grid), prod(block), shared_mem)
+    if launch not in fits:
+        _require_residency(context, *launch)
         if len(fits) >= _MOST:
             fits.clear()
-        fits[size] = kernel
+        fits.add(launch)
     entered = backend.enter(stream)
     handle, owner, stays_alive, is_captured = entered
-    captured_by = recording.current()
-    if not is_captured:
-        recording.require_none(_CALL, "its stream is not the captured one")
-        for each in devices:
-            each.chain.follow(handle, owner, stays_alive=stays_alive)
-    elif captured_by is not None:
-        for each in devices:
-            captured_by.add(each)
+    _follow(devices, entered)
     order = devices[0].order  # that of the GPU
     order.begin(entered)
-    with _current(backend, handle, owner):
+    if backend.xp.cuda.get_current_stream().ptr == handle:
         kernel(grid, block, tuple(args), shared_mem=shared_mem)
+    else:
+        with _on(backend, handle, owner):
+            kernel(grid, block, tuple(args), shared_mem=shared_mem)
     order.end(entered)
     for each in devices:
         each.calls[0] += 1
@@ -90,6 +86,18 @@ def _devices_of(context: NodeContext, args: Sequence[Any]) -> list[WindowDevice]
             "CuPy alone"
         )
     return found
+
+
+def _follow(devices: Sequence[WindowDevice], entered: StreamInfo) -> None:
+    """Let a launch follow the last one of each device, or record it if it is captured."""
+    handle, owner, stays_alive, is_captured = entered
+    if not is_captured:
+        recording.require_none(_CALL, "its stream is not the captured one")
+        for each in devices:
+            each.chain.follow(handle, owner, stays_alive=stays_alive)
+    elif (captured_by := recording.current()) is not None:
+        for each in devices:
+            captured_by.add(each)
 
 
 def _require_residency(
@@ -119,13 +127,9 @@ def _require_residency(
         )
 
 
-def _current(backend: Any, handle: int, owner: Any) -> Any:
-    """Return a context in which CuPy launches on a stream."""
-    import cupy
-
-    if cupy.cuda.get_current_stream().ptr == handle:
-        return nullcontext()
+def _on(backend: Any, handle: int, owner: Any) -> Any:
+    """Return a context in which CuPy launches on a stream that is not the current one."""
     from mpishare.backends.cuda_streams import borrowed, on_stream
 
-    is_cupys = isinstance(owner, cupy.cuda.Stream)
+    is_cupys = isinstance(owner, backend.xp.cuda.Stream)
     return on_stream(owner if is_cupys else borrowed(handle, backend.device.ordinal))

@@ -74,15 +74,12 @@ class WindowDevice(NodeObject):
         self._row = epoch_counters(size) // size
         self.abort = words._counters.address + 8 * self._row * rank
         mine = words.segment(rank).data.ptr
-        self.record = np.zeros((), RECORD)
-        self.record["peers"] = mine + 8 * tables
-        self.record["signals"] = mine + 8 * (tables + size)
-        self.record["local"] = mine + 8 * local
-        self.record["host"] = self.abort
-        self.record["self"] = mine + 8 * (tables + 2 * size)
-        self.record["deadline"] = min(int(1e9 * context.agreement.timeout_s), (1 << 63) - 1)
-        self.record["rank"], self.record["size"] = rank, size
-        self.record["slots"], self.record["stride"] = slots, stride
+        peers, signals, here = (mine + 8 * at for at in (tables, tables + size, tables + 2 * size))
+        deadline = min(int(1e9 * context.agreement.timeout_s), (1 << 63) - 1)
+        host = self.abort, here, deadline
+        self.record = np.array(
+            (peers, signals, mine + 8 * local, *host, rank, size, slots, stride), RECORD
+        )
         self.record.flags.writeable = False
         of = [window, words]
         addresses = [each.segment(peer).data.ptr for each in of for peer in range(size)]
@@ -94,8 +91,8 @@ class WindowDevice(NodeObject):
         self.order = LaunchOrder.join(backend)
         # One word, as of any engine whose calls a graph may repeat.
         self.calls = memoryview(bytearray(8)).cast("Q")
-        # The kernels, by id and size, whose blocks run at once: asked once for each.
-        self.fits: dict[tuple[int, ...], Any] = {}
+        # The kernels, with their sizes, whose blocks run at once: asked once for each.
+        self.fits: set[tuple[Any, ...]] = set()
         self.of_address[self.abort] = self
         context.register(self, is_part=True)
 
@@ -130,16 +127,21 @@ class WindowDevice(NodeObject):
         return self._marked(1, 1)
 
     def _check_kernels(self) -> None:
-        here, call = self.agreement, f"{self.name}: a wait in a kernel"
         start = 1 + self._context.size
+        if not any(self._words_from(start)):  # before every launch
+            return
+        here, call = self.agreement, f"{self.name}: a wait in a kernel"
         if ranks := self._marked(start, _OVERWRITTEN):
             here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
         elif ranks := self._marked(start, _LATE):
             here.fail_late(call, ranks, here.timeout_s)
 
     def _marked(self, start: int, mark: int) -> list[int]:
-        """Return the ranks whose words of this rank's row, from `start` on, are the mark."""
-        view, size = self._words._view, self._context.size
-        begin = self._row * self._context.rank + start
+        """Return the ranks whose words from `start` on are the mark."""
         # A failure of the node, told by itself, has raised all of them.
-        return [rank for rank in range(size) if view[begin + rank] % RELEASED == mark]
+        return [r for r, word in enumerate(self._words_from(start)) if word % RELEASED == mark]
+
+    def _words_from(self, start: int) -> memoryview:
+        """Return a word for each rank of this rank's row, from `start` on."""
+        begin = self._row * self._context.rank + start
+        return self._words._view[begin : begin + self._context.size]

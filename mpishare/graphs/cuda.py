@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -16,15 +16,19 @@ from mpishare.backends.cuda_streams import on_stream
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import NoLoopError, Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
-from mpishare.graphs.cuda_arguments import current_stream, key_of
-from mpishare.graphs.replay import Captured, bind_replay
+from mpishare.graphs.cuda_arguments import current_stream, identity, key_of
 from mpishare.graphs.runs import Runs
+from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from mpishare.backends import StreamInfo
+    from mpishare.backends.driver import CudaGraph
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.recording import Replayable
+    from mpishare.graphs.runs import Work
     from mpishare.runtime.context import NodeContext
 
 log = logging.getLogger("mpishare")
@@ -33,28 +37,31 @@ _MAX_GRAPHS = 64
 _MAX_SEEN = 1024
 
 
+class Captured(NamedTuple):
+    """A graph of a function, and the data of a launch."""
+
+    graph: CudaGraph
+    calls: list[tuple[Replayable, int]]  # engines, with the number of their calls
+    chains: list[StreamChain]  # of the step and of its plans: a launch comes after their calls
+    result: Any  # of the function
+    done: Any = None  # array of one element, for one run of a loop on the host
+
+
 class CudaRuns(Runs):
     """Runs a function by one graph for each combination of arguments, or by loops of them."""
 
     _scalars = ()
     _memory_of_answers = " in GPU memory"
 
-    def __init__(
-        self,
-        context: NodeContext,
-        name: str,
-        function: Callable[..., Any],
-        until: Callable[..., Any] | None,
-        at_most: int,
-    ) -> None:
-        super().__init__(context, name, function, until, at_most)
+    def __init__(self, context: NodeContext, name: str, work: Work) -> None:
+        super().__init__(context, name, work)
         backend: Any = context.backend
         self._backend, self._device = backend, backend.device.ordinal
         self._where = f"{name}, rank {context.rank} of {context.size}"
         with cupy.cuda.Device(self._device):
             # A new one: a default stream cannot be captured.
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            if until is not None:
+            if work.until is not None:
                 # On this stream: a busy current one would zero it after the first calls.
                 with on_stream(self._stream):
                     self.iterations = cupy.zeros(1, np.int64)
@@ -68,7 +75,7 @@ class CudaRuns(Runs):
         self._chain = StreamChain(backend, name)
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, Captured] = {}
-        self._has_loops = until is not None
+        self._has_loops = work.until is not None
         if self._has_loops and (why := cuda_graphs.why_no_loops()):
             self._loop_on_host(why)
 
@@ -268,3 +275,37 @@ class CudaRuns(Runs):
                 "x.get() and synchronize() do, and every stream that it forks must be joined. Do "
                 "that outside of it, or call the function itself."
             ) from error
+
+
+def bind_replay(
+    graphs: Mapping[Hashable, Captured],
+    chain: StreamChain,
+    agreement: Agreement,
+    device: int,
+    run: Callable[[Sequence[Any]], Any],
+) -> Callable[[Sequence[Any]], Any]:
+    """Return the function that replays the graph of a call, or calls `run` if it cannot.
+
+    Fast for known CuPy arrays on the stream of the last call.
+    """
+    last_stream, where = bind_last_stream(chain, agreement, device), chain.name
+
+    def replay(arguments: Sequence[Any]) -> Any:
+        try:
+            captured = graphs.get(tuple(map(identity, arguments)))
+        except AttributeError:  # not CuPy's
+            return run(arguments)
+        if captured is None or (handle := last_stream()) is None:
+            return run(arguments)
+        for each in captured.chains:
+            if each.lasting != handle:
+                return run(arguments)
+        for engine, _ in captured.calls:
+            if engine.is_closed or engine.agreement.failure is not None:
+                return run(arguments)
+        launch_graph(captured.graph.handle, handle, where)
+        for engine, count in captured.calls:
+            engine.calls[0] += count
+        return captured.result
+
+    return replay

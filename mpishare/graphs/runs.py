@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,23 +12,24 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 
+class Work(NamedTuple):
+    """A function, and what ends its loop."""
+
+    function: Callable[..., Any]
+    until: Callable[..., Any] | None
+    at_most: int
+
+
 class Runs:
     """Calls a function, once or until it is done."""
 
     _scalars: type | tuple[type, ...] = np.generic  # results that are no arrays
     _memory_of_answers = ""  # those of `until`, in errors
 
-    def __init__(
-        self,
-        context: NodeContext,
-        name: str,
-        function: Callable[..., Any],
-        until: Callable[..., Any] | None,
-        at_most: int,
-    ) -> None:
+    def __init__(self, context: NodeContext, name: str, work: Work) -> None:
         self._context, self._name = context, name
-        self._function, self._until, self._at_most = function, until, at_most
-        self.iterations: Any = None if until is None else np.zeros(1, np.int64)
+        self._function, self._until, self._at_most = work
+        self.iterations: Any = None if work.until is None else np.zeros(1, np.int64)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
         """Return a function of a tuple of arguments with the effect of the captured one."""

@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from mpishare.errors import closed
-from mpishare.graphs.runs import Runs
+from mpishare.graphs.runs import Runs, Work
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
@@ -55,13 +55,12 @@ class Step(NodeObject):
             raise ValueError(f"{name} failed: at_most={at_most} is less than 1")
         context = self._context = node._context
         context.agreement.check()
-        self._runs: Runs
+        kind = Runs
         if node.backend == "cuda":
             from mpishare.graphs.cuda import CudaRuns
 
-            self._runs = CudaRuns(context, name, function, until, count)
-        else:
-            self._runs = Runs(context, name, function, until, count)
+            kind = CudaRuns
+        self._runs = kind(context, name, Work(function, until, count))
         self._run = self._runs.bind()
 
     @property

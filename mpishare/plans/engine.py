@@ -87,6 +87,8 @@ class RoutedSetup(PlanSetup):
     chain: StreamChain  # orders the plan's calls on CUDA
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     calls: tuple[str, str] = ("exchange", "accumulate")  # names of both directions, in errors
+    # Layouts of this rank's fields as fast calls get them on GPUs, where not as `mine`.
+    seen: Sequence[FieldLayout] = ()
 
     @property
     def my_routes(self) -> dict[int, Route]:

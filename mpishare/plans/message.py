@@ -210,6 +210,6 @@ def _cut(extent: int, number: int, count: int) -> int:
     return extent if number == count else extent * number // count // ALIGN * ALIGN
 
 
-def padded(nbytes: int) -> int:
-    """Return the size of so many bytes in a packed message."""
-    return -(-nbytes // ALIGN) * ALIGN
+def padded(nbytes: int, align: int = ALIGN) -> int:
+    """Return the next multiple of an alignment; default: of the parts of a packed message."""
+    return -(-nbytes // align) * align

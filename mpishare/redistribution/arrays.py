@@ -34,6 +34,7 @@ class Side(NamedTuple):
 
     name: str  # "source" or "target"
     shape: tuple[int, ...]  # as users see it
+    given: FieldLayout  # of such an array
     layout: FieldLayout  # with the axes of the global array
     cells: tuple[int, ...] | None
 

@@ -15,7 +15,7 @@ class StreamChain:
     """Orders the calls on one object: when the stream changes, the new one waits for the last.
 
     `handle` is the stream of the last call, or None; `stays_alive` whether it certainly exists at
-    the next one.
+    the next one; `lasting` is None where it may not.
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
@@ -23,15 +23,16 @@ class StreamChain:
         self.is_current = backend.is_current
         self.name = name
         self.handle: int | None = None
+        self.lasting: int | None = None
         self._owner: Any = None
         self.stays_alive = True
         self._event: Any = None
 
     def enter(self, call: str, stream: Any) -> int:
         """Return the handle of a call's stream, ordered after the object's last stream."""
-        handle = self.handle
-        if stream is None and handle is not None and self.stays_alive and self.is_current(handle):
-            return handle  # most calls: the stream has not changed
+        last = self.lasting
+        if stream is None and last is not None and self.is_current(last):
+            return last  # most calls: the stream has not changed
         handle, owner, stays_alive, is_captured = self._backend.enter(stream)
         if is_captured:
             raise UnsupportedError(
@@ -50,6 +51,7 @@ class StreamChain:
             self.handle = handle
         # Held, so that the stream is not destroyed before the next one waits for it.
         self._owner, self.stays_alive = owner, stays_alive
+        self.lasting = handle if stays_alive else None
 
     def leave(self) -> None:
         """Record the end of a call, if its stream may be destroyed before the next call."""
@@ -66,7 +68,7 @@ class StreamChain:
 
     def end(self) -> None:
         """Drop the stream and the event."""
-        self._owner = self.handle = None
+        self._owner = self.handle = self.lasting = None
         if self._event is not None:
             self._backend.close_events([self._event])
             self._event = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpishare.halo.cuda.records import RECORD_OPTIONS
+from mpishare.halo.cuda.records import RECORDS, SIZE_OPTIONS
 from mpishare.plans.gpu.sources import source
 from tests.helpers.launch import ROOT
 
@@ -78,7 +78,7 @@ FORMS = [
     ("path", "option", "architecture"), FORMS, ids=[f"{p.name}-{o}-{each}" for p, o, each in FORMS]
 )
 def test_compiles(path, option, architecture):
-    code, log = compile_cuda(source(path), architecture, f"-D{option}", *RECORD_OPTIONS)
+    code, log = compile_cuda(source(path), architecture, f"-D{option}", *SIZE_OPTIONS)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 
@@ -93,18 +93,31 @@ def test_a_broken_source_does_not(architecture):
 WITH_RECORDS = [path for path in SOURCES if "Item_nbytes" in source(path)]
 
 
+def with_offsets(text: str, moved: int = 0) -> str:
+    """The source with an assertion for each field of a NumPy record."""
+    asserted = (
+        f'static_assert(__builtin_offsetof({name}, {field}) == {at + moved}, "{name}.{field}");'
+        for name, record in RECORDS.items()
+        for field, (_, at, *_) in record.fields.items()
+    )
+    return "\n".join([text, *asserted])
+
+
+@pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
+def test_records_have_the_offsets_of_their_structs(path):
+    code, log = compile_cuda(with_offsets(source(path)), "sm_90", *SIZE_OPTIONS)
+    assert code, log
+
+
 @pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
 def test_a_record_of_another_layout_does_not_compile(path):
-    """The NumPy records tell the compiler their sizes and offsets: each wrong one is refused."""
-    wrong = [option.partition("=") for option in RECORD_OPTIONS]
-    code, log = compile_cuda(
-        source(path), "sm_90", *(f"{name}={int(value) + 8}" for name, _, value in wrong)
-    )
+    """The NumPy records tell the compiler their sizes: each wrong one is refused, and offset."""
+    wrong = [f"-D{name}_nbytes={record.itemsize + 8}" for name, record in RECORDS.items()]
+    code, log = compile_cuda(with_offsets(source(path), 8), "sm_90", *wrong)
     assert code == b""
-    for name, *_ in wrong:
-        record, field = name.removeprefix("-D").split("_", 1)
-        said = f"size of {record}" if field == "nbytes" else f"{record}.{field}"
-        assert f'failed with "{said}"' in log, log
+    for name, record in RECORDS.items():
+        for said in (f"size of {name}", *(f"{name}.{field}" for field in record.fields)):
+            assert f'failed with "{said}"' in log, log
 
 
 def test_every_kernel_of_the_halo_asserts_its_records():

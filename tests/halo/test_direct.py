@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpishare.errors import ClosedError
-from mpishare.halo.cuda.direct import DirectParts
+from mpishare.halo.cuda.direction import DirectParts
 from mpishare.halo.cuda.records import GHOSTS_RECORD, PACK, PUT_LL, READY, UNPACK
 from mpishare.halo.cuda.staging import staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot, WorkList, chunks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.halo.cuda import direct
+from mpishare.halo.cuda import direction
 from tests.helpers.captures import skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within
@@ -40,8 +40,8 @@ __global__ void next(unsigned long long* step) { ++*step; }
 @pytest.fixture(autouse=True)
 def smaller_parts(monkeypatch):
     """So that the tests take less memory and time."""
-    assert direct.MIN_NBYTES > MIB
-    monkeypatch.setattr(direct, "MIN_NBYTES", MIB)
+    assert direction.MIN_NBYTES > MIB
+    monkeypatch.setattr(direction, "MIN_NBYTES", MIB)
 
 
 def goes_straight(node):
@@ -73,7 +73,7 @@ def test_parts_that_are_made_to_go_straight_to_another_gpu(node, monkeypatch):
     monkeypatch.setattr(context.backend, "device", device)
     for name in ("uuids", "all_uuids"):
         monkeypatch.setattr(context, name, [device.uuid] * node.size)
-    monkeypatch.setattr(direct, "MIN_NBYTES", 256 * KIB)
+    monkeypatch.setattr(direction, "MIN_NBYTES", 256 * KIB)
     check_calls(node, 256 * KIB, "f8", is_direct=True)
 
 

@@ -70,7 +70,7 @@ class Buffers(PlanBuffers):
         if direction.mine[peer] is PINNED:
             return Slot(self.flags.staging_address + self._pinned[key], far=far)
         layout = self._layouts[key.receiver]
-        base = self._staging.address_of(key.receiver)
+        base = self.address_of(key.receiver)
         if direction.mine[peer] is COPY:
             return Slot(base + layout.copied[key], far=far)
         return Slot(
@@ -92,12 +92,12 @@ class Buffers(PlanBuffers):
         offset = self._layouts[key.sender].ready.get(key)
         if offset is None:
             return None
-        ready = self._staging.address_of(key.sender) + offset
+        ready = self.address_of(key.sender) + offset
         return Ghosts(*self._direction.direct.ghosts(key), ready)
 
     def _addresses_of_flags(self, key: PartKey) -> Sequence[int]:
         offsets = self._layouts[key.receiver].flags.get(key, ())
-        return [self._staging.address_of(key.receiver) + offset for offset in offsets]
+        return [self.address_of(key.receiver) + offset for offset in offsets]
 
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""

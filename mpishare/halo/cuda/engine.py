@@ -20,21 +20,17 @@ from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.gpu.replay import (
-    BesideFused,
-    ByMessages,
-    bind_last_stream,
-    bind_replay,
-    bind_wait,
-)
+from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
+    from mpishare.halo.cuda.streamed import Handles, Replayed
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
-    from mpishare.plans.mpi_route import MpiMessages
 
 
 class Launches(NamedTuple):
@@ -46,11 +42,6 @@ class Launches(NamedTuple):
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 """A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
-
-
-Handles = tuple[dict[Any, int], dict[Any, int]]
-"""Graphs by the addresses of fields: of `exchange` and of `start` by the fused kernel; or of the
-packing and the unpacking of messages."""
 
 
 def _never(*_: Any) -> bool:
@@ -82,10 +73,8 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        self._replays: list[StreamedRoutes] = []
-        handles: Handles = {}, {}
-        packing: Handles = {}, {}
-        self._make(lambda: self._build(direction, handles, packing))
+        handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
+        self._make(lambda: self._build(direction, handles))
         self._forked, self._joined = self._events
         self._chain = setup.chain
         if direction.has_fused:
@@ -93,42 +82,40 @@ class CudaEngine(CudaPlanEngine):
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
-        self._has_stream_waits = any(
-            route.waits_in == "stream" and peer != rank
-            for rank, routes in enumerate(setup.routes)
-            for peer, route in routes.items()
-        )
+        self._has_stream_waits = _has_stream_waits(setup)
         self.try_fast = self.try_start = self.try_wait = _never
-        self._bind_replays(handles, packing, is_streamed=direction.is_streamed)
+        self._bind_replays(handles, setup.seen or setup.mine)
 
-    def _bind_replays(self, handles: Handles, packing: Handles, *, is_streamed: bool) -> None:
-        chain, order, device = self._chain, self._order, self._layouts[0].device
-        bind = functools.partial(bind_last_stream, chain, self.agreement, device)
-        replay_of = functools.partial(
-            bind_replay, self._layouts, flags=self._flags, where=chain.name
-        )
-        if order is not None and not is_streamed:
-            self.try_fast = replay_of(handles[0], bind(order), first=self._launch_first)
-            on_own = bind(order, self._stream)
-            first = self._start_first
-            self.try_start = replay_of(handles[1], on_own, first=first, enqueue=self._fork)
+    def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:
+        chain, order, own = self._chain, self._order, self._stream
+        bind = functools.partial(bind_last_stream, chain, self.agreement, self._device)
+        replay_of = functools.partial(bind_replay, layouts, flags=self._flags, where=chain.name)
+        streamed, fused = self._launches[0]
+        if fused is not None and streamed is None:
+            first = functools.partial(self._launch_first, fused.alone)
+            self.try_fast = replay_of(handles[0].get, bind(order), first=first)
+            first = functools.partial(self._launch_first, fused.beside, own=own)
+            on_own = bind(order, own)
+            self.try_start = replay_of(handles[1].get, on_own, first=first, enqueue=self._fork)
             self.try_wait = bind_wait(bind(), self._join)
-        elif self._replays:
-            routes = self._replays[0]  # for any alignment: graphs are by address
-            found = ByMessages(*packing, routes.replayed_in_place)
-            if order is None:
-                self.try_fast = replay_of(found, bind(), enqueue=routes.replay)
-            else:
-                beside, on_own = BesideFused(handles[1], found), bind(order, self._stream)
-                self.try_fast = replay_of(beside, on_own, enqueue=self._replay_beside)
+        elif streamed is not None and streamed.has_graphs:  # of any alignment: by address
 
-    def _build(self, direction: Direction, handles: Handles, packing: Handles) -> None:
+            def find(key: Any) -> tuple[int | None, Replayed] | None:
+                graph, messages = handles[1].get(key), streamed.find(key)
+                if messages is None or (graph is None and fused is not None):
+                    return None
+                return graph, messages
+
+            self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
+
+    def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
         buffers.attach(self._stream)
         buffers.make_mpi()
         self._events += [backend.local_event(), backend.local_event()]
+        packing: Handles = {}, {}
         # For fields aligned to the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
             if self._launches and self._serves_all(self._launches[0]):
@@ -137,8 +124,8 @@ class CudaEngine(CudaPlanEngine):
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
-            if streamed is not None and streamed.cache_graphs(launcher, self._stream, packing):
-                self._replays.append(streamed)
+            if streamed is not None:
+                streamed.cache_graphs(launcher, self._stream, packing)
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
         # Until all uploads have arrived, kernels are loaded, and no other plan's kernel runs.
@@ -253,40 +240,34 @@ class CudaEngine(CudaPlanEngine):
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
 
-    def _replay_beside(
-        self, found: tuple[int, MpiMessages | tuple[int, int]], handle: int, where: str
-    ) -> None:
-        """Exchange by the graph of the fused kernel, and by messages while it runs."""
+    def _replay(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
+        """Exchange by messages, and by the graph of the fused kernel beside them."""
         graph, messages = found
-        routes = self._replays[0]
+        routes: Any = self._launches[0].streamed
+        if graph is None:
+            routes.replay_pack(messages, handle, where)
+            routes.replay_messages(messages, handle, where)
+            return
         self._follow_user(handle)
         routes.replay_pack(messages, handle, where)
         launch_graph(graph, self._stream, where)
         routes.replay_messages(messages, handle, where)
         self._join(handle)
 
-    def _launch_first(self, addresses: tuple[int, ...], handle: int) -> bool:
-        """Launch the fused kernel for CuPy arrays without a graph, or return False."""
-        fused = self._fused_for(addresses)
-        if fused is None:
-            return False
-        fused.alone.enqueue(handle, addresses, is_captured=False)
-        return True
+    def _launch_first(self, launch: GraphCache, key: Any, handle: int, own: int = 0) -> bool:
+        """Launch the fused kernel for CuPy arrays without a graph, or return False.
 
-    def _start_first(self, addresses: tuple[int, ...], handle: int) -> bool:
-        """The same on the plan's own stream."""
-        fused = self._fused_for(addresses)
-        if fused is None:
-            return False
-        self._follow_user(handle)
-        fused.beside.enqueue(self._stream, addresses, is_captured=False)
-        return True
-
-    def _fused_for(self, addresses: tuple[int, ...]) -> Fused | None:
-        """Return the launches for well aligned, disjoint arrays on this rank's GPU."""
+        On the plan's own stream if it is given.
+        """
+        addresses = key if isinstance(key, tuple) else (key,)
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
-        is_served = is_aligned and self._disjoint.are_apart(addresses)
-        return self._launches[0].fused if is_served else None
+        if not (is_aligned and self._disjoint.are_apart(addresses)):
+            return False
+        if own:
+            self._follow_user(handle)
+        launch.enqueue(own or handle, addresses, is_captured=False)
+        self._flags.calls[0] += 1
+        return True
 
     def _join(self, handle: int) -> None:
         """Let the user's stream wait for the plan's own."""
@@ -305,3 +286,11 @@ class CudaEngine(CudaPlanEngine):
             )
         self._follow(entered)
         return entered
+
+
+def _has_stream_waits(setup: RoutedSetup) -> bool:
+    return any(
+        route.waits_in == "stream" and peer != rank
+        for rank, routes in enumerate(setup.routes)
+        for peer, route in routes.items()
+    )

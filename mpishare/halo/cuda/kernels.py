@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends import driver, kernels
+from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
-from mpishare.plans.gpu.launch import PlanLauncher
-from mpishare.plans.gpu.sources import source
+from mpishare.plans.gpu.launch import PlanLauncher, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -37,27 +36,6 @@ _loaded: set[int] = set()
 """Kernels that were launched before, and so are loaded."""
 
 
-@functools.cache
-def kernel(name: str, nfields: int, depth: int, tiled: int, device: int) -> int:
-    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs.
-
-    `depth` is the number of units that a thread has in flight, `tiled` the size in
-    bytes of elements that are transposed, 0 for none.
-    """
-    if nfields > _MAX_FIELDS:
-        raise UnsupportedError(f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA")
-    del device
-    sizes = (
-        f"-DNFIELDS={nfields}",
-        f"-DDEPTH={depth}",
-        f"-DTILED={tiled}",
-        f"-DNITEMS={_MAX_LL_PARTS}",
-        f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
-    )
-    code = source(Path(__file__).with_name(_FILES[name]))
-    return kernels.kernel(code, name, (*sizes, *SIZE_OPTIONS))
-
-
 class Launcher(PlanLauncher):
     """Prepares launches for one direction of a plan.
 
@@ -68,6 +46,7 @@ class Launcher(PlanLauncher):
         super().__init__(context, where)
         self.pointers = (ctypes.c_uint64 * len(direction.layouts))()
         self._layouts = direction.layouts
+        # Units that a thread has in flight.
         self._depth = _DEPTH_OF_SHARED_GPU if self.ranks_per_gpu > 1 else 1
         self._states: dict[str, int] = {}
         self._names: set[tuple[str, int]] = set()  # and the size of elements that are transposed
@@ -85,12 +64,7 @@ class Launcher(PlanLauncher):
         self, name: str, items: ItemArray, *rest: int, blocks: int = 0, threads: int = THREADS
     ) -> driver.Launch:
         """Return a launch of a kernel on work items; `rest` are its further pointers."""
-        arguments = [
-            self.pointers,
-            ctypes.c_uint64(items.address),
-            ctypes.c_uint32(items.length),
-            *map(ctypes.c_uint64, rest),
-        ]
+        arguments = [self.pointers, items.address, items.length, *rest]
         grid = max(1, min(items.length, blocks or self.max_blocks))
         return self._launch(name, grid, threads, arguments, tiled=items.tiled)
 
@@ -127,8 +101,7 @@ class Launcher(PlanLauncher):
         padded = np.zeros(_MAX_LL_PARTS, ITEM_RECORD)
         padded[: len(parts)] = parts
         items = (ctypes.c_char * padded.nbytes).from_buffer_copy(padded.tobytes())
-        pointers = map(ctypes.c_uint64, (state, state + 8 * blocks, abort))
-        arguments = [self.pointers, items, ctypes.c_uint32(log_chunks), *pointers]
+        arguments = [self.pointers, items, log_chunks, state, state + 8 * blocks, abort]
         return self._launch("fused_ll", blocks, threads, arguments)
 
     def _launch(
@@ -152,7 +125,21 @@ class Launcher(PlanLauncher):
         _loaded.update(new.values())
 
     def _kernel(self, name: str, tiled: int) -> int:
-        return kernel(name, len(self._layouts), self._depth, tiled, self.device)
+        """Return a kernel's handle; `tiled` is the size of elements that are transposed, or 0."""
+        nfields = len(self._layouts)
+        if nfields > _MAX_FIELDS:
+            raise UnsupportedError(
+                f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA"
+            )
+        sizes = (
+            f"-DNFIELDS={nfields}",
+            f"-DDEPTH={self._depth}",
+            f"-DTILED={tiled}",
+            f"-DNITEMS={_MAX_LL_PARTS}",
+            f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
+        )
+        path = Path(__file__).with_name(_FILES[name])
+        return kernel(path, name, (*sizes, *SIZE_OPTIONS), self.device)
 
     def _launches_on_nothing(self, names: Collection[tuple[str, int]]) -> list[driver.Launch]:
         if not names:

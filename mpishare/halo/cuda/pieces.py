@@ -25,14 +25,8 @@ def split(
 
     With GPU memory (`on_gpu`), messages that neither end packs are not cut.
     """
-    nbytes = _GPU_PIECE_NBYTES if on_gpu else _HOST_PIECE_NBYTES
     mine = layouts[rank]
-
-    def count_of(message: Message) -> int:
-        is_whole = on_gpu and is_in_one_piece(message, mine, layouts[message.peer])
-        return 1 if is_whole else max(1, min(message.nbytes // nbytes, most))
-
-    counts = [count_of(message) for message in messages]
+    counts = [_count(each, mine, layouts[each.peer], most, on_gpu=on_gpu) for each in messages]
     for number in range(max(counts, default=0)):
         pieces = [
             message.piece(mine, number, count) if count > 1 else message
@@ -42,6 +36,20 @@ def split(
         stage = [piece for piece in pieces if piece.parts]
         if stage:
             yield stage
+
+
+def _count(
+    message: Message,
+    mine: Sequence[FieldLayout],
+    theirs: Sequence[FieldLayout],
+    most: int,
+    *,
+    on_gpu: bool,
+) -> int:
+    if on_gpu and is_in_one_piece(message, mine, theirs):
+        return 1
+    nbytes = _GPU_PIECE_NBYTES if on_gpu else _HOST_PIECE_NBYTES
+    return max(1, min(message.nbytes // nbytes, most))
 
 
 def is_in_one_piece(

@@ -1,13 +1,8 @@
-"""The structs of work_items.cuh, as NumPy records.
-
-The compiler asserts that their sizes agree (`SIZE_OPTIONS`), and in the tests their offsets too
-(`RECORD_OPTIONS`).
-"""
+"""The structs of work_items.cuh, as NumPy records; the compiler asserts that their sizes agree."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 
@@ -50,17 +45,5 @@ REST_OF_ITEM = struct.Struct("<QqQQQIIiiii")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 
-
-def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
-    """Return compiler options that define the size of a record and the offset of each field."""
-    offsets = {field: at for field, (_, at, *_) in (record.fields or {}).items()}
-    values = {"nbytes": record.itemsize, **offsets}
-    return tuple(f"-D{name}_{key}={value}" for key, value in values.items())
-
-
-RECORD_OPTIONS = (
-    *record_options("Part", PART_RECORD),
-    *record_options("Item", ITEM_RECORD),
-    *record_options("Ghosts", GHOSTS_RECORD),
-)
-SIZE_OPTIONS = tuple(option for option in RECORD_OPTIONS if "_nbytes=" in option)
+RECORDS = {"Part": PART_RECORD, "Item": ITEM_RECORD, "Ghosts": GHOSTS_RECORD}
+SIZE_OPTIONS = tuple(f"-D{name}_nbytes={record.itemsize}" for name, record in RECORDS.items())

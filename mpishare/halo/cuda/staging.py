@@ -59,11 +59,11 @@ def staging_layout(
         if key in direct:
             layout.ready[key] = at
             at += _FLAG_NBYTES
-    begin = _aligned(at)  # the flags come first
+    begin = padded(at, _ALIGN)  # the flags come first
     # An LL word is half data, half flag.
     sizes = {key: 2 * nbytes if uses_ll(nbytes) else nbytes for key, nbytes in fused.items()}
     layout.fused, end = _consecutive(sizes, begin)
-    layout.parity_offset = _aligned(end - begin)
+    layout.parity_offset = padded(end - begin, _ALIGN)
     layout.copied, layout.nbytes = _consecutive(copied, begin + 2 * layout.parity_offset)
     return layout
 
@@ -101,7 +101,3 @@ def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, i
         offsets[key] = at
         at += padded(nbytes)
     return offsets, at
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN

@@ -1,7 +1,7 @@
 """Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
 There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`
-(see `mpishare.plans.gpu.signals`). MPI messages are sent and waited for by the host, stage by
+(see `Signals`). MPI messages are sent and waited for by the host, stage by
 stage, once all work of other routes is on the stream.
 """
 
@@ -15,25 +15,28 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
+from mpishare.plans.gpu.flags import Signals
 from mpishare.plans.gpu.graphs import GraphCache
-from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
 from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, PINNED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.cuda.mpi_stages import Packed
-    from mpishare.halo.cuda.work_items import Slot
+    from mpishare.halo.cuda.work_items import Slot, WorkList
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
+    """Two graphs by `key_of` the fields' addresses."""
+    Replayed = MpiMessages | tuple[int, int]
+    """Messages in place, or the graphs that pack and unpack."""
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -57,6 +60,7 @@ class StreamedRoutes:
         """MPI messages, for which the host waits."""
         self._unpacked = buffers.unpacked
         self._graphs: tuple[GraphCache, GraphCache] | None = None
+        self._handles: Handles = {}, {}
         self._in_place = buffers.in_place
         self._beside_in_place: driver.Launch | None = None
         peers = direction.peers(*_BY_STREAM)
@@ -79,74 +83,68 @@ class StreamedRoutes:
         """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
         kind = PACK_AND_ZERO if direction.is_reverse else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
-        local = [] if direction.has_fused else [*direction.local()]
+        local = () if direction.has_fused else [*direction.local()]
 
         def pack(parts: Packed, own: Iterable[tuple[Part, Part]], *pointers: int) -> driver.Launch:
-            work = launcher.work_list(alignments)
-            for part, slot in parts:
-                work.add_copy(kind, part, slot)
-            for part, target in own:
-                work.add_local(part, target)
+            work = _copies(kind, parts, launcher, alignments, own)
             return launcher.prepare("streamed", work.load(), *pointers)
 
-        stages = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
+        first, *rest = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
         # The first is launched with no items, too: it counts the exchanges that have begun.
         counting = launcher.state("streamed"), buffers.flags.started
-        self._packs = [pack(by_stream + stages[0], local, *counting)]
-        self._packs += [pack(stage, (), 0, 0) for stage in stages[1:]]
+        self._packs = [pack(by_stream + first, local, *counting)]
+        self._packs += [pack(stage, (), 0, 0) for stage in rest]
         if self._in_place is not None and (self._has_signals or local):
             self._beside_in_place = pack(by_stream, local, *counting)
 
     def _make_signals(self, direction: Direction, flags: PinnedFlags, peers: Sequence[int]) -> None:
         backend, rank = self._backend, direction.rank
-        targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
-        sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
-        self._set_ready = Signals(backend, set_flags([flags.ready(rank, p) for p in targets]))
-        self._wait_ready = Signals(backend, wait_and_reset([flags.ready(p, rank) for p in sources]))
+        receivers, senders = (
+            {message.peer for message in each} for each in (direction.sends, direction.recvs)
+        )
+        targets, sources = ([p for p in peers if p in each] for each in (receivers, senders))
+        self._set_ready = Signals(backend, [flags.ready(rank, p) for p in targets])
+        self._wait_ready = Signals(backend, awaited=[flags.ready(p, rank) for p in sources])
         self._exchange_consumed = Signals(
             backend,
-            [
-                *set_flags([flags.consumed(rank, p) for p in sources]),
-                *wait_and_reset([flags.consumed(p, rank) for p in targets]),
-            ],
+            [flags.consumed(rank, p) for p in sources],
+            [flags.consumed(p, rank) for p in targets],
         )
 
-    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
-        """Launch by graphs from now on, if an exchange is only MPI messages of one stage.
+    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
+        """Pack and unpack by graphs from now on, if an exchange is only MPI messages of one stage.
 
-        Return whether it is. Packing and unpacking graphs are published in the two dicts, by
-        `key_of` the fields' addresses.
+        They are published in `handles`.
         """
         launches = [launch for each in self._unpacks_of_stages for launch in each]
         if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
-            return False
+            return
         pointers, where = launcher.pointers, launcher.where
+        self._handles = handles
         self._graphs = (
             GraphCache(pointers, where, self._packs[0], capturing, handles[0]),
             GraphCache(pointers, where, launches[0], capturing, handles[1]),
         )
-        return True
 
     @property
-    def replayed_in_place(self) -> Mapping[Any, MpiMessages | None]:
-        """MPI messages that are a whole exchange, by `key_of` the fields' addresses."""
-        if self._in_place is None or self._beside_in_place is not None:
-            return {}
-        return self._in_place.bound
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
 
-    def replay(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
-        """Exchange by messages in place, or by the two graphs of `cache_graphs`."""
-        self.replay_pack(found, stream, where)
-        self.replay_messages(found, stream, where)
+    def find(self, key: Any) -> Replayed | None:
+        """Return the replay of a whole exchange by MPI, if it is cached."""
+        if self._in_place is not None and self._beside_in_place is None:
+            messages = self._in_place.bound.get(key)
+            if messages is not None:
+                return messages
+        pack, unpack = self._handles[0].get(key), self._handles[1].get(key)
+        return None if pack is None or unpack is None else (pack, unpack)
 
-    def replay_pack(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
+    def replay_pack(self, found: Replayed, stream: int, where: str) -> None:
         """Enqueue the part of a replay that precedes other routes."""
         if isinstance(found, tuple):
             launch_graph(found[0], stream, where)
 
-    def replay_messages(
-        self, found: MpiMessages | tuple[int, int], stream: int, where: str
-    ) -> None:
+    def replay_messages(self, found: Replayed, stream: int, where: str) -> None:
         """Do the rest of a replay: wait for the stream, send, receive and unpack."""
         if not isinstance(found, tuple):
             self._wait_on_host(driver.is_done, stream, where)
@@ -239,13 +237,26 @@ class StreamedRoutes:
             self._context.wait_until(lambda: is_done(handle, where), where)
 
 
+def _copies(
+    kind: int,
+    parts: Iterable[tuple[Part, Slot]],
+    launcher: Launcher,
+    alignments: Sequence[int],
+    local: Iterable[tuple[Part, Part]] = (),
+) -> WorkList:
+    work = launcher.work_list(alignments)
+    for part, slot in parts:
+        work.add_copy(kind, part, slot)
+    for part, target in local:
+        work.add_local(part, target)
+    return work
+
+
 def _unpacks(
     messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield one launch, if there is anything to unpack."""
-    work = launcher.work_list(alignments)
-    for part, slot in chain.from_iterable(messages):
-        work.add_copy(UNPACK, part, slot)
+    work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
     if len(work):
         yield launcher.prepare("streamed", work.load(), 0, 0)
 
@@ -266,21 +277,18 @@ def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:
 
     Pass k has the k-th occurrence of each index, so that sums keep the order of the message.
     """
-    occurrences = [
-        None if part.indices is None else _occurrence(part.indices) for part, _ in message
+    once = np.zeros(1, np.int64)
+    parts = [
+        (part, slot, once if part.indices is None else _occurrence(part.indices))
+        for part, slot in message
     ]
-    last = max(
-        (int(each.max()) for each in occurrences if each is not None and len(each)), default=0
-    )
+    last = max((int(each.max(initial=0)) for *_, each in parts), default=0)
     for number in range(last + 1):
-        found: list[tuple[Part, Slot, Any]] = []
-        for (part, slot), occurrence in zip(message, occurrences, strict=True):
-            if occurrence is None:
-                if number == 0:
-                    found.append((part, slot, None))
-            elif (occurrence == number).any():
-                found.append((part, slot, np.flatnonzero(occurrence == number)))
-        yield found
+        yield [
+            (part, slot, None if part.indices is None else np.flatnonzero(each == number))
+            for part, slot, each in parts
+            if number in each
+        ]
 
 
 def _occurrence(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -93,7 +93,9 @@ def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tupl
     are_runs = sender.strides[column] == receiver.strides[row] == size
     if column == row or not are_runs or min(shape[row], shape[column]) * size < _SECTOR_NBYTES:
         return ()
-    return (*(axis for axis in axes if axis not in (row, column)), row, column)
+    axes.remove(row)
+    axes.remove(column)
+    return (*axes, row, column)
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int, step: int, most: int) -> Iterator[Chunk]:

@@ -8,8 +8,9 @@ from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import SLOT_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
+    from mpishare.backends import Backend
     from mpishare.plans.comm import PlanComm, PlanMemory
 
 # The words of one rank: four slots, then three rows with a word for each rank.
@@ -113,3 +114,24 @@ class PinnedFlags:
 
     def _address_of(self, rank: int, word: int) -> int:
         return self._address + 8 * self._index(rank, word)
+
+
+class Signals:
+    """Stores of 1 to flags, then waits for a 1 in others, each of which is reset to 0.
+
+    By streams, for kernels that never wait. The rank that waits for a flag resets it. There are no
+    counters, so that a captured graph can replay the same operations.
+    """
+
+    def __init__(
+        self, backend: Backend, stored: Sequence[int] = (), awaited: Sequence[int] = ()
+    ) -> None:
+        operations = [("write", address, 1) for address in stored]
+        for address in awaited:
+            operations += [("wait", address, 1), ("write", address, 0)]
+        self._values = [value for *_, value in operations]
+        self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
+
+    def enqueue(self, stream: int) -> None:
+        if self._values:
+            self._signals.enqueue(stream, self._values)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import functools
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
+from mpishare.backends import kernels
+from mpishare.plans.gpu.sources import source
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpishare.backends.suballocator import Suballocation
     from mpishare.runtime.context import NodeContext
 
@@ -16,6 +21,13 @@ _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _BLOCK_NBYTES = 32 << 10
 _ALIGN = 256
+
+
+@functools.cache
+def kernel(path: Path, name: str, options: tuple[str, ...], device: int) -> int:
+    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
+    del device
+    return kernels.kernel(source(path), name, options)
 
 
 class PlanLauncher:
@@ -37,7 +49,7 @@ class PlanLauncher:
         self._tables: list[tuple[Suballocation, np.ndarray[Any, Any]]] = []
         self._used = 0  # bytes of the last block
 
-    @cached_property
+    @functools.cached_property
     def sm_count(self) -> int:
         return int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
 

@@ -127,19 +127,16 @@ class CudaPlanEngine:
         Replays of a user's graph are not seen. Polls, since a process that exits cannot start a
         thread.
         """
-        is_over = False
-
-        def is_done() -> bool:
-            nonlocal is_over
-            is_over = self._is_over()
-            return is_over or self._context.agreement.failure is not None
-
+        agreement = self._context.agreement
         try:
-            poll(is_done, deadline - time.monotonic())
+            poll(
+                lambda: self._is_over() or agreement.failure is not None,
+                deadline - time.monotonic(),
+            )
+            if self._is_over():
+                self._flags.mark_finished()
         except CudaError:
             return  # work on a failed GPU never ends
-        if is_over:
-            self._flags.mark_finished()
 
     def _is_over(self) -> bool:
         return self._chain.is_over()

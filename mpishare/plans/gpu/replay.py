@@ -9,8 +9,10 @@ False, with nothing done, for calls that need the slow path.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import cupy
 
@@ -18,16 +20,12 @@ from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.recording import UNDER_WAY
-from mpishare.plans.gpu.seen import SeenArrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mpishare.coordination.agreement import Agreement
     from mpishare.device.launch_order import LaunchOrder
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.mpi_route import MpiMessages
     from mpishare.windows.stream_chain import StreamChain
 
 
@@ -38,37 +36,37 @@ _IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 FastCall = Callable[[Sequence[Any], Any], bool]
 """Called with the arrays and the ``stream=`` of a call."""
 
-
-class ByMessages:
-    """Lookup of replays by MPI messages alone: in place, or packed and unpacked by graphs."""
-
-    def __init__(
-        self,
-        packs: Mapping[Any, int],
-        unpacks: Mapping[Any, int],
-        in_place: Mapping[Any, MpiMessages | None],
-    ) -> None:
-        self._packs, self._unpacks, self._in_place = packs, unpacks, in_place
-
-    def get(self, key: Any) -> MpiMessages | tuple[int, int] | None:
-        """Return the messages in place, else both graphs, else None."""
-        messages = self._in_place.get(key)
-        if messages is not None:
-            return messages
-        pack, unpack = self._packs.get(key), self._unpacks.get(key)
-        return None if pack is None or unpack is None else (pack, unpack)
+_Array = cupy.ndarray
+_layout_of = attrgetter("shape", "strides", "dtype")
+_MAX_SEEN = 64
+_Seen = tuple[Callable[[], Any], tuple[int, ...], int]  # a weak reference, the shape, the address
+_NOT_SEEN: _Seen = object, (), 0  # refers to a new object at each call, so to no array
 
 
-class BesideFused:
-    """Lookup of replays by the fused kernel on the plan's own stream, with messages beside it."""
+class SeenArrays:
+    """The addresses of the CuPy arrays of one layout among the arguments of earlier calls.
 
-    def __init__(self, graphs: Mapping[Any, int], messages: ByMessages) -> None:
-        self._graphs, self._messages = graphs, messages
+    Reading an address from CuPy costs as much as a launch. `known` is by id, which may be reused
+    once its array is gone: compare the referent. An array keeps its memory, dtype and device; its
+    shape may be set.
+    """
 
-    def get(self, key: Any) -> tuple[int, MpiMessages | tuple[int, int]] | None:
-        """Return the kernel's graph and the replay of the messages, if both are cached."""
-        graph, messages = self._graphs.get(key), self._messages.get(key)
-        return None if graph is None or messages is None else (graph, messages)
+    def __init__(self, layout: FieldLayout) -> None:
+        self._layout = _layout_of(layout)
+        self.device = layout.device
+        self.known: dict[int, _Seen] = {}
+
+    def lookup(self, array: Any) -> int | None:
+        """Return the address of an array that is not cached yet; None for another layout."""
+        if type(array) is not _Array or _layout_of(array) != self._layout:
+            return None
+        if array.data.device_id != self.device:
+            return None
+        if len(self.known) >= _MAX_SEEN:
+            self.known.clear()
+        address = int(array.data.ptr)
+        self.known[id(array)] = ref(array), array.shape, address
+        return address
 
 
 class _Alone:
@@ -78,7 +76,7 @@ class _Alone:
     chain: Any = None
 
 
-def _never(addresses: tuple[int, ...], stream: int) -> bool:  # noqa: ARG001
+def _never(key: Any, stream: int) -> bool:  # noqa: ARG001
     return False
 
 
@@ -97,11 +95,11 @@ def bind_last_stream(
     """
     # `CudaBackend.is_current`, inlined: calling it would take 3 % of a call.
     current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
-    ordered: Any = _Alone if order is None else order
+    ordered: Any = order or _Alone
 
     def last_stream() -> int | None:
-        handle = chain.handle
-        if handle is None or not chain.stays_alive or UNDER_WAY:
+        handle = chain.lasting
+        if handle is None or UNDER_WAY:
             return None
         if agreement.failure is not None or agreement.thread != get_ident():
             return None
@@ -112,10 +110,8 @@ def bind_last_stream(
             return None
         if handle <= LAST_DEFAULT and _CURRENT_DEVICE() != device:
             return None
-        if ordered.plans > 1:
-            last = ordered.chain
-            if (own or handle) != last.handle or not last.stays_alive:
-                return None
+        if ordered.plans > 1 and ordered.chain.lasting != (own or handle):
+            return None
         return handle
 
     return last_stream
@@ -123,20 +119,21 @@ def bind_last_stream(
 
 def bind_replay(
     layouts: Sequence[FieldLayout],
-    handles: Mapping[Any, int] | ByMessages | BesideFused,
+    find: Callable[[Any], Any],
     last_stream: Callable[[], int | None],
     flags: PinnedFlags,
     where: str,
-    first: Callable[[tuple[int, ...], int], bool] = _never,
+    first: Callable[[Any, int], bool] = _never,
     enqueue: Callable[[Any, int, str], None] = launch_graph,
 ) -> FastCall:
-    """Return the replay of a plan whose call is one graph, or two.
+    """Return the replay of a plan whose call is what `find` has for the `key_of` its arrays.
 
-    Arrays without a graph, such as new ones, are passed to `first`, which launches the kernel, or
+    The keys of arrays without it, such as new ones, are passed to `first`, which makes the call, or
     returns False for the slow path.
     """
-    seen = [SeenArrays(layout) for layout in layouts]
+    seen = [*map(SeenArrays, layouts)]
     count, known, lookup = len(seen), seen[0].known, seen[0].lookup
+    key_of_all = _bind_keys(seen)
 
     def replay(fields: Sequence[Any], stream: Any) -> bool:
         if stream is not None or len(fields) != count:
@@ -144,22 +141,16 @@ def bind_replay(
         key: Any
         if count == 1:  # apart: a loop over one array would double the time
             field = fields[0]
-            found = known.get(id(field))
-            if found is not None and found[0]() is field and found[1] == field.shape:
-                key = found[2]
-            else:
-                key = lookup(field)
+            found = known.get(id(field), _NOT_SEEN)
+            is_known = found[0]() is field and found[1] == field.shape
+            key = found[2] if is_known else lookup(field)
         else:
-            key = _key_of(fields, seen)
-        handle = None if key is None else last_stream()
-        if handle is None:
+            key = key_of_all(fields)
+        if key is None or (handle := last_stream()) is None:
             return False
-        graph = handles.get(key)
+        graph = find(key)
         if graph is None:
-            if not first((key,) if count == 1 else key, handle):
-                return False
-            flags.calls[0] += 1
-            return True
+            return first(key, handle)
         flags.calls[0] += 1  # first, since messages are waited for
         try:
             enqueue(graph, handle, where)
@@ -171,23 +162,30 @@ def bind_replay(
     return replay
 
 
-def _key_of(fields: Sequence[Any], seen: Sequence[SeenArrays]) -> tuple[int, ...] | None:
-    """Return the addresses of several arrays; None if one has another layout."""
-    key = []
-    for field, each in zip(fields, seen, strict=True):
-        found = each.known.get(id(field))
-        if found is not None and found[0]() is field and found[1] == field.shape:
-            key.append(found[2])
-        elif (address := each.lookup(field)) is not None:
-            key.append(address)
-        else:
-            return None
-    return tuple(key)
+def _bind_keys(
+    seen: Sequence[SeenArrays],
+) -> Callable[[Sequence[Any]], tuple[int, ...] | None]:
+    """Return the function of as many arrays to their addresses; to None for another layout."""
+    rows = [(each.known.get, each.lookup) for each in seen]
+
+    def key_of_all(fields: Sequence[Any]) -> tuple[int, ...] | None:
+        key = []
+        for (known, lookup), field in zip(rows, fields):  # noqa: B905  counted before
+            found = known(id(field), _NOT_SEEN)
+            if found[0]() is field and found[1] == field.shape:
+                key.append(found[2])
+            elif (address := lookup(field)) is not None:
+                key.append(address)
+            else:
+                return None
+        return tuple(key)
+
+    return key_of_all
 
 
 def bind_replay_of_one(
     layout: FieldLayout,
-    handles: Mapping[Any, int],
+    handles: dict[Any, int],
     last_stream: Callable[[], int | None],
     flags: PinnedFlags,
     where: str,
@@ -202,13 +200,9 @@ def bind_replay_of_one(
     def replay(array: Any, stream: Any) -> bool:
         if stream is not None:
             return False
-        found = known.get(id(array))
-        if found is None or found[0]() is not array:
-            graph = handles.get(lookup(array))
-        else:
-            graph = handles.get(found[2])
-        handle = None if graph is None else last_stream()
-        if graph is None or handle is None:
+        found = known.get(id(array), _NOT_SEEN)
+        graph = handles.get(found[2] if found[0]() is array else lookup(array))
+        if graph is None or (handle := last_stream()) is None:
             return False
         launch_graph(graph, handle, where)
         flags.calls[0] += 1
@@ -223,8 +217,7 @@ def bind_wait(
     """Return the function that completes a start on the same stream, or returns False."""
 
     def join(stream: Any) -> bool:
-        handle = None if stream is not None else last_stream()
-        if handle is None:
+        if stream is not None or (handle := last_stream()) is None:
             return False
         enqueue(handle)
         return True

@@ -16,36 +16,44 @@ if TYPE_CHECKING:
 class DeviceStaging:
     """The staging buffer of this rank, and mappings of those of its neighbors."""
 
-    def __init__(self, comm: PlanComm, nbytes: dict[int, int], neighbors: Sequence[int]) -> None:
-        self._comm = comm
+    def __init__(
+        self, comm: PlanComm, name: str, nbytes: dict[int, int], neighbors: Sequence[int]
+    ) -> None:
+        self._comm, self._name = comm, name
         self._nbytes = nbytes
         self._neighbors = neighbors
         self._blocks: dict[int, Suballocation] = {}
+        self._handles: list[str] = []
 
-    def create(self) -> str:
-        """Allocate this rank's buffer, and return its handle."""
+    def create(self) -> None:
+        """Allocate this rank's buffer, and get the handles of the others'. Collective."""
+        self._handles = self._comm.step(self._name, self._allocate)
+
+    def _allocate(self) -> str:
+        """Return the handle of this rank's buffer; empty for none."""
         rank, context = self._comm.rank, self._comm.context
         if not self._nbytes[rank]:
             return ""
-        block, handle = context.suballocator.allocate(self._nbytes[rank], context.handle)
-        self._blocks[rank] = block
+        self._blocks[rank], handle = context.suballocator.allocate(
+            self._nbytes[rank], context.handle
+        )
         return handle
 
-    def attach(self, handles: Sequence[str], stream: int) -> None:
-        """Zero this rank's buffer, on a stream, and map the neighbors' by their handles."""
+    def attach(self, stream: int) -> None:
+        """Zero this rank's buffer, on a stream, and map the neighbors'."""
         context, comm = self._comm.context, self._comm
-        for rank in (comm.rank, *self._neighbors):
-            nbytes = self._nbytes[rank]
-            if nbytes and rank != comm.rank:
-                handle = context.open_handle(handles[rank], comm.ranks_here[rank], nbytes)
+        for rank in self._neighbors:
+            if self._nbytes[rank]:
+                here = comm.ranks_here[rank]
+                handle = context.open_handle(self._handles[rank], here, self._nbytes[rank])
                 self._blocks[rank] = context.suballocator.open(handle)
         backend: Any = context.backend
-        if self._nbytes[comm.rank]:
-            mine = self._blocks[comm.rank]
+        if mine := self._blocks.get(comm.rank):
             backend.zero(mine.address, mine.nbytes, stream)
 
     @property
     def nbytes(self) -> int:
+        """Size of this rank's own buffer."""
         mine = self._blocks.get(self._comm.rank)
         return 0 if mine is None else mine.nbytes
 
@@ -64,7 +72,7 @@ class DeviceStaging:
             self._blocks.pop(self._comm.rank).close()
 
 
-class PlanBuffers:
+class PlanBuffers(DeviceStaging):
     """The staging buffers of a plan, and its flags with pinned memory behind them: `PinnedFlags`.
 
     Collective to make; `create` and `undo` are, the other methods are local.
@@ -79,31 +87,17 @@ class PlanBuffers:
         pinned_nbytes: int,
         streamed: Collection[int],
     ) -> None:
-        self._comm, self._name = comm, name
-        self._staging = DeviceStaging(comm, nbytes, neighbors)
-        self._handles: list[str] = []
+        super().__init__(comm, name, nbytes, neighbors)
         self.flags = PinnedFlags(comm, name, pinned_nbytes, streamed)
-
-    def create(self) -> None:
-        """Allocate the staging buffers, and get the addresses of the others'. Collective."""
-        self._handles = self._comm.step(self._name, self._staging.create)
-
-    def attach(self, stream: int) -> None:
-        """Zero this rank's buffer, on a stream, and map those of the others."""
-        self._staging.attach(self._handles, stream)
 
     @property
     def nbytes(self) -> int:
         """Size of this rank's own buffers, and of the node's pinned memory."""
-        return self._staging.nbytes + self.flags.nbytes
-
-    def release(self) -> None:
-        """Unmap memory of other ranks."""
-        self._staging.release()
+        return super().nbytes + self.flags.nbytes
 
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""
-        self._staging.close()
+        super().close()
         self.flags.close()
 
     def undo(self) -> None:

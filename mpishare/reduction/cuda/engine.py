@@ -15,8 +15,7 @@ from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
 from mpishare.plans.node_cache import report_of
-from mpishare.reduction.cuda.buffers import Buffers
-from mpishare.reduction.cuda.group import Group, Pointers, PreparedCall
+from mpishare.reduction.cuda.group import Buffers, Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
@@ -139,10 +138,8 @@ class CudaReduce(CudaPlanEngine):
 
     def _is_on_last_stream(self, stream: Any) -> bool:
         """Whether a call is on the stream of the last one, which is not being captured."""
-        chain = self._chain
-        if stream is not None or chain.handle is None or not chain.stays_alive:
-            return False
-        return chain.is_current(chain.handle)
+        last = self._chain.lasting
+        return stream is None and last is not None and self._backend.is_current(last)
 
     def _new_result(self, x: Any, stream: Any) -> Any:
         """Return a new array of shape (), of the library of x."""
@@ -182,7 +179,7 @@ class CudaReduce(CudaPlanEngine):
         if self._route.are_graphs:
             where = self._chain.name
             prepared.try_fast = bind_replay(
-                layouts, prepared.handles, self._last_stream, self._flags, where
+                layouts, prepared.handles.get, self._last_stream, self._flags, where
             )
         if len(self._dots) == _MAX_LAYOUTS:
             self._dots.pop(next(iter(self._dots))).close()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import driver, kernels
+from mpishare.backends import driver
 from mpishare.plans.gpu.graphs import GraphCache
-from mpishare.plans.gpu.launch import PlanLauncher
-from mpishare.plans.gpu.sources import source
+from mpishare.plans.gpu.launch import PlanLauncher, kernel
+from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.reduction.cuda.records import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.driver import Enqueued
+    from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.replay import FastCall
     from mpishare.plans.layout import FieldLayout
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 
 
-@functools.cache
-def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
-    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
-    del device
-    code = source(Path(__file__).with_name(_FILES.get(name, f"{name}.cu")))
-    return kernels.kernel(code, name, options(operation, nranks, form))
+def kernel_of(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
+    """Return the driver's handle of a kernel."""
+    path = Path(__file__).with_name(_FILES.get(name, f"{name}.cu"))
+    return kernel(path, name, options(operation, nranks, form), device)
 
 
 class Group(PlanLauncher):
@@ -59,8 +57,33 @@ class Group(PlanLauncher):
     ) -> driver.Launch:
         """Prepare a launch of (blocks, threads); `arguments` are held, and read at each launch."""
         nranks = nranks or self.size
-        function = kernel(name, self.operation, nranks, self.device, form)
+        function = kernel_of(name, self.operation, nranks, self.device, form)
         return driver.Launch(function, *size, arguments, self.where)
+
+
+class Buffers(PlanBuffers):
+    """A buffer per rank, of the same size, mapped by all.
+
+    `in_host_memory`: pinned memory instead of each rank's GPU. `are_streamed`: streams wait for
+    other ranks, not kernels.
+    """
+
+    def __init__(
+        self, comm: PlanComm, name: str, nbytes: int, *, in_host_memory: bool, are_streamed: bool
+    ) -> None:
+        self._ranks = list(comm.ranks_here)
+        self._row = nbytes if in_host_memory else 0
+        others = [rank for rank in self._ranks if rank != comm.rank]
+        of_gpu = dict.fromkeys(self._ranks, 0 if in_host_memory else nbytes)
+        pinned_nbytes = self._row * len(self._ranks)
+        super().__init__(comm, name, of_gpu, others, pinned_nbytes, others if are_streamed else [])
+
+    def addresses(self, offset: int = 0) -> list[int]:
+        """Return the address of each rank's buffer as mapped here, plus `offset` bytes."""
+        if self._row:
+            base = self.flags.staging_address
+            return [base + place * self._row + offset for place in range(len(self._ranks))]
+        return [self.address_of(rank) + offset for rank in self._ranks]
 
 
 class InOrder:
@@ -75,14 +98,14 @@ class InOrder:
 
 
 class Pointers:
-    """The addresses of a call's arrays, read by its launches when they are enqueued."""
+    """The addresses of a call's arrays, read by its launches when they are enqueued.
+
+    `arguments` are the same memory as arguments of a launch.
+    """
 
     def __init__(self, count: int) -> None:
         self.array = (ctypes.c_uint64 * count)()
-
-    def argument(self, index: int) -> Any:
-        """Return one of them as the argument of a launch."""
-        return ctypes.c_uint64.from_buffer(self.array, 8 * index)
+        self.arguments = [ctypes.c_uint64.from_buffer(self.array, 8 * at) for at in range(count)]
 
 
 class PreparedCall(GraphCache):

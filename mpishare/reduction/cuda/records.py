@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpishare.errors import UnsupportedError
+from mpishare.plans.message import padded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,16 +146,11 @@ def staging_of(count: int, itemsize: int, nranks: int, chunk_nbytes: int) -> tup
     of_slice = -(-packs // nranks)
     chunk = chunk_nbytes // PACK_NBYTES
     chunks = -(-of_slice // chunk)
-    flags = _aligned((nranks - 1) * chunks * FLAG_NBYTES)
+    flags = padded((nranks - 1) * chunks * FLAG_NBYTES, _ALIGN)
     data = (nranks - 1) * of_slice * PACK_NBYTES
-    staging = Staging(
-        count, of_slice, chunk, chunks, 0, flags, 2 * flags, _aligned(2 * flags + data)
-    )
+    reduced = padded(2 * flags + data, _ALIGN)
+    staging = Staging(count, of_slice, chunk, chunks, 0, flags, 2 * flags, reduced)
     return staging, int(staging.reduced) + data
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def address_array(addresses: Sequence[int]) -> Any:

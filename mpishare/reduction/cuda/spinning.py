@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import (
     USUAL_FORMS,
@@ -17,8 +17,7 @@ from mpishare.reduction.cuda.schedule import schedule
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued, Launch
-    from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Group, Pointers
+    from mpishare.reduction.cuda.group import Buffers, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SMALL_NBYTES = 1 << 20
@@ -45,7 +44,7 @@ class SpinningRoute:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         itemsize, others = group.itemsize, group.size - 1
         self.is_small = count * itemsize * others <= SMALL_NBYTES
-        self._begin = _aligned(self._ll_nbytes(1))  # that of dot products comes first
+        self._begin = padded(self._ll_nbytes(1), _ALIGN)  # that of dot products comes first
         self._segment = max(1, min(count, SEGMENT_NBYTES // itemsize))
         of_slice = self._segment * itemsize // group.size
         self._chunk = next(chunk for largest, chunk in _CHUNKS if of_slice <= largest)
@@ -62,7 +61,7 @@ class SpinningRoute:
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the launches that reduce the field at the first address."""
-        field = pointers.argument(0)
+        (field,) = pointers.arguments
         if self.is_small:
             return self._small(field, self._count, self._state)
         begins = range(0, self._count, self._segment)
@@ -70,19 +69,19 @@ class SpinningRoute:
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return the launch for the arrays at the first two addresses, into the third."""
-        arrays = [pointers.argument(index) for index in range(3)]
-        return self._dot(shapes, arrays, count, self._group.me, self._dot_state, form=form)
+        me, state = self._group.me, self._dot_state
+        return self._dot(shapes, pointers.arguments, count, me, state, form=form)
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
         state = self._group.zeros(_STATE_NBYTES)
-        field = pointers.argument(0)
+        (field,) = pointers.arguments
         if self.is_small:
             launches = [self._small(field, 0, state)]
         else:
             launches = [self._large(field, self._count, state)]
         if with_dot:
-            arrays = [field, field, ctypes.c_uint64(self._group.zeros(16))]
+            arrays = [field, field, self._group.zeros(16)]
             shapes = [self._shape] * 2
             launches += [self._dot(shapes, arrays, 0, -1, state, form=f) for f in USUAL_FORMS]
         return launches
@@ -91,13 +90,8 @@ class SpinningRoute:
         most = self._group.max_blocks
         threads = _FEW_THREADS if count <= most * _FEW_THREADS else _THREADS
         blocks = max(1, min(-(-count // threads), most))
-        return self._launch(
-            "small",
-            (blocks, threads),
-            self._begin,
-            [self._shape, field, ctypes.c_uint32(count), self._me, ctypes.c_uint64(state)],
-            form=self._form,
-        )
+        arguments = [self._shape, field, count, self._group.me, state]
+        return self._launch("small", (blocks, threads), self._begin, arguments, form=self._form)
 
     def _large(self, field: Any, begin: int, state: int) -> Launch:
         group = self._group
@@ -107,18 +101,9 @@ class SpinningRoute:
             setattr(staging, name, getattr(self._staging, name))
         items = schedule(group.me, group.size, staging.chunks, _LEAD, _LAG)
         blocks = max(1, min(len(items), group.max_blocks))
-        arguments = [
-            self._shape,
-            staging,
-            field,
-            ctypes.c_uint64(begin),
-            ctypes.c_uint64(group.upload(items)),
-            ctypes.c_uint32(len(items)),
-            self._me,
-            ctypes.c_uint64(state),
-        ]
-        size = blocks, _THREADS
-        return self._launch("large", size, self._begin, arguments, form=self._form)
+        work = group.upload(items), len(items)
+        arguments = [self._shape, staging, field, begin, *work, group.me, state]
+        return self._launch("large", (blocks, _THREADS), self._begin, arguments, form=self._form)
 
     def _dot(
         self,
@@ -133,14 +118,7 @@ class SpinningRoute:
         is_warp = count <= _WARP * _ELEMENTS_PER_LANE
         threads = _WARP if is_warp else _THREADS
         blocks = max(1, min(-(-count // (2 * threads)), self._group.sm_count)) if not is_warp else 1
-        arguments = [
-            *shapes,
-            *arrays,
-            ctypes.c_uint64(count),
-            ctypes.c_uint64(self._of_blocks),
-            ctypes.c_int32(me),
-            ctypes.c_uint64(state),
-        ]
+        arguments = [*shapes, *arrays, count, self._of_blocks, me, state]
         return self._launch("dot", (blocks, threads), 0, arguments, form=form)
 
     def _launch(
@@ -149,17 +127,9 @@ class SpinningRoute:
         peers = address_array(self._buffers.addresses(offset))
         return self._group.launch(name, size, [peers, *arguments, self._host], form=form)
 
-    @property
-    def _me(self) -> ctypes.c_int32:
-        return ctypes.c_int32(self._group.me)
-
     def _ll_nbytes(self, count: int) -> int:
         """Bytes of LL words: of both parities, of all ranks."""
         return 2 * self._group.size * count * 8 * max(1, self._group.itemsize // 4)
 
     def _staging_of(self, count: int) -> tuple[Staging, int]:
         return staging_of(count, self._group.itemsize, self._group.size, self._chunk)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN

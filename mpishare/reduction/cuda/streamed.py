@@ -7,17 +7,16 @@ each folds the buffers of all ranks, and sets a flag that it has read theirs.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
-from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
+from mpishare.plans.gpu.flags import Signals
+from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued, Launch
-    from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Group, Pointers
+    from mpishare.reduction.cuda.group import Buffers, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
@@ -37,7 +36,7 @@ class StreamedRoute:
     def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         self._segment = max(1, min(count, SEGMENT_NBYTES // group.itemsize))
-        self.nbytes = -(-self._segment * group.itemsize // _ALIGN) * _ALIGN
+        self.nbytes = padded(self._segment * group.itemsize, _ALIGN)
 
     def bind(self, buffers: Buffers) -> None:
         """Prepare the signals."""
@@ -46,19 +45,21 @@ class StreamedRoute:
         self._launches, self._started = group.zeros(16), flags.started
         mine = group.ranks[group.me]
         others = [rank for rank in group.ranks if rank != mine]
-        is_ready = set_flags([flags.ready(mine, rank) for rank in others])
-        is_ready += wait_and_reset([flags.ready(rank, mine) for rank in others])
-        is_read = set_flags([flags.consumed(mine, rank) for rank in others])
-        is_read += wait_and_reset([flags.consumed(rank, mine) for rank in others])
-        self._is_ready = Signals(group.backend, is_ready)
-        self._is_read = Signals(group.backend, is_read)
+        self._is_ready, self._is_read = (
+            Signals(
+                group.backend,
+                [flag(mine, rank) for rank in others],
+                [flag(rank, mine) for rank in others],
+            )
+            for flag in (flags.ready, flags.consumed)
+        )
         self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
         (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the steps that reduce the field at the first address."""
-        field = pointers.argument(0)
+        (field,) = pointers.arguments
         parts: list[Enqueued] = []
         for begin in range(0, self._count, self._segment):
             count = min(self._segment, self._count - begin)
@@ -67,21 +68,20 @@ class StreamedRoute:
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return the steps that reduce the arrays at the first two addresses, into the third."""
-        x, y, out = (pointers.argument(index) for index in range(3))
-        mine = ctypes.c_uint64(self._sum)
-        local = self._local_dot(shapes, [x, y, mine], count, form=form)
-        return InOrder([local, *self._steps(self._of_one, mine, out, 0, 1, form="ROW")])
+        x, y, out = pointers.arguments
+        local = self._local_dot(shapes, [x, y, self._sum], count, form=form)
+        return InOrder([local, *self._steps(self._of_one, self._sum, out, 0, 1, form="ROW")])
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
-        field = pointers.argument(0)
+        (field,) = pointers.arguments
         forms: set[Form] = {self._form, "ROW"} if with_dot else {self._form}
         launches = []
         for form in forms:
             launches.append(self._pack(self._shape, field, 0, 0, 0, form=form))
             launches.append(self._fold(self._shape, field, 0, 0, form=form))
         if with_dot:
-            arrays = [field, field, ctypes.c_uint64(self._sum)]
+            arrays = [field, field, self._sum]
             shapes = [self._shape] * 2
             launches += [self._local_dot(shapes, arrays, 0, form=form) for form in USUAL_FORMS]
         return launches
@@ -97,28 +97,19 @@ class StreamedRoute:
         self, shape: Shape, field: Any, begin: int, count: int, started: int, *, form: Form
     ) -> Launch:
         mine = self._buffers.addresses()[self._group.me]
-        numbers = begin, count, mine, self._launches, started
-        arguments = [shape, field, *map(ctypes.c_uint64, numbers)]
+        arguments = [shape, field, begin, count, mine, self._launches, started]
         return self._group.launch("pack", self._size(count), arguments, form=form)
 
     def _fold(self, shape: Shape, field: Any, begin: int, count: int, *, form: Form) -> Launch:
         rows = address_array(self._buffers.addresses())
-        arguments = [shape, rows, field, ctypes.c_uint64(begin), ctypes.c_uint64(count)]
+        arguments = [shape, rows, field, begin, count]
         return self._group.launch("fold", self._size(count), arguments, form=form)
 
     def _local_dot(
         self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
     ) -> Launch:
-        arguments = [
-            address_array([0]),
-            *shapes,
-            *arrays,
-            ctypes.c_uint64(count),
-            ctypes.c_uint64(self._of_blocks),
-            ctypes.c_int32(0),
-            ctypes.c_uint64(self._dot_state),
-            Host(),
-        ]
+        ours = self._of_blocks, 0, self._dot_state, Host()
+        arguments = [address_array([0]), *shapes, *arrays, count, *ours]
         return self._group.launch("dot", self._size(count), arguments, form=form, nranks=1)
 
     def _size(self, count: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -16,7 +15,7 @@ from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
 from mpishare.reduction.across_nodes import Transfer
-from mpishare.reduction.cuda.group import kernel
+from mpishare.reduction.cuda.group import kernel_of
 from mpishare.reduction.cuda.records import Shape, address_array
 
 if TYPE_CHECKING:
@@ -103,18 +102,18 @@ class GpuTransfer(CudaTransfer):
         dtype = self._operation.dtype
         sizes = dict.fromkeys(comm.ranks_here, 0) | {leader: count * dtype.itemsize}
         others = [] if comm.rank == leader else [leader]
-        self._staging = staging = DeviceStaging(comm, sizes, others)
+        self._staging = staging = DeviceStaging(comm, call, sizes, others)
 
-        def create() -> str:
+        def attach() -> None:
             self._own = int(self._backend.new_stream())
             # A kernel that is loaded later would wait for the streams.
             self._enqueue_fold([0] * self._nleaders, 0, 0)
             self._context.synchronize(self._own, self._name)
-            return staging.create()
+            staging.attach(self._own)
 
         try:
-            handles = comm.step(call, create)
-            comm.step(call, lambda: staging.attach(handles, self._own))
+            staging.create()
+            comm.step(call, attach)
         except BaseException:
             comm.step(call, self.release)
             self.close(is_over=True)
@@ -140,12 +139,8 @@ class GpuTransfer(CudaTransfer):
         self._context.synchronize(self._own, self._name)
 
     def _enqueue_fold(self, addresses: Sequence[int], into: int, count: int) -> None:
-        function = kernel("fold", self._operation, len(addresses), self._device, "ROW")
-        arguments = [
-            Shape(),  # a row has none
-            address_array(addresses),
-            *map(ctypes.c_uint64, (into, 0, count)),
-        ]
+        function = kernel_of("fold", self._operation, len(addresses), self._device, "ROW")
+        arguments = [Shape(), address_array(addresses), into, 0, count]  # a row has no shape
         blocks = max(1, min(-(-count // _THREADS), _MAX_BLOCKS))
         driver.Launch(function, blocks, _THREADS, arguments, self._name).enqueue(self._own)
 
