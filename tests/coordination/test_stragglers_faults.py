@@ -142,7 +142,12 @@ def test_control_a_slow_rank_is_warned_of_and_raises_nowhere(way, backend):
     if way != "sleep":
         played.worked(range(3), "stopped")
     played.worked(range(3), "fence", "event", "allocate", "barrier", "close")
-    late = [line for line in played.rank(0)["warnings"] if re.search("for ranks? 1", line)]
+    # On a busy machine making the node takes long enough for a warning, too.
+    late = [
+        line
+        for line in played.rank(0)["warnings"]
+        if re.search("for ranks? 1", line) and " in Node for " not in line
+    ]
     assert len(late) == 1, played.describe()
     assert late[0].startswith("WARNING: rank 0 has waited")
     assert played.rank(1)["warnings"] == [], played.describe()
