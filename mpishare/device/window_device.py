@@ -113,7 +113,8 @@ class WindowDevice(NodeObject):
             return
         self._context.begin_close(f"{self.name}: close")
         self._is_closed = True
-        del self.of_address[self.abort]
+        # It has forgotten a window that was dropped in a cycle.
+        self.of_address.pop(self.abort, None)
         self._context.unregister(self)
         self.chain.end()
         self.order.leave()

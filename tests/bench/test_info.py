@@ -56,7 +56,7 @@ GPUS = tuple(
     for number in range(2)
 )
 LINK = Link(GPUS[0].pci_id, GPUS[1].pci_id, 50, 0, None, 1, 1)
-info.look = lambda: RankView("n7", None, GPUS, (LINK,), (GPUS[0].pci_id,), {}, "0")
+info.look = lambda: RankView(None, GPUS, (LINK,), (GPUS[0].pci_id,), {}, "0")
 sys.exit(info.main(sys.argv[1:]))
 """
 
