@@ -331,6 +331,31 @@ def sharing(path: Path) -> list[str]:
     return lines
 
 
+#: What a node takes, by the name of its column: the unit, and the task of rank_counts.py.
+LIFE = {
+    "`Node()`, ms": ("ms", "node"),
+    "a window, ms": ("ms", "window"),
+    "a plan, ms": ("ms", "plan"),
+    "`close()`, ms": ("ms", "close"),
+    "`MPI.Win.Allocate_shared`, ms": ("ms", "MPI_Win_allocate_shared"),
+    "fence, µs": ("us", "fence"),
+    "`Barrier`, µs": ("us", "MPI_Barrier"),
+    "exchange, µs": ("us", "exchange"),
+    "`Sendrecv`, µs": ("us", "MPI_Sendrecv"),
+    "maximum, µs": ("us", "maximum"),
+    "`Allreduce`, µs": ("us", "MPI_Allreduce"),
+}
+
+
+def counts(path: Path) -> list[str]:
+    """A row per number of ranks: lines of rank_counts.py."""
+    rows = []
+    for each in lines_of(path):
+        times = [us(each[unit][task]) for unit, task in LIFE.values()]
+        rows.append([str(each["ranks"]), *times, us(each["private_mib"]), us(each["shared_mib"])])
+    return table(["ranks", *LIFE, "MiB per rank", "MiB in /dev/shm"], rows)
+
+
 def applications(path: Path) -> list[str]:
     """What the programs of scripts/applications printed with --json."""
     found = lines_of(path)

@@ -77,6 +77,7 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
         "sharing": lambda folder: others.sharing(folder / "sharing-host.jsonl"),
+        "counts": lambda folder: others.counts(folder / "ranks-host.jsonl"),
     },
     "docs/comparison.md": {
         "compared": lambda folder: of_runs(folder, "newest-", others.compared, is_whole=False),

@@ -34,6 +34,9 @@ NOT_RUN = {
         "tests/device/test_nvcc.py, where nvcc is"
     ),
     "scripts/bench --help": "tests/bench/test_cli.py",
+    "mpirun -n 28 python -m mpi4py scripts/lib/rank_counts.py docs/results/ranks-host.jsonl": (
+        "writes a result; tests/benchmarks/test_rank_counts.py runs it"
+    ),
     "mpirun -n 2 python -m mpi4py scripts/lib/sharing_times.py ranks "
     "docs/results/sharing-host.jsonl": "minutes; tests/benchmarks/test_sharing_times.py takes few",
     "python scripts/lib/sharing_times.py child docs/results/sharing-host.jsonl": (
