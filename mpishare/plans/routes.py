@@ -87,7 +87,8 @@ def choose(
     """
     require_allowed(name, on_gpu=on_gpu)
     forced = MESSAGES if name in (MPI_HOST, GPU_MESSAGES) else ROUTES[name] if name else None
-    pair_of = {(pair.origin, pair.target): pair for pair in pairs}
+    # As many as the square of the ranks.
+    pair_of = {(pair.origin, pair.target): pair for pair in pairs} if on_gpu else {}
     found = {}
     for peer in sorted(set(peers)):
         if peer not in comm.ranks_here:
