@@ -272,18 +272,24 @@ print("moved")
 """
 
 
+def run_plug_in(folder, ranks, package, modules, plug_in, calls, *, timeout_s) -> None:
+    """Make these calls with the plug-in, beside modules that stand for those of its code."""
+    for name, text in modules.items():
+        (package / f"{name}.py").write_text(text)
+    shutil.copy(plug_in, folder)
+    program = folder / "program.py"
+    program.write_text(calls)
+    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=timeout_s)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout.count("moved") == ranks
+
+
 @pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
 def test_the_plug_in_does_what_heat_does(tmp_path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    (tmp_path / "heat/core").mkdir(parents=True)
-    for name, text in MODULES.items():
-        (tmp_path / f"heat/core/{name}.py").write_text(text)
-    shutil.copy(HEAT, tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(HEAT_CALLS)
-    done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=200)
-    assert done.returncode == 0, done.describe()
-    assert done.stdout.count("moved") == 2
+    package = tmp_path / "heat/core"
+    package.mkdir(parents=True)
+    run_plug_in(tmp_path, 2, package, MODULES, HEAT, HEAT_CALLS, timeout_s=200)
 
 
 #: QuaTrEx as far as the plug-in knows it; its messages are errors instead.
@@ -415,14 +421,8 @@ print("moved")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_back_end_of_quatrex_moves_what_its_messages_do(ranks: int, tmp_path) -> None:
     (tmp_path / "qttools/comm").mkdir(parents=True)
-    for name, text in QTTOOLS.items():
-        (tmp_path / f"qttools/{name}.py").write_text(text)
-    shutil.copy(QUATREX, tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(QUATREX_CALLS)
-    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=60)
-    assert done.returncode == 0, done.describe()
-    assert done.stdout.count("moved") == ranks
+    package = tmp_path / "qttools"
+    run_plug_in(tmp_path, ranks, package, QTTOOLS, QUATREX, QUATREX_CALLS, timeout_s=60)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
