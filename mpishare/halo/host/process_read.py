@@ -268,10 +268,11 @@ def _blocks(
     """Yield the reads of a box in the sender's field into cells of the same shape in mine."""
     extent = extent_of(theirs, source)
     steps, own = _steps(theirs, source.slices), _steps(mine, key)
-    axis = steps.index(max(steps))  # the slowest in the sender's memory
     if steps == own and extent.nbytes == source.size * theirs.dtype.itemsize:
         yield _Block((extent,), key, None)
-    elif (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
+        return
+    axis = steps.index(max(steps))  # the slowest in the sender's memory
+    if (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
         yield _Block((extent,), key, Cells.of_key(theirs, source.slices).strides)
     elif 0 <= own[axis] < max(own) and steps[axis] * _planes_of_line(theirs) > _BLOCK_NBYTES:
         yield from _stacks(theirs, mine, source, key, axis)
@@ -302,7 +303,8 @@ def _stacks(
     """Yield the reads of cells whose slowest axis is a faster one in the receiver's field.
 
     Pieces of several planes are read before they are copied on, so that whole cache lines are
-    stored: 26 planes of 203 x 203 cells of 16 bytes one by one took three times as long.
+    stored: a rank's own 26 planes of 203 x 203 cells of 16 bytes took three times as long when they
+    were copied one by one.
     """
     plane = source.cut(axis, 0, 1)
     steps, extent = _steps(theirs, plane.slices), extent_of(theirs, plane)
