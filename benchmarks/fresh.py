@@ -71,7 +71,7 @@ def _to_and_fro(grid: Grid) -> Callable[[Fields], Fields]:
 
 
 class _Others(Exchange[Grid]):
-    """Exchanges other fields at each step, those that `other` makes of the last ones.
+    """Exchanges other fields at each step, made by `other` from the last ones.
 
     `bind` returns a call that takes any fields like those of the grid.
     """

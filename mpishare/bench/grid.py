@@ -68,7 +68,7 @@ class Problem:
         raise NotImplementedError
 
     def ends(self, fields: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the arrays that cells leave from, and those that they come to."""
+        """Return the arrays that are sent from, and the arrays that are received into."""
         return fields, fields
 
     def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:

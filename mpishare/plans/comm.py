@@ -147,7 +147,7 @@ class PlanMemory(NamedTuple):
 
 
 class PlanRanks:
-    """The ranks of a group and those that share this rank's node, found once for all plans."""
+    """The ranks of a group, and its part on this node, found once for all plans."""
 
     def __init__(self, group: RankGroup, context: NodeContext, replies: Sequence[Any]) -> None:
         self.group = group

@@ -261,7 +261,7 @@ class Redistribute(RoutedPlan):
         engine, arrays = way.engine, self._arrays
         # Arrays that the engine checks, as fast as it can.
         if self._open is None and not self._is_closed:
-            # CuPy's, which replays compare with those that they have seen.
+            # CuPy's arrays, which replays compare with the arrays of earlier calls.
             if way.on_gpu and engine.try_fast((given, out)[:: way.order], stream):
                 return out
             own = arrays.own

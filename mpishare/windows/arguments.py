@@ -28,8 +28,8 @@ def agree(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Begin a call by a check of its arguments on every rank. Collective, host-blocking.
 
-    `check` returns those that all ranks must give alike, and what is this rank's own. Returns the
-    former, and the latter of all ranks.
+    `check` returns the arguments that must be the same on all ranks, and this rank's own part.
+    Returns the common arguments, and the parts of all ranks.
     """
     replies = context.begin(call, check)
     require_same(call, [same for same, _ in replies], context.rank)

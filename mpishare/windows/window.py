@@ -357,7 +357,7 @@ class Window(Epochs, NodeObject):
         return all(_release(self._context, [self]))
 
     def _unmap_others(self) -> list[int]:
-        """Unmap the segments of other ranks; return those of which arrays are held."""
+        """Unmap the segments of other ranks; return the ranks whose arrays are still held."""
         others = [rank for rank in range(self._context.size) if rank != self._context.rank]
         return [rank for rank in others if not self._unmap(rank)]
 

@@ -1,4 +1,4 @@
-"""A rank is killed, leaves or is late in a call of a plan: every other rank is told which one."""
+"""A rank is killed, leaves or is late in a call of a plan: every other rank names it."""
 
 import logging
 import os

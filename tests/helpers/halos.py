@@ -445,7 +445,7 @@ def exchanging(
 
 
 def ring(node, fields, width=1, **options) -> mpishare.HaloExchange:
-    """A plan for a row of ranks, the last of which is a neighbor of the first."""
+    """A plan for a row of ranks whose last and first are neighbors."""
     options = {"dims": (node.size,), "periods": True, "node": node, **options}
     return mpishare.HaloExchange(node.comm, fields, width, **options)
 

@@ -524,7 +524,7 @@ def test_dot_is_a_sum(node):
 @TWO
 @pytest.mark.parametrize(("count", "times"), [(3, 1), (1 << 17, 1), (1 << 17, 2)])
 def test_reduce_meets_dot(host_node, count, times):
-    """Of fields that each rank folds whole, and of those that are shared among the ranks."""
+    """Where each rank folds all elements, and where the ranks share the work."""
     node, x, y = host_node, np.ones(count), np.arange(4.0)
     assert large.folds_all(node.size, x.nbytes) == (count == 3)
     with Allreduce(node.comm, x, node=node) as total:

@@ -117,7 +117,7 @@ class PinnedFlags:
 
 
 class Signals:
-    """Stores of 1 to flags, then waits for a 1 in others, each of which is reset to 0.
+    """Stores of 1 to flags, then waits for a 1 in other flags, and their reset to 0.
 
     By streams, for kernels that never wait. The rank that waits for a flag resets it. There are no
     counters, so that a captured graph can replay the same operations.
