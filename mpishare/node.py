@@ -10,6 +10,7 @@ from mpishare.device.window_device import WindowDevice
 from mpishare.errors import closed
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
+from mpishare.runtime.report import host_pairs
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel, make_channel
 from mpishare.windows.event import Event, make_event
@@ -137,6 +138,8 @@ class Node(NotPicklable):
         backend = self._context.backend
         if backend.has_streams and self._report.exports_pools is None:
             self._report = replace(self._report, exports_pools=backend.exports_pools())
+        if not self._report.pairs:
+            self._report = replace(self._report, pairs=host_pairs(self.size))
         if self._report.gpu_messages != self._context.gpu_messages:
             self._report = replace(self._report, gpu_messages=self._context.gpu_messages)
         around = self._report.surroundings

@@ -129,6 +129,7 @@ class ControlBlock:
         self.pool_start = size * _RANK_WORDS
         # Single words, each by rank.
         self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(8)]
+        self._statuses: dict[int, Status] = {}  # as read last
         self._pid = os.getpid()
         self.is_open = True
         # Whether this rank is in a collective by messages of a communicator of mpishare's.
@@ -335,12 +336,17 @@ class ControlBlock:
 
     def status(self, rank: int) -> Status | None:
         """Return the published wait of that rank; None without one, or if it cannot be read."""
+        # Of many ranks all look at the waits of all others, again and again: each is parsed once.
+        known = self._statuses.get(rank)
+        if known is not None and known.version == self.words[rank * _RANK_WORDS + _WAIT]:
+            return known._replace(looks=self._each[_LOOKS][rank])
         found = self._published(rank, _WAIT)
         if found is None or not found[2]:
             return None
         version, looks, text = found
         call, awaited = json.loads(text)
-        return Status(version, looks, call, tuple(awaited))
+        status = self._statuses[rank] = Status(version, looks, call, tuple(awaited))
+        return status
 
     # --- texts, each with a version that is odd while it is being written
 

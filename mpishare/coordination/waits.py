@@ -297,15 +297,18 @@ class WaitMonitor:
         self._waits = waits
         self._call = call
         self._pending = pending
-        self._start = self._cycle_since = time.monotonic()
+        self._look_at = time.monotonic() + PUBLISH_S
+        self._cycle_since = time.monotonic()
         self._published: list[int] | None = None
         self._cycle: dict[int, Status] = {}
 
     def look(self) -> None:
         """Check once more; raise `MismatchError` if ranks wait for each other."""
         waits, now = self._waits, time.monotonic()
-        if now - self._start < PUBLISH_S:
+        # Seldom: what is pending may be read out of the waits of all ranks, by all ranks.
+        if now < self._look_at:
             return
+        self._look_at = now + PUBLISH_S
         # Read after the clock: this process may have been stopped, and all may have come.
         awaited = self._pending()
         if self._published != awaited:

@@ -33,7 +33,7 @@ from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
-from mpishare.runtime.probe import probe_cuda, probe_host
+from mpishare.runtime.probe import probe_cuda
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
 from mpishare.runtime.surroundings import Surroundings, Survey, warn_of_equal_pids
 
@@ -281,6 +281,7 @@ def _report(
     surroundings: Surroundings,
 ) -> Report:
     time_sliced = time_sliced_gpus(members)
+    pairs: tuple[Pair, ...] = ()  # those of a host are made for who asks: `Node.report`
     if context.backend.has_streams:
         pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(time_sliced))
         context.in_place.keeps_values = keeps_values[context.rank]
@@ -288,8 +289,6 @@ def _report(
             replace(member, keeps_values=kept)
             for member, kept in zip(members, keeps_values, strict=True)
         )
-    else:
-        pairs = probe_host(context.size)
     notes += [
         f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
         "they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` before the "

@@ -16,7 +16,7 @@ from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError
 from mpishare.runtime.report import Pair
-from mpishare.runtime.route import HOST, between
+from mpishare.runtime.route import between
 
 if TYPE_CHECKING:
     from mpishare.memory.memory import Memory
@@ -27,25 +27,6 @@ _NBYTES = 4096  # used, of a chunk
 _COUNTERS_S = 20.0
 
 Outcome = dict[str, Any]
-
-
-def probe_host(size: int) -> tuple[Pair, ...]:
-    """Describe a node on the host backend: its control block is mapped by all, so all share."""
-    return tuple(
-        Pair(
-            origin=origin,
-            target=target,
-            memory=True,
-            copy=True,
-            kernel=False,
-            counters=True,
-            events=True,
-            link="self" if origin == target else "host memory",
-            route=HOST,
-            reason=None,
-        )
-        for origin, target in product(range(size), repeat=2)
-    )
 
 
 def probe_cuda(

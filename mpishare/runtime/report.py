@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import Device
@@ -56,6 +57,25 @@ class Pair:
     link: str
     route: str
     reason: str | None
+
+
+def host_pairs(size: int) -> tuple[Pair, ...]:
+    """Describe a node on the host backend: its control block is mapped by all, so all share."""
+    return tuple(
+        Pair(
+            origin=origin,
+            target=target,
+            memory=True,
+            copy=True,
+            kernel=False,
+            counters=True,
+            events=True,
+            link="self" if origin == target else "host memory",
+            route=HOST,
+            reason=None,
+        )
+        for origin, target in product(range(size), repeat=2)
+    )
 
 
 @dataclass(frozen=True)

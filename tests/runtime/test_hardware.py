@@ -7,8 +7,7 @@ from itertools import combinations
 from mpishare.backends import Device
 from mpishare.backends.nvml import Gpu, Link
 from mpishare.runtime.hardware import Hardware, RankView
-from mpishare.runtime.probe import probe_host
-from mpishare.runtime.report import Member, Report
+from mpishare.runtime.report import Member, Report, host_pairs
 from tests.helpers.hardware import gpu
 
 NO_P2P = 1
@@ -46,7 +45,7 @@ def report(gpus, *, mps=False, route="fused"):
         )
         for rank, each in enumerate(gpus)
     )
-    pairs = tuple(replace(pair, route=route) for pair in probe_host(len(gpus)))
+    pairs = tuple(replace(pair, route=route) for pair in host_pairs(len(gpus)))
     return Report("cuda", None, 0, members, pairs, ())
 
 

@@ -19,7 +19,7 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
-from mpishare.runtime.probe import probe_host
+from mpishare.runtime.report import host_pairs
 
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -360,10 +360,10 @@ def test_barrier_waits_for_the_last(node):
 
 
 def test_report_of_the_host_backend(host_node):
-    """Its pairs are those of `probe_host`; tests/runtime/test_report.py tests more of them."""
+    """Its pairs are those of `host_pairs`; tests/runtime/test_report.py tests more of them."""
     node, report = host_node, host_node.report()
     assert (report.backend, report.leader, report.can_share) == ("host", 0, True)
-    assert report.pairs == probe_host(node.size)
+    assert report.pairs == host_pairs(node.size)
     assert [member.rank for member in report.members] == list(range(node.size))
     assert [member.given_rank for member in report.members] == list(node.ranks)
     assert [member.pid for member in report.members] == node.comm.allgather(os.getpid())

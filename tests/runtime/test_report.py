@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mpishare.backends import Device
-from mpishare.runtime.probe import probe_host
-from mpishare.runtime.report import Member, Pair, Report
+from mpishare.runtime.report import Member, Pair, Report, host_pairs
 from mpishare.runtime.route import ROUTES, between
 
 GPUS = [
@@ -121,12 +120,12 @@ def test_text_says_where_memory_is_emptied_by_taking_its_handle():
 
 def test_the_host_backend():
     """It says why it is one; a rank of the same number in the node and in all is named once."""
-    host = Report("host", "no NVIDIA driver", 0, (member(0),), probe_host(1), ())
+    host = Report("host", "no NVIDIA driver", 0, (member(0),), host_pairs(1), ())
     assert str(host).splitlines()[0] == "node n7: 1 rank, backend host (no NVIDIA driver)"
     assert host.can_share
     alone = replace(host, members=(replace(member(0), given_rank=0),))
     assert str(alone).splitlines()[1] == "  rank 0, pid 100, leader"
-    assert Report("host", None, 0, (member(0), member(1)), probe_host(2), ()).mps_gain is None
+    assert Report("host", None, 0, (member(0), member(1)), host_pairs(2), ()).mps_gain is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_routes(memory, is_self, is_time_sliced, route):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_every_pair_of_the_host_backend_shares(size):
-    pairs = probe_host(size)
+    pairs = host_pairs(size)
     assert [(p.origin, p.target) for p in pairs] == [
         (origin, target) for origin in range(size) for target in range(size)
     ]
