@@ -21,7 +21,7 @@ from mpishare.errors import CudaError
 # queue behind those that they should run beside.
 _KEEP_PRIORITIES = 8
 _SET_AT_LAUNCH = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
-_LOOPS_SINCE = 12040
+_LOOPS_SINCE = 12, 4
 _CAPTURE_ERRORS = range(900, 909)
 _REFUSED = 1, 801  # invalid value, not supported
 
@@ -34,11 +34,16 @@ def is_capture_error(error: BaseException) -> bool:
 
 def why_no_loops() -> str | None:
     """Return why graphs have no loops on this machine; None where they have."""
-    version = int(driver.call("cuDriverGetVersion"))
+    number = int(driver.call("cuDriverGetVersion"))
+    version = number // 1000, number % 1000 // 10
     if version < _LOOPS_SINCE:
-        return f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}, older than 12.4"
+        return f"the driver is of CUDA {version[0]}.{version[1]}, older than 12.4"
     if not hasattr(bindings, "cuGraphConditionalHandleCreate"):
         return "cuda-bindings is older than CUDA 12.4"
+    # CuPy's builds for CUDA 12 take any NVRTC of it: an older one cannot compile decide.cu.
+    version = cupy.cuda.nvrtc.getVersion()
+    if version < _LOOPS_SINCE:
+        return f"CuPy compiles by NVRTC {version[0]}.{version[1]}, older than 12.4"
     return None
 
 

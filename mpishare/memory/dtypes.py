@@ -96,7 +96,10 @@ def _from_json(data: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
             return found
         if not _PLAIN.fullmatch(data):
             raise ValueError(data)
-        return np.dtype(data)
+        plain = np.dtype(data)
+        if plain.str[1:] != data[1:]:  # NumPy 1.26 takes an itemsize modulo 2^32
+            raise ValueError(data)
+        return plain
     if isinstance(data, list):
         base, shape = data
         return np.dtype((_from_json(base, depth - 1), tuple(shape)))

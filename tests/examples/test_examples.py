@@ -29,7 +29,7 @@ pytestmark = pytest.mark.limit(150)
 def check(name: str, backend: str) -> None:
     file = EXAMPLES / f"{name}.py"
     program = file.read_text()
-    for library in ("torch", "triton", "jax"):
+    for library in ("torch", "triton", "jax", "warp"):
         if f"import {library}\n" in program and importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     if "int main" in program:
@@ -95,7 +95,8 @@ def test_it_is_short_and_stands_alone(name: str) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module.partition(".")[0])
     outside = imported - sys.stdlib_module_names
-    assert outside <= {"mpishare", "mpi4py", "numpy", "torch", "triton", "jax", "cupy"}
+    known = {"mpishare", "mpi4py", "numpy", "torch", "triton", "jax", "warp", "cupy"}
+    assert outside <= known
     assert "mpishare" in outside
 
 

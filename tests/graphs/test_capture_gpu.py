@@ -403,8 +403,16 @@ def test_only_so_many_graphs_are_kept(node):
     assert len(step._runs._graphs) == _MAX_GRAPHS
 
 
+def skip_without_loops():
+    from mpishare.backends import cuda_graphs  # imports CuPy
+
+    if why := cuda_graphs.why_no_loops():
+        pytest.skip(why)
+
+
 @pytest.fixture
 def loops(node):
+    skip_without_loops()
     field = node.xp.zeros((4, N))
     with ring(node, field, axes=0) as halo:
         if node.size > 1 and set(halo.routes.values()) != {"fused"}:
@@ -548,6 +556,7 @@ def test_a_loop_where_the_driver_has_none(node, monkeypatch, caplog):
 @TWO
 def test_a_loop_with_waits_of_streams(node, monkeypatch, caplog):
     """Those of route copy, which no loop in a graph may hold."""
+    skip_without_loops()
     monkeypatch.setenv("MPISHARE_ROUTE", "copy")
     check_host_loop(node, caplog, "waits of streams")
 
