@@ -5,6 +5,7 @@ Where a process may not read another one, they go chunk by chunk through the slo
 
 from __future__ import annotations
 
+import ctypes
 import os
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,10 @@ _MIN_IN_PLACE_NBYTES = 1 << 20
 _CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
 _LINE_NBYTES = 128  # no two ranks write to one
+# Of larger ones the slots do not stay in the caches, and each MiB more has two barriers more.
+_MAX_SLOT_NBYTES = 2 << 20
 _READ_NBYTES = 256 << 10  # read by one system call, and folded while they are in the cache
+_MAX_READ_NBYTES = 8 << 20  # of a result, by one system call, which a signal waits for
 _HIDDEN = Location(0, 0, 0)  # windows count from 1; those of private memory have an address
 
 
@@ -112,8 +116,7 @@ class LargeReduce:
         """Return where all ranks have their fields: in windows, or where processes read them."""
         slots, address = self._slots, address_of(flat)
         place = self._context.locate(address, flat.nbytes)
-        # In one chunk both ways have as many barriers, and the slots stay in the caches.
-        may_read = self._may_read and flat.size > slots.large[0].size
+        may_read = self._may_read and flat.nbytes > _MAX_SLOT_NBYTES
         if place is None and may_read and _is_readable(address, flat.nbytes):
             place = Location(0, 0, address)
         slots.publish_place(place or _HIDDEN)
@@ -146,39 +149,42 @@ class LargeReduce:
         their shares of it, before the third the result.
         """
         slots = self._slots
-        place, step = slots.place, _READ_NBYTES // self._itemsize
+        place, own, step = slots.place, address_of(flat), _READ_NBYTES // self._itemsize
         if self._blocks is None:
             self._blocks = np.empty((self._nranks, step), self._dtype)
         shares = [self._share(flat.size, at) for at in range(self._nranks)]
-        others = [at for at in range(self._nranks) if at != place]
+        sources = {rank: self._source(rank, at) for rank, at in enumerate(places) if rank != place}
+        into = [address_of(block) for block in self._blocks]
         begin, end = shares[place].start, shares[place].stop
         for at in range(begin, end, step):
             mine = flat[at : min(at + step, end)]
             operands = [block[: mine.size] for block in self._blocks]
-            for rank in others:
-                self._read(rank, places[rank], at, operands[rank])
+            for rank, source in sources.items():
+                self._read(rank, source, at * self._itemsize, into[rank], mine.nbytes)
             operands[place] = mine
             result = operands[place if place < 2 else 0]
             self._fold(operands, result)
             if result is not mine:
                 mine[...] = result
         slots.meet(REDUCE)
-        for rank in others:
-            begin, end = shares[rank].start, shares[rank].stop
-            for at in range(begin, end, step):
-                self._read(rank, places[rank], at, flat[at : min(at + step, end)])
+        for rank, source in sources.items():
+            begin, end = (self._itemsize * at for at in (shares[rank].start, shares[rank].stop))
+            for at in range(begin, end, _MAX_READ_NBYTES):
+                self._read(rank, source, at, own + at, min(_MAX_READ_NBYTES, end - at))
         slots.meet(REDUCE)
         slots.require_present()
 
-    def _read(self, rank: int, place: Location, begin: int, into: Array) -> None:
-        """Copy elements of a rank's field, from `begin` on."""
-        offset = begin * self._itemsize
-        if place.window:
-            layout = FieldLayout.of_host(into)
-            into[...] = array_at(self._address(place) + offset, layout)
-            return
-        target = address_of(into)
-        error = read_memory(self._pids[rank], place.offset + offset, target, into.nbytes)
+    def _source(self, rank: int, place: Location) -> tuple[int, int]:
+        """Return the process, and the address in it, where this one reads a rank's field."""
+        if place.window:  # mapped here
+            return os.getpid(), self._address(place)
+        return self._pids[rank], place.offset
+
+    def _read(
+        self, rank: int, source: tuple[int, int], offset: int, into: int, nbytes: int
+    ) -> None:
+        pid, address = source
+        error = read_memory(pid, address + offset, into, nbytes)
         if error:
             require_read(self._comm, f"{self._slots.name}: reduce", self._ranks[rank], error)
 
@@ -194,6 +200,6 @@ def _is_readable(address: int, nbytes: int) -> bool:
 
     It was allocated at once, so that a byte at either end stands for all.
     """
-    byte, pid = np.empty(1, np.uint8), os.getpid()
+    byte, pid = ctypes.c_char(), os.getpid()
     ends = address, address + nbytes - 1
-    return not any(read_memory(pid, end, address_of(byte), 1) for end in ends)
+    return not any(read_memory(pid, end, ctypes.addressof(byte), 1) for end in ends)

@@ -131,6 +131,7 @@ def small_blocks(monkeypatch):
         ("_MIN_SHARED_NBYTES", 8),
         ("_MIN_IN_PLACE_NBYTES", 8),
         ("_CHUNK_NBYTES", 2048),
+        ("_MAX_SLOT_NBYTES", 2048),
         ("_READ_NBYTES", 512),
     ):
         monkeypatch.setattr(large, name, nbytes)
