@@ -11,8 +11,8 @@ import mpishare
 PLANS = MPI.Comm.Create_keyval()  #: the plans of a communicator, kept with it
 MOST_PLANS = 64  #: per communicator; the one that was not used for longest is dropped
 
-#: Bytes, in host memory: other sums and smaller broadcasts are faster by messages.
-SUMMED, LEAST_BCAST = range(1 << 16, 1 << 20), 1 << 25
+#: Bytes, in host memory: smaller sums and broadcasts are faster by messages.
+LEAST_SUM, LEAST_BCAST = 1 << 15, 1 << 25
 
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 REALS = INTEGERS | {torch.float32, torch.float64}
@@ -100,9 +100,9 @@ def allreduce(comm, sendbuf, recvbuf, op=MPI.SUM):
     is_own = given is MPI.IN_PLACE
     if not isinstance(into, torch.Tensor) or not (is_own or isinstance(given, torch.Tensor)):
         return None
-    if op.handle not in OPERATIONS or into.dtype not in REALS:
+    if into.nbytes < LEAST_SUM and not into.is_cuda:
         return None
-    if not into.is_cuda and into.nbytes not in SUMMED:
+    if op.handle not in OPERATIONS or into.dtype not in REALS:
         return None
     if not is_own and (given.dtype, given.numel()) != (into.dtype, into.numel()):
         return None
@@ -129,9 +129,9 @@ def broadcast(comm, dtype, count, root):
 def bcast(comm, buf, root=0):
     """Move the root's elements to all others."""
     into = local(buf)
-    if not isinstance(into, torch.Tensor) or not into.numel():
+    if not isinstance(into, torch.Tensor) or not into.nbytes:
         return None
-    if not into.is_cuda and into.nbytes < LEAST_BCAST:
+    if into.nbytes < LEAST_BCAST and not into.is_cuda:
         return None
     plan = plan_of(comm, into, broadcast, into.numel(), root)
     if plan is None:

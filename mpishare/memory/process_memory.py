@@ -32,6 +32,15 @@ def process_vm_readv() -> Callable[..., int]:
     return found
 
 
+def read_memory(pid: int, address: int, into: int, nbytes: int) -> int:
+    """Copy memory of a process to an address of this one; return 0, or the error number. Local."""
+    local, remote = IoVec(into, nbytes), IoVec(address, nbytes)
+    if process_vm_readv()(pid, local, 1, remote, 1, 0) == nbytes:
+        return 0
+    # A read that ends early met a page that cannot be read.
+    return ctypes.get_errno() or errno.EFAULT
+
+
 class Token:
     """Random bytes by which other processes try whether they can read the memory of this one.
 
@@ -48,7 +57,7 @@ class Token:
 def try_read(pid: int, address: int, token: str) -> int | None:
     """Try to read a `Token`; return 0, the error number, or None for another process of that id."""
     found = ctypes.create_string_buffer(_TOKEN_NBYTES)
-    local, remote = (IoVec(at, _TOKEN_NBYTES) for at in (ctypes.addressof(found), address))
-    if process_vm_readv()(pid, local, 1, remote, 1, 0) != _TOKEN_NBYTES:
-        return ctypes.get_errno() or errno.EFAULT
+    error = read_memory(pid, address, ctypes.addressof(found), _TOKEN_NBYTES)
+    if error:
+        return error
     return 0 if found.raw.hex() == token else None

@@ -53,7 +53,7 @@ class HostReduce(PlanEngine):
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
         self.staging_nbytes = slots.nbytes
         self._fold = operation.fold
-        self._large = LargeReduce(setup.context, slots, self._fold)
+        self._large = LargeReduce(setup, slots, self._fold)
         self._order = order = packing_order(setup)
         self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0

@@ -1,21 +1,30 @@
-"""Large fields in host memory: in place if they are in windows, else chunk by chunk."""
+"""Large fields in host memory: in place if they are in windows, else read by the other processes.
+
+Where a process may not read another one, they go chunk by chunk through the slots.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpishare.errors import ClosedError
+from mpishare.memory.process_memory import read_memory
 from mpishare.plans.layout import FieldLayout, address_of, array_at
+from mpishare.plans.node_cache import report_of
+from mpishare.plans.peer_memory import require_read, unreadable
 from mpishare.reduction.slots import REDUCE
 from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.slots import Slots
-    from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]
@@ -25,7 +34,11 @@ _MIN_IN_PLACE_NBYTES = 1 << 20
 _CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
 _LINE_NBYTES = 128  # no two ranks write to one
-_NOT_IN_A_WINDOW = Location(0, 0, 0)  # windows count from 1
+# Of larger ones the slots do not stay in the caches, and each MiB more has two barriers more.
+_MAX_SLOT_NBYTES = 2 << 20
+_READ_NBYTES = 256 << 10  # read by one system call, and folded while they are in the cache
+_MAX_READ_NBYTES = 8 << 20  # of a result, by one system call, which a signal waits for
+_HIDDEN = Location(0, 0, 0)  # windows count from 1; those of private memory have an address
 
 
 def folds_all(nranks: int, nbytes: int) -> bool:
@@ -47,22 +60,33 @@ def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
 class LargeReduce:
     """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
 
-    def __init__(self, context: NodeContext, slots: Slots, fold: Fold) -> None:
-        self._context = context
+    def __init__(self, setup: PlanSetup, slots: Slots, fold: Fold) -> None:
+        self._comm, self._context = setup.comm, setup.context
         self._slots = slots
         self._fold = fold
         self._nranks = len(slots.pair[0])
-        self._itemsize = slots.pair[0][0].itemsize
+        self._dtype = slots.pair[0][0].dtype
+        self._itemsize = self._dtype.itemsize
+        here, members = self._comm.ranks_here, report_of(setup.node).members
+        self._ranks, self._pids = [*here], [members[rank].pid for rank in here.values()]
+        pairs = permutations(here.values(), 2)
+        self._may_read = unreadable(setup.node).keys().isdisjoint(pairs)
+        self._blocks: Array | None = None  # of the other ranks, as read; made where it is needed
 
     def reduce(self, flat: Array) -> None:
         """Put the node's result into an array of one axis. Collective, host-blocking."""
-        fields = self._fields(flat) if flat.nbytes >= _MIN_IN_PLACE_NBYTES else None
-        if fields is not None:
-            self._reduce_in_place(fields)
-            return
-        step = self._slots.large[0].size
-        for begin in range(0, flat.size, step):
-            self._reduce_chunk(flat[begin : begin + step])
+        places = [_HIDDEN]
+        if flat.nbytes >= _MIN_IN_PLACE_NBYTES:
+            places = self._places(flat)
+        if all(place.window for place in places):
+            layout = FieldLayout.of_host(flat)
+            self._reduce_in_place([array_at(self._address(place), layout) for place in places])
+        elif _HIDDEN not in places:
+            self._reduce_by_reads(flat, places)
+        else:
+            step = self._slots.large[0].size
+            for begin in range(0, flat.size, step):
+                self._reduce_chunk(flat[begin : begin + step])
 
     def _reduce_chunk(self, chunk: Array) -> None:
         """Fold this rank's share of a chunk into its slot, and copy the others' from theirs.
@@ -88,16 +112,16 @@ class LargeReduce:
             if share is not mine:
                 chunk[share] = part[share]
 
-    def _fields(self, flat: Array) -> list[Array] | None:
-        """Return all ranks' fields as mapped here; None unless all are in windows."""
-        slots, context = self._slots, self._context
-        slots.publish_place(context.locate(address_of(flat), flat.nbytes) or _NOT_IN_A_WINDOW)
+    def _places(self, flat: Array) -> list[Location]:
+        """Return where all ranks have their fields: in windows, or where processes read them."""
+        slots, address = self._slots, address_of(flat)
+        place = self._context.locate(address, flat.nbytes)
+        may_read = self._may_read and flat.nbytes > _MAX_SLOT_NBYTES
+        if place is None and may_read and _is_readable(address, flat.nbytes):
+            place = Location(0, 0, address)
+        slots.publish_place(place or _HIDDEN)
         slots.meet(REDUCE)
-        places = slots.places()
-        if _NOT_IN_A_WINDOW in places:
-            return None
-        layout = FieldLayout.of_host(flat)
-        return [array_at(self._address(place), layout) for place in places]
+        return slots.places()
 
     def _address(self, place: Location) -> int:
         address = self._context.segment_address(place.window, place.rank)
@@ -118,8 +142,64 @@ class LargeReduce:
         slots.meet(REDUCE)
         slots.require_present()
 
+    def _reduce_by_reads(self, flat: Array, places: Sequence[Location]) -> None:
+        """Fold this rank's share in its field, and read the others' from theirs.
+
+        Each of three barriers ends what the others may do with a field: before the second they read
+        their shares of it, before the third the result.
+        """
+        slots = self._slots
+        place, own, step = slots.place, address_of(flat), _READ_NBYTES // self._itemsize
+        if self._blocks is None:
+            self._blocks = np.empty((self._nranks, step), self._dtype)
+        shares = [self._share(flat.size, at) for at in range(self._nranks)]
+        sources = {rank: self._source(rank, at) for rank, at in enumerate(places) if rank != place}
+        into = [address_of(block) for block in self._blocks]
+        begin, end = shares[place].start, shares[place].stop
+        for at in range(begin, end, step):
+            mine = flat[at : min(at + step, end)]
+            operands = [block[: mine.size] for block in self._blocks]
+            for rank, source in sources.items():
+                self._read(rank, source, at * self._itemsize, into[rank], mine.nbytes)
+            operands[place] = mine
+            result = operands[place if place < 2 else 0]
+            self._fold(operands, result)
+            if result is not mine:
+                mine[...] = result
+        slots.meet(REDUCE)
+        for rank, source in sources.items():
+            begin, end = (self._itemsize * at for at in (shares[rank].start, shares[rank].stop))
+            for at in range(begin, end, _MAX_READ_NBYTES):
+                self._read(rank, source, at, own + at, min(_MAX_READ_NBYTES, end - at))
+        slots.meet(REDUCE)
+        slots.require_present()
+
+    def _source(self, rank: int, place: Location) -> tuple[int, int]:
+        """Return the process, and the address in it, where this one reads a rank's field."""
+        if place.window:  # mapped here
+            return os.getpid(), self._address(place)
+        return self._pids[rank], place.offset
+
+    def _read(
+        self, rank: int, source: tuple[int, int], offset: int, into: int, nbytes: int
+    ) -> None:
+        pid, address = source
+        error = read_memory(pid, address + offset, into, nbytes)
+        if error:
+            require_read(self._comm, f"{self._slots.name}: reduce", self._ranks[rank], error)
+
     def _share(self, count: int, place: int) -> slice:
         """Return the slice of elements that a rank folds: whole cache lines but for the last."""
         line = _LINE_NBYTES // self._itemsize
         begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
         return slice(begin, count if place == self._nranks - 1 else end)
+
+
+def _is_readable(address: int, nbytes: int) -> bool:
+    """Whether other processes can read a packed field: memory of a driver they cannot.
+
+    It was allocated at once, so that a byte at either end stands for all.
+    """
+    byte, pid = ctypes.c_char(), os.getpid()
+    ends = address, address + nbytes - 1
+    return not any(read_memory(pid, end, ctypes.addressof(byte), 1) for end in ends)

@@ -122,7 +122,7 @@ class Operation:
         return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
-        """Combine two NumPy arrays or more in their order. `out` may be the first of them."""
+        """Combine two NumPy arrays or more in their order. `out` may be one of the first two."""
         combine = OPERATIONS[self.name].combine
         first, second, *rest = operands
         combine(first, second, out=out)

@@ -216,7 +216,7 @@ class Tiles:
 torch.set_num_threads(1)
 comm = communication.MPICommunication(MPI.COMM_WORLD.Dup())
 rank, size = comm.rank, comm.size
-mpishare_heat.SUMMED, mpishare_heat.LEAST_BCAST = range(10000), 0
+mpishare_heat.LEAST_SUM = mpishare_heat.LEAST_BCAST = 0
 MARK = "message"
 
 def check(turn, dtype):

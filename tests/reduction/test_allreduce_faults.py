@@ -72,6 +72,68 @@ def test_a_rank_that_has_left_when_the_others_read_its_array():
         assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
 
 
+def read_from(stage: Stage, how: str) -> None:
+    """The others read the field of rank 1, which does something else after the first barrier."""
+    import ctypes
+    import mmap
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=10.0)
+    memory = mmap.mmap(-1, 6 << 20)
+    field = np.frombuffer(memory, "f8")
+    field[...] = 1.0
+    total = mpishare.Allreduce(stage.world, field, node=node)
+    total.reduce(field)
+    large = total._engine._large
+    assert large._blocks is not None, "it was not read"
+    read = large._read
+
+    def leave(*_: object) -> None:
+        if how == "dies":
+            stage.die()
+        if how == "is interrupted":
+            raise KeyboardInterrupt
+        # The part that rank 2 reads, but for the last page, which is tried.
+        at, libc = field.ctypes.data + (4 << 20), ctypes.CDLL(None, use_errno=True)
+        assert libc.mprotect(ctypes.c_void_p(at), 1 << 20, 0) == 0
+        stage.world.Send(b"", dest=2)
+        large._read = read
+        read(*_)
+
+    def late(*given: object) -> None:
+        large._read = read
+        if how == "takes it away":
+            stage.world.Recv(bytearray(0), source=1)
+        read(*given)
+
+    if stage.rank == 1:
+        large._read = leave
+    elif stage.rank == 2:
+        large._read = late
+    stage.attempt("call", total.reduce, field)
+    stage.attempt("then", total.reduce, field)
+    stage.attempt("close", node.close)
+    stage.end()
+
+
+@pytest.mark.parametrize("how", ["dies", "is interrupted", "takes it away"])
+def test_a_private_array_that_cannot_be_read_any_more(how):
+    """Ranks that read from another process end with the reason."""
+    played = play(3, read_from, how, shared=how != "dies", survivable=how == "dies")
+    if how == "dies":
+        for rank in (0, 2):
+            assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
+    elif how == "is interrupted":
+        played.raised(1, "call", "KeyboardInterrupt")
+        for rank in (0, 2):
+            assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
+    else:
+        why = "reduce failed: cells in a field of rank 1 cannot be read: Bad address"
+        assert why in played.raised(2, "call", "MpiShareError").text
+        for rank in (0, 1):
+            assert why in played.raised(rank, "call", "PeerError").text
+
+
 def crossed(stage: Stage, way: str) -> None:
     node = stage.node(timeout_s=3.0)
     x, u = np.ones(3), np.zeros(6)

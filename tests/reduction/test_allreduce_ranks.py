@@ -38,6 +38,7 @@ TWO = pytest.mark.ranks(min=2)
 SHAPES = [(), (0,), (1,), (3,), (128,), (3, 0), (5, 7), (2, 3, 4)]
 OTHERS = r"(rank 1|the other \d ranks)"
 LARGE = [1000, 20_000, 100_000, 300_001]
+MANY_MIB = [1, 4, 16, 64]
 
 
 def reduced(node, total, array):
@@ -101,13 +102,89 @@ def test_shapes(node, shape):
 @pytest.mark.parametrize("place", ["private", "window", "one in a window"])
 @pytest.mark.parametrize("count", LARGE)
 def test_large(node, count, place):
-    """Private arrays go through slots chunk by chunk; windows may be reduced where they are."""
+    """Private arrays are read, or go through slots; windows may be reduced where they are."""
     mine = values("f8", (count,), node.rank)
     array = node.xp.asarray(mine)
     if place != "private":
         window = window_of(node, mine)
         array = window.array if place == "window" or node.rank == 0 else array
     assert is_sum(node, array)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+@pytest.mark.parametrize("mib", MANY_MIB)
+def test_private_arrays_of_many_mib(host_node, mib, dtype):
+    """The same bits on all ranks and at every call, in the order of the ranks."""
+    node, count = host_node, (mib << 20) // np.dtype(dtype).itemsize - 3
+    mine = values(dtype, (5000,), node.rank)
+    wanted = np.resize(expected("sum", dtype, (5000,), node.size), count)
+    x = np.empty(count, dtype)
+    with Allreduce(node.comm, x, node=node) as total:
+        for _ in range(3):
+            x[...] = np.resize(mine, count)
+            assert on_all(node, reduced(node, total, x), wanted)
+
+
+def small_blocks(monkeypatch):
+    """Let a few elements be a large field, cut into several chunks and reads."""
+    for name, nbytes in (
+        ("_MIN_SHARED_NBYTES", 8),
+        ("_MIN_IN_PLACE_NBYTES", 8),
+        ("_CHUNK_NBYTES", 2048),
+        ("_MAX_SLOT_NBYTES", 2048),
+        ("_READ_NBYTES", 512),
+    ):
+        monkeypatch.setattr(large, name, nbytes)
+
+
+def counted(total, monkeypatch, name):
+    """Count the calls of a method of the part of a plan that reduces large fields."""
+    part, calls = total._engine._large, []
+    method = getattr(part, name)
+    monkeypatch.setattr(part, name, lambda *given: [calls.append(1), method(*given)])
+    return calls
+
+
+@TWO
+@pytest.mark.parametrize(("op", "dtype"), pairs())
+@pytest.mark.parametrize("may_read", [True, False], ids=["reads", "chunks"])
+def test_operations_on_private_arrays(host_node, monkeypatch, op, dtype, may_read):
+    node, shape = host_node, (5003,)
+    small_blocks(monkeypatch)
+    mine, wanted = values(dtype, shape, node.rank), expected(op, dtype, shape, node.size)
+    x = mine.copy()
+    with Allreduce(node.comm, x, op, node=node) as total:
+        total._engine._large._may_read &= may_read
+        reads = counted(total, monkeypatch, "_reduce_by_reads")
+        for _ in range(2):
+            x[...] = mine
+            found = reduced(node, total, x)
+            if op == "prod" and dtype in COMPLEX:
+                assert all(node.comm.allgather(np.allclose(found, wanted, rtol=1e-4)))
+                assert len(set(node.comm.allgather(found.tobytes()))) == 1
+            else:
+                assert on_all(node, found, wanted)
+    can_read = may_read and not node.report().surroundings.unreadable
+    assert len(reads) == 2 * can_read
+
+
+@TWO
+@pytest.mark.parametrize("place", ["window", "hidden"])
+def test_private_arrays_beside_another_one(host_node, monkeypatch, place):
+    """The last rank's field is in a window, or nobody can read it."""
+    node, count = host_node, 5003
+    small_blocks(monkeypatch)
+    x = values("f8", (count,), node.rank)
+    window = window_of(node, x)
+    if node.rank == node.size - 1:
+        x = window.array if place == "window" else x
+        is_readable = large._is_readable
+        hide = place == "hidden"
+        monkeypatch.setattr(large, "_is_readable", lambda *at: not hide and is_readable(*at))
+    with Allreduce(node.comm, x, node=node) as total:
+        reads = counted(total, monkeypatch, "_reduce_by_reads")
+        assert on_all(node, reduced(node, total, x), expected("sum", "f8", (count,), node.size))
+    assert len(reads) == (place == "window" and not node.report().surroundings.unreadable)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "i1", "c16"])

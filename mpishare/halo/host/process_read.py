@@ -9,7 +9,6 @@ time, against 3 ns for a line that no other core holds.
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import mmap
 import os
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.errors import MpiShareError
 from mpishare.halo.host.parts import (
     LINE_NBYTES,
     Extent,
@@ -30,6 +28,7 @@ from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.layout import address_of
 from mpishare.plans.message import parts_sent, received
 from mpishare.plans.node_cache import report_of
+from mpishare.plans.peer_memory import require_read, unreadable
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -121,6 +120,7 @@ class PeerReads:
         self._name = setup.name
         self._layouts = setup.layouts
         self._report = report_of(setup.node)
+        self._why_not = unreadable(setup.node)
         self._boxes = {
             key: info.box
             for key, info, _ in parts_sent(messages, comm.ranks_here if messages else (), HOST)
@@ -210,12 +210,10 @@ class PeerReads:
 
     def _unreadable(self) -> set[PartKey]:
         """Return the parts that the receiver could not read when the node was made."""
-        around, ranks_here = self._report.surroundings, self._comm.ranks_here
-        pairs = around.unreadable if around is not None else ()
-        why_not = {(owner, reader): why for reader, owner, why in pairs}
+        ranks_here = self._comm.ranks_here
         found, senders = set(), {}
         for key in self._boxes:
-            why = why_not.get((ranks_here[key.sender], ranks_here[key.receiver]))
+            why = self._why_not.get((ranks_here[key.receiver], ranks_here[key.sender]))
             if why is not None:
                 found.add(key)
                 if key.receiver == self._comm.rank:
@@ -228,20 +226,8 @@ class PeerReads:
         return found
 
     def check(self, sender: int, error: int) -> None:
-        """Raise if a read failed, or with the sender's own reason if it has left.
-
-        A rank that has left may have freed the cells; if it died, its process id may be reused.
-        """
-        comm = self._comm
-        agreement = comm.context.agreement
-        if error == errno.ESRCH or not agreement.is_here(comm.ranks_here[sender]):
-            comm.wait(f"{self._name}: exchange", lambda: [sender])  # raises, with the reason
-        if error:
-            text = (
-                f"{self._name}: exchange failed: cells in a field of rank {sender} cannot be read: "
-                f"{os.strerror(error)}. Fields in windows need no permission to be read."
-            )
-            raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
+        """Raise if a read failed, or with the sender's own reason if it has left."""
+        require_read(self._comm, f"{self._name}: exchange", sender, error)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:
