@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from mpishare.coordination.control_block import ControlBlock, Status
+
+# Calls that wait for another call than their own, by the last word of their name.
+_AWAITED = {
+    "put": "A put waits until its consumers have taken earlier frames, or have closed the channel.",
+    "get": "A get waits for the producer's next put, or its end().",
+    "start": "A window's start waits for post on its targets.",
+    "wait": "A window's wait waits for complete on its origins, an event's for record.",
+}
 
 # A waiting rank checks again and again; one that has not for so long is stopped.
 _STOPPED_S = 0.5
@@ -41,6 +49,12 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         else:
             found.add(rank)
     return tuple(sorted(found)) or tuple(awaited)
+
+
+def awaited_calls(calls: Collection[str]) -> list[str]:
+    """Return, for an error, what those of these calls wait for that are not collective."""
+    words = {call.rpartition(": ")[2] for call in calls}
+    return [text for word, text in _AWAITED.items() if word in words]
 
 
 def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:

@@ -14,7 +14,12 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mpishare.coordination.control_block import ControlBlock, State, Status
-from mpishare.coordination.deadlock import find_cycle, left_meanwhile, root_causes
+from mpishare.coordination.deadlock import (
+    awaited_calls,
+    find_cycle,
+    left_meanwhile,
+    root_causes,
+)
 from mpishare.coordination.poll import poll
 from mpishare.errors import (
     ClosedError,
@@ -283,9 +288,12 @@ class Waits:
         named = ", ".join(
             f"rank {rank} in {name}" for rank, name in {self.rank: call, **calls}.items()
         )
-        text = (
-            f"ranks wait for each other: {named}. Collective calls must be made in the same order "
-            "on all ranks of a node."
+        text = " ".join(
+            [
+                f"ranks wait for each other: {named}. Collective calls must be made in the same "
+                "order on all ranks of a node.",
+                *awaited_calls({call, *calls.values()}),
+            ]
         )
         return self.fail_and_tell(lambda: MismatchError(text, failures=failures), fatal=False)
 

@@ -159,7 +159,8 @@ class HaloExchange(Plan):
         """Slices of the owned cells that no neighbor reads and that need no neighbor. Local.
 
         Between `start` and `wait` they may be written, and computed with the halo's width: they are
-        farther from ghosts that are exchanged than these are wide.
+        farther from ghosts that are exchanged than these are wide. Cells at a wall are among them:
+        fill the ghosts beyond the wall before these cells are computed.
         """
         return self._index(self._interior())
 

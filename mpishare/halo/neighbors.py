@@ -246,7 +246,8 @@ def _require_counts(counts: Sequence[Any]) -> None:
         if ours != theirs:
             raise ValueError(
                 f"{_CALL} failed: rank {pair[0]} sends {ours} places to rank {pair[1]}, which "
-                f"expects {theirs}"
+                f"expects {theirs}: sends[{pair[1]}] of rank {pair[0]} and recvs[{pair[0]}] of "
+                f"rank {pair[1]} must name as many"
             )
 
 

@@ -112,7 +112,8 @@ class Plan(RoutedPlan):
         """Begin an exchange: neighbors get the cells as the stream has left them.
 
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
-        `HaloExchange.interior` written. Parameters and errors as `exchange`.
+        `HaloExchange.interior` and ghosts beyond a wall written. Parameters and errors as
+        `exchange`.
         """
         if fields and self._made_with.are_held:
             self._made_with.release()

@@ -94,7 +94,9 @@ class FieldLayout:
             )
 
     def _remedy(self, other: FieldLayout) -> str:
-        plan = "make another plan for it (one for Layout.any takes all fields of a block)"
+        plan = (
+            "make another plan for it (a halo exchange of Layout.any takes all fields of a block)"
+        )
         if self.kind == other.kind:
             xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
             for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):
@@ -269,7 +271,10 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
         return np.asarray(field)  # a subclass may keep cells from being written
     refuse_gradient(field, name)
     if isinstance(field, _NO_ARRAYS):
-        raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
+        raise TypeError(
+            f"{name} is not an array but of type {type(field).__name__}. Make an array of "
+            "it first, u = numpy.array(u), and give that"
+        )
     try:
         array = on_memory_of(field)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:

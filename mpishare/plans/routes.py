@@ -128,6 +128,7 @@ def refuse(call: str, routes: Sequence[Routes], require: list[str] | None) -> No
         raise UnsupportedError(
             f"{call} failed: require={tuple(require)} refuses {', '.join(refused[:8])}"
             + (f" and {len(refused) - 8} more" if len(refused) > 8 else "")
+            + ". Name their routes in require= too, or leave it out"
         )
 
 

@@ -101,7 +101,10 @@ def _checked(name: str, given: Box, shape: Sequence[int]) -> Box:
         for first, last, extent in zip(box.lower, box.upper, shape, strict=True)
     )
     if not fits:
-        raise ValueError(f"{name} is {given!r}: it is not within an array of shape {tuple(shape)}")
+        raise ValueError(
+            f"{name} is {given!r}: it is not within an array of shape {tuple(shape)}. Along each "
+            "axis give 0 <= lower <= upper <= extent"
+        )
     return box
 
 

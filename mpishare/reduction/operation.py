@@ -91,9 +91,9 @@ class Operation:
     def __post_init__(self) -> None:
         names = ", ".join(map(repr, OPERATIONS))
         if not isinstance(self.name, str):
-            raise TypeError(f"op must be one of {names}, not {self.name!r}")
+            raise TypeError(f"op must be one of {names}, or such an MPI.Op, not {self.name!r}")
         if self.name not in OPERATIONS:
-            raise ValueError(f"op must be one of {names}, not {self.name!r}")
+            raise ValueError(f"op must be one of {names}, or such an MPI.Op, not {self.name!r}")
         number = number_of(self.dtype)
         if number is None:
             raise TypeError(

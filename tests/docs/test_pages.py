@@ -1,5 +1,6 @@
 """Every program of the pages runs and prints what they say; every command runs, or has a reason."""
 
+import ast
 import re
 import sys
 from textwrap import indent
@@ -210,3 +211,24 @@ def test_the_lines_of_each_library_are_counted_right() -> None:
         once, _, step = code.rpartition("\n\n")
         counted.append(tuple(str(len(part.splitlines())) for part in (once, step)))
     assert counted == rows
+
+
+def test_the_lines_of_each_example_are_counted_right() -> None:
+    """Those of code in the table of examples.md: no comments, docstrings and empty lines."""
+    text = (ROOT / "docs/examples.md").read_text()
+    counts = re.findall(r"\[\d+\]\(#(\w+)\), (\d+)", text)
+    assert len(counts) > 10
+    wrong = {name: said for name, said in counts if lines_of_code(name) != int(said)}
+    assert not wrong
+
+
+def lines_of_code(example: str) -> int:
+    source = (ROOT / f"scripts/examples/{example}.py").read_text()
+    empty = {
+        number
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node) is not None
+        for number in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(re.match(r"\s*[^\s#]", line)) and n not in empty for n, line in lines)

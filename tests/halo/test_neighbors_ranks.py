@@ -350,7 +350,10 @@ def test_lengths_that_do_not_match(node):
     for sent, received in ((3, 2), (0, 1), (1, 0)):
         sends = {receiver: [0] * sent} if node.rank == sender and sent else {}
         recvs = {sender: list(range(1, 1 + received))} if node.rank == receiver else {}
-        said = f"rank {sender} sends {sent} places to rank {receiver}, which expects {received}"
+        said = (
+            f"rank {sender} sends {sent} places to rank {receiver}, which expects {received}: "
+            f"sends[{receiver}] of rank {sender} and recvs[{sender}] of rank {receiver} must name"
+        )
         check_same_error(node, lambda s=sends, r=recvs: make(node, s, r, node.xp.zeros(5)), said)
 
 

@@ -263,7 +263,7 @@ def test_no_way_back_from_overlapping_targets(node):
 
 
 def test_routes_that_are_refused(node):
-    with pytest.raises(UnsupportedError, match="refuses"):
+    with pytest.raises(UnsupportedError, match=r"refuses rank .*\. Name their routes in require="):
         Redistribute(node.comm, (8, 8), 0, 1, node=node, require="mpi-gpu")
 
 
