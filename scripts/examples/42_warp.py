@@ -17,7 +17,7 @@ with mpishare.Node() as node:
     import warp
     from warp import float64, int32, int64, uint64
 
-    (folder, checksum), doubles = mpishare.device.include(), warp.array(dtype=float64)
+    (folder, checksum) = mpishare.device.include()
     build = warp.ModuleBuildOptions(
         extra_cuda_include_dirs=[folder.removeprefix("-I")],
         extra_cuda_preamble=f"// {checksum}\n#include <mpishare.cuh>\nnamespace m = mpishare;\n"
@@ -30,13 +30,20 @@ with mpishare.Node() as node:
     @warp.func_native("return m::epoch(D, 0);")
     def epoch(d: uint64) -> int64: ...
     @warp.func_native("m::put_signal<m::block>(D, to, 0, a.data, n, slot, k);")
-    def put_signal(d: uint64, to: int32, a: doubles, n: int32, slot: int32, k: int64): ...
+    def put_signal(
+        d: uint64, to: int32, a: warp.array[float64], n: int32, slot: int32, k: int64
+    ): ...
     @warp.func_native("return m::wait<m::block>(D, peer, slot, k);")
-    def wait(d: uint64, peer: int32, slot: int32, k: int64) -> bool: ...
+    def wait(d: uint64, peer: int32, slot: int32, k: int64) -> warp.bool: ...
     @warp.func_native("__syncthreads(); if (threadIdx.x == 0) m::signal(D, to, slot, k);")
     def signal(d: uint64, to: int32, slot: int32, k: int64): ...
     @warp.kernel
-    def shift(d: uint64, source: doubles, mine: doubles, total: doubles):
+    def shift(
+        d: uint64,
+        source: warp.array[float64],
+        mine: warp.array[float64],
+        total: warp.array[float64],
+    ):
         right, left, k = neighbor(d, 1), neighbor(d, -1), epoch(d)
         if wait(d, right, READ, k - int64(1)):  # it has read what I sent last
             put_signal(d, right, source, N, SENT, k)
@@ -45,9 +52,9 @@ with mpishare.Node() as node:
                     total[i] += mine[i]
                 signal(d, left, READ, k)
 
-    gpu, stream = f"cuda:{node.device.ordinal}", cupy.cuda.get_current_stream()
+    gpu, stream = f"cuda:{cupy.cuda.Device().id}", cupy.cuda.get_current_stream()
     source, total = cupy.arange(N) + 1000.0 * node.rank, cupy.zeros(N)
-    warp.load_module(shift.module, gpu, block_dim=BLOCK)
+    warp.load_module(device=gpu, block_dim=BLOCK)
     node.barrier()  # all ranks have compiled and loaded it
     for _ in range(LAUNCHES):
         arguments = device, source, window.array, total
