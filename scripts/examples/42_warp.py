@@ -30,26 +30,19 @@ with mpishare.Node() as node:
     @warp.func_native("return m::epoch(D, 0);")
     def epoch(d: uint64) -> int64: ...
     @warp.func_native("m::put_signal<m::block>(D, to, 0, a.data, n, slot, k);")
-    def put_signal(
-        d: uint64, to: int32, a: warp.array[float64], n: int32, slot: int32, k: int64
-    ): ...
+    def put(d: uint64, to: int32, a: warp.array[float64], n: int32, slot: int32, k: int64): ...
     @warp.func_native("return m::wait<m::block>(D, peer, slot, k);")
     def wait(d: uint64, peer: int32, slot: int32, k: int64) -> warp.bool: ...
     @warp.func_native("__syncthreads(); if (threadIdx.x == 0) m::signal(D, to, slot, k);")
     def signal(d: uint64, to: int32, slot: int32, k: int64): ...
     @warp.kernel
-    def shift(
-        d: uint64,
-        source: warp.array[float64],
-        mine: warp.array[float64],
-        total: warp.array[float64],
-    ):
+    def shift(d: uint64, a: warp.array[float64], b: warp.array[float64], s: warp.array[float64]):
         right, left, k = neighbor(d, 1), neighbor(d, -1), epoch(d)
         if wait(d, right, READ, k - int64(1)):  # it has read what I sent last
-            put_signal(d, right, source, N, SENT, k)
+            put(d, right, a, N, SENT, k)
             if wait(d, left, SENT, k):
                 for i in range(warp.tid(), N, BLOCK):
-                    total[i] += mine[i]
+                    s[i] += b[i]
                 signal(d, left, READ, k)
 
     gpu, stream = f"cuda:{cupy.cuda.Device().id}", cupy.cuda.get_current_stream()
