@@ -243,4 +243,9 @@ def test_across_nodes():
     for rank in range(3):
         assert played.rank(rank)["wrong"] == []
         assert "mpi" in played.rank(rank)["routes"]
-        assert played.raised(rank, "call", "PeerTimeout").seconds < LIMIT_S
+        told = played.told(rank, "call")
+        assert told.seconds < LIMIT_S
+        # The deadlines of ranks 0 and 1 end together: the second may read that the first has left.
+        by_peer = told.error == "PeerError" and told.failures[1 - rank].startswith("PeerTimeout: ")
+        assert told.error == "PeerTimeout" or (rank < 2 and by_peer), played.describe()
+    assert "PeerTimeout" in (played.told(rank, "call").error for rank in (0, 1)), played.describe()
