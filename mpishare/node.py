@@ -373,6 +373,14 @@ class Node(NotPicklable):
             The rank in `comm` that records. Default: the leader.
         waiters : sequence of int, optional
             The ranks that wait. Default: all others.
+
+        Raises
+        ------
+        UnsupportedError
+            On CUDA, if the owner and a waiter have the same process id, in PID namespaces of their
+            own.
+        CudaError, PeerError, MismatchError
+            As `allocate`.
         """
         return make_event(self._context, owner, waiters)
 

@@ -51,9 +51,9 @@ class Location(NamedTuple):
 class NodeContext:
     """Agreement, backend and counters of a node, for its objects.
 
-    `nonces` and `uuids` have for each rank of the node the unique name of its process and its GPU,
-    which is empty on the host backend. `ncpus` is the number of processors for all its ranks
-    together.
+    `nonces`, `pids` and `uuids` have for each rank of the node the unique name of its process, the
+    process id in its PID namespace, and its GPU, which is empty on the host backend. `ncpus` is the
+    number of processors for all its ranks together.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class NodeContext:
         backend: Backend,
         watchdog: Watchdog,
         nonces: list[str],
+        pids: list[int],
         uuids: list[str],
         ncpus: int,
     ) -> None:
@@ -69,6 +70,7 @@ class NodeContext:
         self.rank, self.size = agreement.rank, agreement.size
         self.backend = backend
         self.nonces = nonces
+        self.pids = pids
         self.uuids = uuids
         # Those, then the GPUs of other nodes: containers of a machine may share one.
         self.all_uuids = uuids
@@ -136,6 +138,20 @@ class NodeContext:
                 f"{call} failed: {value!r} is not a rank of the node (0 to {self.size - 1})"
             )
         return rank
+
+    def why_no_event(self, owner: int, waiter: int) -> str:
+        """Return why a stream of one rank must not wait for a CUDA event of another; else "".
+
+        CUDA keeps the events of a process in a file of /dev/shm that it names by the user id and
+        the process id: two processes of the same ids write into one file.
+        """
+        if owner == waiter or self.pids[owner] != self.pids[waiter]:
+            return ""
+        return (
+            f"ranks {owner} and {waiter} have PID namespaces of their own and the same process id "
+            f"{self.pids[owner]}, by which CUDA names its events: start the containers with "
+            "--pid=host"
+        )
 
     def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""

@@ -120,11 +120,14 @@ class _Prober:
         memory = self.memories[self.rank]
         if memory is None:
             return {}
-        events, tokens = self.backend.events(1)
-        self.events[self.rank] = events
-        self.backend.record(events[0], self._stream())
         token = self.backend.publish(memory)
-        return {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes), "event": tokens}
+        reply = {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes)}
+        try:
+            self.events[self.rank], reply["event"] = self.backend.events(1)
+            self.backend.record(self.events[self.rank][0], self._stream())
+        except CudaError as error:
+            reply["no event"] = str(error)
+        return reply
 
     def _open(self, replies: list[dict[str, Any]]) -> None:
         for rank in range(self.size):
@@ -138,12 +141,15 @@ class _Prober:
                 self.origin[rank]["memory"] = True
             except (CudaError, HandleError) as error:
                 self.origin[rank]["reason"] = str(error)
+            why = replies[rank].get("no event") or self.context.why_no_event(rank, self.rank)
             try:
-                self.events[rank] = self.backend.open_events(replies[rank]["event"])
-                self.backend.wait_event(self.events[rank][0], self._stream())
-                self.origin[rank]["events"] = True
+                if not why:
+                    self.events[rank] = self.backend.open_events(replies[rank]["event"])
+                    self.backend.wait_event(self.events[rank][0], self._stream())
+                    self.origin[rank]["events"] = True
             except CudaError as error:
-                self.origin[rank]["reason"] = self.origin[rank]["reason"] or str(error)
+                why = str(error)
+            self.origin[rank]["reason"] = self.origin[rank]["reason"] or why
 
     def _write(self) -> None:
         from mpishare.backends import cuda
@@ -201,8 +207,9 @@ class _Prober:
     def _let_go(self) -> None:
         """Close the events; the memory stays mapped for the plans to come."""
         for rank, memory in enumerate(self.memories):
-            if rank != self.rank and memory is not None:
-                self.context.suballocator.adopt_opened(memory, self.tokens[rank])
+            if rank != self.rank:
+                if memory is not None:
+                    self.context.suballocator.adopt_opened(memory, self.tokens[rank])
                 self.backend.close_events(self.events[rank])
 
     def _free(self) -> None:

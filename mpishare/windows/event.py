@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError
+from mpishare.errors import ClosedError, UnsupportedError
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, owner_of, receivers
 from mpishare.windows.stream_chain import StreamChain
@@ -219,6 +219,9 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     def check() -> tuple[dict[str, Any], None]:
         rank = owner_of(context, call, owner)
         ranks = receivers(context, call, rank, waiters, ("owner", "waiters"))
+        for waiter in ranks if backend.has_streams else ():
+            if why := context.why_no_event(rank, waiter):
+                raise UnsupportedError(f"{call} failed: {why}")
         return {"owner": rank, "waiters": ranks}, None
 
     owner, ranks = agree(context, call, check)[0].values()

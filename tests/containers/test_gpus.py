@@ -32,11 +32,21 @@ with mpishare.Node(backend="cuda", timeout_s=30) as node:
         node.synchronize()
         routes = sorted(set(halo.routes.values()))
     ghosts = [float(field[0, 5].get()), float(field[-1, 5].get())]
+    try:
+        event = node.event(owner=0)
+        if node.rank == 0:
+            event.record()
+        else:
+            event.wait()
+        node.synchronize()
+        refusal = ""
+    except mpishare.UnsupportedError as error:
+        refusal = str(error)
     pairs = [pair for pair in node.report().pairs if pair.origin != pair.target]
     report({
         "size": node.size, "ghosts": ghosts, "routes": routes, "text": str(node.report()),
         "memory": [pair.memory for pair in pairs], "events": [pair.events for pair in pairs],
-        "reasons": [pair.reason for pair in pairs],
+        "reasons": [pair.reason for pair in pairs], "refusal": refusal,
     })
 """
 
@@ -62,12 +72,20 @@ def test_memory_is_shared(own, monkeypatch, tmp_path):
     for told in played(own, monkeypatch, tmp_path):
         assert told["memory"] == [True, True], told["text"]
         assert told["events"] == [True, True], told["text"]
+        assert told["refusal"] == ""
         assert told["routes"] in (["fused"], ["copy"])
 
 
-def test_equal_process_ids(monkeypatch, tmp_path):
-    """The driver takes the memory of the other one for its own; the cells go by pinned memory."""
-    for told in played(["pid"], monkeypatch, tmp_path):
+@pytest.mark.parametrize("own", [["pid"], ["user", "pid", "ipc"]], ids=" ".join)
+def test_equal_process_ids(own, monkeypatch, tmp_path):
+    """The driver takes the memory of the other one for its own; the cells go by pinned memory.
+
+    Both have their events in one file of /dev/shm, which CUDA names by the process id, or cannot
+    make any.
+    """
+    for told in played(own, monkeypatch, tmp_path):
         assert told["memory"] == [False, False], told["text"]
+        assert told["events"] == [False, False], told["text"]
         assert all("--pid=host" in reason for reason in told["reasons"])
+        assert "by which CUDA names its events" in told["refusal"]
         assert told["routes"] == ["pinned"]
