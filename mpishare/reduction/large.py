@@ -21,7 +21,7 @@ from mpishare.reduction.slots import REDUCE
 from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.slots import Slots
@@ -148,31 +148,38 @@ class LargeReduce:
         Each of three barriers ends what the others may do with a field: before the second they read
         their shares of it, before the third the result.
         """
-        slots = self._slots
-        place, own, step = slots.place, address_of(flat), _READ_NBYTES // self._itemsize
-        if self._blocks is None:
-            self._blocks = np.empty((self._nranks, step), self._dtype)
+        slots, place = self._slots, self._slots.place
         shares = [self._share(flat.size, at) for at in range(self._nranks)]
         sources = {rank: self._source(rank, at) for rank, at in enumerate(places) if rank != place}
+        self._fold_by_reads(flat, shares[place], sources)
+        slots.meet(REDUCE)
+        own, step = address_of(flat), _MAX_READ_NBYTES
+        for rank, source in sources.items():
+            begin, end = (self._itemsize * at for at in (shares[rank].start, shares[rank].stop))
+            for at in range(begin, end, step):
+                self._read(rank, source, at, own + at, min(step, end - at))
+        slots.meet(REDUCE)
+        slots.require_present()
+
+    def _fold_by_reads(
+        self, flat: Array, share: slice, sources: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Put the result of a share into the field, block by block."""
+        place, step = self._slots.place, _READ_NBYTES // self._itemsize
+        if self._blocks is None:
+            self._blocks = np.empty((self._nranks, step), self._dtype)
         into = [address_of(block) for block in self._blocks]
-        begin, end = shares[place].start, shares[place].stop
-        for at in range(begin, end, step):
-            mine = flat[at : min(at + step, end)]
+        for at in range(share.start, share.stop, step):
+            mine = flat[at : min(at + step, share.stop)]
             operands = [block[: mine.size] for block in self._blocks]
             for rank, source in sources.items():
                 self._read(rank, source, at * self._itemsize, into[rank], mine.nbytes)
             operands[place] = mine
+            # The first two operands are combined first: either may be the result, no other.
             result = operands[place if place < 2 else 0]
             self._fold(operands, result)
             if result is not mine:
                 mine[...] = result
-        slots.meet(REDUCE)
-        for rank, source in sources.items():
-            begin, end = (self._itemsize * at for at in (shares[rank].start, shares[rank].stop))
-            for at in range(begin, end, _MAX_READ_NBYTES):
-                self._read(rank, source, at, own + at, min(_MAX_READ_NBYTES, end - at))
-        slots.meet(REDUCE)
-        slots.require_present()
 
     def _source(self, rank: int, place: Location) -> tuple[int, int]:
         """Return the process, and the address in it, where this one reads a rank's field."""
