@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Let ranks die, and come late, in kernels that wait for them, many times: tests/device/test_late_faults.py.
-# Each of its tests is a job that has RUNS runs; JOBS of them at a time. There are 3 for each kind of wait.
-# Usage: scripts/lib/missed.sh [RUNS=34] [JOBS=3] [SECONDS=600] [WORDS]
+# Each of its tests is a job that has RUNS runs, as many at a time as the GPUs have memory for. There are 3 for each
+# kind of wait.
+# Usage: scripts/lib/missed.sh [RUNS=34] [SECONDS=600] [WORDS]
 # WORDS choose some of the tests, as those of `pytest -k`.
 # Needs GPUs without MPS, and takes python3 and mpirun as they are. A job of deaths has RUNS + 2 processes, all
-# with memory on a GPU: with 5 such jobs at a time CUDA was out of memory for their contexts on two H200.
+# with memory on each GPU: 108 of them did not fit on an H100, nor 180 on two H200.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export MPISHARE_RUNS=${1:-34} WORK
-jobs=${2:-3} limit=${3:-600} words=${4:-}
+limit=${2:-600} words=${3:-}
+free_mib=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits | sort -n | head -n 1)
+jobs=$((free_mib / (800 * (MPISHARE_RUNS + 2))))
+((jobs > 0)) || { echo "$MPISHARE_RUNS runs in a job take more memory than the GPUs have free" >&2 && exit 1; }
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/mpishare.XXXXXX")
 trap 'rm -rf -- "$WORK"' EXIT
 file=tests/device/test_late_faults.py
