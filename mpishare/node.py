@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -562,6 +563,7 @@ class Node(NotPicklable):
                 agreement.check()
             return
         agreement.check()
+        to_warn = context.begin_closing()
         try:
             close_in_turn(context, context.children)
             context.release_retained()
@@ -574,6 +576,8 @@ class Node(NotPicklable):
         context.agreement.fail(lambda: closed("the node"), fatal=False)
         for comm in self._comms:
             comm.Free()
+        for text in to_warn:
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _abandon(self) -> None:
         """Leave without the other ranks; free no memory that they may still map."""

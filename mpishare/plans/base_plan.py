@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +89,9 @@ class BasePlan(NodeObject):
         for made in self._setups:
             made.close()
         if is_forgotten:
-            warnings.warn(
+            setup.context.warn(
                 f"{self.name} was closed after start() without wait(): the call was completed. "
                 "Call wait() before the fields are read or written",
-                ResourceWarning,
                 stacklevel=2,
             )
 

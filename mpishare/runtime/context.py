@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+import warnings
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -98,6 +99,8 @@ class NodeContext:
         self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
+        # Texts of warnings while the node closes its objects; see `warn`.
+        self._to_warn: list[str] | None = None
         # The objects of all ranks of the node.
         self.dropped = Dropped()
         self._children = Children()
@@ -152,6 +155,26 @@ class NodeContext:
             f"{self.pids[owner]}, by which CUDA names its events: start the containers with "
             "--pid=host"
         )
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the node itself closes its objects."""
+        return self._to_warn is not None
+
+    def begin_closing(self) -> list[str]:
+        """Return the list that gets the warnings from here on, for the end of the node's close."""
+        self._to_warn = []
+        return self._to_warn
+
+    def warn(self, text: str, stacklevel: int) -> None:
+        """Warn of something that is closed: after the node has closed all, where the node does.
+
+        A filter may make the warning an error, and no other rank may wait for this one then.
+        """
+        if self._to_warn is None:
+            warnings.warn(text, ResourceWarning, stacklevel=stacklevel + 1)
+        else:
+            self._to_warn.append(text)
 
     def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import threading
-import warnings
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -264,8 +263,8 @@ class Pool(NodeObject):
 
         Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
         twice has no effect. Arrays that are still held stay valid, and a `ResourceWarning` names
-        the pool: then the memory is kept until the node is closed, on the host backend until the
-        last of them is gone.
+        the pool, unless the node closes it: then the memory is kept until the node is closed, on
+        the host backend until the last of them is gone.
 
         Raises
         ------
@@ -286,17 +285,15 @@ class Pool(NodeObject):
         if not is_gone:
             context.retained.append(self._release)
         if not is_gone and self._door is not None and (openers := self._door.openers):
-            warnings.warn(
+            context.warn(
                 f"{self.name} was closed while processes {openers} outside the node map it: its "
                 "memory is kept",
-                ResourceWarning,
                 stacklevel=2,
             )
-        if is_held:
-            warnings.warn(
+        if is_held and not context.is_closing:
+            context.warn(
                 f"{self.name} was closed while arrays of it are held: its memory stays mapped "
                 "until they are gone",
-                ResourceWarning,
                 stacklevel=2,
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -295,8 +294,9 @@ class Window(Epochs, NodeObject):
 
         Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
         twice has no effect. Arrays that are still held stay valid: then the memory is kept until
-        the node is closed, and a `ResourceWarning` names the window. The same holds where processes
-        outside the job map memory of it on a GPU and have not released it after 3 s.
+        the node is closed, and a `ResourceWarning` names the window, unless the node closes it. The
+        same holds where processes outside the job map memory of it on a GPU and have not released
+        it after 3 s.
 
         Raises
         ------
@@ -310,10 +310,11 @@ class Window(Epochs, NodeObject):
         closed = f"{self.name} of shape {self.shape} was closed while"
         if self._viewers and self._context.rank == 0:
             viewers = f"processes {self._viewers} outside the job map it: its memory is kept"
-            warnings.warn(f"{closed} {viewers}", ResourceWarning, stacklevel=4)
-        if is_held:
+            self._context.warn(f"{closed} {viewers}", stacklevel=4)
+        # At the end of a node's block its arrays still have their names in the program.
+        if is_held and not self._context.is_closing:
             why = "arrays of it are held: its memory stays mapped until they are gone"
-            warnings.warn(f"{closed} {why}", ResourceWarning, stacklevel=4)
+            self._context.warn(f"{closed} {why}", stacklevel=4)
 
     def _abandon(self) -> None:
         self._is_closed = True

@@ -5,7 +5,8 @@ after `wait`, which a neighbor that still reads them would see.
 """
 
 import time
-from contextlib import ExitStack
+import warnings
+from contextlib import ExitStack, nullcontext
 from unittest import mock
 
 import numpy as np
@@ -355,6 +356,18 @@ def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
         node.close()
     assert halo.is_closed
+
+
+@TWO
+def test_a_warning_that_one_rank_makes_an_error_harms_no_other(host_node):
+    """It is raised once the node has closed all."""
+    node = mpishare.Node(host_node.comm, backend="host", timeout_s=20)
+    halo = ring(node, np.zeros((6, 4096)), axes=0)
+    halo.start(node.allocate_each((6, 4096), fill=0).array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if node.rank == 0 else "ignore")
+        with pytest.raises(ResourceWarning) if node.rank == 0 else nullcontext():
+            node.close()
 
 
 @TWO
