@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mpishare.memory.allocation import Steps
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
+    from mpishare.runtime.report import Member
 
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
 
@@ -62,19 +63,18 @@ class NodeContext:
         agreement: Agreement,
         backend: Backend,
         watchdog: Watchdog,
+        members: Sequence[Member],
         nonces: list[str],
-        pids: list[int],
-        uuids: list[str],
         ncpus: int,
     ) -> None:
         self.agreement = agreement
         self.rank, self.size = agreement.rank, agreement.size
         self.backend = backend
         self.nonces = nonces
-        self.pids = pids
-        self.uuids = uuids
+        self.pids = [member.pid for member in members]
+        self.uuids = [member.device.uuid if member.device else "" for member in members]
         # Those, then the GPUs of other nodes: containers of a machine may share one.
-        self.all_uuids = uuids
+        self.all_uuids = self.uuids
         self.watchdog = watchdog
         # A full barrier of this processor, where it needs one; see `MemoryBarrier`.
         self.memory_barrier = agreement.block.sync

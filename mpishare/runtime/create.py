@@ -258,12 +258,10 @@ def _make_context(
 
     backend, replies = agreement.step_keeping(CALL, begin)
     members = tuple(Member.of(each["member"]) for each in replies)
-    uuids = [member.device.uuid if member.device else "" for member in members]
     nonces = [each["nonce"] for each in replies]
-    pids = [member.pid for member in members]
     # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
     cpus = set[int]().union(*(each["cpus"] for each in replies))
-    context = NodeContext(agreement, backend, watchdog, nonces, pids, uuids, len(cpus))
+    context = NodeContext(agreement, backend, watchdog, members, nonces, len(cpus))
     if not backend.has_streams:
         step_keeping = partial(agreement.step_keeping, CALL)
         found = native.find(step_keeping, is_first=agreement.rank == 0)
