@@ -5,6 +5,7 @@ import pytest
 
 import mpishare
 from tests.helpers.autograd import functions
+from tests.helpers.compiled import WHY_NONE
 from tests.helpers.halos import beside, even_case, plan, random_case
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -294,7 +295,7 @@ def test_tensors_are_redistributed(host_node, monkeypatch):
             assert isinstance(found, torch.Tensor)
             assert out is None or found is out
             assert torch.equal(found, b)
-            assert len(seen) == times
+            assert len(seen) == (4 if WHY_NONE else times)  # the route in NumPy looks twice
         plan.start(b.clone(), torch.empty(a.shape), backward=True)
         assert torch.equal(plan.wait(), a)
         with pytest.raises(ValueError, match="forward failed: the array requires a gradient"):
