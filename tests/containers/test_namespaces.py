@@ -4,6 +4,7 @@ The rows are those of docs/containers.md. Root alone can pretend containers.
 """
 
 import sys
+import tempfile
 
 import pytest
 
@@ -128,8 +129,9 @@ def test_other_process_ids_under_mpich(monkeypatch, tmp_path):
 @pytest.mark.parametrize("own", ["shm", "folder"])
 def test_another_dev_shm_is_another_node(own, monkeypatch, tmp_path):
     """The same kernel and host name, and with "folder" the same device too."""
-    monkeypatch.setenv("SHM_FOLDER", "/dev/shm")
-    result = played([own], monkeypatch, tmp_path, env={"MPIR_CVAR_NOLOCAL": "1"})
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        monkeypatch.setenv("SHM_FOLDER", folder)
+        result = played([own], monkeypatch, tmp_path, env={"MPIR_CVAR_NOLOCAL": "1"})
     for rank, told in result.reports.items():
         assert (told["size"], told["window"], told["routes"]) == (1, [0], ["mpi"])
         (note,) = told["notes"]

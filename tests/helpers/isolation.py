@@ -26,7 +26,7 @@ OWN = {
     "uts": (["--uts"], 'hostname "container-${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"'),
     # Docker's default size.
     "shm": (["--mount"], "mount -t tmpfs -o size=64m tmpfs /dev/shm"),
-    # A folder of the machine's /dev/shm in place of it: the same device, other files.
+    # A folder inside the machine's /dev/shm in place of it: the same device, other files.
     "folder": (["--mount"], 'mount --bind "$(mktemp -d -p "$SHM_FOLDER")" /dev/shm'),
 }
 """By what a rank has of its own: the options of unshare, and what is done inside before it starts.
