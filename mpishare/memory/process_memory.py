@@ -35,10 +35,11 @@ def process_vm_readv() -> Callable[..., int]:
 def read_memory(pid: int, address: int, into: int, nbytes: int) -> int:
     """Copy memory of a process to an address of this one; return 0, or the error number. Local."""
     local, remote = IoVec(into, nbytes), IoVec(address, nbytes)
-    if process_vm_readv()(pid, local, 1, remote, 1, 0) == nbytes:
+    count = process_vm_readv()(pid, local, 1, remote, 1, 0)
+    if count == nbytes:
         return 0
-    # A read that ends early met a page that cannot be read.
-    return ctypes.get_errno() or errno.EFAULT
+    # A read that ends early met a page that cannot be read, and leaves errno as it was.
+    return ctypes.get_errno() if count < 0 else errno.EFAULT
 
 
 class Token:

@@ -18,6 +18,7 @@ from mpishare.plans.cells import Box
 from mpishare.plans.layout import FieldLayout, host_layout
 
 PAGE = mmap.PAGESIZE
+NO_PROCESS = 1 << 22  # Linux numbers processes up to one less
 
 
 def at(array):
@@ -34,11 +35,13 @@ def test_a_token():
 def test_a_page_that_is_not_there():
     memory = mmap.mmap(-1, 2 * PAGE)
     source = np.frombuffer(memory, "u1")
+    begin = at(source)  # a failure shows numbers: the array cannot be read
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, 0) == 0
-    for offset in (PAGE, PAGE - 8):
-        assert try_read(os.getpid(), at(source) + offset, "") == errno.EFAULT
-    assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, mmap.PROT_READ) == 0
+    assert libc.mprotect(ctypes.c_void_p(begin + PAGE), PAGE, 0) == 0
+    for offset in (PAGE, PAGE - 8):  # a read that ends early leaves errno as the one before it did
+        assert try_read(NO_PROCESS, begin, "") == errno.ESRCH
+        assert try_read(os.getpid(), begin + offset, "") == errno.EFAULT
+    assert libc.mprotect(ctypes.c_void_p(begin + PAGE), PAGE, mmap.PROT_READ) == 0
 
 
 def test_a_page_in_between_is_seen():
