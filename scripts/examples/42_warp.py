@@ -12,11 +12,11 @@ N, BLOCK, LAUNCHES, SENT, READ = 1000, 256, 5, 0, 1
 with mpishare.Node() as node:
     window = node.allocate_each(N, signals=2)
     device = int(window.device["self"])  # refused on the host, which has no kernels
-
     import cupy
     import warp
     from warp import float64, int32, int64, uint64
 
+    warp.config.log_level = warp.LOG_WARNING  # else it prints what it compiles
     (folder, checksum) = mpishare.device.include()
     build = warp.ModuleBuildOptions(
         extra_cuda_include_dirs=[folder.removeprefix("-I")],
