@@ -263,6 +263,8 @@ _NO_ARRAYS = (list, tuple, int, float, str, bytes, type(None))
 
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return a NumPy array on the same memory, or raise `TypeError`."""
+    if type(field) is np.ndarray:
+        return field
     masked = sys.modules.get("numpy.ma")  # NumPy imports it at first use, in 15 ms
     if masked is not None and isinstance(field, masked.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")

@@ -70,6 +70,11 @@ class MpiMessages:
         self._startall(self._sends if self._is_receiving else self._requests)
         self._is_receiving = False
 
+    def exchange(self) -> None:
+        """Send and receive all messages, and wait on the host."""
+        self.send()
+        self.wait()
+
     def wait(self) -> None:
         """Wait on the host until all messages are sent and received, with the deadline.
 

@@ -66,12 +66,17 @@ class Transfer:
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:  # noqa: ARG002  no streams
         """Copy the elements of the field, once the stream has written them."""
         array = as_numpy(field, "a field")
-        packed.reshape(array.shape, order=self._order)[...] = array
+        self._in_shape(packed, array)[...] = array
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
         """Copy the elements back; `packed` may be overwritten afterwards."""
         array = as_numpy(field, "a field")
-        array[...] = packed.reshape(array.shape, order=self._order)
+        array[...] = self._in_shape(packed, array)
+
+    def _in_shape(self, packed: Any, array: Array) -> Any:
+        """Return packed elements in the shape of an array."""
+        # To reshape them takes longer than to copy a few.
+        return packed if array.ndim == 1 else packed.reshape(array.shape, order=self._order)
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine packed elements in the order of the operands, without warnings."""
@@ -197,15 +202,10 @@ class _Leaders:
     def reduce(self) -> None:
         """Combine `mine` of all leaders in the shared result. Host-blocking."""
         scatter, *gather = self._steps
-        self._exchange(scatter)
+        scatter.exchange()
         self._transfer.fold(self._operands, self._folded)
         for step in gather:
-            self._exchange(step)
-
-    def _exchange(self, messages: MpiMessages) -> None:
-        messages.receive()
-        messages.send()
-        messages.wait()
+            step.exchange()
 
     def close(self) -> bool:
         """Free the requests; return whether no message is under way."""

@@ -151,7 +151,7 @@ class HostReduce(PlanEngine):
         require_writeable(field, "a field")
 
     def _operand(self, field: Any, name: str) -> Array:
-        array = field if type(field) is np.ndarray else as_numpy(field, name)
+        array = as_numpy(field, name)
         if array.dtype != self._dtype:
             raise ValueError(f"{name} has dtype {array.dtype} instead of {self._dtype}")
         return array

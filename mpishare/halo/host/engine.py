@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import ClosedError
@@ -129,10 +127,7 @@ class HostEngine(PlanEngine):
         recording.require_none(self._name, "its fields are in host memory")
         require_number(fields, len(self._layouts))
         names = self._names
-        arrays = [
-            field if type(field) is np.ndarray else as_numpy(field, name)
-            for field, name in zip(fields, names, strict=True)
-        ]
+        arrays = [as_numpy(field, name) for field, name in zip(fields, names, strict=True)]
         if self._compiled is None or not self._compiled.knows(arrays):
             for array, expected, name in zip(arrays, self._layouts, names, strict=True):
                 expected.require(FieldLayout.of_host(array), name)
