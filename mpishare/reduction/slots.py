@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, mismatch
@@ -118,10 +119,17 @@ class Slots:
         return [Location(*theirs[begin : begin + _PLACE_WORDS]) for theirs in self._control]
 
     def require_present(self) -> None:
-        """Raise if a rank has left the node: its field may have been overwritten."""
+        """Raise if a rank has left amid the call: its field may have been overwritten.
+
+        One whose program has ended had come to the end of the call: the others had read its field.
+        """
         self._memory_barrier()
-        agreement = self._comm.context.agreement
-        gone = [rank for rank in self._ranks if not agreement.is_here(self._comm.ranks_here[rank])]
+        agreement, ranks_here = self._comm.context.agreement, self._comm.ranks_here
+
+        def may_have_left(rank: int) -> bool:
+            return not agreement.is_here(rank) and agreement.state(rank) != State.EXITED
+
+        gone = [rank for rank in self._ranks if may_have_left(ranks_here[rank])]
         if gone:
             self._comm.wait(self._call(REDUCE), lambda: gone)  # raises, with the reason
 

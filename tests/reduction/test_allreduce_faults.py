@@ -72,6 +72,33 @@ def test_a_rank_that_has_left_when_the_others_read_its_array():
         assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
 
 
+def ended(stage: Stage, where: str) -> None:
+    """Rank 1 makes a sum as its last call, and its program ends before the others go on."""
+    node = mpishare.Node()
+    x = np.ones(400_000) if where == "private" else node.allocate_each(400_000, fill=1.0).array
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    agreement, slots = node._context.agreement, total._engine._slots
+    require_present = slots.require_present
+
+    def require_later() -> None:
+        is_over = mpishare.coordination.control_block.State.EXITED
+        assert mpishare.coordination.poll.poll(lambda: agreement.state(1) == is_over, 20)
+        require_present()
+
+    if stage.rank != 1:
+        slots.require_present = require_later
+    stage.attempt("call", total.reduce, x)
+    report({"is_right": bool((x == stage.size).all())})
+
+
+@pytest.mark.parametrize("where", ["private", "window"])
+def test_a_rank_whose_program_ends_with_a_large_sum(where):
+    """Its array was read, and the others return: a program need not close its node."""
+    played = play(3, ended, where)
+    played.worked(range(3), "call")
+    assert [played.rank(rank)["is_right"] for rank in range(3)] == [True] * 3
+
+
 def read_from(stage: Stage, how: str) -> None:
     """The others read the field of rank 1, which does something else after the first barrier."""
     import ctypes
