@@ -563,6 +563,8 @@ class Node(NotPicklable):
                 agreement.check()
             return
         agreement.check()
+        if context.is_closing:
+            return  # a handler of a signal, within this very close, which goes on behind it
         context.begin_closing()
         try:
             close_in_turn(context, context.children)
