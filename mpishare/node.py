@@ -563,7 +563,9 @@ class Node(NotPicklable):
                 agreement.check()
             return
         agreement.check()
-        to_warn = context.begin_closing()
+        if context.is_closing:
+            return  # a handler of a signal, within this very close, which goes on behind it
+        context.begin_closing()
         try:
             close_in_turn(context, context.children)
             context.release_retained()
@@ -576,7 +578,7 @@ class Node(NotPicklable):
         context.agreement.fail(lambda: closed("the node"), fatal=False)
         for comm in self._comms:
             comm.Free()
-        for text in to_warn:
+        for text in context.end_closing():
             warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _abandon(self) -> None:

@@ -337,9 +337,10 @@ class ControlBlock:
     def status(self, rank: int) -> Status | None:
         """Return the published wait of that rank; None without one, or if it cannot be read."""
         # Of many ranks all look at the waits of all others, again and again: each is parsed once.
-        known = self._statuses.get(rank)
+        known, looks = self._statuses.get(rank), self._each[_LOOKS][rank]
+        self.sync()  # looks first: behind the version they could be those of a later wait
         if known is not None and known.version == self.words[rank * _RANK_WORDS + _WAIT]:
-            return known._replace(looks=self._each[_LOOKS][rank])
+            return known._replace(looks=looks)
         found = self._published(rank, _WAIT)
         if found is None or not found[2]:
             return None

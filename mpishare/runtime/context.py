@@ -161,10 +161,14 @@ class NodeContext:
         """Whether the node itself closes its objects."""
         return self._to_warn is not None
 
-    def begin_closing(self) -> list[str]:
-        """Return the list that gets the warnings from here on, for the end of the node's close."""
+    def begin_closing(self) -> None:
+        """Keep the warnings from here on, for the end of the node's close."""
         self._to_warn = []
-        return self._to_warn
+
+    def end_closing(self) -> list[str]:
+        """Return the warnings that were kept: a plan that has closed its node warns behind it."""
+        kept, self._to_warn = self._to_warn or [], None
+        return kept
 
     def warn(self, text: str, stacklevel: int) -> None:
         """Warn of something that is closed: after the node has closed all, where the node does.

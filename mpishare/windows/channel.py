@@ -119,7 +119,8 @@ class Channel(NodeObject):
 
         ``with channel.put() as slot: slot[...] = frame``. Local. At the beginning of the block my
         stream waits until every consumer has given the slot back; at its end the frame is sent.
-        Where the block raises, no frame is sent, and the next `put` has the same slot.
+        Where the block raises, no frame is sent, and the next `put` has the same slot. An interrupt
+        (Ctrl-C) amid its last statement may leave the slot open: then the channel must be closed.
 
         Stream-ordered on CUDA: the host waits only where it is 64 frames ahead of that. On the host
         backend the beginning blocks until the slot is free. The contents of the slot at the
@@ -173,7 +174,8 @@ class Channel(NodeObject):
 
         Where frames are dealt, entering the block asks for one: a frame is dealt to no consumer
         that has not asked, so none is lost where a loop is left. After an interrupt of the wait
-        (Ctrl-C) the next `get` takes the frame that was asked for.
+        (Ctrl-C) the next `get` takes the frame that was asked for; one amid the last statement of
+        the block may leave the slot open, as in `put`.
 
         Parameters
         ----------

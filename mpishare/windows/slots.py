@@ -106,7 +106,11 @@ class Block:
         """Raise the reason why the block cannot be entered."""
         failed = failed or f"{self._call} failed at the begin of its block"
         if self.is_open:
-            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
+            # Python raises an interrupt also before the first line of `__exit__`.
+            raise EpochError(
+                f"{failed}: a slot is open. Leave its block first. If an interrupt (Ctrl-C) came "
+                "at its end, close the channel and make another."
+            )
         if not self._arrays:
             raise ClosedError(f"{failed}: the channel is closed")
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")

@@ -127,6 +127,30 @@ def test_status_comes_and_goes(blocks):
     assert blocks[0].status(0) is blocks[0].status(2) is None
 
 
+def test_looks_of_a_later_wait_are_not_those_of_the_earlier_one(blocks):
+    """Else a rank that was stopped amid its look would take one that went on for a deadlock."""
+    reader, other = blocks[0], blocks[1]
+    other.begin_wait("window 3: fence", [0])
+    first = reader.status(1)
+    words = reader.words
+
+    class StoppedBehindVersion:
+        """Words of the reader, whose process is stopped behind its first look at the version."""
+
+        def __getitem__(self, at):
+            value, reader.words = words[at], words
+            other.end_wait()
+            other.begin_wait("window 4: fence", [0])
+            for _ in range(3):
+                other.look()
+            return value
+
+    reader.words = StoppedBehindVersion()
+    found = reader.status(1)
+    assert found.call == "window 4: fence" or found.looks == first.looks
+    assert reader.status(1).call == "window 4: fence"
+
+
 def test_status_that_is_being_written_is_none(blocks):
     blocks[1].begin_wait("a", [0])
     at = next(i for i in range(len(blocks[1].words)) if blocks[1].words[i] == 2)

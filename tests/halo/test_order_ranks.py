@@ -348,6 +348,15 @@ def test_strides_of_an_axis_of_one_do_not_matter(node, route):
         exchange_step(halo, [other], 5, other.array)
 
 
+def test_the_last_plan_of_a_node_that_is_kept_warns_too(host_node):
+    """Its close has closed the node by then."""
+    dims = (host_node.size,)
+    halo = mpishare.HaloExchange(host_node.comm, np.zeros(4096), 1, dims=dims, periods=True)
+    halo.start(np.zeros(4096))
+    with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
+        halo.close()
+
+
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     """The field is in a window that is newer than the plan."""
     node = mpishare.Node(host_node.comm, backend="host", timeout_s=20)

@@ -299,6 +299,27 @@ def test_no_slot_inside_a_slot(node):
 
 
 @TWO
+@pytest.mark.parametrize("end", ["put", "get"])
+def test_a_slot_that_an_interrupt_left_open(host_node, end):
+    """As where Python raises it before the first line of `__exit__`: the error has the remedy."""
+    node = host_node
+    ends = {"producer": 0, "consumers": [1]}
+    channel = node.channel(4, "i8", **ends)
+    if node.rank == 0 and end == "get":
+        send(channel, 1)
+    if node.rank == ("put", "get").index(end):
+        getattr(channel, end)().__enter__()
+        with pytest.raises(EpochError, match="close the channel and make another"):
+            getattr(channel, end)()
+    channel.close()
+    with node.channel(4, "i8", **ends) as other:
+        if node.rank == 0:
+            send(other, 7)
+        elif node.rank == 1:
+            assert receive(other) == 7
+
+
+@TWO
 def test_a_block_that_is_entered_twice(node):
     """The second enter is refused by its own reason, and the frame of the first is sent."""
     channel = node.channel(4, "i8")
