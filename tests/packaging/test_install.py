@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import zipfile
 from functools import cache
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
 pytestmark = pytest.mark.limit(120)  # a build, or an installation
 
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
+PIP = tuple(map(int, version_of("pip").split(".")[:2]))
 needs_compiler = pytest.mark.skipif(
     shutil.which(COMPILER) is None, reason=f"no compiler {COMPILER}: a wheel has no compiled part"
 )
@@ -109,6 +111,8 @@ def test_there_is_a_python() -> None:
 )  # fmt: skip
 def test_it_installs_and_runs(built, tmp_path, version: str, kind: str, extra: str) -> None:
     """The source distribution where there is no compiler."""
+    if int(version.partition(".")[2]) > 11 and PIP < (23, 2):
+        pytest.skip(f"pip {PIP[0]}.{PIP[1]} cannot install for Python 3.12 and later")
     run(pythons()[version], "-m", "venv", "--without-pip", tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
