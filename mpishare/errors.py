@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,18 @@ Value = TypeVar("Value")
 
 
 class MpiShareError(Exception):
-    """Base of every error of mpishare itself."""
+    """Base of every error of mpishare itself. Can be pickled, and keeps its attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[MpiShareError], args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    """Make an error anew, not by its own constructor, which takes facts by their names."""
+    error = kind.__new__(kind, *args)
+    super(MpiShareError, error).__init__(*args)
+    error.__dict__.update(facts)
+    return error
 
 
 class CudaError(MpiShareError):

@@ -1,6 +1,7 @@
 """The exception tree: what can be caught as what, and the facts as attributes."""
 
 import builtins
+import pickle
 
 import pytest
 
@@ -61,6 +62,25 @@ def test_facts_of_a_missing_peer():
     assert (error.ranks, error.timeout_s) == ((0, 2), 1.5)
     with pytest.raises(builtins.TimeoutError):
         raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        mpishare.CudaError("full", call="cuMemAlloc", code=2, name="CUDA_ERROR_OUT_OF_MEMORY"),
+        mpishare.PeerError("failed", failures={1: "OSError: full"}),
+        mpishare.MismatchError("differs", failures={1: "gives 2"}),
+        mpishare.PeerTimeout("late", ranks=[2], timeout_s=1.5),
+        mpishare.HandleError("of another job"),
+    ],
+    ids=describe,
+)
+def test_errors_reach_other_processes(error):
+    """An exception that cannot be unpickled breaks the pool of processes that it comes from."""
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)
 
 
 @pytest.mark.parametrize(
