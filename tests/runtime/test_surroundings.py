@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -132,12 +133,14 @@ def test_lines():
 
 
 STARTS = """
-import ctypes, sys
+import ctypes, os, signal, sys
 from mpishare.runtime.mpi_start import limited_start
 
 with limited_start("prog", float(sys.argv[1]), is_first=True):
-    if len(sys.argv) > 2:  # as MPI does: without Python, whose lock it holds
+    if "never" in sys.argv:  # as MPI does: without Python, whose lock it holds
         ctypes.PyDLL(None).pause()
+    if "dies" in sys.argv:
+        os.kill(os.getpid(), signal.SIGSEGV)
 print("started")
 """
 
@@ -155,6 +158,15 @@ def test_an_mpi_that_never_starts():
     assert ended.stdout == ""
     assert ended.stderr.startswith("prog: MPI has not started after 0.5 s in process ")
     assert "--ipc=host" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_an_mpi_that_dies_in_its_start():
+    ended = start("5", "dies")
+    assert ended.returncode == -signal.SIGSEGV
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("prog: a process died in MPI's start, where /dev/shm had ")
+    assert "UCX_TLS=tcp,self" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
