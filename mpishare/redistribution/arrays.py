@@ -80,7 +80,8 @@ class Arrays:
         """Return an array, as NumPy's in host memory; raise unless it is one of the side."""
         if given is None:
             raise TypeError(
-                f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape}"
+                f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape} "
+                f"and dtype {side.layout.dtype}"
             )
         array = self.seen(given.array if isinstance(given, Window) else given, name)
         found = check_layout(self._place_of(array, name)[1], name)

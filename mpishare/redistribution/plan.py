@@ -61,10 +61,11 @@ class Redistribute(RoutedPlan):
         Of the global array. Axes that no rank cuts, of components or batches, are among them.
     source, target : int, tuple of int, Box, OnRank or None
         Which part each rank has, and which it wants. An int is the axis that is cut: rank r has
-        part r of `numpy.array_split`, which may be empty. A tuple has the number of ranks along
-        each axis, and rank r is at ``numpy.unravel_index(r, parts)``. A `Box` is this rank's own
-        cells, given by each rank. None is the whole on every rank, ``OnRank(r)`` the whole on one
-        and nothing elsewhere. Sources are disjoint. Targets may overlap, and need not cover all.
+        part r of `numpy.array_split`, which may be empty; -1 is the last axis. A tuple has the
+        number of ranks along each axis, and rank r is at ``numpy.unravel_index(r, parts)``. A `Box`
+        is this rank's own cells, given by each rank. None is the whole on every rank, ``OnRank(r)``
+        the whole on one and nothing elsewhere. Sources are disjoint. Targets may overlap, and need
+        not cover all.
     dtype : dtype
         Of the elements, of 1 to 16 bytes, as NumPy takes it.
     permute : tuple of int, optional
@@ -451,6 +452,7 @@ def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
         order = tuple(index(axis) for axis in permute if is_int(axis))
     except TypeError:
         order = ()
+    order = tuple(axis + ndim if axis < 0 else axis for axis in order)
     if sorted(order) != list(range(ndim)):
         raise ValueError(f"permute must name each of {ndim} axes once, not {permute!r}")
     return order

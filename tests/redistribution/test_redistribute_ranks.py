@@ -60,7 +60,7 @@ def test_many_large_transposes(node):
 
 
 @TWO
-@pytest.mark.parametrize("permute", [None, (1, 2, 0)])
+@pytest.mark.parametrize("permute", [None, (1, -1, 0)])
 def test_long_runs_of_private_arrays_are_read_where_they_are(compiled_node, permute):
     """Each of them from the process of its owner: they need no staging."""
     node = compiled_node
@@ -194,6 +194,7 @@ def test_calls_out_of_turn(node):
         ({"source": Box((0,), (8,))}, "not within an array of shape"),
         ({"source": Box((0, 0.5), (8, 8))}, "its ends are ints"),
         ({"permute": (0, 0)}, "permute must name each of 2 axes once"),
+        ({"permute": (-3, 1)}, "permute must name each of 2 axes once"),
         ({"shape": ()}, "shape has no axes"),
         ({"shape": -1}, "shape must be"),
         ({"dtype": object}, "^Redistribute failed: dtype holds Python objects"),
