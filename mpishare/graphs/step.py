@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from mpishare.errors import closed
 from mpishare.graphs.runs import Runs, Work
+from mpishare.node import Node
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from mpishare.node import Node
 
 
 class Step(NodeObject):
@@ -34,6 +33,8 @@ class Step(NodeObject):
         until: Callable[..., Any] | None,
         at_most: SupportsIndex | None,
     ) -> None:
+        if not isinstance(node, Node):
+            raise TypeError(f"capture failed: node must be an mpishare.Node, not {node!r}")
         if not callable(function):
             raise TypeError(f"capture failed: {function!r} cannot be called")
         name = self.name = f"capture({_name_of(function)})"
@@ -157,7 +158,7 @@ def capture(
         checks after each run. The result must be the same on all ranks that exchange, as that of
         an `Allreduce` is.
     at_most : int, optional
-        With `until`: the most runs of a call.
+        The most runs of a call; with `until`, and then always.
 
     Returns
     -------

@@ -222,6 +222,8 @@ def test_wrong_arguments(node):
     ):
         with pytest.raises(kind, match=text):
             mpishare.capture(node, function, **options)
+    with pytest.raises(TypeError, match=r"capture failed: node must be an mpishare\.Node, not 3"):
+        mpishare.capture(3, print)
     with pytest.raises(TypeError):
         pickle.dumps(mpishare.capture(node, print))
 
