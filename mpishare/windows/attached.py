@@ -400,7 +400,7 @@ def attach(
     process sees a GPU, it makes a context on the first of the window's that it sees, else on its
     own first, makes that one current and maps what the driver allows. Where it cannot map the
     memory of all ranks, it gets snapshots through host memory, as NumPy arrays: the first that the
-    job takes after this call.
+    job takes some milliseconds after this call, when the memory for them is pinned.
 
     Parameters
     ----------

@@ -26,13 +26,16 @@ def view_without_gpu(node):
 
 
 def snapshot_until(node, window, view, source, count=200):
-    """Take snapshots, each with its number as the values, until the viewer answers with a value."""
+    """Take snapshots, each with its number as the values, until the viewer answers with a value.
+
+    Return their number, and the value.
+    """
     for step in range(1, count):
         window.array.fill(step)
         window.snapshot()
         got = view(source)
         if not (isinstance(got, dict) and got.get("error") == "PeerTimeout"):
-            return got
+            return step, got
         time.sleep(0.01)
     raise AssertionError(f"no frame after {count} snapshots: {got}")
 
@@ -47,7 +50,7 @@ def check_host_frames(node, view, why):
         "(lambda f: [type(f.array).__module__, f.number]"
         " + [np.unique(f.segment(r)).tolist() for r in there.ranks])(there.latest(0.05))"
     )
-    kind, number, *values = snapshot_until(node, window, view, source)
+    _, (kind, number, *values) = snapshot_until(node, window, view, source)
     assert kind == "numpy"
     assert values == [[float(number)]] * node.size
     shapes = view("[there.latest().segment(r).shape for r in there.ranks]")
@@ -84,11 +87,10 @@ def watched(node, view, name, pause_s):
     """Take snapshots while the viewer looks whether all values of a frame are one."""
     window = node.allocate_each(4 << 20, "i4", name=name)
     assert view(f"there = attach('{name}')") is None
-    step = 1
-    window.array.fill(step)
-    window.snapshot()
-    # Before the time runs the viewer compiles its kernels, which may take all of it.
-    assert view("bool((there.latest().segment(0) != 1).any())") is False
+    # Before the time runs memory is pinned, and the viewer compiles its kernels.
+    look = "(lambda f: bool((f.segment(0) == f.number).all()))(there.latest(0.05))"
+    step, is_whole = snapshot_until(node, window, view, look)
+    assert is_whole
     view.send(LOOK)
     begin = time.monotonic()
     while node.comm.bcast(time.monotonic() - begin < 5, 0):
@@ -256,7 +258,7 @@ def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
     assert f"of rank {last} cannot be mapped here: cuIpcOpenMemHandle failed" in told["text"]
     assert view("np.unique(host(there.array)).tolist()") == [1]
     source = "(lambda f: [type(f.array).__module__, f.number, f.segment(there.ranks[-1])[0]])("
-    kind, number, value = snapshot_until(
+    _, (kind, number, value) = snapshot_until(
         node, window, view, f"[str(x) for x in {source}there.latest(0.05))]"
     )
     assert (kind, value) == ("numpy", number)
@@ -287,7 +289,7 @@ def test_no_room_on_the_host_is_told_to_the_viewer_and_not_to_the_job(
     window = node.allocate_each(100, fill=0, name="roomless")
     view_without_gpu("there = attach('roomless')")
     window.snapshot()
-    told = snapshot_until(node, window, view_without_gpu, "there.latest(0.05)")
+    _, told = snapshot_until(node, window, view_without_gpu, "there.latest(0.05)")
     assert told["error"] == "UnsupportedError"
     assert "no room in host memory" in told["text"]
     assert within(5, lambda: "no snapshots in host memory for viewers" in caplog.text)
