@@ -274,7 +274,7 @@ class Node(NotPicklable):
         PeerError
             On the others, with the text of that exception.
         MismatchError
-            If `owner` or `copy` differs.
+            If `owner` or `copy` differs, and no rank's own arguments are wrong.
 
         Notes
         -----

@@ -86,13 +86,15 @@ class HaloExchange(Plan):
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         On all ranks, if a halo is wider than the neighbor's block or faces do not match; if `dims`
-        do not fit the communicator, or come with a cart.
+        do not fit the communicator, or come with a cart; if an argument is wrong.
     PeerError
         If another rank's arguments are wrong; `MismatchError` if they differ where they must not.
     UnsupportedError
         If `require` refuses a route.
+    ClosedError
+        If the node is closed.
 
     Examples
     --------

@@ -62,10 +62,13 @@ class NeighborExchange(Plan):
 
     Raises
     ------
-    ValueError
-        On all ranks, if `sends` of one rank and `recvs` of another do not match.
+    TypeError, ValueError
+        On all ranks, if `sends` of one rank and `recvs` of another do not match, or if an argument
+        is wrong.
     PeerError
         If another rank's arguments are wrong.
+    ClosedError
+        If the node is closed.
     """
 
     def __init__(

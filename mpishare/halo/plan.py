@@ -79,7 +79,8 @@ class Plan(RoutedPlan):
         ------
         ValueError
             If number or layout of the fields differ from the plan's; the message names the
-            difference.
+            difference. Nothing was sent then, and other ranks wait for this call: repeat it, or
+            leave the node.
         TypeError
             If none are given to a plan that was made for a `Layout`, or if its arrays are gone.
         MismatchError

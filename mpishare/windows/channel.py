@@ -149,6 +149,8 @@ class Channel(NodeObject):
             If it is given a frame.
         UnsupportedError
             If the stream is being captured.
+        ClosedError
+            If the channel is closed.
         """
         self._check()
         block = self._sending
@@ -197,6 +199,8 @@ class Channel(NodeObject):
             On a rank that is not a consumer.
         UnsupportedError
             If the stream is being captured.
+        ClosedError
+            If the channel is closed.
         """
         self._check()
         block = self._receiving
@@ -210,8 +214,8 @@ class Channel(NodeObject):
     def __iter__(self) -> Iterator[Any]:
         """Yield the frames until the end, each inside a `get` of its own. Consumers only.
 
-        The current stream counts, anew for each frame. A slot is given back when the next one is
-        asked for, and where the loop is left.
+        Local; errors as those of `get`. The current stream counts, anew for each frame. A slot is
+        given back when the next one is asked for, and where the loop is left.
         """
         try:
             while True:

@@ -179,8 +179,10 @@ class Epochs:
         ------
         EpochError
             If the last exposure has not been waited for.
-        ValueError
-            If a rank is none of the node's, or is named twice.
+        TypeError, ValueError
+            If these are no ranks of the node, or one is named twice.
+        ClosedError
+            If the window is closed.
         """
         group = self._group("post", ranks)
         if self._exposure is not None:
@@ -207,6 +209,13 @@ class Epochs:
         ------
         EpochError
             If an access is open already.
+        TypeError, ValueError
+            As `post`.
+        PeerTimeout, PeerError
+            If a rank is gone or has not posted by the deadline: here on the host backend, from
+            `Node.synchronize` on CUDA.
+        ClosedError
+            If the window is closed.
         """
         group = self._group("start", ranks)
         if self._access is not None:
@@ -226,6 +235,8 @@ class Epochs:
         ------
         EpochError
             Without a `start`.
+        ClosedError
+            If the window is closed.
         """
         self._check()
         if self._access is None:
@@ -245,6 +256,10 @@ class Epochs:
         ------
         EpochError
             Without a `post`.
+        PeerTimeout, PeerError
+            As `start`, of ranks that have not completed.
+        ClosedError
+            If the window is closed.
         """
         self._check()
         if self._exposure is None:

@@ -80,6 +80,10 @@ class Event(NodeObject):
         ------
         ValueError
             On a rank that is not the owner.
+        PeerTimeout, PeerError
+            If a waiter that this call waits for is gone or does not come.
+        ClosedError
+            If the event is closed.
         """
         self._check("record")
         if self._rank != self.owner:
@@ -113,6 +117,10 @@ class Event(NodeObject):
         ------
         ValueError
             On a rank that is not a waiter.
+        PeerTimeout, PeerError
+            If the owner is gone or does not come.
+        ClosedError
+            If the event is closed.
         """
         self._check("wait")
         if self._rank not in self.waiters:
@@ -159,6 +167,11 @@ class Event(NodeObject):
         """Close the event on all ranks.
 
         Collective, host-blocking: waits for this rank's streams, and for the other ranks.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If a rank is gone or does not come.
         """
         if self._is_closed:
             return

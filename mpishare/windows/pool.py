@@ -181,7 +181,8 @@ class Pool(NodeObject):
         Returns
         -------
         bytes
-            About 150 to 250 bytes, which can be pickled, stored, and sent by any means.
+            About 100 to 250 bytes, more of many axes, which can be pickled, stored, and sent by any
+            means.
 
         Raises
         ------

@@ -279,6 +279,8 @@ class Window(Epochs, NodeObject):
             stream is being captured.
         CudaError
             If there is not that much memory on the GPU.
+        ClosedError
+            If the window is closed.
         """
         self._check()
         if self._publication is None:
