@@ -48,6 +48,18 @@ class CounterOp:
         self.slots = tuple(slots.values())
         self.signals: Signals | None = None
 
+    def count(self) -> None:
+        """Count a call, of all its ranks or, where a signal interrupts it, of none.
+
+        Such a call may be repeated, with the same effect: Python looks for signals at the end of a
+        pass of a loop and of a call of C, but neither in the assignment nor until the window has
+        stored that the call was made.
+        """
+        counts = self.counts.copy()
+        for rank in self.ranks:
+            counts[rank] += 1
+        self.counts[:] = counts
+
 
 @lru_cache
 def _fence_rounds(rank: int, size: int, radix: int) -> tuple[list[Any], list[tuple[int, int]]]:
@@ -279,9 +291,7 @@ class Epochs:
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
-        # Last: an interrupted call may be repeated, with the same effect.
-        for rank in ranks:
-            counts[rank] += 1
+        op.count()
 
     def _store(self, op: CounterOp, stream: Any) -> None:
         if stream is not None:
@@ -290,8 +300,7 @@ class Epochs:
         self._memory_barrier()
         for slot, rank in zip(op.slots, op.ranks, strict=True):
             view[slot] = counts[rank] + 1
-        for rank in op.ranks:
-            counts[rank] += 1
+        op.count()
 
     def _poll(self, op: CounterOp, stream: Any) -> None:
         if stream is not None:
@@ -308,8 +317,7 @@ class Epochs:
                 elif not spins % self._spins_per_yield:
                     sched_yield()
         self._memory_barrier()
-        for rank in op.ranks:
-            counts[rank] += 1
+        op.count()
 
     def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
         def still_pending() -> list[int]:

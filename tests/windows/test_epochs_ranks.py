@@ -1,6 +1,7 @@
 """Order by counters: fences and pairs. The producer is held; without the wait each check fails."""
 
 import random
+import signal
 import time
 from types import SimpleNamespace
 
@@ -347,6 +348,53 @@ def test_ranks_in_every_form(node):
         win.start(ranks)
         win.complete()
         win.wait()
+
+
+class InterruptError(Exception):
+    pass
+
+
+def made_again(call, is_made, *arguments):
+    """Call until it is made, though signals come at random times; return how many came."""
+    for hits in range(4):
+        try:
+            if hits < 3:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-5))
+            try:
+                call(*arguments)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except InterruptError:
+            if not is_made():
+                continue
+        return hits
+    raise AssertionError("the last call is not interrupted")
+
+
+@TWO
+def test_calls_that_signals_interrupt_count_once_when_they_are_made_again(host_node):
+    def interrupt(*_):
+        raise InterruptError
+
+    node = host_node
+    win = node.allocate_each(1, "i8", fill=0)
+    others = [rank for rank in range(node.size) if rank != node.rank]
+    hits, stale, number = 0, 0, 0
+    end = time.monotonic() + 1.5
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while number % 100 or node.comm.allreduce(time.monotonic() < end):
+            number += 1
+            win.array[0] = number
+            hits += made_again(win.post, lambda: win._exposure is not None, others)
+            hits += made_again(win.start, lambda: win._access is not None, others)
+            stale += sum(int(win.segment(rank)[0]) != number for rank in others)
+            hits += made_again(win.complete, lambda: win._access is None)
+            hits += made_again(win.wait, lambda: win._exposure is None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 100
+    assert stale == 0
 
 
 @pytest.mark.ranks(min=3)
