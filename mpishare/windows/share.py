@@ -146,7 +146,7 @@ def inspect_source(
         found.exported, found.segment = given, Segment(shape, tuple(array.strides))
     elif copy is False:
         raise UnsupportedError(
-            f"{call}(copy=False){place} failed: the array cannot be shared in place: {given.why}. "
+            f"{what} failed: the array cannot be shared in place (copy=False): {given.why}. "
             f"{given.remedy}."
         )
     else:
