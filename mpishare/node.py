@@ -191,7 +191,8 @@ class Node(NotPicklable):
         ValueError
             If `fill` does not fit `dtype`, or another window of this job has the name.
         """
-        return allocate(self._context, shape, dtype, fill, name, owner=owner)
+        with self._context.agreement.collective():
+            return allocate(self._context, shape, dtype, fill, name, owner=owner)
 
     def allocate_each(
         self,
@@ -230,7 +231,8 @@ class Node(NotPicklable):
         CudaError, UnsupportedError, PeerError, MismatchError, ValueError
             As `allocate`.
         """
-        made = allocate(self._context, shape, dtype, fill, name, is_each=True, signals=signals)
+        with self._context.agreement.collective():
+            made = allocate(self._context, shape, dtype, fill, name, is_each=True, signals=signals)
         if signals and self._context.backend.has_streams:
             made._device = WindowDevice(self._context, made, int(signals))
         return made
@@ -288,7 +290,8 @@ class Node(NotPicklable):
         only the array.
         Negative strides are refused. Closing the window leaves the array as it is.
         """
-        return share(self._context, source, copy, name, owner=owner)
+        with self._context.agreement.collective():
+            return share(self._context, source, copy, name, owner=owner)
 
     def share_each(
         self,
@@ -322,7 +325,8 @@ class Node(NotPicklable):
         UnsupportedError, TypeError, PeerError, MismatchError
             As `share`.
         """
-        return share(self._context, source, copy, name, is_each=True)
+        with self._context.agreement.collective():
+            return share(self._context, source, copy, name, is_each=True)
 
     def share_all(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Any:
         """Share many arrays of one rank at once: a tree of them, with a window for each.
@@ -361,7 +365,8 @@ class Node(NotPicklable):
         ...     windows["w"].shape, windows["b"][0].array.tolist()
         ((2, 3), [0.0, 0.0, 0.0])
         """
-        return share_all(self._context, source, owner, copy)
+        with self._context.agreement.collective():
+            return share_all(self._context, source, owner, copy)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.
@@ -383,7 +388,8 @@ class Node(NotPicklable):
         CudaError, PeerError, MismatchError
             As `allocate`.
         """
-        return make_event(self._context, owner, waiters)
+        with self._context.agreement.collective():
+            return make_event(self._context, owner, waiters)
 
     def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
         """Make a pool of memory that one rank allocates array by array, and others open.
@@ -409,7 +415,8 @@ class Node(NotPicklable):
         PeerError, MismatchError
             As `allocate`.
         """
-        return make_pool(self._context, owner, max_nbytes)
+        with self._context.agreement.collective():
+            return make_pool(self._context, owner, max_nbytes)
 
     def channel(
         self,
@@ -457,9 +464,10 @@ class Node(NotPicklable):
         CudaError, UnsupportedError, PeerError, MismatchError
             As `allocate`.
         """
-        return make_channel(
-            self._context, shape, dtype, slots, producer, consumers, deal, name, lag
-        )
+        with self._context.agreement.collective():
+            return make_channel(
+                self._context, shape, dtype, slots, producer, consumers, deal, name, lag
+            )
 
     def launch(
         self,
@@ -519,7 +527,9 @@ class Node(NotPicklable):
         context = self._context
         news = context.news(context.dropped)
         if context.agreement.meet("Node.barrier", has_news=bool(news)):
-            context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
+            with context.agreement.collective():
+                replies = context.agreement.step("Node.barrier", lambda: news)
+                context.dropped.close(replies, self.rank)
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait on the host until all work on a stream is done, with the deadline.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
@@ -21,7 +22,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Agreement(Waits):
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
         self._number = self._steps = self._meetings = 0  # rounds of mail, and more
-        self._inside = ""
+        self._inside = self._call = ""  # the step under way, and that of the last one
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
     def open_meetings(self, fence: Callable[..., Callable[[int], int]]) -> None:
@@ -52,6 +53,20 @@ class Agreement(Waits):
             self.group.Free()
             self.group = None
 
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Leave the node where a call within ends on this rank alone, behind its first step.
+
+        The others are in the next step, and must not take the first one of a later call for it.
+        """
+        before = self._number
+        try:
+            yield
+        except BaseException as error:
+            if self._number != before and not is_agreed(error):
+                self.leave(self._call, error)
+            raise
+
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work` and return its results on all ranks, by rank. Collective, host-blocking.
 
@@ -69,6 +84,7 @@ class Agreement(Waits):
         """
         self._require_collective(call)
         self._steps += 1
+        self._call = call
         mine: BaseException | None = None
         kept: Any = None
         self._inside = call

@@ -78,13 +78,14 @@ class BasePlan(NodeObject):
             for engine in self._engines:
                 getattr(engine, what)()
 
-        setup.comm.step(call, lambda: each("drain"))
-        self._is_closed = True
-        self._forget()  # first: the watchdog must not read memory that is about to be unmapped
-        # The importers first, then the owners.
-        if any(engine.has_imports for engine in self._engines):
-            setup.comm.step(call, lambda: each("release"))
-        setup.comm.step(call, lambda: each("close"))
+        with setup.context.agreement.collective():
+            setup.comm.step(call, lambda: each("drain"))
+            self._is_closed = True
+            self._forget()  # first: the watchdog must not read memory that is about to be unmapped
+            # The importers first, then the owners.
+            if any(engine.has_imports for engine in self._engines):
+                setup.comm.step(call, lambda: each("release"))
+            setup.comm.step(call, lambda: each("close"))
         self._log.debug("%s closed", self.name)
         for made in self._setups:
             made.close()

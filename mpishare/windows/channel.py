@@ -265,21 +265,23 @@ class Channel(NodeObject):
                 end.end()
             context.drain(call)
 
-        context.agreement.step(call, finish)
-        counters, window, publication = self._counters, self._window, self._publication
-        viewers = [] if publication is None else publication.let_go(call)
-        if viewers:  # they map the copies on a GPU
-            context.retained.append(lambda: publication is None or not publication.let_go(call))
-        self._publication = None
-        self._abandon()
-        # No stream writes them any more; all ranks join the following steps before one takes them.
-        if context.rank == 0:
-            context.counter_pool.clear(counters)
-        with warnings.catch_warnings():
-            # A loop over the frames leaves its variable bound to the last one.
-            warnings.simplefilter("ignore", ResourceWarning)
-            window.close()
-        context.counter_pool.give(counters)
+        with context.agreement.collective():
+            context.agreement.step(call, finish)
+            counters, window, publication = self._counters, self._window, self._publication
+            viewers = [] if publication is None else publication.let_go(call)
+            if viewers:  # they map the copies on a GPU
+                context.retained.append(lambda: publication is None or not publication.let_go(call))
+            self._publication = None
+            self._abandon()
+            # No stream writes them any more; all ranks join the following steps before one takes
+            # them.
+            if context.rank == 0:
+                context.counter_pool.clear(counters)
+            with warnings.catch_warnings():
+                # A loop over the frames leaves its variable bound to the last one.
+                warnings.simplefilter("ignore", ResourceWarning)
+                window.close()
+            context.counter_pool.give(counters)
         log.debug("%s closed", self.name)
 
     @property

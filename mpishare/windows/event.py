@@ -181,15 +181,16 @@ class Event(NodeObject):
         def destroy() -> None:
             context.backend.close_events(self._events)
 
-        context.begin_close(f"{self.name}: close")
-        self._is_closed = True
-        # The importers first: an event may not be used once its exporter has destroyed it.
-        context.close_in_order(
-            f"{self.name}: close",
-            lambda: None if is_owner else destroy(),
-            lambda _: destroy() if is_owner else None,
-            self._counters,
-        )
+        with context.agreement.collective():
+            context.begin_close(f"{self.name}: close")
+            self._is_closed = True
+            # The importers first: an event may not be used once its exporter has destroyed it.
+            context.close_in_order(
+                f"{self.name}: close",
+                lambda: None if is_owner else destroy(),
+                lambda _: destroy() if is_owner else None,
+                self._counters,
+            )
         self._abandon()
 
     def _abandon(self) -> None:

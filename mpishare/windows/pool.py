@@ -276,11 +276,12 @@ class Pool(NodeObject):
             return
         context = self._context
         context.agreement.check()
-        context.begin_close(f"{self.name}: close")
-        self._is_closed = True
-        _pools.pop(self._address, None)
-        is_held = self._blocks.is_held
-        is_gone = self._release()
+        with context.agreement.collective():
+            context.begin_close(f"{self.name}: close")
+            self._is_closed = True
+            _pools.pop(self._address, None)
+            is_held = self._blocks.is_held
+            is_gone = self._release()
         context.unregister(self)
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:

@@ -306,7 +306,8 @@ class Window(Epochs, NodeObject):
             If another rank is gone: then no memory is freed.
         """
         if not self._is_closed:
-            close_windows(self._context, [self])
+            with self._context.agreement.collective():
+                close_windows(self._context, [self])
 
     def _warn_if_kept(self, *, is_held: bool) -> None:
         closed = f"{self.name} of shape {self.shape} was closed while"

@@ -368,6 +368,45 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
     assert played.result.seconds < 20
 
 
+def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
+    """A handler raises on rank 1 behind the first step of a call, which is then made again."""
+
+    def interrupted(*arguments: object) -> object:
+        done = step(*arguments)
+        if armed:
+            armed.clear()
+            raise LookupError("the words of the handler")
+        return done
+
+    node = stage.node(timeout_s=20.0)
+    agreement = node._context.agreement
+    step, armed = agreement.step_keeping, [stage.rank == 1]
+    call = (lambda: stage.make(what, node)) if moment == "made" else stage.make(what, node).close
+    if stage.rank == 1:
+        agreement.step_keeping = interrupted
+    stage.attempt("call", call)
+    if stage.rank == 1:
+        stage.attempt("again", lambda: stage.make(what, node))
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize(
+    ("what", "moment"),
+    # The step that makes a sum is its last one.
+    [(what, moment) for what in OBJECTS for moment in ("made", "closed") if what != "sum"]
+    + [("sum", "closed")],
+)
+def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, moment):
+    """Made again, its first step met the next one of the others, which took it for their own."""
+    played = play(3, interrupted_between_steps, what, moment, shared=True)
+    assert played.raised(1, "call", "LookupError").text == "the words of the handler"
+    assert "the words of the handler" in played.raised(1, "again", "ClosedError").text
+    for rank in (0, 2):
+        failures = played.raised(rank, "call", "PeerError").failures
+        assert "LookupError: the words of the handler" in failures[1]
+    played.worked(range(3), "second node")
+
+
 def nested(stage: Stage) -> None:
     """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
 
