@@ -16,9 +16,7 @@ from tests.helpers.stage import Stage
 def dropped(stage: Stage, how: str) -> None:
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan", node)
     window, event, channel, pool = node.allocate(4), node.event(), node.channel(4), node.pool()
     halo.exchange()
     node.synchronize()
@@ -62,9 +60,7 @@ def test_a_program_that_ends_after_it_dropped_objects(how, backend):
 def killed(stage: Stage, place: str) -> None:
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan", node)
     halo.exchange()
     node.synchronize()
     if place == "closing" and stage.rank == 1:

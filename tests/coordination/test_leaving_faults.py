@@ -138,8 +138,7 @@ def leaves_amid(stage: Stage, way: str) -> None:
         if way == "few" and stage.rank == 2:
             stage.attempt("barrier", node.barrier)
             return
-        cart = {"dims": (comm.size,), "periods": True, "node": node}
-        with mpishare.HaloExchange(comm, node.xp.zeros(4), 1, **cart) as halo:
+        with stage.ring(node, node.xp.zeros(4), comm=comm) as halo:
             if way == "call":
                 halo.start()
             raise ValueError("amid")
@@ -254,8 +253,7 @@ def handled(stage: Stage, code: str) -> None:
         things["node"] = node = stage.node()
         # Faces of 640 kB, which a neighbor reads where they are.
         things["window"] = node.allocate_each((6, 80000), fill=1.0)
-        cart = {"dims": (2,), "periods": True, "node": node, "axes": (0,)}
-        things["halo"] = mpishare.HaloExchange(node.comm, things["window"], 1, **cart)
+        things["halo"] = stage.ring(node, things["window"], axes=(0,))
         things["numbers"] = np.zeros(4)
         things["sum"] = mpishare.Allreduce(node.comm, things["numbers"], node=node)
         for each in calls.values():
@@ -302,7 +300,7 @@ def closed(stage: Stage, calls: list[str]) -> None:
         for what in ("plan", "node"):
             node = stage.node()
             u = np.zeros(66)
-            halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+            halo = stage.ring(node, u)
             halo.exchange(u)
             halo.accumulate(u)
             node.barrier()
@@ -383,7 +381,7 @@ def nested(stage: Stage) -> None:
     signal.signal(signal.SIGUSR2, call_inside)
     with stage.node(timeout_s=10.0) as node:
         u = np.zeros(66)
-        halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+        halo = stage.ring(node, u)
         halo.exchange(u)
         halo.accumulate(u)
         for outer in ("exchange", "accumulate", "wait"):

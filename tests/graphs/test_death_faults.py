@@ -17,9 +17,8 @@ def killed(stage: Stage, way: str) -> None:
 
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
     field, never = node.allocate_each(6, fill=0.0).array, node.xp.zeros(1, bool)
-    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    halo = stage.ring(node, field)
     if way == "loop":
         step = mpishare.capture(node, halo.exchange, until=lambda _: never, at_most=10**9)
     else:
@@ -67,9 +66,8 @@ def refused(stage: Stage) -> None:
 
     def run():
         with stage.node() as node:
-            cart = stage.world.Create_cart((stage.size,), (True,))
             field = node.allocate_each(6, fill=0.0).array
-            halo = mpishare.HaloExchange(cart, field, 1, node=node)
+            halo = stage.ring(node, field)
 
             def look(field):
                 halo.exchange(field)

@@ -41,11 +41,10 @@ def kernel_waits(stage: Stage, nbytes: int) -> None:
 
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         field = node.allocate_each((4, nbytes), "u1", fill=0).array
-        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
+        halo = stage.ring(node, field, axes=0)
         for _ in range(3):
             halo.exchange()
         node.synchronize(stream)
@@ -158,8 +157,7 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
 
 def unpublished(stage: Stage) -> None:
     node = stage.node(timeout_s=1.0)
-    cart = stage.world.Create_cart((stage.size,), (False,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
+    halo = stage.ring(node, np.zeros(6), (1, 0), periods=False)
     halo.exchange()
     if stage.rank == 1:
         halo._forward._host._publish = lambda *arguments: None
@@ -179,8 +177,7 @@ def test_control_a_signal_that_is_left_out():
 
 def missed(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo = stage.ring(node, np.zeros(6))
     steps = 2 if stage.rank == 1 else 3
 
     def go() -> None:

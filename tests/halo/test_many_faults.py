@@ -36,8 +36,7 @@ def left_open(stage: Stage, is_given: bool) -> None:
     node = stage.node() if is_given else None
     fields = np.arange(6.0) + 10 * stage.rank
     x = node.allocate_each(6, fill=1.0).array if is_given else np.ones(6)
-    ring = {"dims": (stage.size,), "periods": True, "node": node}
-    mpishare.HaloExchange(stage.world, fields, 1, **ring).exchange()
+    stage.ring(node, fields).exchange()
     mpishare.Allreduce(stage.world, x, node=node).reduce(x)
     here = {stage.rank: [1]}, {stage.rank: [2]}
     mpishare.NeighborExchange(stage.world, *here, fields.copy(), node=node).start()

@@ -80,7 +80,7 @@ def reverse_and_meshes(stage: Stage) -> None:
         right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
         ids = right[[1, 2, 0, 3]]
         ex = of_ids(stage.world, ids, 2, layout, node=node)
-        halo = mpishare.HaloExchange(stage.world, layout, 1, dims=(0,), periods=True, node=node)
+        halo = stage.ring(node, layout, dims=(0,))
         for plan, found in ((ex, ids), (halo, right)):
             field = np.where(found // 2 == rank, found, -1).astype(float)
             plan.exchange(field)
@@ -184,9 +184,8 @@ def test_errors_cross_nodes():
 
 
 def late(stage: Stage) -> None:
-    cart = stage.world.Create_cart((stage.size,), (True,))
     node = stage.node(timeout_s=1.0)
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo = stage.ring(node, np.zeros(6))
     halo.exchange()
     if stage.rank == 1:
         time.sleep(2.5)
@@ -207,8 +206,7 @@ def test_a_rank_of_another_node_that_does_not_come():
 
 
 def raises(stage: Stage) -> None:
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=stage.node(timeout_s=40.0))
+    halo = stage.ring(stage.node(timeout_s=40.0), np.zeros(6))
     halo.exchange()
     if stage.rank == stage.size - 1:
         raise ValueError("no such thing")

@@ -51,14 +51,24 @@ class Stage:
         report({name: told | {"end": time.monotonic()}})
         return value
 
+    def ring(
+        self,
+        node: mpishare.Node | None,
+        field: Any,
+        width: Any = 1,
+        comm: Any = None,
+        **options: object,
+    ) -> mpishare.HaloExchange:
+        """A plan for a row of ranks, by default all, whose last and first are neighbors."""
+        comm = comm or self.world
+        options = {"dims": (comm.size,), "periods": True, "node": node, **options}
+        return mpishare.HaloExchange(comm, field, width, **options)
+
     def make(self, what: str, node: mpishare.Node) -> Any:
         """An object of all ranks, of any kind."""
-        cart = {"dims": (self.size,), "periods": True, "node": node}
         made = {
-            "plan": lambda: mpishare.HaloExchange(self.world, node.xp.zeros(4), 1, **cart),
-            "plan of any fields": lambda: mpishare.HaloExchange(
-                self.world, mpishare.Layout(6, None), 1, **cart
-            ),
+            "plan": lambda: self.ring(node, node.xp.zeros(4)),
+            "plan of any fields": lambda: self.ring(node, mpishare.Layout(6, None)),
             "sum": lambda: mpishare.Allreduce(self.world, node.xp.zeros(4), node=node),
             "window": lambda: node.allocate(8, fill=0.0),
             "event": lambda: node.event(owner=0),
@@ -74,11 +84,10 @@ class Stage:
         """
         field, many = (node.allocate_each(n, fill=1.0).array for n in (6, 200_000))
         x, large, rows = np.ones(8), np.ones(200_000), np.ones((2, 6))
-        ring = {"dims": (comm.size,), "periods": True, "node": node}
         mesh = {(comm.rank + 1) % comm.size: [1]}, {(comm.rank - 1) % comm.size: [0]}
 
         def halo() -> mpishare.HaloExchange:
-            return mpishare.HaloExchange(comm, field, 1, **ring)
+            return self.ring(node, field, comm=comm)
 
         def total(like: np.ndarray = x) -> mpishare.Allreduce:
             return mpishare.Allreduce(comm, like, node=node)

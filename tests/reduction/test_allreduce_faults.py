@@ -165,10 +165,7 @@ def crossed(stage: Stage, way: str) -> None:
     node = stage.node(timeout_s=3.0)
     x, u = np.ones(3), np.zeros(6)
     plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
-    halo, other = (
-        mpishare.HaloExchange(stage.world, u, 1, dims=(2,), periods=True, node=node)
-        for _ in range(2)
-    )
+    halo, other = (stage.ring(node, u) for _ in range(2))
     calls = {
         "two plans": [lambda: plans[0].reduce(x), lambda: plans[1].reduce(x)],
         "halo": [lambda: plans[0].reduce(x), lambda: halo.exchange(u)],
