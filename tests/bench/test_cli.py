@@ -70,16 +70,17 @@ def bench(n: int, *words: str) -> Result:
 @pytest.mark.parametrize(
     ("module", "words", "once"),
     [
-        ("mpishare.bench.cli", "list", "allreduce    the sum "),
-        ("mpishare.bench.cli", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
+        ("mpishare.bench", "list", "allreduce    the sum "),
+        ("mpishare.bench", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
         ("mpishare.info", "--help", "usage:"),
     ],
 )
 def test_list_and_help_start_neither_mpi_nor_cupy(module: str, words: str, once: str) -> None:
     program = (
-        f"import sys\nfrom {module} import main\n"
-        f"try:\n    main([{words!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "found = {'mpi4py.MPI', 'cupy', 'cuda.bindings'} & set(sys.modules)\n"
+        f"import runpy, sys\nsys.argv = [{module!r}, {words!r}]\n"
+        f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "found = {'mpi4py.MPI', 'cupy', 'cuda.bindings', 'torch'} & set(sys.modules)\n"
         "assert not found, found\n"
     )
     result = run_right(2, program)

@@ -30,9 +30,6 @@ def leaves(stage: Stage, what: str, call: str) -> None:
         node = stage.node()
         with node if what == "node" else stage.make(what, node) as made:
             calls = stage.calls(node, 1) | {"close": made.close}
-            if what == "plan":
-                made.exchange()
-                calls["exchange"] = made.exchange
             node.barrier()
             if stage.rank == 1:
                 time.sleep(0.3 if what == "node" else 0)
@@ -41,8 +38,7 @@ def leaves(stage: Stage, what: str, call: str) -> None:
             calls[call]()
 
     stage.attempt("with", work)
-    if call != "exchange":  # for which the others would wait in vain
-        stage.second_node(stage.world)
+    stage.second_node(stage.world)
 
 
 def rank_1_told_the_others(played: Played) -> None:
@@ -70,11 +66,6 @@ def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
     played = play(3, leaves, what, call, backend=backend, shared=True)
     rank_1_told_the_others(played)
     played.worked(range(3), "second node")
-
-
-def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
-    env = {"MPISHARE_ROUTE": "mpi"}
-    rank_1_told_the_others(play(3, leaves, "plan", "exchange", env=env, shared=True))
 
 
 def all_leave(stage: Stage, what: str) -> None:

@@ -72,7 +72,7 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
 
 def left(stage: Stage, place: str, way: str) -> None:
     """Rank 1 raises in the block of the node or of a plan, or by a wrong argument."""
-    os.environ["MPISHARE_ROUTE"] = "mpi" if way == "mpi" else ""
+    place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
     logging.getLogger("mpishare").setLevel(logging.ERROR)
     node = stage.node()
     plan, calls = stage.plan_calls(node, stage.world, place)
@@ -97,8 +97,9 @@ def left(stage: Stage, place: str, way: str) -> None:
         ("accumulate", "node"),
         ("make of a halo", "node"),
         ("close of a halo", "node"),
-        ("exchange", "mpi"),
+        ("exchange by mpi", "node"),
         ("exchange", "plan"),
+        ("exchange by mpi", "plan"),
         ("close of a halo", "plan"),
         ("reduce a window", "node"),
         ("reduce a window", "argument"),
@@ -127,6 +128,7 @@ def late(stage: Stage, place: str, route: str) -> None:
     if stage.rank == 1:
         time.sleep(4)
     else:
+        time.sleep(0.03 * stage.rank)
         stage.attempt("call", calls[0])
     stage.attempt("close", node.close)
 

@@ -1,7 +1,5 @@
 """Plans on more ranks than the other tests have."""
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
-from tests.helpers.stage import Stage, leftovers
+from tests.helpers.stage import Stage
 
 
 def many_ranks(stage: Stage, seeds: int) -> None:
@@ -53,29 +51,3 @@ def test_a_program_that_closes_nothing(nodes, is_given):
     for rank in range(size):
         ends = [10 * ((rank - 1) % size) + 4, 10 * ((rank + 1) % size) + 1]
         assert played.rank(rank)["found"] == [*ends, size]
-
-
-def freed(stage: Stage) -> None:
-    def go() -> None:
-        cart = stage.world.Create_cart((stage.size,), (True,))
-        for _ in range(2):
-            with mpishare.HaloExchange(cart, np.zeros(6), 1) as halo:
-                halo.exchange()
-        cart.Free()
-
-    go()
-    gc.collect()
-    report({"once": leftovers()})
-    for _ in range(5):
-        go()
-    gc.collect()
-    report({"often": leftovers()})
-
-
-def test_nodes_kept_on_carts_that_are_freed():
-    """They go with their communicators, and do not pile up."""
-    played = play(2, freed)
-    played.ended_well()
-    for rank in range(2):
-        facts = played.rank(rank)
-        assert len(facts["often"]) <= len(facts["once"]), facts

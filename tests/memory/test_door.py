@@ -71,6 +71,7 @@ def test_a_lease_ends_with_its_process(door, address):
 
 def test_each_opening_has_an_address_of_its_own(door):
     addresses = [door.open(NAME, lambda request, n=n: ({"n": n}, [])) for n in range(2)]
+    """One that is known could be bound by another user in between."""
     for n, address in enumerate(addresses):
         with visit_of(address) as visit:
             assert visit.ask({}) == ({"n": n}, [])
