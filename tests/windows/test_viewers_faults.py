@@ -9,12 +9,12 @@ import warnings
 
 import pytest
 
+from tests.helpers.planted import NOBODY, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import KILLING_BACKENDS, play
 from tests.helpers.stage import Stage, leftovers
 from tests.helpers.viewer import Viewer
 
-NOBODY = 65534
 # Runs in a viewer: looks until the job has made its window.
 COME = """
 def come(name, seconds=30):
@@ -419,7 +419,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
 
 
 @pytest.mark.limit(120)
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
     played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY, timeout_s=100, shared=True)
     played.ended_well()
