@@ -20,6 +20,7 @@ from tests.helpers.planted import NOBODY, listening, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage, leftovers
+from tests.helpers.viewer import Viewer
 
 OWNER = """
 import os, sys, mpishare
@@ -231,8 +232,6 @@ def test_a_handle_that_leads_to_another_user_is_refused_before_a_word(owner):
 
 
 def awaited(stage: Stage, name: str) -> None:
-    from tests.helpers.viewer import Viewer
-
     node = stage.node()
     if stage.rank == 0:
         with Viewer() as viewer:
