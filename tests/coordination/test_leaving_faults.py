@@ -227,19 +227,13 @@ def handled(stage: Stage, code: str) -> None:
         "barrier": lambda: things["node"].barrier(),
     }
 
-    def leave(*_: object) -> None:
+    def leave() -> None:
         things["node"].__exit__(RuntimeError, RuntimeError("the words of the handler"), None)
         stage.world.send(None, 1)
         stage.world.recv(source=1)  # now rank 1 is there, so that the call finds what it waits for
         things.clear()
         gc.collect()
 
-    def interrupt() -> None:
-        os.sched_yield = sched_yield
-        signal.raise_signal(signal.SIGUSR2)
-
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, leave)
     for name, call in calls.items():
         things["node"] = node = stage.node()
         # Faces of 640 kB, which a neighbor reads where they are.
@@ -253,7 +247,7 @@ def handled(stage: Stage, code: str) -> None:
         node._context.watchdog.stop()  # or rank 1 hears of it before its call
         del node
         if stage.rank == 0:
-            os.sched_yield = interrupt  # in the midst of its wait
+            stage.amid_next_wait(leave)
         else:
             stage.world.recv(source=0)
         stage.attempt(name, call)
@@ -281,12 +275,9 @@ def closed(stage: Stage, calls: list[str]) -> None:
     """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
 
     def close_both() -> None:
-        os.sched_yield = sched_yield
         stage.world.send(None, 1)
         things[what].close()
 
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, lambda *_: close_both())
     for call in calls:
         for what in ("plan", "node"):
             node = stage.node()
@@ -299,7 +290,7 @@ def closed(stage: Stage, calls: list[str]) -> None:
             if stage.rank == 0:
                 if call == "wait":
                     halo.start(u)
-                os.sched_yield = lambda: signal.raise_signal(signal.SIGUSR2)
+                stage.amid_next_wait(close_both)
                 stage.attempt(f"{call}, {what}", getattr(halo, call), *[u] * (call != "wait"))
             else:
                 stage.world.recv(source=0)
@@ -360,16 +351,10 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
 def nested(stage: Stage) -> None:
     """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
 
-    def interrupt() -> None:
-        os.sched_yield = sched_yield
-        signal.raise_signal(signal.SIGUSR2)
-
-    def call_inside(*_: object) -> None:
+    def call_inside() -> None:
         stage.attempt(f"{inner} in {outer}", getattr(halo, inner), *fields)
         stage.world.send(None, 1)
 
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, call_inside)
     with stage.node(timeout_s=10.0) as node:
         u = np.zeros(66)
         halo = stage.ring(node, u)
@@ -385,7 +370,7 @@ def nested(stage: Stage) -> None:
                 if outer == "wait":
                     halo.start(u)
                 if stage.rank == 0:
-                    os.sched_yield = interrupt
+                    stage.amid_next_wait(call_inside)
                 getattr(halo, outer)(*[u] * (outer != "wait"))
                 theirs = 3.0 - stage.rank
                 if outer == "accumulate":

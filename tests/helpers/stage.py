@@ -157,6 +157,17 @@ class Stage:
         if not dies:
             self.world.Barrier()
 
+    def amid_next_wait(self, handler: Callable[[], object]) -> None:
+        """Let a handler of a signal run in the midst of the next wait of this rank."""
+        sched_yield = os.sched_yield
+
+        def interrupt() -> None:
+            os.sched_yield = sched_yield
+            signal.raise_signal(signal.SIGUSR2)
+
+        signal.signal(signal.SIGUSR2, lambda *_: handler())
+        os.sched_yield = interrupt
+
     def second_node(self, comm: object) -> None:
         """Another node, made, used and closed: tells "second node"."""
 
