@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import run_right
 from tests.helpers.planted import NOBODY, needs_two_users
 
 PORTS = ["veros", "mpi4py_fft", "heat", "quatrex"]
@@ -99,8 +99,7 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     program = tmp_path / "program.py"
     text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
     program.write_text(text)
-    done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
-    assert done.returncode == 0, done.describe()
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.stdout.count("exchanged") == 2
 
 
@@ -111,8 +110,7 @@ def run_plug_in(folder, ranks, package, modules, plug_in, calls, *, timeout_s) -
     shutil.copy(plug_in, folder)
     program = folder / "program.py"
     program.write_text(calls)
-    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=timeout_s)
-    assert done.returncode == 0, done.describe()
+    done = run_right(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=timeout_s)
     assert done.stdout.count("moved") == ranks
 
 
