@@ -9,7 +9,7 @@ import pytest
 import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
-from tests.helpers.scenes_halo import play_on
+from tests.helpers.scenes_halo import play_on, size_of
 from tests.helpers.stage import Stage
 
 
@@ -133,9 +133,8 @@ def across_nodes(stage: Stage, is_given: bool) -> None:
 @pytest.mark.parametrize("nodes", ["2 + 1", "1 + 2 + 1"])
 def test_dropped_over_several_nodes(nodes, is_given):
     """A plan is closed when the next one of its ranks is made."""
-    count = sum(map(int, nodes.split(" + ")))
-    played = play_on(nodes, count, across_nodes, is_given, shared=True)
+    played = play_on(nodes, across_nodes, is_given, shared=True)
     played.ended_well()
-    for rank in range(count):
+    for rank in range(size_of(nodes)):
         told = played.rank(rank)
         assert (told["wrong"], told["groups"], told["open"]) == (0, [1], 1)

@@ -46,7 +46,7 @@ def left_open(stage: Stage, is_given: bool) -> None:
 def test_a_program_that_closes_nothing(nodes, is_given):
     """It ends with status 0, and says nothing."""
     size = 4 if nodes else 2
-    played = play_on(nodes, 4, left_open, is_given) if nodes else play(2, left_open, is_given)
+    played = play_on(nodes, left_open, is_given) if nodes else play(2, left_open, is_given)
     played.ended_well()
     for rank in range(size):
         ends = [10 * ((rank - 1) % size) + 4, 10 * ((rank + 1) % size) + 1]
