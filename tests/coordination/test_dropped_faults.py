@@ -1,6 +1,5 @@
 """Dropped objects when something goes wrong, or ends, before they are closed."""
 
-import logging
 import os
 
 import numpy as np
@@ -14,7 +13,7 @@ from tests.helpers.stage import Stage
 
 
 def dropped(stage: Stage, how: str) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
     halo = stage.make("plan", node)
     window, event, channel, pool = node.allocate(4), node.event(), node.channel(4), node.pool()
@@ -58,7 +57,7 @@ def test_a_program_that_ends_after_it_dropped_objects(how, backend):
 
 
 def killed(stage: Stage, place: str) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
     halo = stage.make("plan", node)
     halo.exchange()
@@ -112,7 +111,7 @@ def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
 def across_nodes(stage: Stage, is_given: bool) -> None:
     from mpishare.coordination.rank_group import RankGroup
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node() if is_given else None
     left = (stage.rank - 1) % stage.size
     groups, wrong = set(), 0

@@ -1,6 +1,5 @@
 """A rank dies or leaves while others replay a captured step, or are in a loop of one."""
 
-import logging
 import time
 
 import pytest
@@ -15,7 +14,7 @@ LIMIT_S = 5.0
 def killed(stage: Stage, way: str) -> None:
     import threading
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
     field, never = node.allocate_each(6, fill=0.0).array, node.xp.zeros(1, bool)
     halo = stage.ring(node, field)
@@ -62,7 +61,7 @@ def test_survivors_name_the_killed_rank(backend, way):
 
 
 def refused(stage: Stage) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
 
     def run():
         with stage.node() as node:

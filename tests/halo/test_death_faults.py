@@ -1,6 +1,5 @@
 """A rank is killed, leaves or is late in a call of a plan: every other rank names it."""
 
-import logging
 import os
 import time
 
@@ -19,7 +18,7 @@ OF_OTHERS += ("make of a sum", "redistribute")
 
 
 def killed(stage: Stage, places: tuple[str, ...]) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
 
     def prepare(node, comm, place):
         place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
@@ -39,7 +38,7 @@ def test_survivors_name_the_killed_rank(places):
 def kernel_waits(stage: Stage, nbytes: int) -> None:
     import cupy
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -73,7 +72,7 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
 def left(stage: Stage, place: str, way: str) -> None:
     """Rank 1 raises in the block of the node or of a plan, or by a wrong argument."""
     place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
     plan, calls = stage.plan_calls(node, stage.world, place)
 
@@ -122,7 +121,7 @@ def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, way):
 
 def late(stage: Stage, place: str, route: str) -> None:
     os.environ["MPISHARE_ROUTE"] = route
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=2.0)  # a busy machine makes the plans within it
     _, calls = stage.plan_calls(node, stage.world, place)
     if stage.rank == 1:

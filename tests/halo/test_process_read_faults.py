@@ -24,7 +24,7 @@ def begun(stage: Stage, how: str) -> None:
     """The others read the faces of rank 1, which does something else instead of waiting."""
     import mmap
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=10.0)
     # Whole pages, which can be taken away.
     memory = mmap.mmap(-1, 4 * 1048576)

@@ -1,6 +1,7 @@
 """What a scene of the fault tests stands on: this rank, and what it tells the test."""
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -34,6 +35,10 @@ class Stage:
 
     def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
         return mpishare.Node(comm or self.world, timeout_s=timeout_s)
+
+    def quiet(self) -> None:
+        """Let mpishare log errors alone: a scene may be right to be late, slow or open."""
+        logging.getLogger("mpishare").setLevel(logging.ERROR)
 
     def attempt(self, name: str, call: Callable, *arguments: object, **options: object) -> object:
         """Make a call and tell how it ended, whatever it raised."""

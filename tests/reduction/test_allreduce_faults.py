@@ -1,6 +1,5 @@
 """Allreduce: a rank is interrupted or calls another thing; and over several nodes."""
 
-import logging
 import time
 
 import numpy as np
@@ -104,7 +103,7 @@ def read_from(stage: Stage, how: str) -> None:
     import ctypes
     import mmap
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=10.0)
     memory = mmap.mmap(-1, 6 << 20)
     field = np.frombuffer(memory, "f8")
@@ -277,7 +276,7 @@ def test_a_capture_over_nodes_is_refused():
 
 
 def late_over_nodes(stage: Stage, is_leader: bool) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=1.0)
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
@@ -304,7 +303,7 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
 
 
 def mismatched_over_nodes(stage: Stage) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=2.0)
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
