@@ -1,63 +1,15 @@
 """Every CUDA source compiles for every architecture we name. NVRTC needs no GPU for that."""
 
-import ctypes
-import functools
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from mpishare.halo.cuda.records import RECORDS, SIZE_OPTIONS
 from mpishare.plans.gpu.sources import source
 from tests.helpers.launch import ROOT
+from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 
 FOLDERS = ROOT / "mpishare", ROOT / "benchmarks"
 SOURCES = sorted(path for folder in FOLDERS for path in folder.rglob("*.cu"))
 SOURCES.append(ROOT / "scripts" / "applications" / "poisson.cu")
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-
-
-@functools.cache
-def nvrtc() -> ctypes.CDLL:
-    """libnvrtc of the nvidia-cuda-nvrtc wheel, else of the system."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else [])]
-    wheels = [path for folder in folders for path in folder.glob("cu13/lib/libnvrtc.so.13")]
-    for name in [*map(str, wheels), "libnvrtc.so.13"]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    pytest.fail("no libnvrtc.so.13: install the dependency group nvrtc")
-
-
-def compile_cuda(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
-    """The machine code, empty where it does not compile, and what the compiler said.
-
-    For an architecture like ``compute_90``, PTX.
-    """
-    kind = "PTX" if architecture.startswith("compute_") else "CUBIN"
-    library, program = nvrtc(), ctypes.c_void_p()
-    made = library.nvrtcCreateProgram(
-        ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None
-    )
-    assert made == 0
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", *more]
-    options = [option.encode() for option in options]
-    array = (ctypes.c_char_p * len(options))(*options)
-    status = library.nvrtcCompileProgram(program, len(options), array)
-    nbytes = ctypes.c_size_t()
-    library.nvrtcGetProgramLogSize(program, ctypes.byref(nbytes))
-    log = ctypes.create_string_buffer(nbytes.value)
-    library.nvrtcGetProgramLog(program, log)
-    code = b""
-    if status == 0:
-        getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(nbytes))
-        buffer = ctypes.create_string_buffer(nbytes.value)
-        getattr(library, f"nvrtcGet{kind}")(program, buffer)
-        code = buffer.raw
-    library.nvrtcDestroyProgram(ctypes.byref(program))
-    return code, log.value.decode()
 
 
 def test_there_are_kernels():
@@ -78,9 +30,7 @@ FORMS = [
     ("path", "option", "architecture"), FORMS, ids=[f"{p.name}-{o}-{each}" for p, o, each in FORMS]
 )
 def test_compiles(path, option, architecture):
-    code, log = compile_cuda(source(path), architecture, f"-D{option}", *SIZE_OPTIONS)
-    assert code.startswith(b"\x7fELF"), log
-    assert log.strip("\0\n ") == ""  # no warning either
+    check_compiles(source(path), architecture, f"-D{option}", *SIZE_OPTIONS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

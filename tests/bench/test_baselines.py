@@ -1,16 +1,15 @@
 """The baselines between GPUs, tried on host memory: the variants."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import catalog, trial
 from mpishare.runtime.gpu_messages import run_in_child
-from tests.bench.test_cli import HOST, QUICK, wrong_arms
-from tests.helpers.launch import run_ranks
+from tests.helpers.benches import QUICK, rivals, wrong_arms
 
 catalog.extend()  # ring
+AGAINST = ("--against", "mpi", *QUICK)
 
 # The library that takes pointers to a GPU takes those to host memory too.
 ON_HOST = """
@@ -63,13 +62,9 @@ def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, mo
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_variants_of_a_library_move_every_word(ranks: int) -> None:
-    words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
-    result = run_ranks(ranks, ON_HOST.format(change=""), args=words, env=HOST)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    found = [row for row in rows if row["arm"] == "mpi"]
+    found = rivals(ranks, ON_HOST.format(change=""), "ring", "halo1d", "--max", "512", *AGAINST)
     assert len(found) == 2 * 2 * 2  # cases, sizes, clocks
-    assert all(row["ok"] and row["kind"] == "rival" for row in found), found
+    assert all(row["ok"] and row["arm"] == "mpi" for row in found), found
 
 
 IN_PLACE = """
@@ -80,10 +75,9 @@ ways["mpi in place"] = cases.Way("CudaMpi", in_place=True)
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_fields_in_memory_of_a_library_are_exchanged_in_place(ranks: int) -> None:
-    words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
-    result = run_ranks(ranks, ON_HOST.format(change=IN_PLACE), args=words, env=HOST)
-    assert result.returncode == 0, result.describe()
-    found = [row for row in json.loads(result.stdout)["rows"] if row["arm"] == "mpi in place"]
+    program = ON_HOST.format(change=IN_PLACE)
+    rows = rivals(ranks, program, "ring", "halo1d", "--max", "512", *AGAINST)
+    found = [row for row in rows if row["arm"] == "mpi in place"]
     # The buffers of a ring are memory of the library anyway.
     assert [row["case"] for row in found] == ["halo1d"] * 2 * 2  # sizes, clocks
     assert all(row["ok"] for row in found), found
@@ -95,12 +89,8 @@ def test_a_face_of_the_wrong_side_is_seen() -> None:
 
 
 def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
-    words = ["ring", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
-    program = ON_HOST.format(change=NO_TRIAL_PASSED)
-    result = run_ranks(2, program, args=words, env=HOST)
-    assert result.returncode == 0, result.describe()
-    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
-    assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, result.describe()
+    rows = rivals(2, ON_HOST.format(change=NO_TRIAL_PASSED), "ring", "--max", "512", *AGAINST)
+    assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, rows
 
 
 NO_SHARING = """
@@ -124,10 +114,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_library_that_cannot_share_a_gpu_is_a_row_with_its_own_words() -> None:
-    words = ["halo1d", "--max", "8", "--format", "json", "--against", "mpi", *QUICK]
-    result = run_ranks(2, NO_SHARING, args=words, env=HOST)
-    assert result.returncode == 0, result.describe()
-    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    rows = rivals(2, NO_SHARING, "halo1d", "--max", "8", *AGAINST)
     (reason,) = {row["reason"] for row in rows}
     assert reason.startswith("CUDA-aware MPI: ranks that share a GPU: "), reason
     assert "cupy" in reason, reason

@@ -7,37 +7,27 @@ import pty
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
-from mpishare.bench.cases import CASES, default_cases
-from mpishare.bench.report import COLUMNS
+from mpishare.bench.cases import default_cases
+from tests.helpers.benches import (
+    BENCH,
+    HOST,
+    QUICK,
+    WITHOUT_FENCE,
+    altered,
+    check_all_ok,
+    check_rows,
+    measured,
+    wrong_arms,
+)
 from tests.helpers.compiled import WHY_NONE
-from tests.helpers.launch import OPEN_MPI, ROOT, Result, launcher, run_ranks
-
-BENCH = (sys.executable, "-m", "mpishare.bench")
-QUICK = ("--iters", "5", "--repeat", "2", "--warmup", "1")
-HOST = {"MPISHARE_BACKEND": "host"}
-SPINNING = "persistent waitany"  # runs only where every rank has a core
-
-
-def altered(change: str, main: str = "mpishare.bench.cli") -> str:
-    """A program that runs the benchmark after a change."""
-    head = f"import sys, time\nimport mpishare\nfrom {main} import main\n"
-    return f"{head}{change}\nsys.exit(main(sys.argv[1:]))\n"
-
-
-# A fence that orders nothing, on ranks that are never at the same place.
-NO_FENCE = """
-def fence(self, stream=None):
-    time.sleep(0.005 * self._rank)
-
-mpishare.Window.fence = fence
-"""
-WITHOUT_FENCE = altered(NO_FENCE)
+from tests.helpers.launch import OPEN_MPI, ROOT, Result, launcher, run_ranks, run_right
 
 # One rank keeps its own numbers.
 WITHOUT_A_SUM = altered("""
@@ -73,71 +63,27 @@ mpishare.Window.fence = failing
 """)
 
 
-def bench(n: int, *words: str, timeout_s: float = 60.0) -> Result:
-    return run_ranks(n, [*BENCH, *words], timeout_s=timeout_s, env=HOST)
-
-
-def is_all_ok(rows: list[dict], ranks: int) -> bool:
-    """Whether all arms ran and were right, save what cannot run on so few cores."""
-    crowded = ranks > len(os.sched_getaffinity(0))
-    return all(row["ok"] == (row["arm"] != SPINNING or not crowded) for row in rows)
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_rows(rows: list[dict], ranks: int) -> None:
-    for row in rows:
-        assert tuple(row) == COLUMNS, row
-        assert row["case"] in CASES, row
-        assert row["backend"] == "host", row
-        assert row["ranks"] == ranks, row
-        assert row["clock"] in ("latency", "throughput"), row
-        assert isinstance(row["nbytes"], int), row
-        of_halo = [row[key] for key in ("width", "fields", "corners")]
-        assert (None in of_halo) == (of_halo == [None] * 3) == (not CASES[row["case"]].naxes)
-        numbers = [row[key] for key in ("min_us", "median_us", "p95_us")]
-        if row["ok"]:
-            assert all(is_number(number) for number in numbers), row
-            assert numbers == sorted(numbers), row
-            assert row["count"] > 0, row
-            assert row["reason"] is None, row
-        else:
-            assert numbers == [None] * 3, row
-            assert row["gb_per_s"] is None, row
-            assert row["reason"], row
-
-
-def wrong_arms(n: int, program: str, *words: str, timeout_s: float = 60.0, env=HOST) -> set[str]:
-    """Run a program with a mistake in it, which must end with status 1; return what is wrong."""
-    args = [*words, "--format", "json", *QUICK]
-    result = run_ranks(n, program, args=args, timeout_s=timeout_s, env=env)
-    assert result.returncode == 1, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, n)
-    wrong = [row for row in rows if row["wrong"]]
-    assert all(row["reason"].startswith("wrong result") for row in wrong), result.describe()
-    return {row["arm"] for row in wrong}
+def bench(n: int, *words: str) -> Result:
+    return run_ranks(n, [*BENCH, *words], env=HOST)
 
 
 @pytest.mark.parametrize(
     ("module", "words", "once"),
     [
-        ("mpishare.bench.cli", "list", "allreduce    the sum "),
-        ("mpishare.bench.cli", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
+        ("mpishare.bench", "list", "allreduce    the sum "),
+        ("mpishare.bench", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
         ("mpishare.info", "--help", "usage:"),
     ],
 )
 def test_list_and_help_start_neither_mpi_nor_cupy(module: str, words: str, once: str) -> None:
     program = (
-        f"import sys\nfrom {module} import main\n"
-        f"try:\n    main([{words!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "found = {'mpi4py.MPI', 'cupy', 'cuda.bindings'} & set(sys.modules)\n"
+        f"import runpy, sys\nsys.argv = [{module!r}, {words!r}]\n"
+        f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "found = {'mpi4py.MPI', 'cupy', 'cuda.bindings', 'torch'} & set(sys.modules)\n"
         "assert not found, found\n"
     )
-    result = run_ranks(2, program)
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, program)
     # Not once a rank.
     assert result.stdout.count(once) == 1, result.describe()
 
@@ -152,12 +98,10 @@ def test_wrong_words_end_with_status_2_and_one_message() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_json_on_any_number_of_ranks(ranks: int) -> None:
-    result = bench(ranks, "--format", "json", "--max", "4KiB", *QUICK)
-    assert result.returncode == 0, result.describe()
-    found = json.loads(result.stdout)  # nothing but the report
+    found = measured(ranks, BENCH, "--max", "4KiB", *QUICK)
     check_rows(found["rows"], ranks)
     assert {row["case"] for row in found["rows"]} == set(default_cases())
-    assert is_all_ok(found["rows"], ranks), result.describe()
+    check_all_ok(found["rows"], ranks)
     header = found["header"]
     assert header["ranks"] == ranks
     assert header["backend"] == "host"
@@ -180,8 +124,7 @@ def test_json_on_any_number_of_ranks(ranks: int) -> None:
 def test_output_and_rivals(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     words = ["halo1d", "fence", "--max", "8", "--output", str(file), "--against", "isend,staged"]
-    result = bench(2, *words, *QUICK)
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, BENCH, [*words, *QUICK])
     assert "halo1d: width 1" in result.stdout
     found = json.loads(file.read_text())["rows"]
     arms = {(row["case"], row["arm"]) for row in found}
@@ -201,31 +144,18 @@ def test_output_and_rivals(tmp_path: Path) -> None:
 
 def test_a_run_ends_in_its_time() -> None:
     words = ["fence", "halo1d", "--max", "4KiB", "--against", "isend", "--repeat", "100000"]
-    result = bench(2, *words, "--seconds", "3", "--format", "json")
-    assert result.returncode == 0, result.describe()
-    assert result.seconds < 20, result.describe()
-    found = json.loads(result.stdout)
+    begin = time.monotonic()
+    found = measured(2, BENCH, *words, "--seconds", "3")
+    assert time.monotonic() - begin < 20
     assert not found["header"]["left_out"]
-    assert is_all_ok(found["rows"], 2)
+    check_all_ok(found["rows"], 2)
     # More than one timed block, of five samples each, wherever the machine is not crowded.
     assert any(row["count"] > 5 for row in found["rows"] if row["clock"] == "throughput")
 
 
 def test_sizes_that_have_no_time_are_left_out() -> None:
-    words = [
-        "halo1d",
-        "--max",
-        "512",
-        "--against",
-        "isend",
-        "--seconds",
-        "1e-9",
-        "--format",
-        "json",
-    ]
-    result = bench(2, *words)
-    assert result.returncode == 0, result.describe()
-    found = json.loads(result.stdout)
+    words = ["halo1d", "--max", "512", "--against", "isend", "--seconds", "1e-9"]
+    found = measured(2, BENCH, *words)
     assert found["rows"] == []
     left_out = [f"{size} left out: the 1e-09 s of --seconds were over" for size in ("8 B", "512 B")]
     assert found["header"]["left_out"] == {"halo1d": left_out}
@@ -309,9 +239,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path, is_script: bool) ->
 
 def test_sizes_without_memory_are_left_out_with_a_word() -> None:
     words = ["halo1d", "allreduce", "--min", "1024GiB", "--max", "1024GiB"]
-    result = bench(2, *words, "--format", "json", *QUICK)
-    assert result.returncode == 0, result.describe()
-    found = json.loads(result.stdout)
+    found = measured(2, BENCH, *words, *QUICK)
     assert found["rows"] == []
     assert set(found["header"]["left_out"]) == {"halo1d", "allreduce"}
     for (text,) in found["header"]["left_out"].values():
@@ -322,10 +250,7 @@ def test_sizes_without_memory_are_left_out_with_a_word() -> None:
 
 
 def test_all_ranks_leave_out_what_one_of_them_lacks_memory_for() -> None:
-    words = ["halo1d", "--min", "4KiB", "--max", "64KiB", "--format", "json"]
-    result = run_ranks(3, LITTLE_MEMORY, args=[*words, *QUICK], env=HOST)
-    assert result.returncode == 0, result.describe()
-    found = json.loads(result.stdout)
+    found = measured(3, LITTLE_MEMORY, "halo1d", "--min", "4KiB", "--max", "64KiB", *QUICK)
     assert {row["nbytes"] for row in found["rows"]} == {4096}
     (text,) = found["header"]["left_out"]["halo1d"]
     assert text.startswith("64 KiB left out: ")
@@ -339,10 +264,8 @@ def test_a_sum_that_misses_a_rank_is_seen() -> None:
 def test_a_wrong_result_is_status_1_and_no_number() -> None:
     assert wrong_arms(4, WITHOUT_FENCE, "fence") == {"fence"}
     # The checks alone found it.
-    words = ["fence", "--format", "json", *QUICK, "--no-check"]
-    unseen = run_ranks(4, WITHOUT_FENCE, args=words, env=HOST)
-    assert unseen.returncode == 0, unseen.describe()
-    assert all(row["ok"] for row in json.loads(unseen.stdout)["rows"])
+    unseen = measured(4, WITHOUT_FENCE, "fence", *QUICK, "--no-check")
+    assert all(row["ok"] for row in unseen["rows"])
 
 
 def test_a_rank_that_raises_ends_all() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mpishare.bench.cases import default_cases
-from tests.bench.test_cli import WITHOUT_FENCE
+from tests.helpers.benches import WITHOUT_FENCE
 from tests.helpers.launch import run_ranks
 
 CUDA = {"MPISHARE_BACKEND": "cuda"}

@@ -1,15 +1,21 @@
 """The halo cases of the benchmark: every arm is right, and one that is not is found."""
 
 import json
-import sys
 
 import pytest
 
-from tests.bench.test_cli import HOST, QUICK, check_rows, is_all_ok, wrong_arms
-from tests.helpers.launch import run_ranks
+from tests.helpers.benches import (
+    BENCHMARKS,
+    HOST,
+    QUICK,
+    check_all_ok,
+    check_rows,
+    measured,
+    wrong_arms,
+)
+from tests.helpers.launch import run_ranks, run_right
 
 CASES = ("halo1d", "halo3d")
-BENCHMARKS = (sys.executable, "-m", "benchmarks")
 OWN = {"window fields", "private fields"}
 RIVALS = {
     "sendrecv",
@@ -105,12 +111,11 @@ halo._MPI["persistent"] = mutant
     ("ranks", "options"), [(2, ()), (1, WITH_CORNERS), (2, WITH_CORNERS), (4, WITH_CORNERS)]
 )
 def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
-    result = run_ranks(ranks, [*BENCHMARKS, *CASES, *SMALL, *options], env=HOST)
-    assert result.returncode == 0, result.describe()
+    result = run_right(ranks, BENCHMARKS, [*CASES, *SMALL, *options], timeout_s=60)
     assert not result.stderr.strip(), result.describe()
     rows = json.loads(result.stdout)["rows"]
     check_rows(rows, ranks)
-    assert is_all_ok(rows, ranks), result.describe()
+    check_all_ok(rows, ranks)
     for case in CASES:
         found = [row for row in rows if row["case"] == case]
         arms = OWN | RIVALS | {"fresh fields"}
@@ -124,11 +129,9 @@ def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
 
 
 def test_rows_say_what_the_block_came_to() -> None:
-    words = ["--min", "8", "--max", "4KiB", "--format", "json", "--against", "none", *QUICK]
-    result = run_ranks(2, [*BENCHMARKS, *CASES, *words, "--width", "3"], env=HOST)
-    assert result.returncode == 0, result.describe()
+    words = ["--min", "8", "--max", "4KiB", "--against", "none", *QUICK, "--width", "3"]
     found: dict[str, list[tuple[int, int]]] = {}
-    for row in json.loads(result.stdout)["rows"]:
+    for row in measured(2, BENCHMARKS, *CASES, *words)["rows"]:
         assert row["gb_per_s"] is not None
         if (row["arm"], row["clock"]) == ("private fields", "latency"):
             found.setdefault(row["case"], []).append((row["n"], row["nbytes"]))

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from mpishare.runtime.preflight import is_wsl2
-from tests.helpers.launch import OF_A_JOB, run_ranks
+from tests.helpers.launch import OF_A_JOB, run_ranks, run_right
 from tests.helpers.mounts import mount_before_jobs
 
 INFO = (sys.executable, "-m", "mpishare.info")
@@ -62,16 +62,14 @@ sys.exit(info.main(sys.argv[1:]))
 
 
 def test_text_names_every_rank() -> None:
-    result = run_ranks(3, INFO, env=HOST)
-    assert result.returncode == 0, result.describe()
+    result = run_right(3, INFO)
     assert result.stdout.count("\nnode ") + result.stdout.startswith("node ") == 1
     assert "3 ranks, backend host" in result.stdout, result.describe()
     assert "host memory" in result.stdout, result.describe()
 
 
 def test_json_has_every_pair() -> None:
-    result = run_ranks(2, [*INFO, "--json"], env=HOST)
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, [*INFO, "--json"])
     (node,) = json.loads(result.stdout)["nodes"]
     assert node["backend"] == "host"
     assert len(node["pairs"]) == 4
@@ -82,15 +80,13 @@ def test_json_has_every_pair() -> None:
 
 
 def test_one_rank_alone_is_no_failure_and_names_mpirun() -> None:
-    result = run_ranks(1, INFO, env=HOST)
-    assert result.returncode == 0, result.describe()
+    result = run_right(1, INFO)
     told = "\none rank: start it by mpirun to see which ranks share memory\n"
     assert result.stdout.endswith(told), result.describe()
 
 
 def test_a_forced_route_is_told() -> None:
-    result = run_ranks(2, INFO, env={**HOST, "MPISHARE_ROUTE": "mpi"})
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, INFO, env={**HOST, "MPISHARE_ROUTE": "mpi"})
     told = "\nMPISHARE_ROUTE=mpi: halo exchanges inside a node send MPI messages\n"
     assert result.stdout.endswith(told), result.describe()
 
@@ -116,11 +112,10 @@ def test_a_route_that_differs_between_ranks_is_refused() -> None:
 
 
 def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
-    without = run_ranks(2, SHARING_A_GPU.replace("MPS", "False"), env=HOST)
-    assert without.returncode == 0, without.describe()
+    without = run_right(2, SHARING_A_GPU.replace("MPS", "False"))
     assert without.stdout.count("about 18 us instead of about 900") == 1, without.describe()
     assert "python -m mpishare.mps" in without.stdout, without.describe()
-    under = run_ranks(2, SHARING_A_GPU.replace("MPS", "True"), args=["--json"], env=HOST)
+    under = run_right(2, SHARING_A_GPU.replace("MPS", "True"), ["--json"])
     (node,) = json.loads(under.stdout)["nodes"]
     assert node["mps_gain"] is None
     assert node["members"][0]["device"]["compute_capability"] == "9.0"
@@ -128,11 +123,10 @@ def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
 
 
 def test_gpus_of_the_node_as_text_and_as_data() -> None:
-    shown = run_ranks(2, SEEING_TWO_GPUS, env=HOST)
-    assert shown.returncode == 0, shown.describe()
+    shown = run_right(2, SEEING_TWO_GPUS)
     assert "  #0-#1: across sockets (SYS); no P2P: chipset not supported (CNS)\n" in shown.stdout
     assert shown.stdout.endswith("no rank sees #1, hidden by CUDA_VISIBLE_DEVICES=0\n")
-    data = run_ranks(2, SEEING_TWO_GPUS, args=["--json"], env=HOST)
+    data = run_right(2, SEEING_TWO_GPUS, ["--json"])
     (node,) = json.loads(data.stdout)["nodes"]
     assert [each["uuid"] for each in node["hardware"]["gpus"]] == [
         "GPU-00000000-aaaa",

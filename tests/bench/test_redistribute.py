@@ -1,25 +1,23 @@
 """Redistributions in the benchmark: every arm is right, and one that is not is found."""
 
-import json
-
 import numpy as np
 import pytest
 
 from mpishare.bench.copies import box_row
-from tests.bench.test_cli import (
-    HOST,
+from tests.helpers.benches import (
+    BENCH,
     QUICK,
     altered,
-    bench,
-    check_rows,
-    is_all_ok,
+    check_all_ok,
+    checked_rows,
+    measured,
+    rivals,
     wrong_arms,
 )
-from tests.helpers.launch import run_ranks
 
 TRANSPOSES, OWN = ("redistribute", "permuted"), {"private", "windows"}
 RIVALS = {"alltoallw", "alltoallv", "sendrecv", "isend"}
-SMALL = ("--min", "4KiB", "--max", "4KiB", "--format", "json", *QUICK)
+SMALL = ("--min", "4KiB", "--max", "4KiB", *QUICK)
 
 # The arms of an MPI that takes GPU memory, which takes that of the host too.
 ON_HOST = altered(
@@ -74,11 +72,8 @@ mpi.isend = mutant
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_arm_is_right(ranks: int) -> None:
     """On three ranks parts are uneven."""
-    result = bench(ranks, *TRANSPOSES, "allgather", *SMALL)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, ranks)
-    assert is_all_ok(rows, ranks), result.describe()
+    rows = checked_rows(ranks, BENCH, *TRANSPOSES, "allgather", *SMALL)
+    check_all_ok(rows, ranks)
     n = {1: 6, 2: 8, 3: 9}[ranks]
     for case in TRANSPOSES:
         found = [row for row in rows if row["case"] == case]
@@ -93,24 +88,19 @@ def test_every_arm_is_right(ranks: int) -> None:
 
 
 def test_sizes_come_near_the_part_and_come_once() -> None:
-    words = ("--max", "64KiB", "--format", "json", "--against", "none", *QUICK)
-    result = bench(3, "redistribute", *words)
-    assert result.returncode == 0, result.describe()
-    found = {row["n"]: row["nbytes"] for row in json.loads(result.stdout)["rows"]}
+    words = ("redistribute", "--max", "64KiB", "--against", "none", *QUICK)
+    found = {row["n"]: row["nbytes"] for row in measured(3, BENCH, *words)["rows"]}
     # 8 B make 2 cells along an axis; the last rank has none of them.
     assert found == {n: 16 * n**3 // 3 for n in (2, 5, 9, 23)}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_gpus_do_moves_every_word_on_the_host(ranks: int) -> None:
-    words = (*TRANSPOSES, "allgather", *SMALL, "--against", "mpi")
-    result = run_ranks(ranks, ON_HOST, args=words, env=HOST)
-    assert result.returncode == 0, result.describe()
-    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    rows = rivals(ranks, ON_HOST, *TRANSPOSES, "allgather", *SMALL, "--against", "mpi")
     arms = {(row["case"], row["arm"]) for row in rows}
     kinds = ("mpi", "mpi alltoallw", "mpi alltoallv")
     assert arms == {(case, arm) for case in TRANSPOSES for arm in kinds} | {("allgather", "mpi")}
-    assert all(row["ok"] for row in rows), result.describe()
+    assert all(row["ok"] for row in rows), rows
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,20 @@ from benchmarks.nvshmem import Nvshmem
 from mpishare import UnsupportedError
 from mpishare.bench.cases import BASELINES, CASES, baselines
 from mpishare.bench.cli import case_list
-from tests.bench.test_cli import (
+from tests.helpers.benches import (
+    BENCHMARKS,
     HOST,
     NO_FENCE,
     QUICK,
     SPINNING,
     altered,
-    check_rows,
-    is_all_ok,
+    check_all_ok,
+    checked_rows,
+    measured,
     wrong_arms,
 )
-from tests.helpers.launch import Result, run_ranks
+from tests.helpers.launch import run_ranks
 
-BENCHMARKS = (sys.executable, "-m", "benchmarks")
 catalog.extend()
 
 WITHOUT_FENCE = altered(NO_FENCE, main="benchmarks.__main__")
@@ -108,22 +109,15 @@ mpishare.Allreduce.dot = dot_but_on_one
 )
 
 
-def run(n: int, *words: str) -> Result:
-    return run_ranks(n, [*BENCHMARKS, *words, "--format", "json"], timeout_s=60.0, env=HOST)
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_rings_and_events(ranks: int) -> None:
-    result = run(ranks, "ring", "pairwise", "event", "--max", "4KiB", *QUICK)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, ranks)
+    rows = checked_rows(ranks, BENCHMARKS, "ring", "pairwise", "event", "--max", "4KiB", *QUICK)
     arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in CASES}
     assert arms["event"] == {"hop", "pingpong", "bcast", "send"}
     assert arms["pairwise"] == {"pairwise", "sendrecv", "barrier"}
     assert arms["ring"] == {"window pairwise", "window fence", "isend", "persistent", "sendrecv"}
     alone = ranks == 1  # an event needs two
-    assert all(row["ok"] != (alone and row["case"] == "event") for row in rows), result.describe()
+    assert all(row["ok"] != (alone and row["case"] == "event") for row in rows), rows
 
 
 SOLVE = ("cg", "--min", "512", "--max", "512", "--repeat", "2")
@@ -131,10 +125,7 @@ SOLVE = ("cg", "--min", "512", "--max", "512", "--repeat", "2")
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_conjugate_gradients(ranks: int) -> None:
-    result = run(ranks, *SOLVE)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, ranks)
+    rows = checked_rows(ranks, BENCHMARKS, *SOLVE)
     assert {row["arm"]: row["ok"] for row in rows} == {
         "calls": True,
         "calls, dot": True,
@@ -155,12 +146,8 @@ def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
     cases = ("faces", "calls", "fresh", "bandwidth", "messages1d", "mesh")
-    words = (*cases, "--max", "4KiB", "--repeat", "2")
-    result = run(ranks, *words)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, ranks)
-    assert is_all_ok(rows, ranks), result.describe()
+    rows = checked_rows(ranks, BENCHMARKS, *cases, "--max", "4KiB", "--repeat", "2")
+    check_all_ok(rows, ranks)
     arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
     assert arms == {
         "faces": {"last axis", "first axis"},
@@ -179,10 +166,7 @@ def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_ranks_by_the_host_and_why_not_by_kernels(ranks: int) -> None:
     words = ("pingpong", "swap", "--max", "64KiB", "--against", "nvshmem", *QUICK)
-    result = run(ranks, *words)
-    assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, ranks)
+    rows = checked_rows(ranks, BENCHMARKS, *words)
     by_host = {"halo, windows", "halo", "fence", "post .. wait"}
     assert {row["arm"] for row in rows if row["ok"]} == (by_host if ranks == 2 else set())
     reasons = {row["arm"]: row["reason"] for row in rows if not row["ok"]}
@@ -194,13 +178,11 @@ def test_two_ranks_by_the_host_and_why_not_by_kernels(ranks: int) -> None:
 
 def test_steps_of_jax_with_and_without_the_exchange() -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
-    words = ("jax", "--max", "8", "--iters", "2", "--repeat", "1")
-    result = run(2, *words, "--against", "all")
-    assert result.returncode == 0, result.describe()
-    rows = {row["arm"]: row for row in json.loads(result.stdout)["rows"]}
+    words = ("jax", "--max", "8", "--iters", "2", "--repeat", "1", "--against", "all")
+    rows = {row["arm"]: row for row in measured(2, BENCHMARKS, *words)["rows"]}
     forms = {"loop", "recorded", "unrolled", "padded"}
     expected = forms | {f"{form} alone" for form in forms} | {"exchange called"}
-    assert {arm for arm in rows if rows[arm]["ok"]} >= expected, result.describe()
+    assert {arm for arm in rows if rows[arm]["ok"]} >= expected, rows
     for arm in set(rows) - expected:
         assert "mpi4jax" in arm
         assert rows[arm]["ok"] or "cannot be imported" in rows[arm]["reason"]
@@ -248,9 +230,8 @@ def test_a_swap_that_brings_another_word_is_seen() -> None:
 
 def test_the_cases_of_the_package_are_there_too() -> None:
     """With the baselines that stand here, and a row for one that the backend lacks."""
-    result = run(2, "halo3d", "fence", "--max", "512", "--against", "isend,counters", *QUICK)
-    assert result.returncode == 0, result.describe()
-    found = json.loads(result.stdout)
+    words = ("halo3d", "fence", "--max", "512", "--against", "isend,counters", *QUICK)
+    found = measured(2, BENCHMARKS, *words)
     assert " mpirun -n 2 python -m benchmarks halo3d fence " in found["header"]["command"]
     reasons = {row["arm"]: row["reason"] for row in found["rows"] if not row["ok"]}
     assert reasons == {"counters": "the host backend has no baseline counters"}

@@ -3,14 +3,13 @@
 import json
 import sys
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import ROOT, run_right
 
 
 def test_each_number_of_ranks_has_a_line(tmp_path):
     script, results = ROOT / "scripts" / "lib" / "rank_counts.py", tmp_path / "counts.jsonl"
     for ranks in (1, 2):
-        result = run_ranks(ranks, [sys.executable, "-m", "mpi4py", script, results])
-        assert result.returncode == 0, result.describe()
+        run_right(ranks, [sys.executable, "-m", "mpi4py", script, results])
     one, two = map(json.loads, results.read_text().splitlines())
     assert (one["ranks"], two["ranks"]) == (1, 2)
     for line in (one, two):

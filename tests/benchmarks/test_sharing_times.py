@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import ROOT, run_right
 
 PROGRAM = f"""
 import sys
@@ -26,8 +26,7 @@ if __name__ == "__main__":
 def test_every_way_has_its_times(tmp_path, part, ranks):
     program, results = tmp_path / "few.py", tmp_path / "few.jsonl"
     program.write_text(PROGRAM)
-    result = run_ranks(ranks, [sys.executable, "-m", "mpi4py", program, part, results])
-    assert result.returncode == 0, result.describe()
+    result = run_right(ranks, [sys.executable, "-m", "mpi4py", program, part, results])
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert lines == [json.loads(line) for line in result.stdout.splitlines()]
     tasks = {line["what"] for line in lines}

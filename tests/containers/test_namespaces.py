@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from tests.helpers.isolation import separate_ranks, why_no_namespaces
-from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.launch import launcher, run_ranks, run_right
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
 
@@ -60,8 +60,7 @@ with mpishare.Node(backend="host", timeout_s=20) as node:
 def played(own, monkeypatch, folder, **options):
     """The reports of two ranks, each with its own of something; their ghosts are right."""
     separate_ranks(monkeypatch, folder, own)
-    result = run_ranks(2, PROGRAM, **options)
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, PROGRAM, **options)
     for rank in range(2):
         assert result.reports[rank]["ghosts"] == [1 - rank] * 2, result.describe()
     return result
@@ -121,8 +120,7 @@ def test_other_process_ids_under_mpich(monkeypatch, tmp_path):
     separate_ranks(monkeypatch, tmp_path, ["pid", "other ids"], is_init=False)
     refused = run_ranks(2, PROGRAM)
     assert "Fatal error in internal_Init_thread" in refused.stderr, refused.describe()
-    result = run_ranks(2, PROGRAM, env={"UCX_TLS": "tcp,self"})
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, PROGRAM, env={"UCX_TLS": "tcp,self"})
     assert is_one_node(result)
 
 

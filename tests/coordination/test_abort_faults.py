@@ -4,8 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import time
 
-import numpy as np
 import pytest
 
 from mpishare.errors import late_ranks
@@ -95,8 +95,7 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
 
 def unclosed(stage: Stage) -> None:
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)  # noqa: F821  of the scene
+    halo = stage.make("plan", node)
     halo.exchange()
     if stage.rank == 1:
         sys.exit(0)
@@ -107,7 +106,7 @@ def unclosed(stage: Stage) -> None:
 
     if stage.rank == 3:
         # Its neighbors 0 and 2 have left because of rank 1 by the time it looks.
-        time.sleep(1.5)  # noqa: F821
+        time.sleep(1.5)
     stage.attempt("call", forever)
 
 
@@ -185,7 +184,7 @@ def two_nodes(stage: Stage) -> None:
 
     stage.attempt("call", use)
     if stage.rank == 3:
-        time.sleep(3)  # noqa: F821
+        time.sleep(3)
 
 
 def test_who_is_missing_on_one_node_has_another_number_on_another():

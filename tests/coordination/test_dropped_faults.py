@@ -1,6 +1,5 @@
 """Dropped objects when something goes wrong, or ends, before they are closed."""
 
-import logging
 import os
 
 import numpy as np
@@ -9,16 +8,14 @@ import pytest
 import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
-from tests.helpers.scenes_halo import play_on
+from tests.helpers.scenes_halo import play_on, size_of
 from tests.helpers.stage import Stage
 
 
 def dropped(stage: Stage, how: str) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan", node)
     window, event, channel, pool = node.allocate(4), node.event(), node.channel(4), node.pool()
     halo.exchange()
     node.synchronize()
@@ -60,11 +57,9 @@ def test_a_program_that_ends_after_it_dropped_objects(how, backend):
 
 
 def killed(stage: Stage, place: str) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
-    halo = mpishare.HaloExchange(
-        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
-    )
+    halo = stage.make("plan", node)
     halo.exchange()
     node.synchronize()
     if place == "closing" and stage.rank == 1:
@@ -116,7 +111,7 @@ def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
 def across_nodes(stage: Stage, is_given: bool) -> None:
     from mpishare.coordination.rank_group import RankGroup
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node() if is_given else None
     left = (stage.rank - 1) % stage.size
     groups, wrong = set(), 0
@@ -137,9 +132,8 @@ def across_nodes(stage: Stage, is_given: bool) -> None:
 @pytest.mark.parametrize("nodes", ["2 + 1", "1 + 2 + 1"])
 def test_dropped_over_several_nodes(nodes, is_given):
     """A plan is closed when the next one of its ranks is made."""
-    count = sum(map(int, nodes.split(" + ")))
-    played = play_on(nodes, count, across_nodes, is_given, shared=True)
+    played = play_on(nodes, across_nodes, is_given, shared=True)
     played.ended_well()
-    for rank in range(count):
+    for rank in range(size_of(nodes)):
         told = played.rank(rank)
         assert (told["wrong"], told["groups"], told["open"]) == (0, [1], 1)

@@ -1,6 +1,7 @@
 """Objects that nobody holds any more: closed at the next collective call, once all dropped them."""
 
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -13,9 +14,12 @@ from mpi4py import MPI
 import mpishare
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.plans.node_cache import NodeCache
+from tests.helpers import halos
+from tests.helpers.halos import beside
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
+ring = functools.partial(halos.ring, axes=(0,))
 MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors", "allreduce")
 
 
@@ -23,24 +27,16 @@ def open_objects(node):
     return [child.name for child in node._context.children]
 
 
-def ring(owner, field, comm=None, **options):
-    """A plan on a ring of all ranks."""
-    comm = owner.comm if comm is None else comm
-    return mpishare.HaloExchange(
-        comm, field, 1, dims=(comm.size,), periods=True, axes=(0,), **options
-    )
-
-
 def make(node, what):
     field = node.xp.zeros((4, 3))
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    left, right = beside(node)
     return {
         "window": lambda: node.allocate(3),
         "each": lambda: node.allocate_each(3),
         "event": node.event,
         "channel": lambda: node.channel(3),
         "pool": node.pool,
-        "halo": lambda: ring(node, field, node=node),
+        "halo": lambda: ring(node, field),
         "neighbors": lambda: mpishare.NeighborExchange(
             node.comm, {right: [1]}, {left: [0]}, field, node=node
         ),
@@ -53,7 +49,7 @@ def rotated(node, halo, u):
     u[...] = node.rank
     halo.exchange(u)
     node.synchronize()
-    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    left, right = beside(node)
     return float(u[0].max()) == left and float(u[-1].min()) == right
 
 
@@ -94,7 +90,7 @@ def test_any_collective_call_of_the_node_will_do(node):
         "event": node.event,
         "channel": lambda: node.channel(1),
         "pool": node.pool,
-        "plan": lambda: ring(node, field, node=node),
+        "plan": lambda: ring(node, field),
         "barrier": node.barrier,
     }
     for name, call in calls.items():
@@ -150,7 +146,7 @@ def test_what_is_dropped_is_closed_in_one_order(node):
     """Plans before the windows of their fields, the newest first; on all ranks alike."""
     closed = []
     window = node.allocate_each((4, 3))
-    made = [ring(node, window.array, node=node), window, node.event(), make(node, "neighbors")]
+    made = [ring(node, window.array), window, node.event(), make(node, "neighbors")]
     names = [each.name for each in made]
 
     def spy(each):
@@ -173,7 +169,7 @@ def test_what_is_dropped_is_closed_in_one_order(node):
 
 
 def test_dropped_in_another_thread_or_in_a_cycle(node):
-    made = [node.allocate(3), ring(node, node.xp.zeros((4, 3)), node=node)]
+    made = [node.allocate(3), ring(node, node.xp.zeros((4, 3)))]
     names = {each.name for each in made}
     thread = threading.Thread(target=made.clear)
     thread.start()
@@ -191,21 +187,21 @@ def test_dropped_in_another_thread_or_in_a_cycle(node):
 
 
 def test_between_start_and_wait(node):
-    halo = ring(node, node.xp.zeros((4, 3)), node=node)
+    halo = ring(node, node.xp.zeros((4, 3)))
     u, name = node.xp.zeros((4, 3)), halo.name
     halo.start(u)
     del halo
     with pytest.warns(ResourceWarning, match=name):
         node.barrier()
     assert name not in open_objects(node)
-    assert rotated(node, ring(node, u, node=node), u)
+    assert rotated(node, ring(node, u), u)
 
 
 @pytest.mark.gpu
 def test_nothing_is_closed_in_a_capture(node):
     """To close waits for all streams, which would end the capture."""
     stream, x = node.xp.cuda.Stream(non_blocking=True), node.xp.zeros(4)
-    halo = ring(node, node.xp.zeros((4, 3)), node=node)
+    halo = ring(node, node.xp.zeros((4, 3)))
     name = halo.name
     x += 1  # its kernel is loaded
     node.synchronize()
@@ -230,12 +226,12 @@ def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
     field = node.xp.zeros((4, 3))
     names = []
     for _ in range(1 + comm.size):
-        plan = ring(node, field, comm, node=node)
+        plan = ring(node, field, comm=comm)
         assert comm.allgather(plan.name) == [plan.name] * comm.size
         names.append(plan.name)
         del plan
     assert set(names) & set(open_objects(node)) == {names[-1]}
-    whole = ring(node, field, node=node)
+    whole = ring(node, field)
     assert node.comm.allgather(whole.name) == [whole.name] * node.size
     assert rotated(node, whole, field)
     comm.Free()
@@ -244,7 +240,7 @@ def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
 def test_a_plan_keeps_no_array(node):
     u = node.xp.zeros((4, 3))
     v = node.xp.zeros((4, 3))
-    halo = ring(node, u, node=node)
+    halo = ring(node, u)
     halo.exchange()
     u, gone = None, weakref.ref(u)
     halo.exchange()  # which it was asked to keep
@@ -266,7 +262,7 @@ def test_a_plan_finds_a_view_again(node):
     whole[...] = node.rank
     f_order = node.xp.zeros((4, 3, 2), order="F")
     f_order[...] = node.rank
-    halo = ring(node, [whole[1], f_order[..., 1]], node=node)
+    halo = ring(node, [whole[1], f_order[..., 1]])
     halo.exchange(whole[0], f_order[..., 0])
     whole[0], f_order[..., 0] = node.rank, node.rank
     gone = weakref.ref(whole)
@@ -310,15 +306,15 @@ def test_carts_of_their_own(node, is_given):
 
 def test_a_default_node_goes_with_its_last_plan(node):
     u = np.zeros((4, 3))
-    first = ring(node, u)
+    first = ring(node, u, node=None)
     kept, group = first._setup.node, first._setup.group
-    second = ring(node, u, node.comm.Dup())
+    second = ring(node, u, comm=node.comm.Dup(), node=None)
     assert second._setup.node is kept
     first.close()
     assert not kept.is_closed
-    third = ring(node, u)
+    third = ring(node, u, node=None)
     del second
-    fourth = ring(node, u)
+    fourth = ring(node, u, node=None)
     third.close()
     assert not kept.is_closed
     fourth.close()
@@ -356,7 +352,7 @@ def test_out_of_communicators(node):
     # Plans of nodes that other tests have left stay in their groups.
     left = sum(group.plans for group in RankGroup._all)
     text = rf"(?s)has ({left + 3}|{left + 4}) plans open .*cart.Free\(\)"
-    plans = [ring(node, np.zeros((4, 3))) for _ in range(3)]
+    plans = [ring(node, np.zeros((4, 3)), node=None) for _ in range(3)]
     comm, taken = MPI.COMM_SELF.Dup(), []
     reverse = MPI.COMM_WORLD.Split(0, -node.rank)
     try:
@@ -368,10 +364,10 @@ def test_out_of_communicators(node):
         assert len(taken) > 1000
         if node.size > 1:
             with pytest.raises(mpishare.MpiShareError, match=text):
-                ring(node, np.zeros((4, 3)), reverse)
+                ring(node, np.zeros((4, 3)), comm=reverse, node=None)
         with pytest.raises(mpishare.MpiShareError, match=text):
             mpishare.Node()
-        another = ring(node, np.zeros((4, 3)))  # the same ranks need no other
+        another = ring(node, np.zeros((4, 3)), node=None)  # the same ranks need no other
         another.close()
     finally:
         for each in [*taken, comm, reverse]:

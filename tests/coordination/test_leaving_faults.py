@@ -30,9 +30,6 @@ def leaves(stage: Stage, what: str, call: str) -> None:
         node = stage.node()
         with node if what == "node" else stage.make(what, node) as made:
             calls = stage.calls(node, 1) | {"close": made.close}
-            if what == "plan":
-                made.exchange()
-                calls["exchange"] = made.exchange
             node.barrier()
             if stage.rank == 1:
                 time.sleep(0.3 if what == "node" else 0)
@@ -41,8 +38,7 @@ def leaves(stage: Stage, what: str, call: str) -> None:
             calls[call]()
 
     stage.attempt("with", work)
-    if call != "exchange":  # for which the others would wait in vain
-        stage.second_node(stage.world)
+    stage.second_node(stage.world)
 
 
 def rank_1_told_the_others(played: Played) -> None:
@@ -70,11 +66,6 @@ def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
     played = play(3, leaves, what, call, backend=backend, shared=True)
     rank_1_told_the_others(played)
     played.worked(range(3), "second node")
-
-
-def test_a_wait_for_messages_of_a_rank_that_left_a_plan():
-    env = {"MPISHARE_ROUTE": "mpi"}
-    rank_1_told_the_others(play(3, leaves, "plan", "exchange", env=env, shared=True))
 
 
 def all_leave(stage: Stage, what: str) -> None:
@@ -138,8 +129,7 @@ def leaves_amid(stage: Stage, way: str) -> None:
         if way == "few" and stage.rank == 2:
             stage.attempt("barrier", node.barrier)
             return
-        cart = {"dims": (comm.size,), "periods": True, "node": node}
-        with mpishare.HaloExchange(comm, node.xp.zeros(4), 1, **cart) as halo:
+        with stage.ring(node, node.xp.zeros(4), comm=comm) as halo:
             if way == "call":
                 halo.start()
             raise ValueError("amid")
@@ -237,25 +227,18 @@ def handled(stage: Stage, code: str) -> None:
         "barrier": lambda: things["node"].barrier(),
     }
 
-    def leave(*_: object) -> None:
+    def leave() -> None:
         things["node"].__exit__(RuntimeError, RuntimeError("the words of the handler"), None)
         stage.world.send(None, 1)
         stage.world.recv(source=1)  # now rank 1 is there, so that the call finds what it waits for
         things.clear()
         gc.collect()
 
-    def interrupt() -> None:
-        os.sched_yield = sched_yield
-        signal.raise_signal(signal.SIGUSR2)
-
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, leave)
     for name, call in calls.items():
         things["node"] = node = stage.node()
         # Faces of 640 kB, which a neighbor reads where they are.
         things["window"] = node.allocate_each((6, 80000), fill=1.0)
-        cart = {"dims": (2,), "periods": True, "node": node, "axes": (0,)}
-        things["halo"] = mpishare.HaloExchange(node.comm, things["window"], 1, **cart)
+        things["halo"] = stage.ring(node, things["window"], axes=(0,))
         things["numbers"] = np.zeros(4)
         things["sum"] = mpishare.Allreduce(node.comm, things["numbers"], node=node)
         for each in calls.values():
@@ -264,7 +247,7 @@ def handled(stage: Stage, code: str) -> None:
         node._context.watchdog.stop()  # or rank 1 hears of it before its call
         del node
         if stage.rank == 0:
-            os.sched_yield = interrupt  # in the midst of its wait
+            stage.amid_next_wait(leave)
         else:
             stage.world.recv(source=0)
         stage.attempt(name, call)
@@ -292,17 +275,14 @@ def closed(stage: Stage, calls: list[str]) -> None:
     """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
 
     def close_both() -> None:
-        os.sched_yield = sched_yield
         stage.world.send(None, 1)
         things[what].close()
 
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, lambda *_: close_both())
     for call in calls:
         for what in ("plan", "node"):
             node = stage.node()
             u = np.zeros(66)
-            halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+            halo = stage.ring(node, u)
             halo.exchange(u)
             halo.accumulate(u)
             node.barrier()
@@ -310,7 +290,7 @@ def closed(stage: Stage, calls: list[str]) -> None:
             if stage.rank == 0:
                 if call == "wait":
                     halo.start(u)
-                os.sched_yield = lambda: signal.raise_signal(signal.SIGUSR2)
+                stage.amid_next_wait(close_both)
                 stage.attempt(f"{call}, {what}", getattr(halo, call), *[u] * (call != "wait"))
             else:
                 stage.world.recv(source=0)
@@ -410,19 +390,13 @@ def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, mome
 def nested(stage: Stage) -> None:
     """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
 
-    def interrupt() -> None:
-        os.sched_yield = sched_yield
-        signal.raise_signal(signal.SIGUSR2)
-
-    def call_inside(*_: object) -> None:
+    def call_inside() -> None:
         stage.attempt(f"{inner} in {outer}", getattr(halo, inner), *fields)
         stage.world.send(None, 1)
 
-    sched_yield = os.sched_yield
-    signal.signal(signal.SIGUSR2, call_inside)
     with stage.node(timeout_s=10.0) as node:
         u = np.zeros(66)
-        halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+        halo = stage.ring(node, u)
         halo.exchange(u)
         halo.accumulate(u)
         for outer in ("exchange", "accumulate", "wait"):
@@ -435,7 +409,7 @@ def nested(stage: Stage) -> None:
                 if outer == "wait":
                     halo.start(u)
                 if stage.rank == 0:
-                    os.sched_yield = interrupt
+                    stage.amid_next_wait(call_inside)
                 getattr(halo, outer)(*[u] * (outer != "wait"))
                 theirs = 3.0 - stage.rank
                 if outer == "accumulate":

@@ -58,30 +58,6 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
     played.worked(range(3), "second node")
 
 
-def one_stays_away(stage: Stage, what: str, timeout_s: float) -> None:
-    node, field = stage.node(timeout_s=timeout_s), np.zeros(6)
-
-    def make() -> mpishare.NeighborExchange:
-        return mpishare.NeighborExchange(stage.world, {}, {}, field, node=node)
-
-    plan = make()
-    stage.world.Barrier()
-    time.sleep(0.03 * stage.rank)
-    if stage.rank < stage.size - 1:
-        stage.attempt("call", plan.close if what == "close" else make)
-    else:
-        time.sleep(timeout_s + 2)
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("what", ["make", "close"])
-def test_a_rank_that_never_makes_or_closes_a_plan_is_named_alone(what):
-    """The ranks wait by messages: one that gives up must not miss another that does so as well."""
-    played = play(4, one_stays_away, what, TIMEOUT_S, shared=True)
-    for rank in range(3):
-        assert played.raised(rank, "call", "PeerTimeout").ranks == [3], played.describe()
-
-
 def no_node(stage: Stage) -> None:
     mpishare.coordination.poll.STRAGGLER_S = 0.5
     if stage.rank == 2:

@@ -6,9 +6,10 @@ import pytest
 
 import mpishare.device
 from mpishare.device.window_device import RECORD
-from tests.backends.test_kernels import ARCHITECTURES, compile_cuda
 from tests.helpers.launch import ROOT
+from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 
+OPTIONS = mpishare.device.include()
 FOLDER = ROOT / "tests" / "device"
 FILES = [*sorted(FOLDER.glob("*.cu")), ROOT / "benchmarks" / "kernels.cuh"]
 SOURCES = {path.name: path.read_text() for path in FILES}
@@ -27,28 +28,21 @@ ASSERTED = [
 ]
 
 
-def compiles(text, architecture="sm_90", *options):
-    return compile_cuda(text, architecture, *mpishare.device.include(), *options)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_call_compiles_without_a_warning(name, architecture):
-    code, log = compiles(SOURCES[name], architecture)
-    assert code.startswith(b"\x7fELF"), log
-    assert log.strip("\0\n ") == ""
+    check_compiles(SOURCES[name], architecture, *OPTIONS)
 
 
 def test_the_record_is_the_struct():
-    text = "\n".join(["#include <mpishare.cuh>", *ASSERTED])
-    code, log = compiles(text)
-    assert code.startswith(b"\x7fELF"), log
+    check_compiles("\n".join(["#include <mpishare.cuh>", *ASSERTED]), "sm_90", *OPTIONS)
 
 
 @pytest.mark.parametrize("name", [*RECORD.fields, "whole"])
 def test_another_record_would_not_compile(name):
     wrong = [each.replace(" == ", " == 8 + ") for each in ASSERTED if f'"{name}"' in each]
-    code, log = compiles("\n".join(["#include <mpishare.cuh>", *wrong]))
+    text = "\n".join(["#include <mpishare.cuh>", *wrong])
+    code, log = compile_cuda(text, "sm_90", *OPTIONS)
     assert code == b""
     assert name in log
 
@@ -56,14 +50,13 @@ def test_another_record_would_not_compile(name):
 def test_words_have_four_bytes():
     text = """#include <mpishare.cuh>
     __global__ void f(mpishare::Device d) { mpishare::put_word(d, 0, 0, 1.0, 1); }"""
-    code, log = compiles(text)
+    code, log = compile_cuda(text, "sm_90", *OPTIONS)
     assert code == b""
     assert "a word has 4 bytes" in log
 
 
 def test_the_header_twice_is_the_header_once():
-    code, log = compiles("#include <mpishare.cuh>\n#include <mpishare.cuh>\n")
-    assert code.startswith(b"\x7fELF"), log
+    check_compiles("#include <mpishare.cuh>\n" * 2, "sm_90", *OPTIONS)
 
 
 def test_another_header_has_other_options(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@
 """
 
 import functools
-import logging
 import os
 
 import numpy as np
@@ -26,7 +25,7 @@ def missed(stage: Stage, kind: int, how: str, is_killed: bool, root: str, runs: 
 
     import cupy
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     code = (Path(root) / "tests" / "device" / "kernels.cu").read_text()
     module = cupy.RawModule(code=code, options=("--std=c++17", *mpishare.device.include()))
     hang, stream = module.get_function("hang"), cupy.cuda.Stream(non_blocking=True)

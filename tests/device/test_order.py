@@ -3,7 +3,7 @@
 import pytest
 
 import mpishare.device
-from tests.backends.test_kernels import compile_cuda
+from tests.helpers.nvrtc import compile_cuda
 from tests.helpers.ptx import ACQUIRE, RELEASE, orders_of
 
 HEADER = mpishare.device.Path(mpishare.device.__file__).with_name("mpishare.cuh").read_text()

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import run_right
+from tests.helpers.planted import NOBODY, needs_two_users
 
 PORTS = ["veros", "mpi4py_fft", "heat", "quatrex"]
 PATCH = ROOT / "docs/ports/veros.patch"
@@ -98,9 +99,19 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     program = tmp_path / "program.py"
     text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
     program.write_text(text)
-    done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
-    assert done.returncode == 0, done.describe()
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.stdout.count("exchanged") == 2
+
+
+def run_plug_in(folder, ranks, package, modules, plug_in, calls, *, timeout_s) -> None:
+    """Make these calls with the plug-in, beside modules that stand for those of its code."""
+    for name, text in modules.items():
+        (package / f"{name}.py").write_text(text)
+    shutil.copy(plug_in, folder)
+    program = folder / "program.py"
+    program.write_text(calls)
+    done = run_right(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=timeout_s)
+    assert done.stdout.count("moved") == ranks
 
 
 #: mpi4py-fft's `Transfer` as far as the plug-in knows it; its messages leave a mark instead.
@@ -155,14 +166,9 @@ print("moved")
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_plug_in_moves_what_a_transfer_moves(ranks: int, tmp_path) -> None:
-    (tmp_path / "mpi4py_fft").mkdir()
-    (tmp_path / "mpi4py_fft/pencil.py").write_text(PENCIL)
-    shutil.copy(PLUG_IN, tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(TRANSFERS)
-    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
-    assert done.returncode == 0, done.describe()
-    assert done.stdout.count("moved") == ranks
+    package = tmp_path / "mpi4py_fft"
+    package.mkdir()
+    run_plug_in(tmp_path, ranks, package, {"pencil": PENCIL}, PLUG_IN, TRANSFERS, timeout_s=40)
 
 
 #: Heat as far as the plug-in knows it; its messages return a mark instead.
@@ -270,18 +276,6 @@ with mpishare.Node(backend="host") as node:
     comm.handle.Free()
 print("moved")
 """
-
-
-def run_plug_in(folder, ranks, package, modules, plug_in, calls, *, timeout_s) -> None:
-    """Make these calls with the plug-in, beside modules that stand for those of its code."""
-    for name, text in modules.items():
-        (package / f"{name}.py").write_text(text)
-    shutil.copy(plug_in, folder)
-    program = folder / "program.py"
-    program.write_text(calls)
-    done = run_ranks(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=timeout_s)
-    assert done.returncode == 0, done.describe()
-    assert done.stdout.count("moved") == ranks
 
 
 @pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
@@ -425,11 +419,11 @@ def test_the_back_end_of_quatrex_moves_what_its_messages_do(ranks: int, tmp_path
     run_plug_in(tmp_path, ranks, package, QTTOOLS, QUATREX, QUATREX_CALLS, timeout_s=60)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 @pytest.mark.parametrize("name", PORTS)
 def test_a_folder_of_another_user_is_refused(name, tmp_path):
     """Its programs would be run: the page names a folder in /tmp, which anybody can make first."""
-    os.chown(tmp_path, 65534, 65534)
+    os.chown(tmp_path, NOBODY, NOBODY)
     done = subprocess.run(
         [ROOT / "scripts/ports" / name, tmp_path], capture_output=True, text=True, check=False
     )

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from mpishare.bench.cases import CASES, default_cases
-from tests.bench.test_cli import SPINNING
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import NOT_RUN
 from tests.gpu.evidence import git
+from tests.helpers.benches import SPINNING
 from tests.helpers.launch import OF_A_JOB, run_ranks
 
 FILE = ROOT / "README.md"

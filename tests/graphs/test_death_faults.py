@@ -1,6 +1,5 @@
 """A rank dies or leaves while others replay a captured step, or are in a loop of one."""
 
-import logging
 import time
 
 import pytest
@@ -15,11 +14,10 @@ LIMIT_S = 5.0
 def killed(stage: Stage, way: str) -> None:
     import threading
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
     field, never = node.allocate_each(6, fill=0.0).array, node.xp.zeros(1, bool)
-    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    halo = stage.ring(node, field)
     if way == "loop":
         step = mpishare.capture(node, halo.exchange, until=lambda _: never, at_most=10**9)
     else:
@@ -63,13 +61,12 @@ def test_survivors_name_the_killed_rank(backend, way):
 
 
 def refused(stage: Stage) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
 
     def run():
         with stage.node() as node:
-            cart = stage.world.Create_cart((stage.size,), (True,))
             field = node.allocate_each(6, fill=0.0).array
-            halo = mpishare.HaloExchange(cart, field, 1, node=node)
+            halo = stage.ring(node, field)
 
             def look(field):
                 halo.exchange(field)

@@ -239,7 +239,7 @@ def on_nodes(stage: Stage) -> None:
 
 def test_across_nodes():
     """There nobody sees how often others have called: all raise at the deadline."""
-    played = play_on("2 + 1", 3, on_nodes, shared=True)
+    played = play_on("2 + 1", on_nodes, shared=True)
     for rank in range(3):
         assert played.rank(rank)["wrong"] == []
         assert "mpi" in played.rank(rank)["routes"]

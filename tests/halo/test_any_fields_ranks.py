@@ -12,20 +12,18 @@ from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.halo import any_fields
 from tests.helpers.halos import (
-    DTYPES,
-    FORMS,
-    HOST_DTYPES,
-    HOST_FORMS,
     Kind,
     arrays,
     beside,
     check,
+    dtypes_and_forms,
     even_case,
     exchange_by,
     exchange_step,
     make_cart,
     make_fields,
     on_host,
+    plan_without_cart,
     put,
     random_case,
     ring,
@@ -55,8 +53,7 @@ def exchange_kinds(node, halo, *kinds, step=1):
 @pytest.mark.parametrize("are_last", [True, False])
 def test_many_combinations_in_any_order(node, are_last):
     """Of any dtypes, orders in memory and other axes, several fields at once, all ways to call."""
-    odd = node.backend == "host"
-    dtypes, forms = (DTYPES + HOST_DTYPES, HOST_FORMS) if odd else (DTYPES, FORMS)
+    dtypes, forms = dtypes_and_forms(node)
     for seed in range(some(node, 8)):
         rng = np.random.default_rng([seed, node.size, are_last, 61])
         case = random_case(rng, node.size)
@@ -69,9 +66,8 @@ def test_many_combinations_in_any_order(node, are_last):
                 for each in others[: int(rng.integers(1, 3))]
             ]
             combinations.append(kinds)
-        block, width = Layout(case.cells[node.rank].shape, None), case.widths[node.rank]
-        options = {"dims": case.dims, "periods": case.periods, "corners": case.corners}
-        with ring(node, block, width, axes=None if are_last else axes, **options) as halo:
+        block, cut = Layout(case.cells[node.rank].shape, None), None if are_last else axes
+        with plan_without_cart(node.comm, case, block, axes=cut, node=node) as halo:
             for step, number in enumerate(rng.integers(0, len(combinations), 14).tolist()):
                 fields = make_fields(node, case, combinations[number], step % 5 == 4)
                 put(fields, 10 * step)

@@ -10,6 +10,7 @@ from mpishare.halo import cartesian
 from tests.helpers.halos import (
     Case,
     Kind,
+    arrays,
     attempt,
     beside,
     check_refusal,
@@ -17,8 +18,10 @@ from tests.helpers.halos import (
     exchange_step,
     exchanging,
     make_fields,
+    plan_without_cart,
     random_case,
     ring,
+    same_error,
     some,
 )
 
@@ -100,20 +103,12 @@ def test_arrays_that_will_not_do(host_node, everywhere):
 # --- grids that mpishare makes
 
 
-def on(comm, case, fields, **options):
-    """A plan of that case without a cart."""
-    options = {"dims": case.dims, "periods": case.periods, **options}
-    given = [field.array for field in fields]
-    width = case.widths[comm.rank]
-    return mpishare.HaloExchange(comm, given, width, corners=case.corners, **options)
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_the_ranks_stand_where_those_of_a_cart_do(node, part):
     for seed in range(10 * part, 10 * part + some(node, 8)):
         case = random_case(np.random.default_rng([seed, node.size, 15]), node.size)
         fields = make_fields(node, case, [Kind("i4", axes=tuple(range(case.naxes)))])
-        with on(node.comm, case, fields, node=node) as halo:
+        with plan_without_cart(node.comm, case, arrays(fields), node=node) as halo:
             assert halo.grid == cartesian.Grid(case.dims, case.periods)
             exchange_step(halo, fields, seed)
 
@@ -133,7 +128,7 @@ def test_dims_and_periods(node):
     for options, dims, periods in given:
         case = even_case(dims, periods)
         fields = make_fields(node, case, [Kind(axes=tuple(range(len(dims))))])
-        with on(node.comm, case, fields, node=node, **options) as halo:
+        with plan_without_cart(node.comm, case, arrays(fields), node=node, **options) as halo:
             assert halo.grid == cartesian.Grid(dims, periods)
             exchange_step(halo, fields, 1)
 
@@ -205,14 +200,6 @@ def test_arguments_that_differ(node):
     still_works(node)
 
 
-def check_same_error(node, call, *ranks):
-    """The same ValueError on all ranks, which names these."""
-    error, told = attempt(node.comm, call)
-    assert isinstance(error, ValueError), told
-    assert len(set(told)) == 1
-    assert all(f"rank {rank}" in str(error) for rank in ranks)
-
-
 def test_a_halo_wider_than_the_neighbors_block(node):
     """Also on those far away."""
     cells = (4,) * (node.size - 1) + (2,)
@@ -221,7 +208,8 @@ def test_a_halo_wider_than_the_neighbors_block(node):
     case = Case((node.size,), (True,), (cells,), tuple(widths))
     fields = node.xp.zeros(cells[node.rank] + sum(widths[node.rank][0]))
     width = case.widths[node.rank]
-    check_same_error(node, lambda: ring(node, fields, width), 0, node.size - 1)
+    said = same_error(node.comm, lambda: ring(node, fields, width))
+    assert all(f"rank {rank}" in said for rank in (0, node.size - 1))
     still_works(node)
 
 
@@ -229,7 +217,8 @@ def test_a_halo_wider_than_the_neighbors_block(node):
 def test_faces_that_do_not_match(node):
     odd, options = node.size - 1, {"dims": (node.size, 1), "periods": (False, True)}
     fields = node.xp.zeros((5, 7 if node.rank == odd else 6))
-    check_same_error(node, lambda: ring(node, fields, ((1, 1), (0, 0)), **options), odd - 1, odd)
+    said = same_error(node.comm, lambda: ring(node, fields, ((1, 1), (0, 0)), **options))
+    assert all(f"rank {rank}" in said for rank in (odd - 1, odd))
     # Without ghosts on that axis nothing travels, and nothing need match.
     with ring(node, fields, ((0, 0), (1, 1)), **options) as halo:
         halo.exchange()

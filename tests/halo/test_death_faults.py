@@ -1,6 +1,5 @@
 """A rank is killed, leaves or is late in a call of a plan: every other rank names it."""
 
-import logging
 import os
 import time
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import run_right
 from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.stage import Stage
 
@@ -19,7 +18,7 @@ OF_OTHERS += ("make of a sum", "redistribute")
 
 
 def killed(stage: Stage, places: tuple[str, ...]) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
 
     def prepare(node, comm, place):
         place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
@@ -39,13 +38,12 @@ def test_survivors_name_the_killed_rank(places):
 def kernel_waits(stage: Stage, nbytes: int) -> None:
     import cupy
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         field = node.allocate_each((4, nbytes), "u1", fill=0).array
-        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
+        halo = stage.ring(node, field, axes=0)
         for _ in range(3):
             halo.exchange()
         node.synchronize(stream)
@@ -73,8 +71,8 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
 
 def left(stage: Stage, place: str, way: str) -> None:
     """Rank 1 raises in the block of the node or of a plan, or by a wrong argument."""
-    os.environ["MPISHARE_ROUTE"] = "mpi" if way == "mpi" else ""
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
+    stage.quiet()
     node = stage.node()
     plan, calls = stage.plan_calls(node, stage.world, place)
 
@@ -98,8 +96,9 @@ def left(stage: Stage, place: str, way: str) -> None:
         ("accumulate", "node"),
         ("make of a halo", "node"),
         ("close of a halo", "node"),
-        ("exchange", "mpi"),
+        ("exchange by mpi", "node"),
         ("exchange", "plan"),
+        ("exchange by mpi", "plan"),
         ("close of a halo", "plan"),
         ("reduce a window", "node"),
         ("reduce a window", "argument"),
@@ -122,12 +121,13 @@ def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, way):
 
 def late(stage: Stage, place: str, route: str) -> None:
     os.environ["MPISHARE_ROUTE"] = route
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=2.0)  # a busy machine makes the plans within it
     _, calls = stage.plan_calls(node, stage.world, place)
     if stage.rank == 1:
         time.sleep(4)
     else:
+        time.sleep(0.03 * stage.rank)
         stage.attempt("call", calls[0])
     stage.attempt("close", node.close)
 
@@ -158,8 +158,7 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
 
 def unpublished(stage: Stage) -> None:
     node = stage.node(timeout_s=1.0)
-    cart = stage.world.Create_cart((stage.size,), (False,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
+    halo = stage.ring(node, np.zeros(6), (1, 0), periods=False)
     halo.exchange()
     if stage.rank == 1:
         halo._forward._host._publish = lambda *arguments: None
@@ -179,8 +178,7 @@ def test_control_a_signal_that_is_left_out():
 
 def missed(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo = stage.ring(node, np.zeros(6))
     steps = 2 if stage.rank == 1 else 3
 
     def go() -> None:
@@ -242,8 +240,7 @@ world.Barrier()
 
 def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    done = run_ranks(2, LEFT, timeout_s=40)
-    assert done.returncode == 0, done.describe()
+    done = run_right(2, LEFT, timeout_s=40)
     assert "overwritten: 0\n" in done.stdout, done.stderr
 
 

@@ -23,6 +23,7 @@ from tests.helpers.halos import (
     exchange_step,
     exchanging,
     make_fields,
+    plan_without_cart,
     put,
     random_case,
     read_in_place,
@@ -121,17 +122,7 @@ def test_different_layouts_on_different_ranks(node, route):
 
 
 def plan_for(node, fields):
-    case = case_of(node)
-    return mpishare.HaloExchange(
-        node.comm,
-        arrays(fields),
-        case.widths[0],
-        corners=True,
-        dims=case.dims,
-        periods=case.periods,
-        axes=(0, 1),
-        node=node,
-    )
+    return plan_without_cart(node.comm, case_of(node), arrays(fields), axes=(0, 1), node=node)
 
 
 # --- a Layout stands for an array
@@ -150,9 +141,8 @@ def test_any_arrays_of_the_layout(node):
         axes, others = tuple(range(case.naxes)), (2,) * (seed % 2)
         kinds = [Kind("f8", "C", others, axes), Kind("i4", "F", others, axes)]
         fields = make_fields(node, case, kinds)
-        options = {"dims": case.dims, "periods": case.periods, "corners": case.corners}
-        layouts, width = [like(each) for each in arrays(fields)], case.widths[node.rank]
-        with ring(node, layouts, width, axes=axes, **options) as halo:
+        layouts = [like(each) for each in arrays(fields)]
+        with plan_without_cart(node.comm, case, layouts, axes=axes, node=node) as halo:
             for step in range(3):
                 if step:
                     fields = make_fields(node, case, kinds, step == 2)

@@ -1,7 +1,5 @@
 """Plans on more ranks than the other tests have."""
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
-from tests.helpers.stage import Stage, leftovers
+from tests.helpers.stage import Stage
 
 
 def many_ranks(stage: Stage, seeds: int) -> None:
@@ -36,8 +34,7 @@ def left_open(stage: Stage, is_given: bool) -> None:
     node = stage.node() if is_given else None
     fields = np.arange(6.0) + 10 * stage.rank
     x = node.allocate_each(6, fill=1.0).array if is_given else np.ones(6)
-    ring = {"dims": (stage.size,), "periods": True, "node": node}
-    mpishare.HaloExchange(stage.world, fields, 1, **ring).exchange()
+    stage.ring(node, fields).exchange()
     mpishare.Allreduce(stage.world, x, node=node).reduce(x)
     here = {stage.rank: [1]}, {stage.rank: [2]}
     mpishare.NeighborExchange(stage.world, *here, fields.copy(), node=node).start()
@@ -49,34 +46,8 @@ def left_open(stage: Stage, is_given: bool) -> None:
 def test_a_program_that_closes_nothing(nodes, is_given):
     """It ends with status 0, and says nothing."""
     size = 4 if nodes else 2
-    played = play_on(nodes, 4, left_open, is_given) if nodes else play(2, left_open, is_given)
+    played = play_on(nodes, left_open, is_given) if nodes else play(2, left_open, is_given)
     played.ended_well()
     for rank in range(size):
         ends = [10 * ((rank - 1) % size) + 4, 10 * ((rank + 1) % size) + 1]
         assert played.rank(rank)["found"] == [*ends, size]
-
-
-def freed(stage: Stage) -> None:
-    def go() -> None:
-        cart = stage.world.Create_cart((stage.size,), (True,))
-        for _ in range(2):
-            with mpishare.HaloExchange(cart, np.zeros(6), 1) as halo:
-                halo.exchange()
-        cart.Free()
-
-    go()
-    gc.collect()
-    report({"once": leftovers()})
-    for _ in range(5):
-        go()
-    gc.collect()
-    report({"often": leftovers()})
-
-
-def test_nodes_kept_on_carts_that_are_freed():
-    """They go with their communicators, and do not pile up."""
-    played = play(2, freed)
-    played.ended_well()
-    for rank in range(2):
-        facts = played.rank(rank)
-        assert len(facts["often"]) <= len(facts["once"]), facts

@@ -7,11 +7,8 @@ import pytest
 
 import mpishare
 from tests.helpers.reporting import report
-from tests.helpers.scenes_halo import MACHINES, play_on
+from tests.helpers.scenes_halo import MACHINES, NODES, play_on, size_of
 from tests.helpers.stage import Stage
-
-NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
-NAMES |= {"3 + 3": 6} | dict.fromkeys(MACHINES, 4) | {"2 + 1 machines": 3}
 
 
 def random_plans(stage: Stage, seeds: int) -> None:
@@ -29,12 +26,12 @@ def random_plans(stage: Stage, seeds: int) -> None:
     report({"wrong": wrong, "seen": sorted(seen)})
 
 
-@pytest.mark.parametrize("nodes", NAMES)
+@pytest.mark.parametrize("nodes", [*NODES, "3 + 3", *MACHINES])
 def test_random_plans(nodes):
     """Every ghost, as in the tests of one node; and which route leads where."""
-    played = play_on(nodes, NAMES[nodes], random_plans, 12, shared=True)
+    played = play_on(nodes, random_plans, 12, shared=True)
     played.ended_well()
-    for rank in range(NAMES[nodes]):
+    for rank in range(size_of(nodes)):
         assert played.rank(rank)["wrong"] == []
         # A rank that is its own neighbor, if none else.
         assert {"host", "mpi"} <= {*played.rank(rank)["seen"]}
@@ -80,7 +77,7 @@ def reverse_and_meshes(stage: Stage) -> None:
         right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
         ids = right[[1, 2, 0, 3]]
         ex = of_ids(stage.world, ids, 2, layout, node=node)
-        halo = mpishare.HaloExchange(stage.world, layout, 1, dims=(0,), periods=True, node=node)
+        halo = stage.ring(node, layout, dims=(0,))
         for plan, found in ((ex, ids), (halo, right)):
             field = np.where(found // 2 == rank, found, -1).astype(float)
             plan.exchange(field)
@@ -91,7 +88,7 @@ def reverse_and_meshes(stage: Stage) -> None:
 
 @pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
 def test_the_reverse_and_meshes(nodes):
-    played = play_on(nodes, 4, reverse_and_meshes, shared=True)
+    played = play_on(nodes, reverse_and_meshes, shared=True)
     played.ended_well()
     for rank in range(4):
         assert played.rank(rank)["wrong"] == []
@@ -120,9 +117,9 @@ def many_steps(stage: Stage, steps: int) -> None:
 @pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
 def test_steps_with_random_delays(nodes):
     """Data flows one way round, by both routes in turn."""
-    played = play_on(nodes, NAMES[nodes], many_steps, 400, shared=True)
+    played = play_on(nodes, many_steps, 400, shared=True)
     played.ended_well()
-    assert all(played.rank(rank)["done"] for rank in range(NAMES[nodes]))
+    assert all(played.rank(rank)["done"] for rank in range(size_of(nodes)))
 
 
 def sent_before(stage: Stage) -> None:
@@ -144,7 +141,7 @@ def sent_before(stage: Stage) -> None:
 
 @pytest.mark.parametrize("nodes", ["2 + 1", "2 + 1 machines"])
 def test_messages_go_on_while_a_rank_waits(nodes):
-    played = play_on(nodes, 3, sent_before, shared=True)
+    played = play_on(nodes, sent_before, shared=True)
     played.ended_well()
     assert all(played.rank(rank)["done"] for rank in range(3))
 
@@ -169,7 +166,7 @@ def refused(stage: Stage) -> None:
 
 
 def test_errors_cross_nodes():
-    played = play_on("2 + 2", 4, refused, shared=True)
+    played = play_on("2 + 2", refused, shared=True)
     (text,) = {played.raised(rank, "too wide", "ValueError").text for rank in range(4)}
     assert "rank 0" in text
     assert "rank 3" in text
@@ -184,9 +181,8 @@ def test_errors_cross_nodes():
 
 
 def late(stage: Stage) -> None:
-    cart = stage.world.Create_cart((stage.size,), (True,))
     node = stage.node(timeout_s=1.0)
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo = stage.ring(node, np.zeros(6))
     halo.exchange()
     if stage.rank == 1:
         time.sleep(2.5)
@@ -198,7 +194,7 @@ def late(stage: Stage) -> None:
 
 def test_a_rank_of_another_node_that_does_not_come():
     """Named within the deadline; the plan and the node are broken then."""
-    played = play_on("1 + 1", 2, late, shared=True)
+    played = play_on("1 + 1", late, shared=True)
     told = played.raised(0, "exchange", "PeerTimeout")
     assert "rank 1" in told.text
     assert 1 <= told.seconds < 2.5
@@ -207,8 +203,7 @@ def test_a_rank_of_another_node_that_does_not_come():
 
 
 def raises(stage: Stage) -> None:
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=stage.node(timeout_s=40.0))
+    halo = stage.ring(stage.node(timeout_s=40.0), np.zeros(6))
     halo.exchange()
     if stage.rank == stage.size - 1:
         raise ValueError("no such thing")
@@ -218,10 +213,9 @@ def raises(stage: Stage) -> None:
 @pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "1 + 1 + 2"])
 def test_an_exception_ends_the_ranks_of_other_nodes(nodes):
     """Which cannot see it, and would wait for their deadline."""
-    n = sum(map(int, nodes.split(" + ")))
-    played = play_on(nodes, n, raises)
+    played = play_on(nodes, raises)
     assert played.result.returncode != 0, played.describe()
     assert played.result.seconds < 15, played.describe()
     assert "ValueError: no such thing" in played.result.stderr, played.describe()
-    text = f"rank {n - 1} aborts the job: an exception ended this rank"
+    text = f"rank {size_of(nodes) - 1} aborts the job: an exception ended this rank"
     assert text in played.result.stderr, played.describe()

@@ -1,5 +1,6 @@
 """Reading from a peer process: the bytes that are read, and the errors of those that cannot be."""
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -32,70 +33,72 @@ def test_a_token():
     assert try_read(pid, address, text[::-1]) is None  # that process is another here
 
 
+class Pages:
+    """Memory of which each page can be taken away."""
+
+    def __init__(self, count):
+        self.memory = mmap.mmap(-1, count * PAGE)
+        self.nbytes = count * PAGE
+        self.begin = at(np.frombuffer(self.memory, "u1"))
+
+    @contextlib.contextmanager
+    def without(self, page):
+        """The address of the page, which is not there until the end of the block."""
+        address = self.begin + page * PAGE
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        assert protect(ctypes.c_void_p(address), PAGE, 0) == 0
+        yield address
+        assert protect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0
+
+
 def test_a_page_that_is_not_there():
-    memory = mmap.mmap(-1, 2 * PAGE)
-    source = np.frombuffer(memory, "u1")
-    begin = at(source)  # a failure shows numbers: the array cannot be read
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(begin + PAGE), PAGE, 0) == 0
-    for offset in (PAGE, PAGE - 8):  # a read that ends early leaves errno as the one before it did
-        assert try_read(NO_PROCESS, begin, "") == errno.ESRCH
-        assert try_read(os.getpid(), begin + offset, "") == errno.EFAULT
-    assert libc.mprotect(ctypes.c_void_p(begin + PAGE), PAGE, mmap.PROT_READ) == 0
+    pages = Pages(2)
+    with pages.without(1):
+        for offset in (PAGE, PAGE - 8):  # where it ends early errno is as the one before left it
+            assert try_read(NO_PROCESS, pages.begin, "") == errno.ESRCH
+            assert try_read(os.getpid(), pages.begin + offset, "") == errno.EFAULT
 
 
 def test_a_page_in_between_is_seen():
     """At both ends of many pages, and between them."""
-    memory = mmap.mmap(-1, 3000 * PAGE)
-    source = np.frombuffer(memory, "u1")
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert _is_readable(at(source), source.nbytes)
+    pages = Pages(3000)
+    assert _is_readable(pages.begin, pages.nbytes)
     for page in (0, 1500, 2999):
-        address = at(source) + page * PAGE
-        assert libc.mprotect(ctypes.c_void_p(address), PAGE, 0) == 0
-        assert not _is_readable(at(source), source.nbytes)
-        assert not _is_readable(address - PAGE + 1, PAGE + 1)
-        assert not _is_readable(address + PAGE - 1, PAGE)
-        assert not page or _is_readable(address - 1, 1)
-        assert not page or not _is_readable(address - 1, 2)
-        assert libc.mprotect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0
+        with pages.without(page) as address:
+            assert not _is_readable(pages.begin, pages.nbytes)
+            assert not _is_readable(address - PAGE + 1, PAGE + 1)
+            assert not _is_readable(address + PAGE - 1, PAGE)
+            assert not page or _is_readable(address - 1, 1)
+            assert not page or not _is_readable(address - 1, 2)
         assert _is_readable(address, PAGE)
 
 
 @pytest.mark.parametrize("have_gaps", [False, True])
 def test_which_pages_of_a_field_are_tried(have_gaps):
     """Its ends; with gaps between its cells all pages, until they were readable once."""
-    memory = mmap.mmap(-1, 5 * PAGE)
-    source = np.frombuffer(memory, "u1")
-    libc = ctypes.CDLL(None, use_errno=True)
+    pages = Pages(5)
     # From the last byte of a page to the first of another.
     readable = _Readable([Extent(PAGE - 1, 3 * PAGE + 2)], have_gaps=have_gaps)
 
-    def pages():
+    def found():
         for page in range(5):
-            address = ctypes.c_void_p(at(source) + page * PAGE)
-            assert libc.mprotect(address, PAGE, 0) == 0
-            yield readable.at(at(source))
-            assert libc.mprotect(address, PAGE, mmap.PROT_READ) == 0
+            with pages.without(page):
+                yield readable.at(pages.begin)
 
     ends = [False, True, True, True, False]
-    assert [*pages()] == ([False] * 5 if have_gaps else ends)
-    assert readable.at(at(source))
-    assert [*pages()] == ends
+    assert [*found()] == ([False] * 5 if have_gaps else ends)
+    assert readable.at(pages.begin)
+    assert [*found()] == ends
 
 
 def test_each_of_many_ends_is_tried():
     """More of them than one system call takes."""
-    memory = mmap.mmap(-1, 1500 * PAGE)
-    source = np.frombuffer(memory, "u1")
-    libc = ctypes.CDLL(None, use_errno=True)
+    pages = Pages(1500)
     readable = _Readable([Extent(page * PAGE, 1) for page in range(1500)], have_gaps=False)
-    assert readable.at(at(source))
+    assert readable.at(pages.begin)
     for page in (0, 511, 512, 1499):
-        address = ctypes.c_void_p(at(source) + page * PAGE)
-        assert libc.mprotect(address, PAGE, 0) == 0
-        assert not readable.at(at(source))
-        assert libc.mprotect(address, PAGE, mmap.PROT_READ) == 0
+        with pages.without(page):
+            assert not readable.at(pages.begin)
 
 
 def test_long_runs_with_wide_gaps_are_read_one_by_one():

@@ -3,12 +3,12 @@
 import ctypes
 import functools
 import logging
+import signal
 import time
 
 import numpy as np
 import pytest
 
-import mpishare
 from tests.helpers import scenes
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.reporting import report
@@ -24,15 +24,14 @@ def begun(stage: Stage, how: str) -> None:
     """The others read the faces of rank 1, which does something else instead of waiting."""
     import mmap
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=10.0)
-    cart = stage.world.Create_cart((stage.size,), (True,))
     # Whole pages, which can be taken away.
     memory = mmap.mmap(-1, 4 * 1048576)
     field = np.frombuffer(memory, "f8").reshape(4, -1)
     field[...] = stage.rank
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
-    halo = mpishare.HaloExchange(cart, field, ((1, 0),), axes=(0,), node=node)
+    halo = stage.ring(node, field, ((1, 0),), axes=(0,))
     halo.exchange()
     assert len(halo._forward._host._peer_reads.keys) == stage.size
     halo.start()
@@ -123,9 +122,8 @@ def refused(stage: Stage) -> None:
     log.addHandler(handler)
     with stage.node() as node:
         report({"unreadable": node.report().surroundings.unreadable})
-        cart = stage.world.Create_cart((stage.size,), (True,))
         fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
-        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
+        with stage.ring(node, fields[0], axes=(0,)) as halo:
             peer_reads = halo._forward._host._peer_reads
             right = []
             for step in range(20):
@@ -159,12 +157,11 @@ def test_a_process_that_may_not_be_read():
 def interrupted(stage: Stage, is_in_window: bool) -> None:
     """Rank 1 gives up its exchange when a timer says so, and writes its cells, which are read."""
     node = stage.node(timeout_s=10.0)
-    cart = stage.world.Create_cart((stage.size,), (True,))
     field = np.zeros((4, 1048576 // 8))
     if is_in_window:
         field = node.allocate_each(field.shape).array
     field[...] = stage.rank
-    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+    halo = stage.ring(node, field, axes=(0,))
     halo.exchange()
     field[...] = stage.rank + 10
 
@@ -176,8 +173,8 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
         def stop(*_: object) -> None:
             raise KeyError("my own reason")
 
-        signal.signal(signal.SIGALRM, stop)  # noqa: F821  of the scene
-        signal.setitimer(signal.ITIMER_REAL, 0.3)  # noqa: F821
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
         stage.attempt("call", exchange)
         field[...] = -1
         stage.world.Send(b"", dest=2)
@@ -213,18 +210,16 @@ def with_guards(stage: Stage) -> None:
         at = ctypes.c_void_p(base.ctypes.data + row * 9 * page + 8 * page)
         assert libc.mprotect(at, page, 0) == 0
     right = []
-    with stage.node() as node:
-        cart = stage.world.Create_cart((stage.size,), (True,))
-        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
-            nparts = len(halo._forward._host._peer_reads.keys)
-            for step in range(20):
-                field = fields[step % 2]
-                field[1:3] = 100 * step + stage.rank
-                halo.exchange(field)
-                field[1:3] = -1
-                for side, other in ((0, -1), (-1, 1)):
-                    owner = (stage.rank + other) % stage.size
-                    right.append(bool((field[side] == 100 * step + owner).all()))
+    with stage.node() as node, stage.ring(node, fields[0], axes=(0,)) as halo:
+        nparts = len(halo._forward._host._peer_reads.keys)
+        for step in range(20):
+            field = fields[step % 2]
+            field[1:3] = 100 * step + stage.rank
+            halo.exchange(field)
+            field[1:3] = -1
+            for side, other in ((0, -1), (-1, 1)):
+                owner = (stage.rank + other) % stage.size
+                right.append(bool((field[side] == 100 * step + owner).all()))
     report({"right": right, "parts": nparts})
 
 
@@ -239,12 +234,11 @@ def without_memory(stage: Stage) -> None:
     """Rank 1 has no memory for the buffer: C order at the sender, Fortran order there."""
     import resource
 
-    import mpishare.halo.host.engine  # needs memory of its own
+    import mpishare.halo.host.engine  # noqa: F401  needs memory of its own
 
     node = stage.node(timeout_s=10.0)
-    cart = stage.world.Create_cart((stage.size,), (True,))
     # These ranks have a communicator then, for which MPI takes memory.
-    first = mpishare.HaloExchange(cart, np.zeros((4, 4)), ((2, 0),), axes=(0,), node=node)
+    first = stage.ring(node, np.zeros((4, 4)), ((2, 0),), axes=(0,))
     field = np.zeros((4, 64 << 20), "u1", order="F" if stage.rank == 1 else "C")
     kept = resource.getrlimit(resource.RLIMIT_AS)
     if stage.rank == 1:
@@ -252,7 +246,7 @@ def without_memory(stage: Stage) -> None:
 
         now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 20), kept[1]))
-    stage.attempt("make", mpishare.HaloExchange, cart, field, ((2, 0),), axes=(0,), node=node)
+    stage.attempt("make", stage.ring, node, field, ((2, 0),), axes=(0,))
     resource.setrlimit(resource.RLIMIT_AS, kept)
     stage.attempt("close", node.close)
     assert first.is_closed

@@ -11,6 +11,7 @@ from tests.helpers.halos import (
     Case,
     Kind,
     arrays,
+    beside,
     check,
     even_case,
     exchange_by,
@@ -116,7 +117,7 @@ def test_places_that_follow_each_other_at_one_end_alone(compiled_node, axis):
     What follows each other at the receiver alone is packed.
     """
     node, n = compiled_node, 40_000
-    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    left, right = beside(node)
     order = np.random.default_rng(3).permutation(n)
     together, scattered = np.arange(n), n + order
     shape = (3 * n, 2) if axis == 0 else (2, 3 * n)

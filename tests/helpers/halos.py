@@ -444,10 +444,20 @@ def exchanging(
         yield halo, fields
 
 
-def ring(node, fields, width=1, **options) -> mpishare.HaloExchange:
-    """A plan for a row of ranks whose last and first are neighbors."""
-    options = {"dims": (node.size,), "periods": True, "node": node, **options}
-    return mpishare.HaloExchange(node.comm, fields, width, **options)
+def plan_without_cart(comm, case: Case, fields, **options) -> mpishare.HaloExchange:
+    """A plan of that case, whose ranks mpishare places."""
+    options = {"dims": case.dims, "periods": case.periods, "corners": case.corners, **options}
+    return mpishare.HaloExchange(comm, fields, case.widths[comm.rank], **options)
+
+
+def ring(node, /, fields, width=1, comm=None, **options) -> mpishare.HaloExchange:
+    """A plan for a row of ranks, by default all, whose last and first are neighbors.
+
+    With `node=None` on the node that mpishare keeps for them.
+    """
+    comm = comm or node.comm
+    options = {"dims": (comm.size,), "periods": True, "node": node, **options}
+    return mpishare.HaloExchange(comm, fields, width, **options)
 
 
 def beside(node) -> tuple[int, int]:
@@ -483,10 +493,15 @@ def random_plan(
         raise
 
 
+def dtypes_and_forms(node, *, odd: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that fields of a node may have; `odd` are what CuPy has not."""
+    if odd and node.backend == "host":
+        return DTYPES + HOST_DTYPES, HOST_FORMS
+    return DTYPES, FORMS
+
+
 def _random_plan(node, comm, seed, steps, odd, case, rng):
-    odd = odd and node.backend == "host"
-    dtypes, forms = (DTYPES + HOST_DTYPES, HOST_FORMS) if odd else (DTYPES, FORMS)
-    kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
+    kinds, axes = random_kinds(rng, case.naxes, *dtypes_and_forms(node, odd=odd))
     in_window = rng.integers(0, 2, (2, len(kinds))).astype(bool).tolist()
     first, second = (make_fields(node, case, kinds, each, comm.rank) for each in in_window)
     mine = np.random.default_rng([seed, comm.rank, 7])
@@ -521,6 +536,14 @@ def attempt(comm, call) -> tuple[Exception | None, list[tuple[str, str]]]:
     except Exception as caught:
         error = caught
     return error, comm.allgather((type(error).__name__, str(error)))
+
+
+def same_error(comm, call) -> str:
+    """The words of the ValueError that is the same on all ranks."""
+    error, told = attempt(comm, call)
+    assert type(error) is ValueError, told
+    assert len(set(told)) == 1, told
+    return str(error)
 
 
 def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool = False) -> None:

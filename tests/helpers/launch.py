@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
@@ -134,27 +134,34 @@ def started_as(
     return command, {**variables, **env}
 
 
+def start_job(
+    command: Sequence[str], env: Mapping[str, str], out: IO[str], err: IO[str]
+) -> subprocess.Popen:
+    """Start a job in a session of its own."""
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
+
+
+def print_where(work: Path) -> None:
+    """Let each rank of the job print where it is, and end."""
+    for pid, words in processes_of(work):
+        if "python" in Path(words[0]).name:
+            send_signal(pid, signal.SIGABRT)
+
+
 def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) -> Result:
     begin = time.monotonic()
     timed_out = False
     with (work / "stdout").open("w") as out, (work / "stderr").open("w") as err:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        process = start_job(command, env, out, err)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             timed_out = True
-            for pid, words in processes_of(work):
-                if "python" in Path(words[0]).name:
-                    send_signal(pid, signal.SIGABRT)
+            print_where(work)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
         finally:

@@ -1,10 +1,10 @@
-"""Names in /dev/shm of the form of mpishare's own, which another user has put there."""
+"""What another user puts there under names like mpishare's: in /dev/shm, and at addresses."""
 
 import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +52,39 @@ def planted(folder: Path = SHM) -> Iterator[set[str]]:
         assert planter.stdout.readline() == "planted\n"
         yield {*names}
         planter.stdin.close()
+
+
+_LISTENER = """
+import os, signal, socket, sys
+
+address, uid, answers = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+os.setgid(uid)
+os.setuid(uid)
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.bind(chr(0) + address)
+door.listen()
+print("in", flush=True)
+connection, _ = door.accept()
+asked = connection.recv(100)
+print(asked, flush=True)
+if asked and answers:
+    socket.send_fds(connection, [b"{}"], [0])
+signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def listening(
+    address: str, uid: int = NOBODY, *, answers: bool = False
+) -> Iterator[Callable[[], bytes]]:
+    """A process of that user has an address, until the end; the value returns what it read there.
+
+    It answers, if at all, with a file.
+    """
+    command = [sys.executable, "-c", _LISTENER, address, str(uid), *["answers"] * answers]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as listener:
+        assert listener.stdout.readline() == b"in\n"
+        try:
+            yield lambda: listener.stdout.readline().strip()
+        finally:
+            listener.kill()  # it may wait for a visitor

@@ -18,6 +18,7 @@ import mpishare
 import numpy as np
 from tests.helpers.stage import CALLS, Stage, leftovers, shared_bytes
 from tests.helpers.reporting import begin_run, report
+from tests.helpers.viewer import Viewer
 
 """
 # Open MPI goes on without a killed rank when asked to. MPICH's mpirun must not learn of the death:

@@ -5,6 +5,7 @@ allowed.
 """
 
 import functools
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -14,22 +15,24 @@ from tests.helpers.launch import ROOT, launcher, run_ranks
 from tests.helpers.scenes import Played, program_of
 from tests.helpers.shared_job import play_shared
 
-NODES = {
-    "2 + 2": ("-hosts", "nodea:2,nodeb:2"),
-    "1 + 1": ("-hosts", "nodea:1,nodeb:1"),
-    "2 + 1": ("-hosts", "nodea:2,nodeb:1"),
-    "2 + 1 + 1": ("-hosts", "nodea:2,nodeb:1,nodec:1"),
-    "1 + 1 + 2": ("-hosts", "nodea:1,nodeb:1,nodec:2"),
-    "1 + 2 + 1": ("-hosts", "nodea:1,nodeb:2,nodec:1"),
-    "3 + 3": ("-hosts", "nodea:3,nodeb:3"),
-    "in turn": ("-hosts", "nodea:1,nodeb:1,nodea:1,nodeb:1"),
-}
-MACHINES = {
-    "2 + 1 machines": (2, "node1:2,node2:1"),
-    "2 + 2 machines": (2, "node1:2,node2:2"),
-    "2 + 1 + 1 machines": (3, "node1:2,node2:1,node3:1"),
-}
+# A number for each node: of its ranks.
+NODES = ("2 + 2", "1 + 1", "2 + 1", "2 + 1 + 1", "1 + 2 + 1", "in turn")
+MACHINES = ("2 + 1 machines", "2 + 2 machines", "2 + 1 + 1 machines")
 PRETEND = ROOT / "tests" / "helpers" / "machines"
+
+
+def hosts_of(nodes: str) -> list[tuple[str, int]]:
+    """Return the name of each node, and how many ranks it takes before the next one."""
+    if nodes == "in turn":
+        return [("nodea", 1), ("nodeb", 1)] * 2
+    names = "123" if nodes in MACHINES else "abc"
+    counts = map(int, re.findall(r"\d", nodes))
+    return [(f"node{name}", n) for name, n in zip(names, counts, strict=False)]
+
+
+def size_of(nodes: str) -> int:
+    """Return the number of ranks of all nodes."""
+    return sum(n for _, n in hosts_of(nodes))
 
 
 @functools.cache
@@ -41,26 +44,23 @@ def _why_no_machines() -> str | None:
 
 
 def play_on(
-    nodes: str,
-    n: int,
-    scene: Callable,
-    *arguments: object,
-    backend: str = "host",
-    shared: bool = False,
+    nodes: str, scene: Callable, *arguments: object, backend: str = "host", shared: bool = False
 ) -> Played:
-    """Run the function on `n` ranks of pretended nodes, with a `Stage` as its first argument."""
+    """Run the function on the ranks of pretended nodes, with a `Stage` as its first argument."""
     if launcher()[1] != "mpich":
         pytest.skip("only the launcher of MPICH pretends to be on several nodes")
-    if nodes in MACHINES:
-        if why := _why_no_machines():
-            pytest.skip(why)
-        count, hosts = MACHINES[nodes]
-        before, options = [PRETEND, str(count)], ("-hosts", hosts)
+    hosts = hosts_of(nodes)
+    options = ["-hosts", ",".join(f"{name}:{n}" for name, n in hosts)]
+    before = []
+    if nodes not in MACHINES:
+        options = ["-launcher", "fork", *options]
+    elif why := _why_no_machines():
+        pytest.skip(why)
     else:
-        before, options = [], ("-launcher", "fork", *NODES[nodes])
+        before = [str(PRETEND), str(len(hosts))]
     run = play_shared if shared and backend == "host" else run_ranks
     result = run(
-        n,
+        size_of(nodes),
         program_of(scene, arguments),
         env={"MPISHARE_BACKEND": backend},
         extra_mpirun=options,

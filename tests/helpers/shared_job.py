@@ -75,14 +75,7 @@ class SharedJob:
                 n, [sys.executable, "-m", __name__], work, env, extra_mpirun, before
             )
             with (work / "output").open("w") as output:
-                self.process = subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+                self.process = launch.start_job(command, variables, output, output)
             atexit.register(self.end)
             self.ranks = [listener.accept()[0] for _ in range(n)]
 
@@ -130,9 +123,7 @@ class SharedJob:
 
     def interrupt(self) -> None:
         """Let each rank print where it is."""
-        for pid, words in launch.processes_of(Path(self.folder.name)):
-            if "python" in Path(words[0]).name:
-                launch.send_signal(pid, signal.SIGABRT)
+        launch.print_where(Path(self.folder.name))
         launch.wait_until(lambda: self.process.poll() is not None, 2)
 
     def end(self) -> None:

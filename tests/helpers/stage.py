@@ -1,6 +1,7 @@
 """What a scene of the fault tests stands on: this rank, and what it tells the test."""
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -35,6 +36,10 @@ class Stage:
     def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
         return mpishare.Node(comm or self.world, timeout_s=timeout_s)
 
+    def quiet(self) -> None:
+        """Let mpishare log errors alone: a scene may be right to be late, slow or open."""
+        logging.getLogger("mpishare").setLevel(logging.ERROR)
+
     def attempt(self, name: str, call: Callable, *arguments: object, **options: object) -> object:
         """Make a call and tell how it ended, whatever it raised."""
         value, told = None, {"begin": time.monotonic(), "error": None}
@@ -51,14 +56,24 @@ class Stage:
         report({name: told | {"end": time.monotonic()}})
         return value
 
+    def ring(
+        self,
+        node: mpishare.Node | None,
+        field: Any,
+        width: Any = 1,
+        comm: Any = None,
+        **options: object,
+    ) -> mpishare.HaloExchange:
+        """A plan for a row of ranks, by default all, whose last and first are neighbors."""
+        comm = comm or self.world
+        options = {"dims": (comm.size,), "periods": True, "node": node, **options}
+        return mpishare.HaloExchange(comm, field, width, **options)
+
     def make(self, what: str, node: mpishare.Node) -> Any:
         """An object of all ranks, of any kind."""
-        cart = {"dims": (self.size,), "periods": True, "node": node}
         made = {
-            "plan": lambda: mpishare.HaloExchange(self.world, node.xp.zeros(4), 1, **cart),
-            "plan of any fields": lambda: mpishare.HaloExchange(
-                self.world, mpishare.Layout(6, None), 1, **cart
-            ),
+            "plan": lambda: self.ring(node, node.xp.zeros(4)),
+            "plan of any fields": lambda: self.ring(node, mpishare.Layout(6, None)),
             "sum": lambda: mpishare.Allreduce(self.world, node.xp.zeros(4), node=node),
             "window": lambda: node.allocate(8, fill=0.0),
             "event": lambda: node.event(owner=0),
@@ -74,11 +89,10 @@ class Stage:
         """
         field, many = (node.allocate_each(n, fill=1.0).array for n in (6, 200_000))
         x, large, rows = np.ones(8), np.ones(200_000), np.ones((2, 6))
-        ring = {"dims": (comm.size,), "periods": True, "node": node}
         mesh = {(comm.rank + 1) % comm.size: [1]}, {(comm.rank - 1) % comm.size: [0]}
 
         def halo() -> mpishare.HaloExchange:
-            return mpishare.HaloExchange(comm, field, 1, **ring)
+            return self.ring(node, field, comm=comm)
 
         def total(like: np.ndarray = x) -> mpishare.Allreduce:
             return mpishare.Allreduce(comm, like, node=node)
@@ -147,6 +161,17 @@ class Stage:
         self.attempt("afterwards", then, stream)
         if not dies:
             self.world.Barrier()
+
+    def amid_next_wait(self, handler: Callable[[], object]) -> None:
+        """Let a handler of a signal run in the midst of the next wait of this rank."""
+        sched_yield = os.sched_yield
+
+        def interrupt() -> None:
+            os.sched_yield = sched_yield
+            signal.raise_signal(signal.SIGUSR2)
+
+        signal.signal(signal.SIGUSR2, lambda *_: handler())
+        os.sched_yield = interrupt
 
     def second_node(self, comm: object) -> None:
         """Another node, made, used and closed: tells "second node"."""

@@ -37,15 +37,6 @@ def test_a_file_is_lent_until_it_is_taken_back(ranks, tmp_path):
             ranks[1].borrow(0, tokens[1], 5.0)
 
 
-def test_each_opening_of_the_door_has_another_address(ranks):
-    """One that is known could be bound by another user in between."""
-    tokens = []
-    for _ in range(3):
-        tokens.append(ranks[0].lend(0))
-        ranks[0].take_back(tokens[-1])
-    assert len({token.rpartition("/")[0] for token in tokens}) == 3
-
-
 def test_a_file_that_does_not_arrive_is_an_error(ranks):
     """As the kernel leaves out files for which a process has no descriptor left."""
     token = ranks[0].lend(0)

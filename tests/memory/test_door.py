@@ -19,6 +19,7 @@ from mpishare.memory.visit import Visit
 from tests.helpers.held import held
 from tests.helpers.latch import within
 from tests.helpers.launch import ROOT
+from tests.helpers.planted import needs_two_users
 
 NAME = "test"
 
@@ -70,6 +71,7 @@ def test_a_lease_ends_with_its_process(door, address):
 
 
 def test_each_opening_has_an_address_of_its_own(door):
+    """One that is known could be bound by another user in between."""
     addresses = [door.open(NAME, lambda request, n=n: ({"n": n}, [])) for n in range(2)]
     for n, address in enumerate(addresses):
         with visit_of(address) as visit:
@@ -234,7 +236,7 @@ print(time.monotonic() - begin)
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
     address = door.open(NAME, lambda request: ({}, []), most=3)
     command = [sys.executable, "-c", STRANGERS, address]

@@ -1,6 +1,5 @@
 """Allreduce: a rank is interrupted or calls another thing; and over several nodes."""
 
-import logging
 import time
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import mpishare
 from tests.helpers.reporting import report
 from tests.helpers.scenes import LIMIT_S, play
-from tests.helpers.scenes_halo import play_on
+from tests.helpers.scenes_halo import NODES, play_on, size_of
 from tests.helpers.stage import Stage
 
 
@@ -104,7 +103,7 @@ def read_from(stage: Stage, how: str) -> None:
     import ctypes
     import mmap
 
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=10.0)
     memory = mmap.mmap(-1, 6 << 20)
     field = np.frombuffer(memory, "f8")
@@ -165,10 +164,7 @@ def crossed(stage: Stage, way: str) -> None:
     node = stage.node(timeout_s=3.0)
     x, u = np.ones(3), np.zeros(6)
     plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
-    halo, other = (
-        mpishare.HaloExchange(stage.world, u, 1, dims=(2,), periods=True, node=node)
-        for _ in range(2)
-    )
+    halo, other = (stage.ring(node, u) for _ in range(2))
     calls = {
         "two plans": [lambda: plans[0].reduce(x), lambda: plans[1].reduce(x)],
         "halo": [lambda: plans[0].reduce(x), lambda: halo.exchange(u)],
@@ -190,9 +186,6 @@ def test_calls_in_another_order_on_one_rank(way):
 
 
 # --- several nodes
-
-NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
-NAMES |= {"2 + 1 machines": 3}
 
 
 def over_nodes(stage: Stage) -> None:
@@ -232,7 +225,7 @@ def over_nodes(stage: Stage) -> None:
 
 
 def check_over_nodes(nodes: str, backend: str) -> None:
-    played = play_on(nodes, NAMES[nodes], over_nodes, backend=backend, shared=True)
+    played = play_on(nodes, over_nodes, backend=backend, shared=True)
     if backend == "cuda":
         assert played.result.returncode == 0, played.describe()
         # Where the MPI takes no pointers to GPU memory, one rank says so, and nothing else is said.
@@ -241,12 +234,12 @@ def check_over_nodes(nodes: str, backend: str) -> None:
         assert not said or (expected in said and "\n" not in said), played.describe()
     else:
         played.ended_well()
-    for rank in range(NAMES[nodes]):
+    for rank in range(size_of(nodes)):
         assert played.rank(rank)["wrong"] == []
         assert played.rank(rank)["nodes"] == nodes.count("+") + 1 or nodes == "in turn"
 
 
-@pytest.mark.parametrize("nodes", NAMES)
+@pytest.mark.parametrize("nodes", [*NODES, "2 + 1 machines"])
 def test_over_nodes(nodes):
     """The nodes' results in the order of their leaders, to the bit, on every rank."""
     check_over_nodes(nodes, "host")
@@ -274,7 +267,7 @@ def captured_over_nodes(stage: Stage) -> None:
 
 @pytest.mark.gpu
 def test_a_capture_over_nodes_is_refused():
-    played = play_on("1 + 1", 2, captured_over_nodes, backend="cuda")
+    played = play_on("1 + 1", captured_over_nodes, backend="cuda")
     played.ended_well()
     for rank in range(2):
         assert "several nodes" in played.raised(rank, "captured", "UnsupportedError").text
@@ -283,7 +276,7 @@ def test_a_capture_over_nodes_is_refused():
 
 
 def late_over_nodes(stage: Stage, is_leader: bool) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=1.0)
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
@@ -299,7 +292,7 @@ def late_over_nodes(stage: Stage, is_leader: bool) -> None:
 @pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "other"])
 def test_a_rank_of_another_node_that_does_not_come(is_leader):
     """The leader here names that of the other node; the others here are told."""
-    played = play_on("2 + 2", 4, late_over_nodes, is_leader, shared=True)
+    played = play_on("2 + 2", late_over_nodes, is_leader, shared=True)
     first = played.raised(0, "call", "PeerTimeout")
     assert "rank 2 of the plan's communicator" in first.text, first.text
     assert 0.9 <= first.seconds < 2.5
@@ -310,7 +303,7 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
 
 
 def mismatched_over_nodes(stage: Stage) -> None:
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=2.0)
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
@@ -322,7 +315,7 @@ def mismatched_over_nodes(stage: Stage) -> None:
 
 def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
     """Its next call would meet the one that the other node is still in: sums of two steps."""
-    played = play_on("2 + 2", 4, mismatched_over_nodes, shared=True)
+    played = play_on("2 + 2", mismatched_over_nodes, shared=True)
     for rank in (0, 1):
         played.raised(rank, "call", "MismatchError")
         assert "different calls" in played.raised(rank, "then", "ClosedError").text
@@ -341,7 +334,7 @@ def refused_over_nodes(stage: Stage) -> None:
 
 
 def test_errors_cross_nodes():
-    played = play_on("2 + 2", 4, refused_over_nodes, shared=True)
+    played = play_on("2 + 2", refused_over_nodes, shared=True)
     played.ended_well()
     for rank in range(4):
         played.raised(rank, "op", "TypeError" if rank == 3 else "PeerError")

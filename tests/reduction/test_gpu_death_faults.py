@@ -1,6 +1,5 @@
 """A rank is killed, or does not come, while kernels of a reduction wait for it: it is named."""
 
-import logging
 import os
 
 import pytest
@@ -19,7 +18,7 @@ def missed(stage: Stage, call: str, route: str, is_killed: bool) -> None:
 
     if route:
         os.environ["MPISHARE_ROUTE"] = route
-    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    stage.quiet()
     node = stage.node(timeout_s=60.0 if is_killed else 3.0)
     x = cupy.zeros(100 if call != "large" else 1 << 20)
     out, stream = cupy.zeros(()), cupy.cuda.Stream(non_blocking=True)

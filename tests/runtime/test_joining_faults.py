@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.launch import launcher, run_ranks, run_right
 
 pytestmark = pytest.mark.both_mpis
 
@@ -83,7 +83,6 @@ def test_two_jobs_that_meet_at_a_port(tmp_path):
 
 
 def test_ranks_that_are_spawned(tmp_path):
-    result = run_ranks(2, USE + SPAWN, args=[str(tmp_path)])
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, USE + SPAWN, [str(tmp_path)])
     children = [json.loads(file.read_text()) for file in tmp_path.glob("[0-9].json")]
     check([*result.reports.values(), *children], 4)

@@ -10,21 +10,14 @@ import mpishare
 from mpishare.errors import format_nbytes
 from mpishare.halo.plan import Plan
 from mpishare.runtime import ranges
+from tests.helpers.halos import ring
 
 
-@pytest.fixture
-def line(node):
-    """A periodic cart of one axis."""
-    cart = node.comm.Create_cart((node.size,), (True,))
-    yield cart
-    cart.Free()
-
-
-def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, line, caplog):
+def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, caplog):
     with caplog.at_level(logging.DEBUG, "mpishare"):
         window = node.allocate((3, 5), dtype="f4")
         field = node.xp.zeros(6)
-        halo = mpishare.HaloExchange(line, field, 1, node=node)
+        halo = ring(node, field)
         made = [(record.name, record.getMessage()) for record in caplog.records]
         nbytes = halo.staging_nbytes
         caplog.clear()
@@ -57,11 +50,11 @@ def test_a_reduction_is_logged_and_no_call_of_it(node, caplog):
     assert closed == f"{total.name} closed"
 
 
-def calls(node, line):
+def calls(node):
     """A window and two plans, used once, and once wrongly; what is bound to them as their own."""
     window = node.allocate(4)
     field = node.xp.zeros(6)
-    halo = mpishare.HaloExchange(line, field, 1, node=node)
+    halo = ring(node, field)
     bound = halo.exchange, window.fence
     halo.exchange(field)
     halo.start()
@@ -78,13 +71,13 @@ def calls(node, line):
     return bound
 
 
-def test_without_a_tool_calls_are_the_very_functions(node, line):
-    exchange, fence = calls(node, line)
+def test_without_a_tool_calls_are_the_very_functions(node):
+    exchange, fence = calls(node)
     assert exchange.__func__ is Plan.exchange
     assert fence.__func__ is mpishare.Window.fence
 
 
-def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
+def test_ranges_are_pushed_and_popped_in_pairs(node, monkeypatch):
     seen = []
     tool = types.ModuleType("nvtx")
     tool.push_range, tool.pop_range = seen.append, lambda: seen.append("pop")
@@ -96,7 +89,7 @@ def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
     for each in cached:
         each.cache_clear()
     try:
-        calls(node, line)
+        calls(node)
     finally:
         for each in cached:
             each.cache_clear()

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import run_right
 
 A_TRIAL = """
 from mpishare.runtime.gpu_messages import MPI_TRIAL
@@ -25,8 +25,7 @@ if MPI.COMM_WORLD.rank == 0:
 )
 def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str | None]) -> None:
     # Under a launcher, whose ranks the children must not be taken for.
-    result = run_ranks(2, A_TRIAL.format(memory=memory))
-    assert result.returncode == 0, result.describe()
+    result = run_right(2, A_TRIAL.format(memory=memory))
     assert result.stdout.strip() == str(expected), result.describe()
 
 
@@ -42,8 +41,7 @@ assert not _arrives(source, target, 64)
 
 
 def test_a_trial_sees_bytes_that_do_not_arrive() -> None:
-    result = run_ranks(1, BYTES_GO_ELSEWHERE)
-    assert result.returncode == 0, result.describe()
+    run_right(1, BYTES_GO_ELSEWHERE)
 
 
 def test_a_trial_that_cannot_be_made_says_why() -> None:

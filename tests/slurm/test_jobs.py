@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpishare.errors import late_elsewhere
-from tests.slurm.cluster import NODES, Cluster, programs_lines
+from tests.slurm.cluster import NODES, Cluster, Job, programs_lines
 from tests.slurm.conftest import Mpi
 
 pytestmark = pytest.mark.limit(120)
@@ -111,30 +111,29 @@ def nothing_is_left(free: Cluster, program: str = "[e]nds.py") -> None:
         assert free.on(node, f"pgrep -f {program} || true") == ""
 
 
-def srun_two_nodes(free: Cluster, mpi: Mpi, *words: object):
-    return free.srun(f"--mpi={mpi.protocol}", "-N2", *words)
+def ended_on_two_nodes(free: Cluster, mpi: Mpi, *words: object) -> Job:
+    """A job on both nodes, which must fail at once, and leave nothing."""
+    done = free.srun(f"--mpi={mpi.protocol}", "-N2", *words)
+    assert done.status != 0
+    assert done.seconds < 10, done.describe()
+    nothing_is_left(free)
+    return done
 
 
 def test_a_killed_rank_of_a_node_is_told_to_its_mates(free: Cluster, mpi: Mpi, ends: Path):
     """They end the job, with those of the other node."""
     words = ("--ntasks-per-node=2", NO_HELP, mpi.python, ends, "killed", 60)
-    done = srun_two_nodes(free, mpi, *words)
-    assert done.status != 0
-    assert done.seconds < 10, done.describe()
+    done = ended_on_two_nodes(free, mpi, *words)
     if mpi.name == "mpich":  # PMIx ends the job before anybody speaks
         assert "rank 1 of 2 died (seen by rank 0)" in done.error, done.describe()
-    nothing_is_left(free)
 
 
 def test_the_only_rank_of_a_node_raises(free: Cluster, mpi: Mpi, ends: Path):
     """And nobody helps: neither srun nor `python -m mpi4py`."""
     words = ("--ntasks-per-node=1", NO_HELP, mpi.python, ends, "raises", 60)
-    done = srun_two_nodes(free, mpi, *words)
-    assert done.status != 0
-    assert done.seconds < 10, done.describe()
+    done = ended_on_two_nodes(free, mpi, *words)
     assert "ValueError: no such thing" in done.error, done.describe()
     # That it was this rank which ended the other is not always to be read: srun may be over before.
-    nothing_is_left(free)
 
 
 def _late(timeout_s: float) -> str:
@@ -147,22 +146,16 @@ def test_the_only_rank_of_a_node_is_killed(free: Cluster, mpi: Mpi, ends: Path):
     """PMIx tells; with PMI2 the deadline ends the wait, and names the remedies."""
     timeout_s = 60 if mpi.name == "openmpi" else 4
     words = ("--ntasks-per-node=1", NO_HELP, mpi.python, ends, "killed", timeout_s)
-    done = srun_two_nodes(free, mpi, *words)
-    assert done.status != 0
-    assert done.seconds < 10, done.describe()
+    done = ended_on_two_nodes(free, mpi, *words)
     # MPICH itself is at times (1 of 12) killed by the connection that breaks, before the deadline.
     if mpi.name == "mpich" and "Segmentation fault" not in done.error:
         assert _late(4) in done.error
         assert "srun --kill-on-bad-exit=1" in done.error, done.describe()
         assert "python -m mpi4py" in done.error
-    nothing_is_left(free)
 
 
 def test_the_only_rank_of_a_node_is_killed_and_srun_helps(free: Cluster, mpi: Mpi, ends: Path):
     """As in scripts/slurm."""
     words = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", mpi.python, ends, "killed", 60)
-    done = srun_two_nodes(free, mpi, *words)
-    assert done.status != 0
-    assert done.seconds < 10, done.describe()
+    done = ended_on_two_nodes(free, mpi, *words)
     assert _late(60) not in done.error, done.describe()
-    nothing_is_left(free)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launch import OF_A_JOB, ROOT
+from tests.helpers.planted import NOBODY, needs_two_users
 
 WITH_MPS = ROOT / "scripts" / "with-mps"
 CONTROL = """\
@@ -238,14 +239,14 @@ def test_where_a_daemon_answers_the_command_is_run_as_it_is(place, is_named):
     assert lives(pid)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 def test_the_daemon_of_another_user_serves_nobody(place):
     other = place.path / "default"
     pid = place.start_other(other)
-    os.chown(other, 65534, 65534)
+    os.chown(other, NOBODY, NOBODY)
     status, out, err = place.run("sh", "-c", "echo ran", CUDA_MPS_PIPE_DIRECTORY=str(other))
     assert (status, out) == (2, "")
-    assert f"CUDA_MPS_PIPE_DIRECTORY={other}, but it belongs to user 65534" in err
+    assert f"CUDA_MPS_PIPE_DIRECTORY={other}, but it belongs to user {NOBODY}" in err
     assert place.daemons() == [pid]
 
 

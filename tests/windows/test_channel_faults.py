@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, LIMIT_S, play
 from tests.helpers.stage import Stage, leftovers
+from tests.helpers.viewer import Viewer
 
 TIMEOUT_S = 2.0
 
@@ -117,7 +118,6 @@ while True:
 def viewed(stage: Stage, look_on: str, frames: int) -> None:
     """One viewer is killed at half of the frames, another one stopped."""
     from tests.helpers.held import held
-    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     node.channel(1000, name="warm").close()

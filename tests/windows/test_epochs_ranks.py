@@ -11,6 +11,7 @@ import pytest
 from mpishare import EpochError
 from mpishare.windows import epochs
 from mpishare.windows.epochs import Epochs, ready
+from tests.helpers.halos import beside
 from tests.helpers.latch import Hasty, check_order
 
 TWO = pytest.mark.ranks(min=2)
@@ -211,7 +212,7 @@ def test_fences_of_two_windows_do_not_mix(node):
 
 def ring(node):
     """The neighbors in a ring: two ranks, one that is both, or myself."""
-    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    left, right = beside(node)
     return left, right, sorted({left, right})
 
 

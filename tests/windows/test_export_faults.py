@@ -1,14 +1,12 @@
 """A rank is killed whose window a C program would open, and one that has opened it; squatters."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.helpers.c_program import LANGUAGES, compile_program, run_program
 from tests.helpers.nvcc import find_cuda_include
-from tests.helpers.planted import NOBODY, needs_two_users
+from tests.helpers.planted import NOBODY, listening, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
@@ -57,34 +55,12 @@ def test_the_header_compiles_with_cuda(tmp_path, language):
     assert compile_program(tmp_path, language, with_cuda=True, is_linked=False).exists()
 
 
-OWNER = """
-import os, socket, sys
-
-address, uid, answers = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-os.setgid(uid)
-os.setuid(uid)
-door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-door.bind(chr(0) + address)
-door.listen()
-print("in", flush=True)
-connection, _ = door.accept()
-asked = connection.recv(100)
-print(asked, flush=True)
-if asked and answers:
-    socket.send_fds(connection, [b"{}"], [0])
-sys.stdin.read()
-"""
-
-
-def borrowed(program, uid, *answers):
+def borrowed(program, uid, *, answers=False):
     """What a C program says of an address that a user has, and what that user read there."""
     address = f"mpishare/rank/{os.getpid()}"
-    command = [sys.executable, "-c", OWNER, address, str(uid), *answers]
-    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipe) as owner:
-        assert owner.stdout.readline() == b"in\n"
+    with listening(address, uid, answers=answers) as heard:
         _, told = run_program(program, f"{address}/{'0' * 16}", "borrow")
-        return told, owner.stdout.readline().strip()
+        return told, heard()
 
 
 @needs_two_users
@@ -92,8 +68,8 @@ def test_a_descriptor_is_borrowed_from_this_user_alone(tmp_path):
     """The address of an owner that has ended is free for everybody."""
     program = compile_program(tmp_path, "c99")
     request = b'b\'{"key": "%s"}\'' % (b"0" * 16)
-    assert borrowed(program, os.getuid(), "answers") == ("lent", request)
-    assert borrowed(program, NOBODY, "answers") == ("-", b"b''")
+    assert borrowed(program, os.getuid(), answers=True) == ("lent", request)
+    assert borrowed(program, NOBODY, answers=True) == ("-", b"b''")
 
 
 def test_an_owner_that_is_silent_is_waited_for_until_a_deadline(tmp_path, monkeypatch):

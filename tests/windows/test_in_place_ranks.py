@@ -10,6 +10,7 @@ import mpishare
 from mpishare import ClosedError, HandleError, PeerError, UnsupportedError
 from mpishare.halo.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
+from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import address_of, nothing_leaked, on_every_rank, put, some, values_of
 
@@ -272,27 +273,22 @@ def test_a_handle_of_an_unknown_kind(node):
 # --- halo fields
 
 
-def ring(node):
-    return node.comm.Create_cart([node.size], [True])
-
-
 def test_a_halo_field_in_place_is_one_of_a_window(node):
     """The ghosts are right, and on the host neighbors read the field where it is."""
     base = node.allocate_each((8, 40_000), "f8", fill=-1)
     win = node.share_each(base.array[2:6], copy=False)
-    field, cart = win.array, ring(node)
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+    field = win.array
+    with ring(node, field, axes=0) as halo:
         for step in range(4):
             field[1:3] = 10 * step + node.rank
             halo.exchange(field)
-            expected = [10 * step + rank % node.size for rank in (node.rank - 1, node.rank + 1)]
+            expected = [10 * step + rank for rank in beside(node)]
             assert values_of(field[[0, 3], 7]).tolist() == expected
         routes = halo.routes
         if node.backend == "host" and node.size > 1 and node.report().host_code == "compiled":
             assert published(halo) in ((w._number, node.rank) for w in (base, win))
-    with mpishare.HaloExchange(cart, base.array[2:6], 1, axes=0, node=node) as other:
+    with ring(node, base.array[2:6], axes=0) as other:
         assert other.routes == routes
-    cart.Free()
 
 
 def published(halo):

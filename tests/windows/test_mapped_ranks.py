@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mpishare import UnsupportedError
 from mpishare.memory import mapped
+from tests.helpers.halos import beside
 from tests.helpers.windows import nothing_leaked, on_every_rank
 
 TWO = pytest.mark.ranks(min=2)
@@ -131,7 +132,7 @@ def test_it_is_the_same_memory_on_all_ranks(host_node, made, way):
         win = node.share_each(source, copy=False)
         assert win.array.ctypes.data == array.ctypes.data
         win.fence()
-        right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+        left, right = beside(node)
         theirs = win.segment(right)
         assert (theirs[0], theirs[-1]) == (right, right)
         win.fence()

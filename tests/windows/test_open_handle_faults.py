@@ -16,9 +16,11 @@ from mpishare.windows import names, opened_pool
 from mpishare.windows.pool_handle import address_of
 from tests.helpers.latch import within
 from tests.helpers.launch import ROOT
+from tests.helpers.planted import NOBODY, listening, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage, leftovers
+from tests.helpers.viewer import Viewer
 
 OWNER = """
 import os, sys, mpishare
@@ -215,36 +217,21 @@ def test_a_forked_child_opens_by_itself(owner):
     assert array.tolist() == [42] * 4
 
 
-ATTACKER = """
-import os, socket, sys
-os.setgid(65534); os.setuid(65534)
-door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-door.bind(chr(0) + sys.argv[1]); door.listen()
-print("in", flush=True)
-connection, _ = door.accept()
-print(connection.recv(100), flush=True)
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 def test_a_handle_that_leads_to_another_user_is_refused_before_a_word(owner):
     _, handle = owner
     address = f"mpishare/0/pool/{os.getpid() % 1000000:06d}"
     forged = handle[:16] + address.encode() + b"\0" + handle[16:].partition(b"\0")[2]
-    command = [sys.executable, "-c", ATTACKER, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
-        assert attacker.stdout.readline() == b"in\n"
-        with pytest.raises(mpishare.HandleError, match="by a process of another user, 65534"):
+    with listening(address) as heard:
+        with pytest.raises(mpishare.HandleError, match=f"by a process of another user, {NOBODY}"):
             mpishare.open_handle(forged)
-        assert attacker.stdout.readline() == b"b''\n"
+        assert heard() == b"b''"
 
 
 # --- windows that are waited for
 
 
 def awaited(stage: Stage, name: str) -> None:
-    from tests.helpers.viewer import Viewer
-
     node = stage.node()
     if stage.rank == 0:
         with Viewer() as viewer:

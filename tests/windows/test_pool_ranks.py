@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import (
     CudaError,
     HandleError,
@@ -16,12 +15,12 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
+from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import MIB, nothing_leaked, values_of
 
 TOO_MUCH = 1 << 45  # bytes: 32 TiB
 TWO = pytest.mark.ranks(min=2)
-STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4")])
 LAYOUTS = [((), "f8"), ((0,), "f8"), (5, "u1"), ((3, 0), "i4"), ((2, 3, 4), "c16"), ((7,), "f4")]
 
 
@@ -165,13 +164,11 @@ def test_patches_of_an_adaptive_mesh(node):
 def test_a_private_field_of_a_halo_may_lie_in_a_pool(node):
     pools = [node.pool(owner=rank) for rank in range(node.size)]
     u = written(node, pools[node.rank], 6, value=node.rank)
-    cart = node.comm.Create_cart([node.size], periods=[True])
-    with mpishare.HaloExchange(cart, u, 1, node=node) as halo:
+    with ring(node, u) as halo:
         halo.exchange(u)
         node.synchronize()
-        left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        left, right = beside(node)
         assert values_of(u).tolist() == [left, *[node.rank] * 4, right]
-    cart.Free()
 
 
 # --- who holds what

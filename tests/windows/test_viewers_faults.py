@@ -9,12 +9,12 @@ import warnings
 
 import pytest
 
+from tests.helpers.planted import NOBODY, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import KILLING_BACKENDS, play
 from tests.helpers.stage import Stage, leftovers
 from tests.helpers.viewer import Viewer
 
-NOBODY = 65534
 # Runs in a viewer: looks until the job has made its window.
 COME = """
 def come(name, seconds=30):
@@ -61,7 +61,6 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int) -> None:
     import select
 
     from tests.helpers.held import held
-    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     node.allocate_each(size, name="warm").close()
@@ -117,8 +116,6 @@ def test_a_hundred_viewers_that_are_killed(backend):
 
 def stopped(stage: Stage, killed_after_s: float) -> None:
     import threading
-
-    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     window = node.allocate_each(1 << 16, name="stopped", fill=1.0)
@@ -275,8 +272,6 @@ def test_no_frame_is_torn_at_full_speed(count, seconds, least):
 
 
 def twice(stage: Stage) -> None:
-    from tests.helpers.viewer import Viewer
-
     node = stage.node(stage.MPI.COMM_SELF)
     window = stage.attempt(
         "allocate", lambda: node.allocate(2, fill=float(stage.rank), name="twice")
@@ -386,7 +381,6 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
     import subprocess
 
     from mpishare.windows.names import job_id
-    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     hostile = None
@@ -419,7 +413,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
 
 
 @pytest.mark.limit(120)
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+@needs_two_users
 def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
     played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY, timeout_s=100, shared=True)
     played.ended_well()
@@ -453,8 +447,6 @@ def elsewhere(name):
 
 
 def viewed_from_elsewhere(stage: Stage, source: str) -> None:
-    from tests.helpers.viewer import Viewer
-
     node = stage.node()
     window = node.allocate(4, name="far")
     if stage.rank == 0:

@@ -10,13 +10,13 @@ import pytest
 from mpishare import (
     ClosedError,
     CudaError,
-    HaloExchange,
     MismatchError,
     Node,
     PeerError,
     UnsupportedError,
 )
 from mpishare.memory.handle import Handle
+from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import MIB, nothing_leaked, on_every_rank, put, some, values_of
 
@@ -611,18 +611,15 @@ def test_the_cuda_array_interface_is_there_on_gpus_alone(node):
 
 
 def test_a_window_as_a_field_of_a_halo(node):
-    cart = node.comm.Create_cart((node.size,), (True,))
     win = node.allocate_each(6, "f8", fill=-1)
     win.array[1:-1] = node.rank
-    halo = HaloExchange(cart, win, 1, node=node)
-    halo.exchange()
-    halo.exchange(win)
-    node.synchronize()
-    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
-    assert win.array.tolist() == [left, *[node.rank] * 4, right]
-    win.fence()
-    halo.close()
-    cart.Free()
+    with ring(node, win) as halo:
+        halo.exchange()
+        halo.exchange(win)
+        node.synchronize()
+        left, right = beside(node)
+        assert win.array.tolist() == [left, *[node.rank] * 4, right]
+        win.fence()
 
 
 def test_a_closed_window_gives_no_memory_away(node):
