@@ -293,12 +293,11 @@ def _find(agreed: AgreedFields) -> _Cells:
     tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
 
     def message(transfer: Transfer, peer: int, box: Box) -> Message:
-        parts = [
+        parts = (
             Part.of_box(field, each, box.along(own, each.shape))
             for field, (each, own) in enumerate(zip(layouts, axes, strict=True))
-        ]
-        kept = tuple(part for part in parts if part.nbytes)
-        return Message(peer, tags[transfer.direction], kept)
+        )
+        return Message.of(peer, tags[transfer.direction], parts)
 
     return _Cells(
         grid,

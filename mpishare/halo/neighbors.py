@@ -231,10 +231,8 @@ def _messages(setup: PlanSetup, places: Places) -> list[Message]:
             Part.of_indices(field, each, axis, indices)
             for field, (each, axis) in enumerate(zip(setup.mine, setup.same["axis"], strict=True))
         )
-        kept = tuple(part for part in parts if part.nbytes)
-        if kept:
-            found.append(Message(peer, 0, kept))
-    return found
+        found.append(Message.of(peer, 0, parts))
+    return [message for message in found if message.parts]
 
 
 def _require_counts(counts: Sequence[Any]) -> None:
