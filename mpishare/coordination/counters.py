@@ -6,9 +6,15 @@ from typing import NamedTuple
 
 # 8-byte words per slot: 128 bytes, so that two writers never share a cache line.
 SLOT_WORDS = 16
+SLOT_NBYTES = 8 * SLOT_WORDS
 
 # Added to a counter to end every wait on it, on the GPU too: waits compare cyclically.
 RELEASED = 1 << 62
+
+
+def whole_slots(count: int) -> int:
+    """Return the words of the slots that so many words take."""
+    return -(-count // SLOT_WORDS) * SLOT_WORDS
 
 
 class Counters(NamedTuple):

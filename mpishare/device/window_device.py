@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mpishare.coordination.counters import RELEASED, SLOT_WORDS
+from mpishare.coordination.counters import RELEASED, whole_slots
 from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
@@ -62,7 +62,7 @@ class WindowDevice(NodeObject):
         self.name = window.name
         self._context = context
         backend: Any = context.backend
-        stride = -(-slots // SLOT_WORDS) * SLOT_WORDS
+        stride = whole_slots(slots)
         local = size * stride
         tables = local + _LOCAL_ROWS * stride
         nwords = tables + 2 * size + RECORD.itemsize // 8

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.counters import SLOT_NBYTES
 from mpishare.errors import ClosedError
 from mpishare.memory.process_memory import read_memory
 from mpishare.plans.layout import FieldLayout, address_of, array_at
@@ -33,7 +34,6 @@ _MIN_SHARED_NBYTES = 512 << 10  # times the other ranks
 _MIN_IN_PLACE_NBYTES = 1 << 20
 _CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
-_LINE_NBYTES = 128  # no two ranks write to one
 # Of larger ones the slots do not stay in the caches, and each MiB more has two barriers more.
 _MAX_SLOT_NBYTES = 2 << 20
 _READ_NBYTES = 256 << 10  # read by one system call, and folded while they are in the cache
@@ -197,7 +197,7 @@ class LargeReduce:
 
     def _share(self, count: int, place: int) -> slice:
         """Return the slice of elements that a rank folds: whole cache lines but for the last."""
-        line = _LINE_NBYTES // self._itemsize
+        line = SLOT_NBYTES // self._itemsize
         begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
         return slice(begin, count if place == self._nranks - 1 else end)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.arguments import is_int
-from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
@@ -290,7 +290,7 @@ class NodeContext:
         Collective, since all ranks must take them in the same order; host-blocking where the
         control block is full and another chunk of shared memory must be mapped.
         """
-        count = -(-count // SLOT_WORDS) * SLOT_WORDS
+        count = whole_slots(count)
         if not self.counter_pool.has(count):
             self._add_chunk(call, max(count, _CHUNK_WORDS))
         return self.counter_pool.take(count)

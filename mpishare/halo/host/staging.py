@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
-from mpishare.plans.message import parts_sent
+from mpishare.plans.message import padded, parts_sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS
-_ALIGN = 128  # staged cells of two ranks never share a cache line
 
 
 class FieldAddress(NamedTuple):
@@ -71,7 +70,7 @@ class Staging:
         self._layouts = setup.layouts
         messages = setup.messages_by_rank(is_reverse=is_reverse)
         ranks_here = setup.comm.ranks_here
-        nbytes = 8 * -(-table_offset(2, len(setup.mine)) // SLOT_WORDS) * SLOT_WORDS
+        nbytes = 8 * whole_slots(table_offset(2, len(setup.mine)))
         end = nbytes * len(ranks_here)
         self._offsets: dict[PartKey, int] = {}  # in the buffer of even epochs
         self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
@@ -80,7 +79,7 @@ class Staging:
             for key, part, _ in parts_sent(messages, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
                     self._offsets[key] = end
-                    end += -(-part.nbytes // _ALIGN) * _ALIGN
+                    end += padded(part.nbytes, SLOT_NBYTES)
             self._strides[rank] = end - begin
             end += end - begin
         self._memory = setup.comm.take_memory(setup.name, end)
