@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpishare.backends.streams import handle_of
+from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import require_distinct_cells
 from mpishare.plans.layout import (
     FieldLayout,
-    address_of,
     as_numpy,
     check_layout,
     is_tensor,

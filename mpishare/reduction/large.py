@@ -14,8 +14,9 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_NBYTES
 from mpishare.errors import ClosedError
+from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import read_memory
-from mpishare.plans.layout import FieldLayout, address_of, array_at
+from mpishare.plans.layout import FieldLayout, array_at
 from mpishare.plans.node_cache import report_of
 from mpishare.plans.peer_memory import require_read, unreadable
 from mpishare.reduction.slots import REDUCE

@@ -11,11 +11,11 @@ from mpishare.errors import ClosedError
 from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.messages import MessageRoute
 from mpishare.halo.host.reference import ReferenceRoute
+from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import (
     FieldLayout,
-    address_of,
     as_numpy,
     require_number,
     require_writeable,

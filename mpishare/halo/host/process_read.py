@@ -23,9 +23,9 @@ from mpishare.halo.host.parts import (
     has_few_gaps,
     is_read_from_process,
 )
+from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import IoVec, process_vm_readv
 from mpishare.plans.cells import Cells, cut_item, lower
-from mpishare.plans.layout import address_of
 from mpishare.plans.message import parts_sent, received
 from mpishare.plans.node_cache import report_of
 from mpishare.plans.peer_memory import require_read, unreadable

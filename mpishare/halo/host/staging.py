@@ -23,6 +23,7 @@ import numpy as np
 from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
+from mpishare.memory.memory import compact_strides
 from mpishare.plans.message import padded, parts_sent
 from mpishare.runtime.route import HOST
 
@@ -100,11 +101,8 @@ class Staging:
             return None
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
         layout = self._layouts[key.sender][key.field]
-        strides = [0] * len(shape)
-        step = layout.dtype.itemsize
-        for axis in sorted(range(len(shape)), key=layout.strides.__getitem__):
-            strides[axis] = step
-            step *= shape[axis]
+        fastest_last = sorted(range(len(shape)), key=layout.strides.__getitem__)[::-1]
+        strides = compact_strides(shape, layout.dtype.itemsize, fastest_last)
         even, odd = (
             np.ndarray(shape, layout.carrier, base, at, strides)
             for at in (offset, offset + self._strides[key.sender])
