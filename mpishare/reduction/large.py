@@ -5,7 +5,6 @@ Where a process may not read another one, they go chunk by chunk through the slo
 
 from __future__ import annotations
 
-import ctypes
 import os
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 from mpishare.coordination.counters import SLOT_NBYTES
 from mpishare.errors import ClosedError
 from mpishare.memory.memory import address_of
-from mpishare.memory.process_memory import read_memory
+from mpishare.memory.process_memory import ReadTrial, read_memory
 from mpishare.plans.layout import FieldLayout, array_at
 from mpishare.plans.node_cache import report_of
 from mpishare.plans.peer_memory import require_read, unreadable
@@ -208,6 +207,4 @@ def _is_readable(address: int, nbytes: int) -> bool:
 
     It was allocated at once, so that a byte at either end stands for all.
     """
-    byte, pid = ctypes.c_char(), os.getpid()
-    ends = address, address + nbytes - 1
-    return not any(read_memory(pid, end, ctypes.addressof(byte), 1) for end in ends)
+    return ReadTrial(2).at(np.array([0, nbytes - 1], np.uint64), address)

@@ -8,10 +8,8 @@ time, against 3 ns for a line that no other core holds.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ from mpishare.halo.host.parts import (
     is_read_from_process,
 )
 from mpishare.memory.memory import address_of
-from mpishare.memory.process_memory import IoVec, process_vm_readv
+from mpishare.memory.process_memory import ReadTrial
 from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.message import parts_sent, received
 from mpishare.plans.node_cache import report_of
@@ -42,31 +40,8 @@ if TYPE_CHECKING:
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _MAX_SEEN = 1024  # addresses of a field
-_IOV_MAX = 1024  # ranges in one system call
 
 log = logging.getLogger("mpishare.halo")
-
-
-class _Trial:
-    """Tries to read a byte at each of these addresses, as another process would."""
-
-    def __init__(self, count: int) -> None:
-        self._ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
-        self._found = np.empty(_IOV_MAX, np.uint8)
-        self._read, self._pid = process_vm_readv(), os.getpid()
-        self._calls = []
-        for first in range(0, count, _IOV_MAX):
-            some = self._ranges[first : first + _IOV_MAX]
-            remote = ctypes.cast(address_of(some), ctypes.POINTER(IoVec))
-            self._calls.append((IoVec(address_of(self._found), len(some)), remote, len(some)))
-
-    def at(self, offsets: Array, address: int = 0) -> bool:
-        """Whether it succeeds at all offsets from an address."""
-        np.add(offsets, address, out=self._ranges[:, 0], casting="unsafe")
-        return all(
-            self._read(self._pid, local, 1, remote, count, 0) == count
-            for local, remote, count in self._calls
-        )
 
 
 class _Readable:
@@ -80,7 +55,7 @@ class _Readable:
         self._extents = extents
         ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
         self._ends = np.array(ends, np.uint64)
-        self._trial = _Trial(len(ends))
+        self._trial = ReadTrial(len(ends))
         self._have_gaps, self._seen = have_gaps, set[int]()
 
     def at(self, address: int) -> bool:
@@ -234,7 +209,7 @@ def _is_readable(address: int, nbytes: int) -> bool:
     """Whether another process could read this memory: tries a byte of each page."""
     end = address + nbytes
     pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
-    return _Trial(pages.size).at(pages)
+    return ReadTrial(pages.size).at(pages)
 
 
 def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
