@@ -10,7 +10,6 @@ from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ class Plan(RoutedPlan):
 
     _log = logging.getLogger("mpishare.halo")
     _noun = "an exchange"
+    _ranges = "exchange", "start", "wait", "accumulate"
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class Plan(RoutedPlan):
             self._forward = self._fields.forward
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on_routes(setup)
-        ranges.bind(self, "exchange", "start", "wait", "accumulate")
 
     @property
     def _takes_any(self) -> bool:

@@ -12,6 +12,7 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
 from mpishare.plans import routes
 from mpishare.plans.node_cache import report_of
+from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class BasePlan(NodeObject):
     """A plan: agreed on once, used many times."""
 
     _closes_first = True
+    _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
     _setup: PlanSetup
 
@@ -31,6 +33,7 @@ class BasePlan(NodeObject):
         """Register with the node, once the engines are made."""
         self.name, self._context, self._setup = setup.name, setup.context, setup
         setup.comm.register(self)
+        ranges.bind(self, *self._ranges)
 
     @property
     def _engines(self) -> Sequence[PlanEngine]:

@@ -29,7 +29,6 @@ from mpishare.redistribution.distribution import (
     require_covered,
     require_disjoint,
 )
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +111,7 @@ class Redistribute(RoutedPlan):
 
     _log = logging.getLogger("mpishare.redistribute")
     _noun = "a redistribution"
+    _ranges = "forward", "backward", "start", "wait"
 
     def __init__(
         self,
@@ -155,7 +155,6 @@ class Redistribute(RoutedPlan):
             self._open_on_routes(setup)
         self.source_shape: tuple[int, ...] = source_side.shape
         self.target_shape: tuple[int, ...] = target_side.shape
-        ranges.bind(self, "forward", "backward", "start", "wait")
 
     def forward(self, a: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the target, given its part of the source.

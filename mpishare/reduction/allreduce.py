@@ -17,7 +17,6 @@ from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refus
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, make_transfer
 from mpishare.reduction.operation import Operation, name_of
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,6 +81,7 @@ class Allreduce(BasePlan):
     """
 
     _log = logging.getLogger("mpishare.allreduce")
+    _ranges = "reduce", "dot"
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class Allreduce(BasePlan):
             self._open_on(setup)
         self._agreement = setup.context.agreement
         self._try_fast = None if self._across else self._engine.try_fast
-        ranges.bind(self, "reduce", "dot")
         self._log.info(
             "%s made in %.1f ms, %s of staging",
             self.name,
