@@ -168,19 +168,16 @@ class Plan(RoutedPlan):
         pair = self._fields.pair_for("accumulate", given, stream)
         if pair.reverse is None:
             self._check("accumulate")
-            self._setup.comm.step(
-                f"{self.name}: accumulate",
-                lambda: self._check_first_accumulate(pair.forward, fields, stream),
-            )
+
+            def check() -> Sequence[Any]:
+                entered = self._enter("accumulate", fields)
+                self._prepare("accumulate", pair.forward, entered)
+                return entered
+
+            self._agree_on_reverse("accumulate", pair.forward, check, stream)
         reverse = pair.make_reverse()
         call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
         reverse.exchange(call, stream)
-
-    def _check_first_accumulate(self, engine: Engine, fields: Sequence[Any], stream: Any) -> None:
-        """Raise errors of this rank's call before all ranks begin to allocate."""
-        fields = self._enter("accumulate", fields)
-        self._prepare("accumulate", engine, fields)
-        self._refuse_capture("accumulate", engine, fields, stream)
 
     def _held(self) -> Any:
         return self._open, self._made_with.arrays()

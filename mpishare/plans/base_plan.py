@@ -16,7 +16,7 @@ from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
 
@@ -212,13 +212,22 @@ class RoutedPlan(BasePlan):
         """Forget the start of a failed capture: it will never run."""
         self._open = None
 
-    def _refuse_capture(self, call: str, engine: Engine, fields: Any, stream: Any) -> None:
-        """Raise if the first call in a direction is captured."""
-        if engine.is_captured(fields, stream):
-            raise UnsupportedError(
-                f"{self.name}: {call} failed: its first call allocates memory, which cannot be "
-                "captured into a graph. Call it once before the capture."
-            )
+    def _agree_on_reverse(
+        self, call: str, engine: Engine, check: Callable[[], Sequence[Any]], stream: Any
+    ) -> None:
+        """Agree that the first call of the reverse is right, before any rank allocates. Collective.
+
+        `check` returns the fields of this rank's call, which are those of the `engine` forward.
+        """
+
+        def work() -> None:
+            if engine.is_captured(check(), stream):
+                raise UnsupportedError(
+                    f"{self.name}: {call} failed: its first call allocates memory, which cannot be "
+                    "captured into a graph. Call it once before the capture."
+                )
+
+        self._setup.comm.step(f"{self.name}: {call}", work)
 
     def _end_call(self) -> None:
         # A handler that closes the plan within its wait ends that wait, which raises.

@@ -325,11 +325,16 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
 
 
 def as_list(fields: Any) -> list[Any]:
-    """Return one array, or a list or tuple of them, as a list. A window stands for its array."""
+    """Return one array, or a list or tuple of them, as a list of arrays."""
     found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]
     if not found:
         raise ValueError("fields is empty: a plan is made for one array at least")
-    return [field.array if isinstance(field, Window) else field for field in found]
+    return [*map(array_of, found)]
+
+
+def array_of(field: Any) -> Any:
+    """Return the array for which a window stands, and anything else as it is."""
+    return field.array if isinstance(field, Window) else field
 
 
 def array_at(address: int, layout: FieldLayout) -> np.ndarray[Any, Any]:

@@ -17,12 +17,12 @@ from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import require_distinct_cells
 from mpishare.plans.layout import (
     FieldLayout,
+    array_of,
     as_numpy,
     check_layout,
     is_tensor,
     require_writeable,
 )
-from mpishare.windows.window import Window
 
 
 class Side(NamedTuple):
@@ -82,7 +82,7 @@ class Arrays:
             raise TypeError(
                 f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape}"
             )
-        array = self.seen(given.array if isinstance(given, Window) else given, name)
+        array = self.seen(array_of(given), name)
         found = check_layout(self._place_of(array, name)[1], name)
         if is_written:
             require_distinct_cells(found, name)

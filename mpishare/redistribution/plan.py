@@ -331,14 +331,13 @@ class Redistribute(RoutedPlan):
             )
         setup, there = self._setup, self._forward
 
-        def check() -> None:
+        def check() -> list[Any]:
             try:
-                array = self._arrays.checked(given, "the array", there.written)
+                return [self._arrays.checked(given, "the array", there.written)]
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
-            self._refuse_capture("backward", there.engine, [array], stream)
 
-        setup.comm.step(f"{self.name}: backward", check)
+        self._agree_on_reverse("backward", there.engine, check, stream)
         turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
         engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
         self._backward = _Way(engine, there.written, there.read, -1, setup.on_gpu)

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.memory.numbers import dtype_named
-from mpishare.plans.layout import FieldLayout, check_layout, is_tensor, refuse_gradient, refuse_jax
-from mpishare.windows.window import Window
+from mpishare.plans.layout import (
+    FieldLayout,
+    array_of,
+    check_layout,
+    is_tensor,
+    refuse_gradient,
+    refuse_jax,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +78,7 @@ def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
 
 def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
-    if isinstance(field, Window):
-        field = field.array
+    field = array_of(field)
     refuse_gradient(field, name)
     if is_tensor(field):
         kind = _tensor_dtype(field, name)
