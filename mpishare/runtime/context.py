@@ -405,7 +405,7 @@ class NodeContext:
         call: str,
         release: Callable[[], Any],
         free: Callable[[list[Any]], Any],
-        counters: Counters | None,
+        counters: Sequence[Counters] = (),
     ) -> list[Any]:
         """Close an object after `begin_close`: the importers release, then the owners free.
 
@@ -416,11 +416,12 @@ class NodeContext:
         released = agreement.step(call, release)
 
         def clear_and_free() -> Any:
-            if counters is not None and agreement.rank == 0:
-                self.counter_pool.clear(counters)
+            if agreement.rank == 0:
+                for each in counters:
+                    self.counter_pool.clear(each)
             return free(released)
 
         freed = agreement.step(call, clear_and_free)
-        if counters is not None:
-            self.counter_pool.give(counters)
+        for each in counters:
+            self.counter_pool.give(each)
         return freed

@@ -175,7 +175,7 @@ class Event(NodeObject):
             f"{self.name}: close",
             lambda: None if is_owner else destroy(),
             lambda _: destroy() if is_owner else None,
-            self._counters,
+            [self._counters],
         )
         self._abandon()
 

@@ -320,7 +320,7 @@ class Pool(NodeObject):
             blocks.give_back()
             return (is_host or blocks.is_empty) and self._unmap()
 
-        return all(self._context.close_in_order(call, release, free, None))
+        return all(self._context.close_in_order(call, release, free))
 
     def _unmap(self) -> bool:
         if not self._is_unmapped:

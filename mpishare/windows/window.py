@@ -432,9 +432,6 @@ def _release(
             window._viewers = window._publication.let_go(f"{window.name}: close")
 
     def free(kept: list[list[list[int]]]) -> list[bool]:
-        if context.rank == 0:
-            for each in counters:
-                context.counter_pool.clear(each)
         each_kept = zip(*kept, strict=True)
         return [window._unmap_mine(ranks) for window, ranks in zip(windows, each_kept, strict=True)]
 
@@ -442,8 +439,6 @@ def _release(
         f"{windows[0].name}: close",
         lambda: [window._unmap_others() for window in windows],
         free,
-        None,
+        counters,
     )
-    for each in counters:
-        context.counter_pool.give(each)
     return [all(of_ranks) for of_ranks in zip(*freed, strict=True)]
