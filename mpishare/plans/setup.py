@@ -35,7 +35,7 @@ from mpishare.plans.node_cache import (
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, forced
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _same(given: GivenFields, require: Any, described: Description) -> dict[str,
         "fields in": _MEMORY[given.backend],
         "dtypes": "any" if given.takes_any else [_name_of(each.dtype) for each in given.layouts],
         "require": routes.required(require),
-        "MPISHARE_ROUTE": routes.forced(),
+        "MPISHARE_ROUTE": forced(),
         **described.same,
     }
 
