@@ -36,7 +36,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
@@ -260,13 +260,15 @@ class Waits:
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
         """Return the reasons of ranks that are gone, but for those that followed another one."""
         causes = {rank: each.text for rank, each in left.items() if each.is_cause}
-        states = {rank: self.block.state(rank) for rank in self.others}
         # Who closed the node in order may have caught the error that one of these made.
         ends = (State.EXITED,) if causes else (State.CLOSED, State.EXITED)
-        ended = [rank for rank in {*gone} - {*left} if states[rank] in ends]
-        causes |= {rank: _ENDED[states[rank]] for rank in ended}
-        exited = [rank for rank, state in states.items() if state == State.EXITED]
-        return dict(sorted(causes.items())) or dict.fromkeys(exited, _ENDED[State.EXITED])
+        causes |= self._ended({*gone} - {*left}, *ends)
+        return dict(sorted(causes.items())) or self._ended(self.others, State.EXITED)
+
+    def _ended(self, ranks: Collection[int], *ends: State) -> dict[int, str]:
+        """Return how those of these ranks ended that are in one of these states."""
+        states = {rank: self.block.state(rank) for rank in ranks}
+        return {rank: _ENDED[state] for rank, state in states.items() if state in ends}
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
