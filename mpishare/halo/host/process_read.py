@@ -78,8 +78,9 @@ class _Block(NamedTuple):
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
 
     @property
-    def nbytes(self) -> int:
-        return sum(extent.nbytes for extent in self.extents)
+    def scratch_nbytes(self) -> int:
+        """Bytes of the buffer that it needs: none where cells are read to their places."""
+        return 0 if self.strides is None else sum(extent.nbytes for extent in self.extents)
 
 
 class PeerReads:
@@ -123,9 +124,8 @@ class PeerReads:
             if key in self.keys:
                 pair = layouts[key.sender][key.field], layouts[mine][part.field]
                 blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.key)]
-        rearranged = (each for _, found in blocks.values() for each in found if each.strides)
-        nbytes = max((each.nbytes for each in rearranged), default=0)
-        self._scratch = np.empty(nbytes, np.uint8)
+        sizes = (block.scratch_nbytes for _, found in blocks.values() for block in found)
+        self._scratch = np.empty(max(sizes, default=0), np.uint8)
         for key, (field, found) in blocks.items():
             self.reads[key] = [read for block in found for read in self._lower(field, block)]
         self._readable = {field: self._readable_parts(field) for field in self.fields}
