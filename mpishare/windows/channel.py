@@ -368,29 +368,25 @@ def make_channel(
     segments[owner] = Segment((same["slots"], *same["shape"]))
     count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
     counters = context.take_counters(call, count)
-    try:
+    with ExitStack() as undo:
+        undo.callback(context.counter_pool.give, counters)
         window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
-    except BaseException:
-        context.counter_pool.give(counters)
-        raise
-    publication = None if name is None else _publish(context, call, window, counters, same)
+        undo.callback(window.close)
+        publication = None if name is None else _publish(context, call, window, same, undo)
+        undo.pop_all()
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
 
 
 def _publish(
-    context: NodeContext, call: str, window: Window, counters: Counters, same: dict[str, Any]
+    context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: ExitStack
 ) -> Publication:
-    """Let processes outside the job attach to the frames; undo the channel where that fails."""
+    """Let processes outside the job attach to the frames."""
     segments: list[Segment | None] = [None] * context.size
     segments[same["producer"]] = Segment(window.shape[1:])
     handles = [""] * context.size
-    with ExitStack() as undo:
-        undo.callback(context.counter_pool.give, counters)
-        undo.callback(window.close)
-        publication = Publication(
-            context, call, same["name"], segments, handles, window.dtype, same["lag"]
-        )
-        undo.callback(publication.discard)
-        context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
-        undo.pop_all()
+    publication = Publication(
+        context, call, same["name"], segments, handles, window.dtype, same["lag"]
+    )
+    undo.callback(publication.discard)
+    context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
     return publication
