@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
@@ -59,7 +58,7 @@ class CudaEngine(CudaPlanEngine):
         *,
         is_reverse: bool,
     ) -> None:
-        super().__init__(setup)
+        super().__init__(setup, setup.chain)
         comm, name = setup.comm, setup.name
         # Others may have made another GPU the current one: JAX does where it finds its GPUs.
         self._backend.make_current()
@@ -76,9 +75,8 @@ class CudaEngine(CudaPlanEngine):
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
         self._make(lambda: self._build(direction, handles))
         self._forked, self._joined = self._events
-        self._chain = setup.chain
         if direction.has_fused:
-            self._order = LaunchOrder.join(self._backend)
+            self._join_order()
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
