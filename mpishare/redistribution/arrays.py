@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpishare.backends.streams import handle_of
 from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import require_distinct_cells
 from mpishare.plans.layout import (
@@ -137,9 +136,6 @@ class Arrays:
         """Make a stream the current one of the library of an array."""
         if stream is None or not self.on_gpu:
             return nullcontext()
-        if is_tensor(array):
-            torch = sys.modules["torch"]
-            return torch.cuda.stream(torch.cuda.ExternalStream(handle_of(stream), array.device))
-        from mpishare.backends.cuda_streams import borrowed, on_stream
+        from mpishare.plans.gpu.fields import with_current
 
-        return on_stream(borrowed(handle_of(stream)))
+        return with_current(stream, array)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.backends.streams import handle_of
 from mpishare.memory.numbers import dtype_named
 from mpishare.plans.layout import (
     FieldLayout,
@@ -69,6 +71,14 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
     if len(are_tensors) > 1:
         raise ValueError("fields of CuPy and of PyTorch together need stream=")
     return None
+
+
+def with_current(stream: Any, array: Any) -> Any:
+    """Make a stream the current one of the library of an array, within the block."""
+    if is_tensor(array):
+        cuda = sys.modules["torch"].cuda
+        return cuda.stream(cuda.ExternalStream(handle_of(stream), array.device))
+    return on_stream(borrowed(handle_of(stream)))
 
 
 def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
