@@ -9,11 +9,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from mpishare.coordination.counters import RELEASED, whole_slots
-from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.epochs import epoch_counters
+from mpishare.windows.launch_order import LaunchOrder
 from mpishare.windows.segment import Segment
 from mpishare.windows.stream_chain import StreamChain
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
-from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import CudaError
 from mpishare.plans.gpu.fields import current_stream, is_captured
+from mpishare.windows.launch_order import LaunchOrder
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
