@@ -30,7 +30,6 @@ class Holdings:
         self.group = group
         self.node: Node | None = None
         self.cache: NodeCache | None = None  # counts the node if it is kept
-        self.backend = ""
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
@@ -39,7 +38,7 @@ class Holdings:
             self.comm.close()
         self.group.release()
         if self.cache is not None and self.node is not None:
-            self.cache.release(self.backend, self.node)
+            self.cache.release(self.node)
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,12 @@ class NodeCache:
     def acquire(self, node: Node) -> None:
         self._plans[node] = self._plans.get(node, 0) + 1
 
-    def release(self, backend: str, node: Node) -> None:
+    def release(self, node: Node) -> None:
         """Count one plan less, and close the node with the last one. Collective then."""
         self._plans[node] -= 1
         if not self._plans[node]:
             del self._plans[node]
-            if self.nodes.get(backend) is node:
-                del self.nodes[backend]
+            self.nodes = {name: each for name, each in self.nodes.items() if each is not node}
             if not self.nodes and not self._plans:
                 self._of_group.pop(self._group, None)
             node.close()

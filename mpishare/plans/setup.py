@@ -180,7 +180,7 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     node, held.cache = find_node(
         held.group, start.given_comm, call, start.given_node, backend, choices
     )
-    held.node, held.backend = node, backend
+    held.node = node
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
