@@ -292,15 +292,19 @@ class NodeContext:
         """
         count = whole_slots(count)
         if not self.counter_pool.has(count):
-            self._add_chunk(call, max(count, _CHUNK_WORDS))
+            step, nbytes = partial(self.agreement.step_keeping, call), 8 * max(count, _CHUNK_WORDS)
+            chunk = self.extend(self.counter_pool, step, nbytes, is_maker=self.rank == 0)
+            self._chunks.append(chunk)
         return self.counter_pool.take(count)
 
-    def _add_chunk(self, call: str, nwords: int) -> None:
-        step = partial(self.agreement.step_keeping, call)
-        memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
+    def extend(
+        self, pool: CounterPool, step: Steps, nbytes: int, *, is_maker: bool
+    ) -> SharedMemory:
+        """Add a chunk of new memory to a pool of some ranks, as `map_registered`; return it."""
+        memory, address = self.map_registered(step, nbytes, is_maker=is_maker)
         # Only now, so that the pools of all ranks stay the same.
-        self._chunks.append(memory)
-        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), address)
+        pool.add(memoryview(memory.buffer).cast("Q"), address)
+        return memory
 
     def map_registered(
         self, step: Steps, nbytes: int, *, is_maker: bool
