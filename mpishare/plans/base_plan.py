@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.plans import routes
 from mpishare.plans.node_cache import report_of
 from mpishare.runtime import ranges
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class BasePlan(NodeObject):
     """A plan: agreed on once, used many times."""
 
+    _kind = "plan"
     _closes_first = True
     _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
@@ -131,7 +132,7 @@ class BasePlan(NodeObject):
     def _check(self, call: str) -> None:
         self._context.agreement.check()
         if self._is_closed:
-            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
+            raise self._closed(f"{self.name}: {call}")
 
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""

@@ -12,7 +12,7 @@ import numpy as np
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
-from mpishare.errors import ClosedError, format_nbytes
+from mpishare.errors import format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
@@ -61,6 +61,7 @@ class Channel(NodeObject):
         Whether each frame goes to one consumer.
     """
 
+    _kind = "channel"
     _closes_first = True  # while its producer waits, no other object could see the streams end
 
     def __init__(
@@ -307,7 +308,7 @@ class Channel(NodeObject):
         """Raise the reason why a call is not allowed now, or on this rank."""
         failed = f"{self.name}: {call} failed"
         if self._is_closed:
-            raise ClosedError(f"{failed}: the channel is closed")
+            raise self._closed(f"{self.name}: {call}")
         if block is None:
             raise ValueError(
                 f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
