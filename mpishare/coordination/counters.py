@@ -26,8 +26,9 @@ class Counters(NamedTuple):
     start: int
 
 
-# The counters of a closed object.
-NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
+# The words and the counters of a closed object, which holds no memory.
+NO_WORDS = memoryview(b"").cast("Q")
+NO_COUNTERS = Counters(NO_WORDS, 0, 0, 0)
 
 
 class CounterPool:

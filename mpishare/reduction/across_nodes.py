@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.counters import SLOT_NBYTES
+from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
 from mpishare.plans.engine import PlanEngine
@@ -166,7 +166,7 @@ class AcrossNodes(PlanEngine):
             is_over = self._leaders.close()
             self._leaders = None
         self._transfer.close(is_over=is_over)
-        self._done = memoryview(b"").cast("Q")
+        self._done = NO_WORDS
         self._memory.close()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS
+from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, mismatch
 from mpishare.plans.message import padded
@@ -136,7 +136,7 @@ class Slots:
     def close(self) -> None:
         """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
-        self._mine = memoryview(b"").cast("Q")
+        self._mine = NO_WORDS
         self.pair, self.large = ([], []), []
         self._memory.close()
 

@@ -359,8 +359,7 @@ class Window(Epochs, NodeObject):
 
     def _unmap_others(self) -> list[int]:
         """Unmap the segments of other ranks; return the ranks whose arrays are still held."""
-        others = [rank for rank in range(self._context.size) if rank != self._context.rank]
-        return [rank for rank in others if not self._unmap(rank)]
+        return [rank for rank in self._context.agreement.others if not self._unmap(rank)]
 
     def _unmap_mine(self, kept: Sequence[Sequence[int]]) -> bool:
         """Free this rank's segment, unless one has it mapped; `kept` has those of each rank."""

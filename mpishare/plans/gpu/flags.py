@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.counters import SLOT_WORDS, whole_slots
+from mpishare.coordination.counters import NO_WORDS, SLOT_WORDS, whole_slots
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -102,7 +102,7 @@ class PinnedFlags:
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.
-            self._view = self.calls = memoryview(b"").cast("Q")
+            self._view = self.calls = NO_WORDS
             self._memory.close()
             self._memory = None
 
