@@ -138,6 +138,11 @@ class PlanEngine(Protocol):
         ...
 
 
+def never(*_: Any) -> bool:
+    """Do nothing: the fast call of an engine that has none."""
+    return False
+
+
 class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in one direction: to the ghosts, or back from them.
 

@@ -17,6 +17,7 @@ from mpishare.halo.cuda.kernels import Launcher
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.engine import never
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -41,10 +42,6 @@ class Launches(NamedTuple):
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 """A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
-
-
-def _never(*_: Any) -> bool:
-    return False
 
 
 class CudaEngine(CudaPlanEngine):
@@ -81,7 +78,7 @@ class CudaEngine(CudaPlanEngine):
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
         self._has_stream_waits = _has_stream_waits(setup)
-        self.try_fast = self.try_start = self.try_wait = _never
+        self.try_fast = self.try_start = self.try_wait = never
         self._bind_replays(handles, setup.seen or setup.mine)
 
     def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:
