@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from mpishare.coordination.arguments import require_bool
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
@@ -120,8 +119,6 @@ class HaloExchange(Plan):
         dims: Sequence[SupportsIndex] | None = None,
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
-        require_intracomm(_CALL, cart, "cart must be a Cartcomm")
-
         def agree(
             start: PlanStart, fields: Any, grid: Grid | None = None, block: Block | None = None
         ) -> tuple[AgreedFields, _Cells]:
@@ -133,7 +130,7 @@ class HaloExchange(Plan):
             agreed = agree_on_fields(start, fields, require, describe)
             return agreed, _find(agreed)
 
-        with plan_setup(_CALL, cart, node) as start:
+        with plan_setup(_CALL, cart, node, "cart must be a Cartcomm") as start:
             agreed, cells = agree(start, fields)
             grid, block = cells.grid, cells.block
             self.grid: Grid = grid

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from mpishare.coordination.arguments import is_int
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.plans.message import Message, Part
@@ -79,8 +78,6 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
-
         def describe(found: GivenFields) -> Description:
             same, extent = _axes_of(found, axis)
             places = (
@@ -148,7 +145,6 @@ class NeighborExchange(Plan):
         >>> bool(u[2] == ids[2])
         True
         """
-        require_intracomm(_CALL, comm)
 
         def describe(found: GivenFields) -> Description:
             same, extent = _axes_of(found, axis)

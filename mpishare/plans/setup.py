@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup
+from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
@@ -89,11 +89,14 @@ class AgreedFields(NamedTuple):
 
 
 @contextmanager
-def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanStart]:
+def plan_setup(
+    call: str, given: MPI.Intracomm, node: Any, wanted: str = "comm must be an Intracomm"
+) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
-    Collective, host-blocking.
+    Collective, host-blocking. `wanted` is for the error of what is no communicator.
     """
+    require_intracomm(call, given, wanted)
     held = None
     try:
         with setup_deadline(node, given, call) as (timeout_s, monitor):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 
 from mpishare.coordination.arguments import is_int, require_bool
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class
 from mpishare.memory.memory import compact_strides
@@ -126,8 +125,6 @@ class Redistribute(RoutedPlan):
         node: Node | None = None,
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
-
         def find() -> tuple[GivenFields, Description]:
             given = {"source": source, "target": target}
             return _described(comm, shape, given, dtype, permute, in_place)

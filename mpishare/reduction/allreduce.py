@@ -8,7 +8,6 @@ from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.fields import require_device
@@ -91,7 +90,6 @@ class Allreduce(BasePlan):
         *,
         node: Node | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
         name = name_of(op)
 
         def describe(given: GivenFields) -> Description:
