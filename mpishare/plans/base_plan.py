@@ -36,6 +36,15 @@ class BasePlan(NodeObject):
         setup.comm.register(self)
         ranges.bind(self, *self._ranges)
 
+    def _log_made(self, more: str = "") -> None:
+        self._log.info(
+            "%s made in %.1f ms, %s of staging%s",
+            self.name,
+            1e3 * (perf_counter() - self._setup.begin),
+            format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
+            more,
+        )
+
     @property
     def _engines(self) -> Sequence[PlanEngine]:
         """All engines, in the order in which they are closed."""
@@ -158,13 +167,8 @@ class RoutedPlan(BasePlan):
         routes.warn(setup.name, setup.comm, report, setup.routes)
         self._open_on(setup)
         if self._log.isEnabledFor(logging.INFO):
-            self._log.info(
-                "%s made in %.1f ms, %s of staging: %s",
-                self.name,
-                1e3 * (perf_counter() - setup.begin),
-                format_nbytes(self.staging_nbytes),
-                report.describe_routes(setup.comm.ranks_here, setup.comm.rank, self.routes),
-            )
+            named = report.describe_routes(setup.comm.ranks_here, setup.comm.rank, self.routes)
+            self._log_made(f": {named}")
 
     @property
     def routes(self) -> dict[int, str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.errors import UnsupportedError
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.fields import require_device
 from mpishare.plans.node_cache import ranks_left_out
@@ -112,12 +111,7 @@ class Allreduce(BasePlan):
             self._open_on(setup)
         self._agreement = setup.context.agreement
         self._try_fast = None if self._across else self._engine.try_fast
-        self._log.info(
-            "%s made in %.1f ms, %s of staging",
-            self.name,
-            1e3 * (perf_counter() - setup.begin),
-            format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
-        )
+        self._log_made()
 
     def reduce(self, x: Array, stream: Stream | None = None) -> None:
         """Replace `x`, on every rank, by the combination of all ranks' `x`.
