@@ -135,7 +135,7 @@ class WindowDevice(NodeObject):
         if ranks := self._marked(start, _OVERWRITTEN):
             here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
         elif ranks := self._marked(start, _LATE):
-            here.fail_late(call, ranks, here.timeout_s)
+            here.fail_late(call, ranks)
 
     def _marked(self, start: int, mark: int) -> list[int]:
         """Return the ranks whose words from `start` on are the mark."""

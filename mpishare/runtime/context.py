@@ -384,7 +384,7 @@ class NodeContext:
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
         text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"
-        return self.agreement.timed_out(text, ranks, self.agreement.timeout_s)
+        return self.agreement.timed_out(text, ranks)
 
     # --- closing
 
