@@ -224,6 +224,35 @@ def _layouts(
     ]
 
 
+def begin_plan(
+    setup: PlanSetup, engine_class: Callable[[PlanSetup], object], work: Callable[[], Any] = int
+) -> list[Any]:
+    """Do the first step of a plan on its node; return the results of all ranks. Collective.
+
+    `engine_class` imports the engine of the plan: what that raises becomes an error of all ranks.
+    """
+
+    def step() -> list[Any]:
+        require_device(setup.mine, setup.node)
+        engine_class(setup)
+        return [ranks_left_out(setup.comm, setup.given_node), work()]
+
+    replies = setup.comm.begin(setup.call, step)
+    refuse_left_out(setup.call, [left_out for left_out, _ in replies])
+    return [found for _, found in replies]
+
+
+def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
+    """Raise on every rank if a given node lacks ranks of its machine; see `ranks_left_out`."""
+    for rank, others in enumerate(left_out):
+        if others:
+            raise ValueError(
+                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+                "of the same machine, so that cells would travel by MPI messages. Make it on a "
+                "communicator that has all of them, such as that of the plan"
+            )
+
+
 def agree_on_routes(
     setup: PlanSetup,
     arrays: Sequence[Any],
@@ -234,16 +263,13 @@ def agree_on_routes(
 ) -> RoutedSetup:
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
-    `arrays` are this rank's fields, if they exist. `engine_class` imports the engine of the plan:
-    what that raises becomes an error of all ranks. `outer` is the setup of the plan to which these
+    `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
     messages belong, if they are not all of it.
     """
     pairs, forced = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:
-        require_device(setup.mine, setup.node)
-        engine_class(setup)
         found = routes.choose(setup.comm, pairs, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
@@ -252,11 +278,9 @@ def agree_on_routes(
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
             "is compiled": setup.context.compiled is not None,
-            "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
-    replies = setup.comm.begin(setup.call, choose)
-    refuse_left_out(setup.call, [reply["left out"] for reply in replies])
+    replies = begin_plan(setup, engine_class, choose)
     chosen = _agreed_routes(setup, replies)
     packed = [[reply[kind] for reply in replies] for kind in ("sends", "recvs")]
     sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
@@ -287,17 +311,6 @@ def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, R
         ]
     routes.refuse(setup.call, chosen, setup.same["require"])
     return chosen
-
-
-def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
-    """Raise on every rank if a given node lacks ranks of its machine; see `ranks_left_out`."""
-    for rank, others in enumerate(left_out):
-        if others:
-            raise ValueError(
-                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
-                "of the same machine, so that cells would travel by MPI messages. Make it on a "
-                "communicator that has all of them, such as that of the plan"
-            )
 
 
 @cache

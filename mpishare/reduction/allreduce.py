@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
 from mpishare.plans.base_plan import BasePlan
-from mpishare.plans.fields import require_device
-from mpishare.plans.node_cache import ranks_left_out
-from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refuse_left_out
+from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, make_transfer
 from mpishare.reduction.operation import Operation, name_of
@@ -100,8 +98,7 @@ class Allreduce(BasePlan):
 
         with plan_setup(_CALL, comm, node) as start:
             setup = agree_on_fields(start, [like], None, describe).setup
-            replies = setup.comm.begin(_CALL, lambda: _check(setup))
-            refuse_left_out(_CALL, replies)
+            begin_plan(setup, engine_class)
             self._layout = layout = setup.mine[0]
             self._operation = operation = Operation(name, layout.dtype)
             self._engine = engine_class(setup)(setup, layout, operation)
@@ -242,10 +239,3 @@ class Allreduce(BasePlan):
             f"<mpishare.{self.name}: {self._operation.name} of {layout.dtype}{layout.shape} over "
             f"{self._setup.comm.size} ranks{self._state()}>"
         )
-
-
-def _check(setup: PlanSetup) -> list[int]:
-    """Raise what would fail on this rank alone; return the ranks that the node left out."""
-    require_device(setup.mine, setup.node)
-    engine_class(setup)  # imported where a failure becomes one of all ranks
-    return ranks_left_out(setup.comm, setup.given_node)
