@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.rank_group import translate
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node
 
@@ -130,10 +131,7 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
     ]
     if node is None or not beside:
         return []
-    plan, known = comm.comm.Get_group(), node._comms[-1].Get_group()
-    found = plan.Translate_ranks(beside, known)
-    plan.Free()
-    known.Free()
+    found = translate(beside, comm.comm, node._comms[-1])
     return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
 
 
