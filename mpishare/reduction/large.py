@@ -6,7 +6,6 @@ Where a process may not read another one, they go chunk by chunk through the slo
 from __future__ import annotations
 
 import os
-from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from mpishare.errors import ClosedError
 from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import ReadTrial, read_memory
 from mpishare.plans.layout import FieldLayout, array_at
-from mpishare.plans.node_cache import report_of
-from mpishare.plans.peer_memory import require_read, unreadable
+from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.reduction.slots import REDUCE
 from mpishare.runtime.context import Location
 
@@ -61,16 +59,14 @@ class LargeReduce:
     """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
 
     def __init__(self, setup: PlanSetup, slots: Slots, fold: Fold) -> None:
-        self._comm, self._context = setup.comm, setup.context
+        self._context = setup.context
         self._slots = slots
         self._fold = fold
         self._nranks = len(slots.pair[0])
         self._dtype = slots.pair[0][0].dtype
         self._itemsize = self._dtype.itemsize
-        here, members = self._comm.ranks_here, report_of(setup.node).members
-        self._ranks, self._pids = [*here], [members[rank].pid for rank in here.values()]
-        pairs = permutations(here.values(), 2)
-        self._may_read = unreadable(setup.node).keys().isdisjoint(pairs)
+        self._ranks, self._peers = [*setup.comm.ranks_here], PeerProcesses(setup)
+        self._may_read = not self._peers.unreadable
         self._blocks: Array | None = None  # of the other ranks, as read; made where it is needed
 
     def reduce(self, flat: Array) -> None:
@@ -185,7 +181,7 @@ class LargeReduce:
         """Return the process, and the address in it, where this one reads a rank's field."""
         if place.window:  # mapped here
             return os.getpid(), self._address(place)
-        return self._pids[rank], place.offset
+        return self._peers.pids[self._ranks[rank]], place.offset
 
     def _read(
         self, rank: int, source: tuple[int, int], offset: int, into: int, nbytes: int
@@ -193,7 +189,7 @@ class LargeReduce:
         pid, address = source
         error = read_memory(pid, address + offset, into, nbytes)
         if error:
-            require_read(self._comm, f"{self._slots.name}: reduce", self._ranks[rank], error)
+            self._peers.require_read(f"{self._slots.name}: reduce", self._ranks[rank], error)
 
     def _share(self, count: int, place: int) -> slice:
         """Return the slice of elements that a rank folds: whole cache lines but for the last."""

@@ -25,8 +25,7 @@ from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import ReadTrial
 from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.message import parts_sent, received
-from mpishare.plans.node_cache import report_of
-from mpishare.plans.peer_memory import require_read, unreadable
+from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -95,8 +94,7 @@ class PeerReads:
         self._comm = comm = setup.comm
         self._name = setup.name
         self._layouts = setup.layouts
-        self._report = report_of(setup.node)
-        self._why_not = unreadable(setup.node)
+        self._peers = PeerProcesses(setup)
         self._boxes = {
             key: info.box
             for key, info, _ in parts_sent(messages, comm.ranks_here if messages else (), HOST)
@@ -177,7 +175,7 @@ class PeerReads:
 
     def pid(self, rank: int) -> int:
         """Return the process of a rank of the plan."""
-        return self._report.members[self._comm.ranks_here[rank]].pid
+        return self._peers.pids[rank]
 
     def close(self) -> None:
         """Free the memory."""
@@ -185,10 +183,9 @@ class PeerReads:
 
     def _unreadable(self) -> set[PartKey]:
         """Return the parts that the receiver could not read when the node was made."""
-        ranks_here = self._comm.ranks_here
         found, senders = set(), {}
         for key in self._boxes:
-            why = self._why_not.get((ranks_here[key.receiver], ranks_here[key.sender]))
+            why = self._peers.unreadable.get((key.receiver, key.sender))
             if why is not None:
                 found.add(key)
                 if key.receiver == self._comm.rank:
@@ -202,7 +199,7 @@ class PeerReads:
 
     def check(self, sender: int, error: int) -> None:
         """Raise if a read failed, or with the sender's own reason if it has left."""
-        require_read(self._comm, f"{self._name}: exchange", sender, error)
+        self._peers.require_read(f"{self._name}: exchange", sender, error)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:
