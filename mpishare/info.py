@@ -18,6 +18,7 @@ from mpishare.runtime.cli import (
     start_mpi_in_time,
 )
 from mpishare.runtime.hardware import Hardware, RankView, look
+from mpishare.runtime.route import agree_on_forced
 from mpishare.windows.survey import as_text, attachable
 
 if TYPE_CHECKING:
@@ -99,11 +100,10 @@ def _print_srun_option() -> int:
 
 def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
     from mpishare import MpiShareError, Node
-    from mpishare.plans import routes
 
     try:
         with Node(comm, timeout_s=timeout_s) as node:
-            route = routes.agree_on_forced(comm, "info", timeout_s, on_gpu=node.backend == "cuda")
+            route = agree_on_forced(comm, "info", timeout_s, on_gpu=node.backend == "cuda")
             report = node.report()
             reports = comm.gather(report if node.rank == 0 else None, 0)
             views = comm.gather(look(), 0)

@@ -26,12 +26,26 @@ if TYPE_CHECKING:
 
 
 class HostMemory(Memory):
-    """Shared host memory as one rank maps it, from `start` on."""
+    """Shared host memory as one rank maps it, from `start` on; a part of it has a size and `free`.
 
-    def __init__(self, memory: SharedMemory, start: int = 0) -> None:
-        super().__init__(memory.address + start, memory.nbytes - start)
+    `free` is called when the part is closed, and may unmap the whole.
+    """
+
+    has_own_pages = False  # no other array lies in them
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        start: int = 0,
+        nbytes: int | None = None,
+        free: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(
+            memory.address + start, memory.nbytes - start if nbytes is None else nbytes
+        )
         self._memory: SharedMemory | None = memory
-        self._start = start
+        self._start, self._free = start, free
+        self.has_own_pages = not start and free is None
 
     def publish(self) -> str:
         """Give the memory a name."""
@@ -49,7 +63,7 @@ class HostMemory(Memory):
         return True
 
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
-        return _HostPart(self._open(), self.address, offset, nbytes, free)
+        return HostMemory(self._open(), self._start + offset, nbytes, free)
 
     def _open(self) -> SharedMemory:
         if self._memory is None:
@@ -57,7 +71,7 @@ class HostMemory(Memory):
         return self._memory
 
     def _new_anchor(self) -> Any:
-        return host_anchor(self._open().buffer, offset=self._start)
+        return host_anchor(self._open().buffer, self.nbytes, self._start)
 
     def _array(
         self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
@@ -66,32 +80,8 @@ class HostMemory(Memory):
 
     def _release(self) -> None:
         if self._memory is not None:
-            self._memory.close()
-        self._memory = None
-
-
-class _HostPart(HostMemory):
-    """A part of shared host memory, which `free` may unmap."""
-
-    def __init__(
-        self,
-        whole: SharedMemory,
-        address: int,
-        offset: int,
-        nbytes: int,
-        free: Callable[[], object],
-    ) -> None:
-        Memory.__init__(self, address + offset, nbytes)
-        self._memory = whole
-        self._offset, self._free = offset, free
-
-    def _new_anchor(self) -> Any:
-        return host_anchor(self._open().buffer, self.nbytes, self._offset)
-
-    def _release(self) -> None:
-        if self._memory is not None:
-            self._memory = None
-            self._free()
+            memory, self._memory = self._memory, None
+            (self._free or memory.close)()
 
 
 class HostBackend(Backend):

@@ -10,7 +10,7 @@ import numpy as np
 from mpishare.backends.suballocator import ALIGN, FreeList, rounded
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import shared
-from mpishare.memory.memory import host_anchor, host_array
+from mpishare.memory.memory import address_of, host_anchor, host_array, root_of
 from mpishare.memory.shared import SharedMemory
 
 if TYPE_CHECKING:
@@ -104,11 +104,8 @@ class HostPool:
     def find(self, array: Any) -> tuple[int, int] | None:
         if not isinstance(array, np.ndarray):
             return None
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        address = _address(root)
-        return address, _address(array) - address
+        address = address_of(root_of(array))
+        return address, address_of(array) - address
 
     def close(self) -> None:
         """Unmap; memory with live arrays is unmapped with the last of them."""
@@ -121,7 +118,3 @@ class HostPool:
             end = min(-(-end // _STEP_NBYTES) * _STEP_NBYTES, self._memory.nbytes)
             shared.reserve(self._memory, self._n_reserved, end - self._n_reserved)
             self._n_reserved = end
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -15,8 +15,8 @@ from mpishare.bench.options import Options
 from mpishare.bench.report import Row, size_text
 from mpishare.errors import format_nbytes
 from mpishare.memory.shared import available_nbytes
-from mpishare.plans.routes import agree_on_forced
 from mpishare.runtime.cli import Progress, Signals
+from mpishare.runtime.route import agree_on_forced
 
 Made = TypeVar("Made")
 Call = Callable[[], object]

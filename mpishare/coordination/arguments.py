@@ -1,8 +1,9 @@
-"""Plain values that users give: bools, ints, and seconds."""
+"""Plain values that users give: bools, ints, widths of ghosts, and seconds."""
 
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,35 @@ def is_int(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """Return a sequence as a list; None for anything else, such as an array without axes."""
+    with suppress(TypeError):
+        return list(value)
+    return None
+
+
+def ghosts_of(width: Any, naxes: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the ghosts at both ends of each axis, (low, high); None if `width` is none of these.
+
+    An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
+    """
+    each = items_of(width) or [width] * naxes
+    if naxes == 1 and len(each) == 2:
+        each = [each]
+    try:
+        pairs = (items_of(item) or [item, item] for item in each)
+        found = tuple((_count(low), _count(high)) for low, high in pairs)
+    except (TypeError, ValueError):
+        return None
+    return found if len(found) == naxes else None
+
+
+def _count(value: Any) -> int:
+    if not is_int(value) or value < 0:
+        raise TypeError(f"{value!r} counts nothing")
+    return operator.index(value)
 
 
 def is_duration(value: Any) -> bool:

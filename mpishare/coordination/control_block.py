@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination import robust_futex
-from mpishare.coordination.counters import SLOT_WORDS, CounterPool
+from mpishare.coordination.counters import SLOT_WORDS, CounterPool, whole_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ _TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _W
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
 _TRIES = 1000  # to read a text that changes; a rank may have died while writing it
 _BOX_WORDS = MAILBOX_NBYTES // 8 + 1  # behind a slot of the mail's number and of meetings
-_RANK_WORDS = -(-(_MAIL + SLOT_WORDS + 2 * _BOX_WORDS) // SLOT_WORDS) * SLOT_WORDS
+_RANK_WORDS = whole_slots(_MAIL + SLOT_WORDS + 2 * _BOX_WORDS)
 _POOL_WORDS = 1 << 14
 _PLAN_WORDS = 1 << 13  # 64 KiB: some plans of small faces
 _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block

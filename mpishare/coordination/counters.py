@@ -6,9 +6,15 @@ from typing import NamedTuple
 
 # 8-byte words per slot: 128 bytes, so that two writers never share a cache line.
 SLOT_WORDS = 16
+SLOT_NBYTES = 8 * SLOT_WORDS
 
 # Added to a counter to end every wait on it, on the GPU too: waits compare cyclically.
 RELEASED = 1 << 62
+
+
+def whole_slots(count: int) -> int:
+    """Return the words of the slots that so many words take."""
+    return -(-count // SLOT_WORDS) * SLOT_WORDS
 
 
 class Counters(NamedTuple):
@@ -20,8 +26,9 @@ class Counters(NamedTuple):
     start: int
 
 
-# The counters of a closed object.
-NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
+# The words and the counters of a closed object, which holds no memory.
+NO_WORDS = memoryview(b"").cast("Q")
+NO_COUNTERS = Counters(NO_WORDS, 0, 0, 0)
 
 
 class CounterPool:

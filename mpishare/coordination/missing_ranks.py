@@ -77,7 +77,7 @@ class MissingRanks:
                 missing = self.missing()
                 if not missing:
                     raise agreement.fail_and_tell(lambda: error, fatal=True) from None
-                raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+                raise agreement.timed_out(self._call, missing) from None
         finally:
             self._naming.__exit__(None, None, None)
             if self._monitor is not None:

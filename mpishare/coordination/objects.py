@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from mpishare.errors import closed
+from mpishare.errors import ClosedError, closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ class NodeObject(NotPicklable):
     """
 
     name: str
+    _kind = "object"  # in errors
     _number: int = 0  # of a window
     _context: Any  # the `NodeContext`
     _registration: Registration | None = None
@@ -75,6 +76,10 @@ class NodeObject(NotPicklable):
 
     def _finish_at_exit(self, deadline: float) -> None:
         """Publish at process exit whether all work that began is over by the deadline."""
+
+    def _closed(self, call: str) -> ClosedError:
+        """Return the error of a call after `close`; its name begins with that of the object."""
+        return ClosedError(f"{call} failed: the {self._kind} is closed")
 
     def _state(self) -> str:
         """Return the state for the `repr` of an object that cannot be used."""

@@ -15,7 +15,7 @@ from mpishare.coordination.mpi_agreement import agree_keeping, wait_request
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -170,6 +170,15 @@ def require_intracomm(
     is_null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
     kind = "COMM_NULL: this rank is not in it, or it was freed" if is_null else type(comm).__name__
     raise TypeError(f"{call} failed: {wanted}, not {kind}")
+
+
+def translate(ranks: Sequence[int], comm: MPI.Comm, other: MPI.Comm) -> list[int]:
+    """Return the numbers that ranks of a communicator have in another one; negative for none."""
+    groups = comm.Get_group(), other.Get_group()
+    found = [int(rank) for rank in groups[0].Translate_ranks(ranks, groups[1])]
+    for group in groups:
+        group.Free()
+    return found
 
 
 def duplicate(

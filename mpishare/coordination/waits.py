@@ -36,7 +36,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
@@ -202,16 +202,15 @@ class Waits:
 
     # --- host waits
 
-    def wait(self, call: str, pending: Callable[[], list[int]], timeout_s: float = 0.0) -> None:
+    def wait(self, call: str, pending: Callable[[], list[int]]) -> None:
         """Wait on the host until no rank is pending, a pending one has gone, or the deadline.
 
-        `call` is published as this rank's wait; `timeout_s` is the node's by default.
+        `call` is published as this rank's wait.
         """
         for _ in range(_BRIEF_LOOKS):
             if not pending():
                 return
             os.sched_yield()
-        timeout_s = timeout_s or self.timeout_s
         with self.waiting_in(call), WaitMonitor(self, call, pending) as monitor:
 
             def look() -> None:
@@ -219,9 +218,9 @@ class Waits:
                 self._check_departed(call, pending)
                 monitor.look()
 
-            is_over = poll(lambda: not pending(), timeout_s, look, warn=monitor.warn)
+            is_over = poll(lambda: not pending(), self.timeout_s, look, warn=monitor.warn)
             if not is_over and (ranks := pending()):
-                raise self.timed_out(call, ranks, timeout_s)
+                raise self.timed_out(call, ranks)
 
     def require_all_here(self, call: str) -> None:
         """Raise if a rank has left or died, with the reason."""
@@ -260,26 +259,26 @@ class Waits:
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
         """Return the reasons of ranks that are gone, but for those that followed another one."""
         causes = {rank: each.text for rank, each in left.items() if each.is_cause}
-        states = {rank: self.block.state(rank) for rank in self.others}
         # Who closed the node in order may have caught the error that one of these made.
         ends = (State.EXITED,) if causes else (State.CLOSED, State.EXITED)
-        ended = [rank for rank in {*gone} - {*left} if states[rank] in ends]
-        causes |= {rank: _ENDED[states[rank]] for rank in ended}
-        exited = [rank for rank, state in states.items() if state == State.EXITED]
-        return dict(sorted(causes.items())) or dict.fromkeys(exited, _ENDED[State.EXITED])
+        causes |= self._ended({*gone} - {*left}, *ends)
+        return dict(sorted(causes.items())) or self._ended(self.others, State.EXITED)
 
-    def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
+    def _ended(self, ranks: Collection[int], *ends: State) -> dict[int, str]:
+        """Return how those of these ranks ended that are in one of these states."""
+        states = {rank: self.block.state(rank) for rank in ranks}
+        return {rank: _ENDED[state] for rank, state in states.items() if state in ends}
+
+    def timed_out(self, call: str, awaited: Sequence[int]) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
-        return self._raised(self.fail_late(call, awaited, timeout_s)())
+        return self._raised(self.fail_late(call, awaited)())
 
-    def fail_late(
-        self, call: str, awaited: Sequence[int], timeout_s: float
-    ) -> Callable[[], MpiShareError]:
+    def fail_late(self, call: str, awaited: Sequence[int]) -> Callable[[], MpiShareError]:
         """Break the node since ranks are missing; the watchdog's thread calls it too."""
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
-        return self.fail(partial(late_ranks, call, ranks, timeout_s, self.here), fatal=True)
+        return self.fail(partial(late_ranks, call, ranks, self.timeout_s, self.here), fatal=True)
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""

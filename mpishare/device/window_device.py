@@ -8,12 +8,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mpishare.coordination.counters import RELEASED, SLOT_WORDS
-from mpishare.device.launch_order import LaunchOrder
+from mpishare.coordination.counters import RELEASED, whole_slots
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.epochs import epoch_counters
+from mpishare.windows.launch_order import LaunchOrder
 from mpishare.windows.segment import Segment
 from mpishare.windows.stream_chain import StreamChain
 
@@ -62,7 +62,7 @@ class WindowDevice(NodeObject):
         self.name = window.name
         self._context = context
         backend: Any = context.backend
-        stride = -(-slots // SLOT_WORDS) * SLOT_WORDS
+        stride = whole_slots(slots)
         local = size * stride
         tables = local + _LOCAL_ROWS * stride
         nwords = tables + 2 * size + RECORD.itemsize // 8
@@ -135,7 +135,7 @@ class WindowDevice(NodeObject):
         if ranks := self._marked(start, _OVERWRITTEN):
             here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
         elif ranks := self._marked(start, _LATE):
-            here.fail_late(call, ranks, here.timeout_s)
+            here.fail_late(call, ranks)
 
     def _marked(self, start: int, mark: int) -> list[int]:
         """Return the ranks whose words from `start` on are the mark."""

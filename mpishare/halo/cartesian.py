@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from mpishare.coordination.arguments import require_bool
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
@@ -122,8 +121,6 @@ class HaloExchange(Plan):
         dims: Sequence[SupportsIndex] | None = None,
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
-        require_intracomm(_CALL, cart, "cart must be a Cartcomm")
-
         def agree(
             start: PlanStart, fields: Any, grid: Grid | None = None, block: Block | None = None
         ) -> tuple[AgreedFields, _Cells]:
@@ -135,7 +132,7 @@ class HaloExchange(Plan):
             agreed = agree_on_fields(start, fields, require, describe)
             return agreed, _find(agreed)
 
-        with plan_setup(_CALL, cart, node) as start:
+        with plan_setup(_CALL, cart, node, "cart must be a Cartcomm") as start:
             agreed, cells = agree(start, fields)
             grid, block = cells.grid, cells.block
             self.grid: Grid = grid
@@ -295,12 +292,11 @@ def _find(agreed: AgreedFields) -> _Cells:
     tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
 
     def message(transfer: Transfer, peer: int, box: Box) -> Message:
-        parts = [
+        parts = (
             Part.of_box(field, each, box.along(own, each.shape))
             for field, (each, own) in enumerate(zip(layouts, axes, strict=True))
-        ]
-        kept = tuple(part for part in parts if part.nbytes)
-        return Message(peer, tags[transfer.direction], kept)
+        )
+        return Message.of(peer, tags[transfer.direction], parts)
 
     return _Cells(
         grid,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int
+from mpishare.coordination.arguments import ghosts_of, items_of
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
@@ -123,12 +123,6 @@ class Transfer(NamedTuple):
     target: Box
 
 
-def _count(value: Any) -> int:
-    if not is_int(value) or value < 0:
-        raise TypeError(f"{value!r} counts nothing")
-    return index(value)
-
-
 def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
     """Return the extents of a grid of `size` ranks, or raise `ValueError`.
 
@@ -171,19 +165,9 @@ def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
 
 
 def normalize_widths(width: Any, naxes: int) -> Widths:
-    """Return one (low, high) pair for each axis of the cart, or raise `ValueError`.
-
-    An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
-    """
-    each = _items(width) or [width] * naxes
-    if naxes == 1 and len(each) == 2:
-        each = [each]
-    try:
-        pairs = (_items(item) or [item, item] for item in each)
-        widths = tuple((_count(low), _count(high)) for low, high in pairs)
-    except (TypeError, ValueError):
-        widths = ()
-    if len(widths) != naxes:
+    """Return one (low, high) pair for each axis of the cart, or raise `ValueError`."""
+    widths = ghosts_of(width, naxes)
+    if widths is None:
         raise ValueError(
             "width must be a non-negative int, or one int or (low, high) pair for each axis of the "
             f"cart ({naxes} here), not {width!r}"
@@ -221,7 +205,7 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
 def _ints(values: Any) -> list[int]:
     """Return one int, or a sequence of them, as a list; empty for anything else."""
     with suppress(TypeError):
-        return [index(value) for value in _items(values) or [values]]
+        return [index(value) for value in items_of(values) or [values]]
     return []
 
 
@@ -383,13 +367,6 @@ def _moved(cells: slice, axis: int, n: int, extent: int) -> slice:
             f"{start} up to before {stop}, the field has {extent}"
         )
     return slice(start, stop, cells.step)
-
-
-def _items(value: Any) -> list[Any] | None:
-    # None for anything but a sequence, such as an array without axes.
-    with suppress(TypeError):
-        return list(value)
-    return None
 
 
 def _transfer(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.memory.memory import address_of, root_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -81,13 +83,11 @@ def _view_of(array: Any) -> View | None:
 
 
 def _numpy_view(array: np.ndarray[Any, Any]) -> View | None:
-    root = array
-    while isinstance(root.base, np.ndarray):
-        root = root.base
+    root = root_of(array)
     if root is array or not (root.flags.c_contiguous or root.flags.f_contiguous):
         return None
     shape, dtype, strides = array.shape, array.dtype, array.strides
-    offset = array.ctypes.data - root.ctypes.data
+    offset = address_of(array) - address_of(root)
 
     def make(root: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # All axes in one, of any order: NumPy makes arrays on C-contiguous buffers alone.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from mpishare.coordination.arguments import is_int
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.plans.message import Message, Part
@@ -82,8 +81,6 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
-
         def describe(found: GivenFields) -> Description:
             same, extent = _axes_of(found, axis)
             places = (
@@ -151,7 +148,6 @@ class NeighborExchange(Plan):
         >>> bool(u[2] == ids[2])
         True
         """
-        require_intracomm(_CALL, comm)
 
         def describe(found: GivenFields) -> Description:
             same, extent = _axes_of(found, axis)
@@ -234,10 +230,8 @@ def _messages(setup: PlanSetup, places: Places) -> list[Message]:
             Part.of_indices(field, each, axis, indices)
             for field, (each, axis) in enumerate(zip(setup.mine, setup.same["axis"], strict=True))
         )
-        kept = tuple(part for part in parts if part.nbytes)
-        if kept:
-            found.append(Message(peer, 0, kept))
-    return found
+        found.append(Message.of(peer, 0, parts))
+    return [message for message in found if message.parts]
 
 
 def _require_counts(counts: Sequence[Any]) -> None:

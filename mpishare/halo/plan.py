@@ -10,7 +10,6 @@ from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ class Plan(RoutedPlan):
 
     _log = logging.getLogger("mpishare.halo")
     _noun = "an exchange"
+    _ranges = "exchange", "start", "wait", "accumulate"
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class Plan(RoutedPlan):
             self._forward = self._fields.forward
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on_routes(setup)
-        ranges.bind(self, "exchange", "start", "wait", "accumulate")
 
     @property
     def _takes_any(self) -> bool:
@@ -170,19 +169,16 @@ class Plan(RoutedPlan):
         pair = self._fields.pair_for("accumulate", given, stream)
         if pair.reverse is None:
             self._check("accumulate")
-            self._setup.comm.step(
-                f"{self.name}: accumulate",
-                lambda: self._check_first_accumulate(pair.forward, fields, stream),
-            )
+
+            def check() -> Sequence[Any]:
+                entered = self._enter("accumulate", fields)
+                self._prepare("accumulate", pair.forward, entered)
+                return entered
+
+            self._agree_on_reverse("accumulate", pair.forward, check, stream)
         reverse = pair.make_reverse()
         call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
         reverse.exchange(call, stream)
-
-    def _check_first_accumulate(self, engine: Engine, fields: Sequence[Any], stream: Any) -> None:
-        """Raise errors of this rank's call before all ranks begin to allocate."""
-        fields = self._enter("accumulate", fields)
-        self._prepare("accumulate", engine, fields)
-        self._refuse_capture("accumulate", engine, fields, stream)
 
     def _held(self) -> Any:
         return self._open, self._made_with.arrays()

@@ -22,7 +22,6 @@ from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from mpishare.errors import ClosedError
 from mpishare.halo.plan import Plan
 from mpishare.plans.layout import Layout, require_number
 
@@ -92,7 +91,7 @@ def exchange(plan: Plan, *fields: Any) -> Any:
             f"fields, not {type(plan).__name__} first"
         )
     if plan.is_closed:
-        raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
+        raise plan._closed(f"{plan.name}: exchange")
     for number, field in enumerate(fields):
         if not isinstance(field, jax.Array | np.ndarray):
             raise TypeError(

@@ -27,6 +27,26 @@ def compact_strides(shape: Shape, itemsize: int, order: Sequence[int] | None = N
     return tuple(strides)
 
 
+def span_nbytes(shape: Shape, strides: Shape, itemsize: int) -> int:
+    """Return the bytes from the first element of an array to the end of the last."""
+    if 0 in shape:
+        return 0
+    return itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def root_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array of which this one is a view, at the end of the chain; maybe itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 class Memory(ABC):
     """An allocation as one rank holds it: its own, or a mapping of another rank's."""
 

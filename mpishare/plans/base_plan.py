@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.plans import routes
 from mpishare.plans.node_cache import report_of
+from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 class BasePlan(NodeObject):
     """A plan: agreed on once, used many times."""
 
+    _kind = "plan"
     _closes_first = True
+    _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
     _setup: PlanSetup
 
@@ -31,6 +34,16 @@ class BasePlan(NodeObject):
         """Register with the node, once the engines are made."""
         self.name, self._context, self._setup = setup.name, setup.context, setup
         setup.comm.register(self)
+        ranges.bind(self, *self._ranges)
+
+    def _log_made(self, more: str = "") -> None:
+        self._log.info(
+            "%s made in %.1f ms, %s of staging%s",
+            self.name,
+            1e3 * (perf_counter() - self._setup.begin),
+            format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
+            more,
+        )
 
     @property
     def _engines(self) -> Sequence[PlanEngine]:
@@ -129,7 +142,7 @@ class BasePlan(NodeObject):
     def _check(self, call: str) -> None:
         self._context.agreement.check()
         if self._is_closed:
-            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
+            raise self._closed(f"{self.name}: {call}")
 
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""
@@ -155,13 +168,8 @@ class RoutedPlan(BasePlan):
         routes.warn(setup.name, setup.comm, report, setup.routes)
         self._open_on(setup)
         if self._log.isEnabledFor(logging.INFO):
-            self._log.info(
-                "%s made in %.1f ms, %s of staging: %s",
-                self.name,
-                1e3 * (perf_counter() - setup.begin),
-                format_nbytes(self.staging_nbytes),
-                report.describe_routes(setup.comm.ranks_here, setup.comm.rank, self.routes),
-            )
+            named = report.describe_routes(setup.comm.ranks_here, setup.comm.rank, self.routes)
+            self._log_made(f": {named}")
 
     @property
     def routes(self) -> dict[int, str]:
@@ -210,13 +218,22 @@ class RoutedPlan(BasePlan):
         """Forget the start of a failed capture: it will never run."""
         self._open = None
 
-    def _refuse_capture(self, call: str, engine: Engine, fields: Any, stream: Any) -> None:
-        """Raise if the first call in a direction is captured."""
-        if engine.is_captured(fields, stream):
-            raise UnsupportedError(
-                f"{self.name}: {call} failed: its first call allocates memory, which cannot be "
-                "captured into a graph. Call it once before the capture."
-            )
+    def _agree_on_reverse(
+        self, call: str, engine: Engine, check: Callable[[], Sequence[Any]], stream: Any
+    ) -> None:
+        """Agree that the first call of the reverse is right, before any rank allocates. Collective.
+
+        `check` returns the fields of this rank's call, which are those of the `engine` forward.
+        """
+
+        def work() -> None:
+            if engine.is_captured(check(), stream):
+                raise UnsupportedError(
+                    f"{self.name}: {call} failed: its first call allocates memory, which cannot be "
+                    "captured into a graph. Call it once before the capture."
+                )
+
+        self._setup.comm.step(f"{self.name}: {call}", work)
 
     def _end_call(self) -> None:
         # A handler that closes the plan within its wait ends that wait, which raises.

@@ -122,12 +122,6 @@ class Cells(NamedTuple):
                 shape[axis] = len(indices)
         return cls(offset, tuple(shape), tuple(strides), places)
 
-    def extent_nbytes(self, itemsize: int) -> int:
-        """Return the bytes from the first cell to the end of the last, of strided cells."""
-        return itemsize + sum(
-            (n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)
-        )
-
     def by_stride(self) -> list[int]:
         """Return the axes, the fastest in memory first."""
         return sorted(range(len(self.shape)), key=self.strides.__getitem__)

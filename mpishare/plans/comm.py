@@ -214,9 +214,7 @@ class PlanRanks:
             return self._take_mapped(step, nbytes, is_maker=is_maker)
         pool = self._memory_pool
         if not pool.has(nwords):
-            memory, address = context.map_registered(step, _CHUNK_NBYTES, is_maker=is_maker)
-            self._chunks.append(memory)
-            pool.add(memoryview(memory.buffer).cast("Q"), address)
+            self._chunks.append(context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker))
         piece = pool.take(nwords)
 
         def give_back() -> None:

@@ -30,7 +30,6 @@ class Holdings:
         self.group = group
         self.node: Node | None = None
         self.cache: NodeCache | None = None  # counts the node if it is kept
-        self.backend = ""
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
@@ -39,7 +38,7 @@ class Holdings:
             self.comm.close()
         self.group.release()
         if self.cache is not None and self.node is not None:
-            self.cache.release(self.backend, self.node)
+            self.cache.release(self.node)
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,11 @@ class PlanEngine(Protocol):
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""
         ...
+
+
+def never(*_: Any) -> bool:
+    """Do nothing: the fast call of an engine that has none."""
+    return False
 
 
 class Engine(PlanEngine, Protocol):

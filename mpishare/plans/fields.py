@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.memory.memory import address_of
 from mpishare.plans import layout
 from mpishare.plans.disjoint import Disjoint, require_distinct_cells
 from mpishare.plans.layout import FieldLayout, Layout, as_numpy
@@ -110,7 +111,7 @@ def locations_in_windows(
 
 def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
     if layouts[0].device is None:
-        return [layout.address_of(as_numpy(field, "a field")) for field in fields]
+        return [address_of(as_numpy(field, "a field")) for field in fields]
     from mpishare.plans.gpu.fields import addresses_of
 
     return addresses_of(fields, layouts)

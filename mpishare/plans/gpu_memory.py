@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
-from mpishare.plans.routes import MPI_HOST, log
+from mpishare.plans.routes import log
 from mpishare.runtime.gpu_messages import why_not
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, MPI_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

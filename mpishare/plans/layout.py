@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.memory.memory import compact_strides
+from mpishare.memory.memory import compact_strides, span_nbytes
 from mpishare.memory.numbers import number_of, on_memory_of
 from mpishare.windows.window import Window
 
@@ -41,10 +41,7 @@ class FieldLayout:
     @property
     def span_nbytes(self) -> int:
         """Bytes from the first byte of the first element to the last byte of the last."""
-        if 0 in self.shape:
-            return 0
-        steps = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
-        return steps + self.dtype.itemsize
+        return span_nbytes(self.shape, self.strides, self.dtype.itemsize)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -328,11 +325,16 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
 
 
 def as_list(fields: Any) -> list[Any]:
-    """Return one array, or a list or tuple of them, as a list. A window stands for its array."""
+    """Return one array, or a list or tuple of them, as a list of arrays."""
     found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]
     if not found:
         raise ValueError("fields is empty: a plan is made for one array at least")
-    return [field.array if isinstance(field, Window) else field for field in found]
+    return [*map(array_of, found)]
+
+
+def array_of(field: Any) -> Any:
+    """Return the array for which a window stands, and anything else as it is."""
+    return field.array if isinstance(field, Window) else field
 
 
 def array_at(address: int, layout: FieldLayout) -> np.ndarray[Any, Any]:
@@ -344,9 +346,3 @@ def array_at(address: int, layout: FieldLayout) -> np.ndarray[Any, Any]:
     return np.ndarray(
         layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
     )
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Return the address of the first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address

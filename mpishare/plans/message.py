@@ -87,7 +87,12 @@ class Message(NamedTuple):
 
     peer: int  # rank in the plan's communicator
     tag: int  # the same at both ends; distinguishes the messages between two ranks
-    parts: tuple[Part, ...]  # at most one per field, in the order of the fields
+    parts: tuple[Part, ...]  # with cells; at most one per field, in the order of the fields
+
+    @classmethod
+    def of(cls, peer: int, tag: int, parts: Iterable[Part]) -> Message:
+        """Return the message of those parts that have cells."""
+        return cls(peer, tag, tuple(part for part in parts if part.nbytes))
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +109,8 @@ class Message(NamedTuple):
 
     def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
         """Return one of `count` pieces of the message, possibly without parts."""
-        parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
-        return self._replace(parts=tuple(part for part in parts if part.nbytes))
+        pieces = (part.piece(layouts[part.field], number, count) for part in self.parts)
+        return Message.of(self.peer, self.tag, pieces)
 
 
 class PartInfo(NamedTuple):
@@ -174,16 +179,14 @@ def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Pa
     """Yield the parts of messages that this rank, `sender`, sends."""
     for message in messages:
         for part in message.parts:
-            if part.nbytes:
-                yield key_of_sent(sender, message, part), part
+            yield key_of_sent(sender, message, part), part
 
 
 def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
     """Yield the parts of messages that this rank, `receiver`, receives."""
     for message in messages:
         for part in message.parts:
-            if part.nbytes:
-                yield PartKey(message.peer, receiver, message.tag, part.far_field), part
+            yield PartKey(message.peer, receiver, message.tag, part.far_field), part
 
 
 def parts_sent(

@@ -136,10 +136,10 @@ class MpiMessages:
 
     def _timed_out(self) -> MpiShareError:
         agreement = self._comm.context.agreement
-        timeout_s, pending = agreement.timeout_s, self._pending()
+        pending = self._pending()
         here = self._ranks_here(pending)
         if len(here) == len(pending):
-            return agreement.timed_out(self._call, here, timeout_s)
+            return agreement.timed_out(self._call, here)
         where = f"rank {self._comm.rank} of {self._comm.size}"
-        error = late_elsewhere(self._call, pending, here, timeout_s, where)
+        error = late_elsewhere(self._call, pending, here, agreement.timeout_s, where)
         return agreement.fail_and_tell(lambda: error, fatal=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.rank_group import translate
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node
 
@@ -48,13 +49,12 @@ class NodeCache:
     def acquire(self, node: Node) -> None:
         self._plans[node] = self._plans.get(node, 0) + 1
 
-    def release(self, backend: str, node: Node) -> None:
+    def release(self, node: Node) -> None:
         """Count one plan less, and close the node with the last one. Collective then."""
         self._plans[node] -= 1
         if not self._plans[node]:
             del self._plans[node]
-            if self.nodes.get(backend) is node:
-                del self.nodes[backend]
+            self.nodes = {name: each for name, each in self.nodes.items() if each is not node}
             if not self.nodes and not self._plans:
                 self._of_group.pop(self._group, None)
             node.close()
@@ -131,10 +131,7 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
     ]
     if node is None or not beside:
         return []
-    plan, known = comm.comm.Get_group(), node._comms[-1].Get_group()
-    found = plan.Translate_ranks(beside, known)
-    plan.Free()
-    known.Free()
+    found = translate(beside, comm.comm, node._comms[-1])
     return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
 
 

@@ -10,31 +10,39 @@ from mpishare.errors import MpiShareError
 from mpishare.plans.node_cache import report_of
 
 if TYPE_CHECKING:
-    from mpishare.node import Node
-    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
 
 
-def unreadable(node: Node) -> dict[tuple[int, int], str]:
-    """Return why the first of two ranks of the node could not read the second's memory.
+class PeerProcesses:
+    """The processes of a plan's ranks on this node: `pids` by rank of the plan.
 
-    As it was when the node was made: the same on all ranks.
+    `unreadable` has why the first of two ranks could not read the second's memory when the node was
+    made: the same on all ranks.
     """
-    around = report_of(node).surroundings
-    pairs = around.unreadable if around is not None else ()
-    return {(reader, owner): why for reader, owner, why in pairs}
 
+    def __init__(self, setup: PlanSetup) -> None:
+        self._comm = setup.comm
+        report, ranks_here = report_of(setup.node), setup.comm.ranks_here
+        self.pids = {rank: report.members[place].pid for rank, place in ranks_here.items()}
+        ranks = {place: rank for rank, place in ranks_here.items()}
+        pairs = () if report.surroundings is None else report.surroundings.unreadable
+        self.unreadable = {
+            (ranks[reader], ranks[owner]): why
+            for reader, owner, why in pairs
+            if reader in ranks and owner in ranks
+        }
 
-def require_read(comm: PlanComm, call: str, owner: int, error: int) -> None:
-    """Raise if a read failed, or with the owner's own reason if it has left.
+    def require_read(self, call: str, owner: int, error: int) -> None:
+        """Raise if a read failed, or with the owner's own reason if it has left.
 
-    A rank that has left may have freed the memory; if it died, its process id may be reused.
-    """
-    agreement = comm.context.agreement
-    if error == errno.ESRCH or not agreement.is_here(comm.ranks_here[owner]):
-        comm.wait(call, lambda: [owner])  # raises, with the reason
-    if error:
-        text = (
-            f"{call} failed: cells in a field of rank {owner} cannot be read: "
-            f"{os.strerror(error)}. Fields in windows need no permission to be read."
-        )
-        raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
+        A rank that has left may have freed the memory; if it died, its process id may be reused.
+        """
+        comm, agreement = self._comm, self._comm.context.agreement
+        if error == errno.ESRCH or not agreement.is_here(comm.ranks_here[owner]):
+            comm.wait(call, lambda: [owner])  # raises, with the reason
+        if error:
+            text = (
+                f"{call} failed: cells in a field of rank {owner} cannot be read: "
+                f"{os.strerror(error)}. Fields in windows need no permission to be read."
+            )
+            raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)

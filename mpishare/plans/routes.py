@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, for_backend
+from mpishare.runtime.route import (
+    GPU_MESSAGES,
+    MESSAGES,
+    MPI_HOST,
+    ROUTES,
+    for_backend,
+    require_allowed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from mpi4py import MPI
 
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.report import Pair, Report
@@ -23,43 +25,6 @@ if TYPE_CHECKING:
     Routes = dict[int, Route]  # by peer
 
 log = logging.getLogger("mpishare")
-
-# A name for users alone: messages, and never out of GPU memory.
-MPI_HOST = "mpi-host"
-
-
-def forced() -> str | None:
-    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
-    name = os.environ.get("MPISHARE_ROUTE") or None
-    known = (*ROUTES, MPI_HOST)
-    if name is not None and name not in known:
-        raise ValueError(
-            f"the environment variable MPISHARE_ROUTE must be one of {known}, not {name!r}"
-        )
-    return name
-
-
-def require_allowed(name: str | None, *, on_gpu: bool) -> None:
-    """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
-    allowed = for_backend("cuda" if on_gpu else "host")
-    if name not in (None, MPI_HOST, *allowed):
-        where = "GPU" if on_gpu else "host"
-        raise UnsupportedError(
-            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
-        )
-
-
-def agree_on_forced(
-    comm: MPI.Intracomm, call: str, timeout_s: float, *, on_gpu: bool
-) -> str | None:
-    """Return the route that all ranks are forced to. Collective, host-blocking.
-
-    Raises on all ranks, as a plan would, for an unknown route, and if ranks differ.
-    """
-    found: list[str | None] = agree(comm, call, forced, timeout_s)
-    require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
-    require_allowed(found[0], on_gpu=on_gpu)
-    return found[0]
 
 
 def required(require: Any) -> list[str] | None:

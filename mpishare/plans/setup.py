@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup
+from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
@@ -35,7 +35,7 @@ from mpishare.plans.node_cache import (
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, forced
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -89,11 +89,14 @@ class AgreedFields(NamedTuple):
 
 
 @contextmanager
-def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanStart]:
+def plan_setup(
+    call: str, given: MPI.Intracomm, node: Any, wanted: str = "comm must be an Intracomm"
+) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
-    Collective, host-blocking.
+    Collective, host-blocking. `wanted` is for the error of what is no communicator.
     """
+    require_intracomm(call, given, wanted)
     held = None
     try:
         with setup_deadline(node, given, call) as (timeout_s, monitor):
@@ -168,7 +171,7 @@ def _same(given: GivenFields, require: Any, described: Description) -> dict[str,
         "fields in": _MEMORY[given.backend],
         "dtypes": "any" if given.takes_any else [_name_of(each.dtype) for each in given.layouts],
         "require": routes.required(require),
-        "MPISHARE_ROUTE": routes.forced(),
+        "MPISHARE_ROUTE": forced(),
         **described.same,
     }
 
@@ -180,7 +183,7 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     node, held.cache = find_node(
         held.group, start.given_comm, call, start.given_node, backend, choices
     )
-    held.node, held.backend = node, backend
+    held.node = node
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
@@ -221,6 +224,35 @@ def _layouts(
     ]
 
 
+def begin_plan(
+    setup: PlanSetup, engine_class: Callable[[PlanSetup], object], work: Callable[[], Any] = int
+) -> list[Any]:
+    """Do the first step of a plan on its node; return the results of all ranks. Collective.
+
+    `engine_class` imports the engine of the plan: what that raises becomes an error of all ranks.
+    """
+
+    def step() -> list[Any]:
+        require_device(setup.mine, setup.node)
+        engine_class(setup)
+        return [ranks_left_out(setup.comm, setup.given_node), work()]
+
+    replies = setup.comm.begin(setup.call, step)
+    refuse_left_out(setup.call, [left_out for left_out, _ in replies])
+    return [found for _, found in replies]
+
+
+def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
+    """Raise on every rank if a given node lacks ranks of its machine; see `ranks_left_out`."""
+    for rank, others in enumerate(left_out):
+        if others:
+            raise ValueError(
+                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+                "of the same machine, so that cells would travel by MPI messages. Make it on a "
+                "communicator that has all of them, such as that of the plan"
+            )
+
+
 def agree_on_routes(
     setup: PlanSetup,
     arrays: Sequence[Any],
@@ -231,16 +263,13 @@ def agree_on_routes(
 ) -> RoutedSetup:
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
-    `arrays` are this rank's fields, if they exist. `engine_class` imports the engine of the plan:
-    what that raises becomes an error of all ranks. `outer` is the setup of the plan to which these
+    `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
     messages belong, if they are not all of it.
     """
     pairs, forced = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:
-        require_device(setup.mine, setup.node)
-        engine_class(setup)
         found = routes.choose(setup.comm, pairs, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
@@ -249,11 +278,9 @@ def agree_on_routes(
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
             "is compiled": setup.context.compiled is not None,
-            "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
-    replies = setup.comm.begin(setup.call, choose)
-    refuse_left_out(setup.call, [reply["left out"] for reply in replies])
+    replies = begin_plan(setup, engine_class, choose)
     chosen = _agreed_routes(setup, replies)
     packed = [[reply[kind] for reply in replies] for kind in ("sends", "recvs")]
     sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
@@ -284,17 +311,6 @@ def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, R
         ]
     routes.refuse(setup.call, chosen, setup.same["require"])
     return chosen
-
-
-def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
-    """Raise on every rank if a given node lacks ranks of its machine; see `ranks_left_out`."""
-    for rank, others in enumerate(left_out):
-        if others:
-            raise ValueError(
-                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
-                "of the same machine, so that cells would travel by MPI messages. Make it on a "
-                "communicator that has all of them, such as that of the plan"
-            )
 
 
 @cache

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpishare.backends.streams import handle_of
+from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import require_distinct_cells
 from mpishare.plans.layout import (
     FieldLayout,
-    address_of,
+    array_of,
     as_numpy,
     check_layout,
     is_tensor,
     require_writeable,
 )
-from mpishare.windows.window import Window
 
 
 class Side(NamedTuple):
@@ -83,7 +82,7 @@ class Arrays:
                 f"{name} is None: give this rank's part of the {side.name}, of shape {side.shape} "
                 f"and dtype {side.layout.dtype}"
             )
-        array = self.seen(given.array if isinstance(given, Window) else given, name)
+        array = self.seen(array_of(given), name)
         found = check_layout(self._place_of(array, name)[1], name)
         if is_written:
             require_distinct_cells(found, name)
@@ -138,9 +137,6 @@ class Arrays:
         """Make a stream the current one of the library of an array."""
         if stream is None or not self.on_gpu:
             return nullcontext()
-        if is_tensor(array):
-            torch = sys.modules["torch"]
-            return torch.cuda.stream(torch.cuda.ExternalStream(handle_of(stream), array.device))
-        from mpishare.backends.cuda_streams import borrowed, on_stream
+        from mpishare.plans.gpu.fields import with_current
 
-        return on_stream(borrowed(handle_of(stream)))
+        return with_current(stream, array)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 
 from mpishare.coordination.arguments import is_int, require_bool
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class
 from mpishare.memory.memory import compact_strides
@@ -29,7 +28,6 @@ from mpishare.redistribution.distribution import (
     require_covered,
     require_disjoint,
 )
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +111,7 @@ class Redistribute(RoutedPlan):
 
     _log = logging.getLogger("mpishare.redistribute")
     _noun = "a redistribution"
+    _ranges = "forward", "backward", "start", "wait"
 
     def __init__(
         self,
@@ -127,8 +126,6 @@ class Redistribute(RoutedPlan):
         node: Node | None = None,
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
-
         def find() -> tuple[GivenFields, Description]:
             given = {"source": source, "target": target}
             return _described(comm, shape, given, dtype, permute, in_place)
@@ -156,7 +153,6 @@ class Redistribute(RoutedPlan):
             self._open_on_routes(setup)
         self.source_shape: tuple[int, ...] = source_side.shape
         self.target_shape: tuple[int, ...] = target_side.shape
-        ranges.bind(self, "forward", "backward", "start", "wait")
 
     def forward(self, a: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the target, given its part of the source.
@@ -333,14 +329,13 @@ class Redistribute(RoutedPlan):
             )
         setup, there = self._setup, self._forward
 
-        def check() -> None:
+        def check() -> list[Any]:
             try:
-                array = self._arrays.checked(given, "the array", there.written)
+                return [self._arrays.checked(given, "the array", there.written)]
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
-            self._refuse_capture("backward", there.engine, [array], stream)
 
-        setup.comm.step(f"{self.name}: backward", check)
+        self._agree_on_reverse("backward", there.engine, check, stream)
         turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
         engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
         self._backward = _Way(engine, there.written, there.read, -1, setup.on_gpu)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
 from mpishare.plans.engine import PlanEngine
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MIN_SHARED_NBYTES = 64 << 10
 """Fewer bytes go to all leaders at once: shares of them are not worth a second message."""
-_HEADER_NBYTES = 8 * SLOT_WORDS
 
 
 class Transfer:
@@ -113,11 +112,11 @@ class AcrossNodes(PlanEngine):
         shared = transfer.share(comm, self._call, self._leader, count)
         nbytes = count * dtype.itemsize if shared is None else 0
         # Pinned on CUDA, which makes copies faster.
-        self._memory = comm.take_memory(self._call, _HEADER_NBYTES + nbytes)
-        self._done = self._memory.buffer[:_HEADER_NBYTES].cast("Q")
+        self._memory = comm.take_memory(self._call, SLOT_NBYTES + nbytes)
+        self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
         if shared is None:
-            shared = np.frombuffer(self._memory.buffer, dtype, count, _HEADER_NBYTES)
+            shared = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
         self._result: Any = shared
 
         def make() -> None:
@@ -167,7 +166,7 @@ class AcrossNodes(PlanEngine):
             is_over = self._leaders.close()
             self._leaders = None
         self._transfer.close(is_over=is_over)
-        self._done = memoryview(b"").cast("Q")
+        self._done = NO_WORDS
         self._memory.close()
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.rank_group import require_intracomm
-from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.errors import UnsupportedError
 from mpishare.plans.base_plan import BasePlan
-from mpishare.plans.fields import require_device
-from mpishare.plans.node_cache import ranks_left_out
-from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refuse_left_out
+from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, make_transfer
 from mpishare.reduction.operation import Operation, name_of
-from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,6 +77,7 @@ class Allreduce(BasePlan):
     """
 
     _log = logging.getLogger("mpishare.allreduce")
+    _ranges = "reduce", "dot"
 
     def __init__(
         self,
@@ -91,7 +87,6 @@ class Allreduce(BasePlan):
         *,
         node: Node | None = None,
     ) -> None:
-        require_intracomm(_CALL, comm)
         name = name_of(op)
 
         def describe(given: GivenFields) -> Description:
@@ -103,8 +98,7 @@ class Allreduce(BasePlan):
 
         with plan_setup(_CALL, comm, node) as start:
             setup = agree_on_fields(start, [like], None, describe).setup
-            replies = setup.comm.begin(_CALL, lambda: _check(setup))
-            refuse_left_out(_CALL, replies)
+            begin_plan(setup, engine_class)
             self._layout = layout = setup.mine[0]
             self._operation = operation = Operation(name, layout.dtype)
             self._engine = engine_class(setup)(setup, layout, operation)
@@ -114,13 +108,7 @@ class Allreduce(BasePlan):
             self._open_on(setup)
         self._agreement = setup.context.agreement
         self._try_fast = None if self._across else self._engine.try_fast
-        ranges.bind(self, "reduce", "dot")
-        self._log.info(
-            "%s made in %.1f ms, %s of staging",
-            self.name,
-            1e3 * (perf_counter() - setup.begin),
-            format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
-        )
+        self._log_made()
 
     def reduce(self, x: Array, stream: Stream | None = None) -> None:
         """Replace `x`, on every rank, by the combination of all ranks' `x`.
@@ -251,10 +239,3 @@ class Allreduce(BasePlan):
             f"<mpishare.{self.name}: {self._operation.name} of {layout.dtype}{layout.shape} over "
             f"{self._setup.comm.size} ranks{self._state()}>"
         )
-
-
-def _check(setup: PlanSetup) -> list[int]:
-    """Raise what would fail on this rank alone; return the ranks that the node left out."""
-    require_device(setup.mine, setup.node)
-    engine_class(setup)  # imported where a failure becomes one of all ranks
-    return ranks_left_out(setup.comm, setup.given_node)

@@ -5,18 +5,17 @@ Where a process may not read another one, they go chunk by chunk through the slo
 
 from __future__ import annotations
 
-import ctypes
 import os
-from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.counters import SLOT_NBYTES
 from mpishare.errors import ClosedError
-from mpishare.memory.process_memory import read_memory
-from mpishare.plans.layout import FieldLayout, address_of, array_at
-from mpishare.plans.node_cache import report_of
-from mpishare.plans.peer_memory import require_read, unreadable
+from mpishare.memory.memory import address_of
+from mpishare.memory.process_memory import ReadTrial, read_memory
+from mpishare.plans.layout import FieldLayout, array_at
+from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.reduction.slots import REDUCE
 from mpishare.runtime.context import Location
 
@@ -33,7 +32,6 @@ _MIN_SHARED_NBYTES = 512 << 10  # times the other ranks
 _MIN_IN_PLACE_NBYTES = 1 << 20
 _CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
-_LINE_NBYTES = 128  # no two ranks write to one
 # Of larger ones the slots do not stay in the caches, and each MiB more has two barriers more.
 _MAX_SLOT_NBYTES = 2 << 20
 _READ_NBYTES = 256 << 10  # read by one system call, and folded while they are in the cache
@@ -61,16 +59,14 @@ class LargeReduce:
     """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
 
     def __init__(self, setup: PlanSetup, slots: Slots, fold: Fold) -> None:
-        self._comm, self._context = setup.comm, setup.context
+        self._context = setup.context
         self._slots = slots
         self._fold = fold
         self._nranks = len(slots.pair[0])
         self._dtype = slots.pair[0][0].dtype
         self._itemsize = self._dtype.itemsize
-        here, members = self._comm.ranks_here, report_of(setup.node).members
-        self._ranks, self._pids = [*here], [members[rank].pid for rank in here.values()]
-        pairs = permutations(here.values(), 2)
-        self._may_read = unreadable(setup.node).keys().isdisjoint(pairs)
+        self._ranks, self._peers = [*setup.comm.ranks_here], PeerProcesses(setup)
+        self._may_read = not self._peers.unreadable
         self._blocks: Array | None = None  # of the other ranks, as read; made where it is needed
 
     def reduce(self, flat: Array) -> None:
@@ -185,7 +181,7 @@ class LargeReduce:
         """Return the process, and the address in it, where this one reads a rank's field."""
         if place.window:  # mapped here
             return os.getpid(), self._address(place)
-        return self._pids[rank], place.offset
+        return self._peers.pids[self._ranks[rank]], place.offset
 
     def _read(
         self, rank: int, source: tuple[int, int], offset: int, into: int, nbytes: int
@@ -193,11 +189,11 @@ class LargeReduce:
         pid, address = source
         error = read_memory(pid, address + offset, into, nbytes)
         if error:
-            require_read(self._comm, f"{self._slots.name}: reduce", self._ranks[rank], error)
+            self._peers.require_read(f"{self._slots.name}: reduce", self._ranks[rank], error)
 
     def _share(self, count: int, place: int) -> slice:
         """Return the slice of elements that a rank folds: whole cache lines but for the last."""
-        line = _LINE_NBYTES // self._itemsize
+        line = SLOT_NBYTES // self._itemsize
         begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
         return slice(begin, count if place == self._nranks - 1 else end)
 
@@ -207,6 +203,4 @@ def _is_readable(address: int, nbytes: int) -> bool:
 
     It was allocated at once, so that a byte at either end stands for all.
     """
-    byte, pid = ctypes.c_char(), os.getpid()
-    ends = address, address + nbytes - 1
-    return not any(read_memory(pid, end, ctypes.addressof(byte), 1) for end in ends)
+    return ReadTrial(2).at(np.array([0, nbytes - 1], np.uint64), address)

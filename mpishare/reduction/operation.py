@@ -90,10 +90,10 @@ class Operation:
 
     def __post_init__(self) -> None:
         names = ", ".join(map(repr, OPERATIONS))
-        if not isinstance(self.name, str):
-            raise TypeError(f"op must be one of {names}, or such an MPI.Op, not {self.name!r}")
-        if self.name not in OPERATIONS:
-            raise ValueError(f"op must be one of {names}, or such an MPI.Op, not {self.name!r}")
+        is_str = isinstance(self.name, str)
+        if not is_str or self.name not in OPERATIONS:
+            kind = ValueError if is_str else TypeError
+            raise kind(f"op must be one of {names}, or such an MPI.Op, not {self.name!r}")
         number = number_of(self.dtype)
         if number is None:
             raise TypeError(

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, mismatch
+from mpishare.plans.message import padded
 from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ CALLS = ("reduce", "dot")
 REDUCE, DOT = range(len(CALLS))
 _PLACES = 4  # behind the words of READY
 _PLACE_WORDS = len(Location._fields)
-_ALIGN = 128  # slots of two ranks never share a cache line
 
 
 class Slots:
@@ -48,9 +48,9 @@ class Slots:
         self._spins_per_yield = comm.context.spins_per_yield
         self._ranks = [*comm.ranks_here]
         self._epoch = 0
-        begin, count = 8 * SLOT_WORDS * len(self._ranks), len(self._ranks)
+        begin, count = SLOT_NBYTES * len(self._ranks), len(self._ranks)
         sizes = [*[small] * (2 * count), *[large] * count]
-        strides = [-(-size * dtype.itemsize // _ALIGN) * _ALIGN for size in sizes]
+        strides = [padded(size * dtype.itemsize, SLOT_NBYTES) for size in sizes]
         self._memory = comm.take_memory(name, begin + sum(strides))
         self.nbytes = self._memory.nbytes
         words = self._memory.buffer[:begin].cast("Q")
@@ -136,7 +136,7 @@ class Slots:
     def close(self) -> None:
         """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
-        self._mine = memoryview(b"").cast("Q")
+        self._mine = NO_WORDS
         self.pair, self.large = ([], []), []
         self._memory.close()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import mmap
 import os
 from bisect import bisect_right
 from collections import deque
@@ -86,8 +85,7 @@ class Checker:
             self._kinds[kind] = type(kind.__name__, (kind,), own)
         child.__class__ = self._kinds[kind]  # attributes of the object would be a cycle
         for rank, memory in enumerate(child._memories):
-            # Not a part of an allocation, nor another program's: neighbors may lie in its pages.
-            if type(memory) is HostMemory and memory.address % mmap.PAGESIZE == 0:
+            if isinstance(memory, HostMemory) and memory.has_own_pages:
                 name = child.name if child.owner is not None else f"{child.name}.segment({rank})"
                 region = _Region(memory.address, child.name, name, _granule(child.dtype))
                 self._regions = sorted([*self._regions, region])

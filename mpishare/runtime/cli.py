@@ -124,8 +124,7 @@ def fail_usage(prog: str, message: str) -> int:
     """
     comm = start_mpi().COMM_WORLD
     if comm.rank == 0:
-        sys.stderr.write(f"{prog}: {message} (--help says more)\n")
-        sys.stderr.flush()
+        say(f"{prog}: {message} (--help says more)\n")
     comm.Barrier()
     return 2
 
@@ -138,8 +137,7 @@ def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
     missing one.
     """
     if comm.rank == 0 or isinstance(error, TimeoutError):
-        sys.stderr.write(f"{prog}: {error}\n")
-        sys.stderr.flush()
+        say(f"{prog}: {error}\n")
     return 1
 
 
@@ -156,7 +154,7 @@ def start_mpi() -> Any:
     try:
         return load_mpi()
     except NoMpiError as error:
-        sys.stderr.write(f"{error}\n")
+        say(f"{error}\n")
         raise SystemExit(1) from None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.arguments import is_int
-from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
@@ -290,17 +290,21 @@ class NodeContext:
         Collective, since all ranks must take them in the same order; host-blocking where the
         control block is full and another chunk of shared memory must be mapped.
         """
-        count = -(-count // SLOT_WORDS) * SLOT_WORDS
+        count = whole_slots(count)
         if not self.counter_pool.has(count):
-            self._add_chunk(call, max(count, _CHUNK_WORDS))
+            step, nbytes = partial(self.agreement.step_keeping, call), 8 * max(count, _CHUNK_WORDS)
+            chunk = self.extend(self.counter_pool, step, nbytes, is_maker=self.rank == 0)
+            self._chunks.append(chunk)
         return self.counter_pool.take(count)
 
-    def _add_chunk(self, call: str, nwords: int) -> None:
-        step = partial(self.agreement.step_keeping, call)
-        memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
+    def extend(
+        self, pool: CounterPool, step: Steps, nbytes: int, *, is_maker: bool
+    ) -> SharedMemory:
+        """Add a chunk of new memory to a pool of some ranks, as `map_registered`; return it."""
+        memory, address = self.map_registered(step, nbytes, is_maker=is_maker)
         # Only now, so that the pools of all ranks stay the same.
-        self._chunks.append(memory)
-        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), address)
+        pool.add(memoryview(memory.buffer).cast("Q"), address)
+        return memory
 
     def map_registered(
         self, step: Steps, nbytes: int, *, is_maker: bool
@@ -380,7 +384,7 @@ class NodeContext:
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
         text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"
-        return self.agreement.timed_out(text, ranks, self.agreement.timeout_s)
+        return self.agreement.timed_out(text, ranks)
 
     # --- closing
 
@@ -405,7 +409,7 @@ class NodeContext:
         call: str,
         release: Callable[[], Any],
         free: Callable[[list[Any]], Any],
-        counters: Counters | None,
+        counters: Sequence[Counters] = (),
     ) -> list[Any]:
         """Close an object after `begin_close`: the importers release, then the owners free.
 
@@ -416,11 +420,12 @@ class NodeContext:
         released = agreement.step(call, release)
 
         def clear_and_free() -> Any:
-            if counters is not None and agreement.rank == 0:
-                self.counter_pool.clear(counters)
+            if agreement.rank == 0:
+                for each in counters:
+                    self.counter_pool.clear(each)
             return free(released)
 
         freed = agreement.step(call, clear_and_free)
-        if counters is not None:
-            self.counter_pool.give(counters)
+        for each in counters:
+            self.counter_pool.give(each)
         return freed

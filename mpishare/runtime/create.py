@@ -20,6 +20,7 @@ from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
     require_intracomm,
+    translate,
 )
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
@@ -171,10 +172,7 @@ def _find_node(all_comm: MPI.Intracomm, deadline_s: float) -> tuple[MPI.Intracom
 
     with _making_communicator(deadline_s):
         comm = cast("MPI.Intracomm", all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank))
-    group, all_ranks = comm.Get_group(), all_comm.Get_group()
-    first = int(group.Translate_ranks([0], all_ranks)[0])
-    group.Free()
-    all_ranks.Free()
+    (first,) = translate([0], comm, all_comm)
     replies = allgather(all_comm, CALL, places.here(first, all_comm.rank), deadline_s)
     known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
     notes = places.oddities(all_comm.rank, known)

@@ -102,7 +102,7 @@ class _Prober:
         finally:
             # After a failure too: every rank comes here, unless the node itself is broken.
             self.context.begin_close(_CALL)
-            self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), counters)
+            self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), [counters])
 
     def _create(self) -> None:
         memory = self.backend.reserve(CHUNK_NBYTES)

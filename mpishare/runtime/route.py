@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
+
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.mpi_agreement import agree
+from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from mpi4py import MPI
 
 
 class Route(str):
@@ -62,6 +69,9 @@ LOCAL = Route("local", "cuda", waits_in="kernel")
 ROUTES = {str(each): each for each in (FUSED, COPY, PINNED, HOST, GPU_MESSAGES, MESSAGES)}
 """By name, from the fastest on."""
 
+# A name for users alone: messages, and never out of GPU memory.
+MPI_HOST = "mpi-host"
+
 
 def for_backend(name: str) -> list[Route]:
     """Return the routes of fields of a backend, from the fastest on."""
@@ -83,3 +93,37 @@ def between(has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> Route:
     if not has_memory:
         return PINNED
     return COPY if is_self or is_time_sliced else FUSED
+
+
+def forced() -> str | None:
+    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
+    name = os.environ.get("MPISHARE_ROUTE") or None
+    known = (*ROUTES, MPI_HOST)
+    if name is not None and name not in known:
+        raise ValueError(
+            f"the environment variable MPISHARE_ROUTE must be one of {known}, not {name!r}"
+        )
+    return name
+
+
+def require_allowed(name: str | None, *, on_gpu: bool) -> None:
+    """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
+    allowed = for_backend("cuda" if on_gpu else "host")
+    if name not in (None, MPI_HOST, *allowed):
+        where = "GPU" if on_gpu else "host"
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
+        )
+
+
+def agree_on_forced(
+    comm: MPI.Intracomm, call: str, timeout_s: float, *, on_gpu: bool
+) -> str | None:
+    """Return the route that all ranks are forced to. Collective, host-blocking.
+
+    Raises on all ranks, as a plan would, for an unknown route, and if ranks differ.
+    """
+    found: list[str | None] = agree(comm, call, forced, timeout_s)
+    require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
+    require_allowed(found[0], on_gpu=on_gpu)
+    return found[0]

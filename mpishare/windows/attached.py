@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mpishare.coordination.arguments import require_duration, require_wait
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
-from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.description import MAX_FDS, Description
 from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
 from mpishare.windows.names import check_name, find, job_text, listed
@@ -442,8 +442,7 @@ def attach(
         with contextlib.ExitStack() as undo:
             undo.callback(visit.close)
             try:
-                reply, _ = visit.ask({"version": VERSION, "attaches": True})
-                described = Description.parse(reply)
+                described = Description.ask(visit, attaches=True)
                 with _files(visit, described.n_files) as fds:
                     there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
             except HandleError as error:

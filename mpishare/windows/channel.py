@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
-from mpishare.errors import ClosedError, format_nbytes
+from mpishare.errors import format_nbytes
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
@@ -22,6 +21,7 @@ from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
 from mpishare.windows.slots import Block, Get, Put, Ring, channel_counters, free_at
+from mpishare.windows.undo import Undo, undoing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +61,7 @@ class Channel(NodeObject):
         Whether each frame goes to one consumer.
     """
 
+    _kind = "channel"
     _closes_first = True  # while its producer waits, no other object could see the streams end
 
     def __init__(
@@ -313,7 +314,7 @@ class Channel(NodeObject):
         """Raise the reason why a call is not allowed now, or on this rank."""
         failed = f"{self.name}: {call} failed"
         if self._is_closed:
-            raise ClosedError(f"{failed}: the channel is closed")
+            raise self._closed(f"{self.name}: {call}")
         if block is None:
             raise ValueError(
                 f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
@@ -374,29 +375,24 @@ def make_channel(
     segments[owner] = Segment((same["slots"], *same["shape"]))
     count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
     counters = context.take_counters(call, count)
-    try:
+    with undoing(context, call) as undo:
+        undo.local.callback(context.counter_pool.give, counters)
         window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
-    except BaseException:
-        context.counter_pool.give(counters)
-        raise
-    publication = None if name is None else _publish(context, call, window, counters, same)
+        undo.made.callback(window.close)
+        publication = None if name is None else _publish(context, call, window, same, undo)
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
 
 
 def _publish(
-    context: NodeContext, call: str, window: Window, counters: Counters, same: dict[str, Any]
+    context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: Undo
 ) -> Publication:
-    """Let processes outside the job attach to the frames; undo the channel where that fails."""
+    """Let processes outside the job attach to the frames."""
     segments: list[Segment | None] = [None] * context.size
     segments[same["producer"]] = Segment(window.shape[1:])
     handles = [""] * context.size
-    with ExitStack() as undo:
-        undo.callback(context.counter_pool.give, counters)
-        undo.callback(window.close)
-        publication = Publication(
-            context, call, same["name"], segments, handles, window.dtype, same["lag"]
-        )
-        undo.callback(publication.discard)
-        context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
-        undo.pop_all()
+    publication = Publication(
+        context, call, same["name"], segments, handles, window.dtype, same["lag"]
+    )
+    undo.local.callback(publication.discard)
+    context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
     return publication

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from mpishare.memory.visit import Visit
+
 # Version of the messages of doors, of descriptions and of pages.
 VERSION = 3
 
@@ -70,6 +72,11 @@ class Description:
             "dtype": dtypes.dump(self.dtype),
             "segments": [segment._asdict() for segment in self.segments],
         }
+
+    @classmethod
+    def ask(cls, visit: Visit, **request: Any) -> Description:
+        """Return what a window's door answers. Raises as `Visit.ask` and `parse`."""
+        return cls.parse(visit.ask({"version": VERSION, **request})[0])
 
     @classmethod
     def parse(cls, received: dict[str, Any]) -> Description:

@@ -12,7 +12,7 @@ from os import sched_yield
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends.streams import handle_of
-from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError, closed
@@ -416,5 +416,4 @@ def done(writer: int, reader: int, size: int) -> int:
 
 
 def _row(size: int) -> int:
-    # Each rank writes to slots of its own.
-    return -(-size // SLOT_WORDS) * SLOT_WORDS
+    return whole_slots(size)  # each rank writes to slots of its own

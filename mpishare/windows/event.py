@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, owner_of, receivers
 from mpishare.windows.stream_chain import StreamChain
@@ -41,6 +41,8 @@ class Event(NodeObject):
     waiters : tuple of int
         The ranks that wait.
     """
+
+    _kind = "event"
 
     def __init__(
         self,
@@ -189,7 +191,7 @@ class Event(NodeObject):
                 f"{self.name}: close",
                 lambda: None if is_owner else destroy(),
                 lambda _: destroy() if is_owner else None,
-                self._counters,
+                [self._counters],
             )
         self._abandon()
 
@@ -222,7 +224,7 @@ class Event(NodeObject):
     def _check(self, call: str) -> None:
         self._context.agreement.check()
         if self._is_closed:
-            raise ClosedError(f"{self.name}: {call} failed: the event is closed")
+            raise self._closed(f"{self.name}: {call}")
 
 
 def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:

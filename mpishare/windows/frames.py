@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.arguments import ghosts_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    Ghosts = list[tuple[int, int]]
 
 
 class Frame:
@@ -74,7 +74,12 @@ def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
             f"{sorted(axes)} axes: give the number of ranks along each axis, 1 for one that is not "
             "cut"
         )
-    ghosts = _ghosts(width, len(dims))
+    ghosts = ghosts_of(width, len(dims))
+    if ghosts is None:
+        raise ValueError(
+            f"whole failed: width={width!r} must be an int, or for each of {len(dims)} axes an int "
+            "or a pair (low, high), none of them negative"
+        )
     owned = [_owned(rank, segment, ghosts) for rank, segment in segments.items()]
     blocks = dict(zip(np.ndindex(*dims), owned, strict=True))
     bounds = _bounds(blocks, dims)
@@ -92,7 +97,7 @@ def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
     return whole
 
 
-def _owned(rank: int, segment: Any, ghosts: Ghosts) -> Any:
+def _owned(rank: int, segment: Any, ghosts: Sequence[tuple[int, int]]) -> Any:
     """Return the part of a segment that its rank owns."""
     axes = list(zip(ghosts, segment.shape, strict=True))
     if any(low + high > extent for (low, high), extent in axes):
@@ -110,19 +115,3 @@ def _bounds(blocks: Mapping[tuple[int, ...], Any], dims: Sequence[int]) -> list[
         for axis, count in enumerate(dims)
     )
     return [list(accumulate(each, initial=0)) for each in extents]
-
-
-def _ghosts(width: Any, naxes: int) -> Ghosts:
-    """Return the ghosts at both ends of each axis."""
-    each = [width] * naxes if np.ndim(width) == 0 else list(width)
-    pairs = [tuple(w) if np.ndim(w) else (w, w) for w in each]
-    if len(pairs) != naxes or not all(map(_are_counts, pairs)):
-        raise ValueError(
-            f"whole failed: width={width!r} must be an int, or for each of {naxes} axes an int or "
-            "a pair (low, high), none of them negative"
-        )
-    return [(int(low), int(high)) for low, high in pairs]
-
-
-def _are_counts(pair: tuple[Any, ...]) -> bool:
-    return len(pair) == 2 and all(isinstance(n, int | np.integer) and n >= 0 for n in pair)

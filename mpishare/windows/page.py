@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import mmap
 import platform
 import struct
 import threading
@@ -22,6 +21,7 @@ import numpy as np
 
 from mpishare.coordination.control_block import ORDERED_MACHINES
 from mpishare.errors import HandleError
+from mpishare.memory.shared import whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ class Places(NamedTuple):
 
 def buffer_nbytes(nbytes: int) -> int:
     """Return the distance between the buffers of a segment: whole pages."""
-    return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return whole_pages(nbytes)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:

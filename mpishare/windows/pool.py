@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.backends import BlockLayout
-from mpishare.errors import ClosedError, CudaError, HandleError, UnsupportedError
+from mpishare.errors import CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import compact_strides
@@ -60,6 +60,8 @@ class Pool(NodeObject):
     owner : int
         The rank that allocates, in ``node.comm``.
     """
+
+    _kind = "pool"
 
     def __init__(
         self,
@@ -322,7 +324,7 @@ class Pool(NodeObject):
             blocks.give_back()
             return (is_host or blocks.is_empty) and self._unmap()
 
-        return all(self._context.close_in_order(call, release, free, None))
+        return all(self._context.close_in_order(call, release, free))
 
     def _unmap(self) -> bool:
         if not self._is_unmapped:
@@ -351,7 +353,7 @@ class Pool(NodeObject):
         if agreement.is_forked or is_elsewhere:
             agreement.check()
         if self._is_closed:
-            raise ClosedError(f"{call} failed: the pool is closed")
+            raise self._closed(call)
 
     def _owned(self, call: str, *, in_any_thread: bool = False) -> OwnBlocks:
         self._check(call, in_any_thread=in_any_thread)

@@ -226,7 +226,7 @@ class Publication:
     def _is_older(self, visit: Visit) -> bool:
         with visit:
             try:
-                since = Description.parse(visit.ask({"version": VERSION})[0]).since
+                since = Description.ask(visit).since
             except HandleError:
                 return False  # it has gone
             except MpiShareError:

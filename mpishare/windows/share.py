@@ -13,7 +13,7 @@ from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
-from mpishare.memory.memory import compact_strides
+from mpishare.memory.memory import compact_strides, span_nbytes
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, nbytes_of, owner_of
 from mpishare.windows.names import check_name
@@ -198,14 +198,13 @@ def _export(context: NodeContext, array: Any, nbytes: int, copy: bool | None) ->
 
 def _span(array: Any) -> int | Refusal:
     """Return the bytes from the first element of an array to the end of the last."""
-    steps = [(n, step) for n, step in zip(array.shape, array.strides, strict=True) if n > 1]
-    if any(step <= 0 for _, step in steps):
+    axes = zip(array.shape, array.strides, strict=True)
+    if any(extent > 1 and step <= 0 for extent, step in axes):
         return Refusal(
             f"its strides are {array.strides}, and must be positive",
             "Share the array that it is a view of, or pass copy=True",
         )
-    span: int = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
-    return span
+    return span_nbytes(array.shape, array.strides, array.dtype.itemsize)
 
 
 def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpishare.errors import MpiShareError, describe
-from mpishare.windows.description import VERSION, Description
+from mpishare.windows.description import Description
 from mpishare.windows.names import listed, visit_mine
 
 _ANSWER_S = 2.0
@@ -24,8 +24,7 @@ def attachable() -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"name": window.name, "job": window.job}
         try:
             with visit:
-                reply, _ = visit.ask({"version": VERSION})
-            entry |= _entry(Description.parse(reply))
+                entry |= _entry(Description.ask(visit))
         except MpiShareError as error:
             entry["error"] = describe(error)
         found.append(entry)

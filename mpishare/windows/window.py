@@ -362,8 +362,7 @@ class Window(Epochs, NodeObject):
 
     def _unmap_others(self) -> list[int]:
         """Unmap the segments of other ranks; return the ranks whose arrays are still held."""
-        others = [rank for rank in range(self._context.size) if rank != self._context.rank]
-        return [rank for rank in others if not self._unmap(rank)]
+        return [rank for rank in self._context.agreement.others if not self._unmap(rank)]
 
     def _unmap_mine(self, kept: Sequence[Sequence[int]]) -> bool:
         """Free this rank's segment, unless one has it mapped; `kept` has those of each rank."""
@@ -435,9 +434,6 @@ def _release(
             window._viewers = window._publication.let_go(f"{window.name}: close")
 
     def free(kept: list[list[list[int]]]) -> list[bool]:
-        if context.rank == 0:
-            for each in counters:
-                context.counter_pool.clear(each)
         each_kept = zip(*kept, strict=True)
         return [window._unmap_mine(ranks) for window, ranks in zip(windows, each_kept, strict=True)]
 
@@ -445,8 +441,6 @@ def _release(
         f"{windows[0].name}: close",
         lambda: [window._unmap_others() for window in windows],
         free,
-        None,
+        counters,
     )
-    for each in counters:
-        context.counter_pool.give(each)
     return [all(of_ranks) for of_ranks in zip(*freed, strict=True)]

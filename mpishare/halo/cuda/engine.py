@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
@@ -18,6 +17,7 @@ from mpishare.halo.cuda.kernels import Launcher
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.engine import never
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -44,10 +44,6 @@ Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 """A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
 class CudaEngine(CudaPlanEngine):
     """One direction of one plan on CUDA. Collective to make, host-blocking."""
 
@@ -59,7 +55,7 @@ class CudaEngine(CudaPlanEngine):
         *,
         is_reverse: bool,
     ) -> None:
-        super().__init__(setup)
+        super().__init__(setup, setup.chain)
         comm, name = setup.comm, setup.name
         # Others may have made another GPU the current one: JAX does where it finds its GPUs.
         self._backend.make_current()
@@ -76,14 +72,13 @@ class CudaEngine(CudaPlanEngine):
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
         self._make(lambda: self._build(direction, handles))
         self._forked, self._joined = self._events
-        self._chain = setup.chain
         if direction.has_fused:
-            self._order = LaunchOrder.join(self._backend)
+            self._join_order()
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
         self._has_stream_waits = _has_stream_waits(setup)
-        self.try_fast = self.try_start = self.try_wait = _never
+        self.try_fast = self.try_start = self.try_wait = never
         self._bind_replays(handles, setup.seen or setup.mine)
 
     def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:

@@ -26,8 +26,8 @@ from mpishare.halo.host.staging import (
     Staging,
     table_offset,
 )
+from mpishare.memory.memory import address_of
 from mpishare.plans.cells import Cells, lower
-from mpishare.plans.layout import address_of
 from mpishare.plans.message import sent
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from mpishare.errors import ClosedError
 from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.messages import MessageRoute
 from mpishare.halo.host.reference import ReferenceRoute
+from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
-from mpishare.plans.engine import PlanEngine
+from mpishare.plans.engine import PlanEngine, never
 from mpishare.plans.layout import (
     FieldLayout,
-    address_of,
     as_numpy,
     require_number,
     require_writeable,
@@ -99,7 +99,7 @@ class HostEngine(PlanEngine):
 
     def _bind_calls(self) -> None:
         """Make the calls of C, where these do all, attributes of the engine, for speed."""
-        self.try_fast = self.try_start = self.try_wait = _refuse
+        self.try_fast = self.try_start = self.try_wait = never
         if self._compiled is not None and len(self._starts) == 1:
             self.try_fast = self._in_node(self._compiled.try_exchange)
             self.try_start = self._in_node(self._compiled.try_start)
@@ -185,7 +185,3 @@ class HostEngine(PlanEngine):
 
 def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if setup.my_routes[message.peer] is route]
-
-
-def _refuse(*_: Any) -> bool:
-    return False

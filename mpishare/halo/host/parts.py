@@ -13,6 +13,7 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.memory.memory import span_nbytes
 from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import PartKey, parts_sent, received, sent
 from mpishare.runtime.route import HOST
@@ -63,7 +64,7 @@ class Extent(NamedTuple):
 def extent_of(layout: FieldLayout, box: Box) -> Extent:
     """Return the bytes of a field from the first cell of a box to the end of the last."""
     cells = Cells.of_key(layout, box.slices)
-    return Extent(cells.offset, cells.extent_nbytes(layout.dtype.itemsize))
+    return Extent(cells.offset, span_nbytes(cells.shape, cells.strides, layout.dtype.itemsize))
 
 
 def run_nbytes(layout: FieldLayout, box: Box) -> int:

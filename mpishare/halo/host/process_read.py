@@ -8,10 +8,8 @@ time, against 3 ns for a line that no other core holds.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,12 +21,11 @@ from mpishare.halo.host.parts import (
     has_few_gaps,
     is_read_from_process,
 )
-from mpishare.memory.process_memory import IoVec, process_vm_readv
+from mpishare.memory.memory import address_of
+from mpishare.memory.process_memory import ReadTrial
 from mpishare.plans.cells import Cells, cut_item, lower
-from mpishare.plans.layout import address_of
 from mpishare.plans.message import parts_sent, received
-from mpishare.plans.node_cache import report_of
-from mpishare.plans.peer_memory import require_read, unreadable
+from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -42,31 +39,8 @@ if TYPE_CHECKING:
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _MAX_SEEN = 1024  # addresses of a field
-_IOV_MAX = 1024  # ranges in one system call
 
 log = logging.getLogger("mpishare.halo")
-
-
-class _Trial:
-    """Tries to read a byte at each of these addresses, as another process would."""
-
-    def __init__(self, count: int) -> None:
-        self._ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
-        self._found = np.empty(_IOV_MAX, np.uint8)
-        self._read, self._pid = process_vm_readv(), os.getpid()
-        self._calls = []
-        for first in range(0, count, _IOV_MAX):
-            some = self._ranges[first : first + _IOV_MAX]
-            remote = ctypes.cast(address_of(some), ctypes.POINTER(IoVec))
-            self._calls.append((IoVec(address_of(self._found), len(some)), remote, len(some)))
-
-    def at(self, offsets: Array, address: int = 0) -> bool:
-        """Whether it succeeds at all offsets from an address."""
-        np.add(offsets, address, out=self._ranges[:, 0], casting="unsafe")
-        return all(
-            self._read(self._pid, local, 1, remote, count, 0) == count
-            for local, remote, count in self._calls
-        )
 
 
 class _Readable:
@@ -80,7 +54,7 @@ class _Readable:
         self._extents = extents
         ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
         self._ends = np.array(ends, np.uint64)
-        self._trial = _Trial(len(ends))
+        self._trial = ReadTrial(len(ends))
         self._have_gaps, self._seen = have_gaps, set[int]()
 
     def at(self, address: int) -> bool:
@@ -103,8 +77,9 @@ class _Block(NamedTuple):
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
 
     @property
-    def nbytes(self) -> int:
-        return sum(extent.nbytes for extent in self.extents)
+    def scratch_nbytes(self) -> int:
+        """Bytes of the buffer that it needs: none where cells are read to their places."""
+        return 0 if self.strides is None else sum(extent.nbytes for extent in self.extents)
 
 
 class PeerReads:
@@ -119,8 +94,7 @@ class PeerReads:
         self._comm = comm = setup.comm
         self._name = setup.name
         self._layouts = setup.layouts
-        self._report = report_of(setup.node)
-        self._why_not = unreadable(setup.node)
+        self._peers = PeerProcesses(setup)
         self._boxes = {
             key: info.box
             for key, info, _ in parts_sent(messages, comm.ranks_here if messages else (), HOST)
@@ -148,9 +122,8 @@ class PeerReads:
             if key in self.keys:
                 pair = layouts[key.sender][key.field], layouts[mine][part.field]
                 blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.key)]
-        rearranged = (each for _, found in blocks.values() for each in found if each.strides)
-        nbytes = max((each.nbytes for each in rearranged), default=0)
-        self._scratch = np.empty(nbytes, np.uint8)
+        sizes = (block.scratch_nbytes for _, found in blocks.values() for block in found)
+        self._scratch = np.empty(max(sizes, default=0), np.uint8)
         for key, (field, found) in blocks.items():
             self.reads[key] = [read for block in found for read in self._lower(field, block)]
         self._readable = {field: self._readable_parts(field) for field in self.fields}
@@ -202,7 +175,7 @@ class PeerReads:
 
     def pid(self, rank: int) -> int:
         """Return the process of a rank of the plan."""
-        return self._report.members[self._comm.ranks_here[rank]].pid
+        return self._peers.pids[rank]
 
     def close(self) -> None:
         """Free the memory."""
@@ -210,10 +183,9 @@ class PeerReads:
 
     def _unreadable(self) -> set[PartKey]:
         """Return the parts that the receiver could not read when the node was made."""
-        ranks_here = self._comm.ranks_here
         found, senders = set(), {}
         for key in self._boxes:
-            why = self._why_not.get((ranks_here[key.receiver], ranks_here[key.sender]))
+            why = self._peers.unreadable.get((key.receiver, key.sender))
             if why is not None:
                 found.add(key)
                 if key.receiver == self._comm.rank:
@@ -227,14 +199,14 @@ class PeerReads:
 
     def check(self, sender: int, error: int) -> None:
         """Raise if a read failed, or with the sender's own reason if it has left."""
-        require_read(self._comm, f"{self._name}: exchange", sender, error)
+        self._peers.require_read(f"{self._name}: exchange", sender, error)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:
     """Whether another process could read this memory: tries a byte of each page."""
     end = address + nbytes
     pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
-    return _Trial(pages.size).at(pages)
+    return ReadTrial(pages.size).at(pages)
 
 
 def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.counters import NO_WORDS
 from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.route import HostRoute
 from mpishare.halo.host.staging import CONSUMED, READY, Staging
@@ -76,6 +77,6 @@ class ReferenceRoute(HostRoute):
         self._control[word] = epoch
 
     def close(self) -> None:
-        self._control = memoryview(b"").cast("Q")
+        self._control = NO_WORDS
         self._parts = RouteParts([], [], [], [])  # views of the memory
         self._staging.close()

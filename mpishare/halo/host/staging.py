@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
-from mpishare.plans.message import parts_sent
+from mpishare.memory.memory import compact_strides
+from mpishare.plans.message import padded, parts_sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS
-_ALIGN = 128  # staged cells of two ranks never share a cache line
 
 
 class FieldAddress(NamedTuple):
@@ -71,7 +71,7 @@ class Staging:
         self._layouts = setup.layouts
         messages = setup.messages_by_rank(is_reverse=is_reverse)
         ranks_here = setup.comm.ranks_here
-        nbytes = 8 * -(-table_offset(2, len(setup.mine)) // SLOT_WORDS) * SLOT_WORDS
+        nbytes = 8 * whole_slots(table_offset(2, len(setup.mine)))
         end = nbytes * len(ranks_here)
         self._offsets: dict[PartKey, int] = {}  # in the buffer of even epochs
         self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
@@ -80,7 +80,7 @@ class Staging:
             for key, part, _ in parts_sent(messages, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
                     self._offsets[key] = end
-                    end += -(-part.nbytes // _ALIGN) * _ALIGN
+                    end += padded(part.nbytes, SLOT_NBYTES)
             self._strides[rank] = end - begin
             end += end - begin
         self._memory = setup.comm.take_memory(setup.name, end)
@@ -101,11 +101,8 @@ class Staging:
             return None
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
         layout = self._layouts[key.sender][key.field]
-        strides = [0] * len(shape)
-        step = layout.dtype.itemsize
-        for axis in sorted(range(len(shape)), key=layout.strides.__getitem__):
-            strides[axis] = step
-            step *= shape[axis]
+        fastest_last = sorted(range(len(shape)), key=layout.strides.__getitem__)[::-1]
+        strides = compact_strides(shape, layout.dtype.itemsize, fastest_last)
         even, odd = (
             np.ndarray(shape, layout.carrier, base, at, strides)
             for at in (offset, offset + self._strides[key.sender])

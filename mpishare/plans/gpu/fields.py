@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.backends.streams import handle_of
 from mpishare.memory.numbers import dtype_named
-from mpishare.plans.layout import FieldLayout, check_layout, is_tensor, refuse_gradient, refuse_jax
-from mpishare.windows.window import Window
+from mpishare.plans.layout import (
+    FieldLayout,
+    array_of,
+    check_layout,
+    is_tensor,
+    refuse_gradient,
+    refuse_jax,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +73,14 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
     return None
 
 
+def with_current(stream: Any, array: Any) -> Any:
+    """Make a stream the current one of the library of an array, within the block."""
+    if is_tensor(array):
+        cuda = sys.modules["torch"].cuda
+        return cuda.stream(cuda.ExternalStream(handle_of(stream), array.device))
+    return on_stream(borrowed(handle_of(stream)))
+
+
 def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
     stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
     return bool(backend.enter(stream)[3])
@@ -72,8 +88,7 @@ def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
 
 def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
-    if isinstance(field, Window):
-        field = field.array
+    field = array_of(field)
     refuse_gradient(field, name)
     if is_tensor(field):
         kind = _tensor_dtype(field, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.counters import NO_WORDS, SLOT_WORDS, whole_slots
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -31,7 +31,7 @@ class PinnedFlags:
         self._ranks = list(comm.ranks_here)
         self._ranks_in_node = comm.ranks_here
         self._rank = comm.rank
-        self._row = -(-len(self._ranks) // SLOT_WORDS) * SLOT_WORDS
+        self._row = whole_slots(len(self._ranks))
         self._stride = _ROWS + 3 * self._row
         self._count = self._stride * len(self._ranks)
         self._memory: PlanMemory | None = comm.take_memory(name, nbytes + 8 * self._count)
@@ -102,7 +102,7 @@ class PinnedFlags:
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.
-            self._view = self.calls = memoryview(b"").cast("Q")
+            self._view = self.calls = NO_WORDS
             self._memory.close()
             self._memory = None
 

@@ -9,34 +9,37 @@ from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError
 from mpishare.plans.gpu.fields import current_stream, is_captured
+from mpishare.windows.launch_order import LaunchOrder
+from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
-    from mpishare.device.launch_order import LaunchOrder
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.staging import PlanBuffers
-    from mpishare.windows.stream_chain import StreamChain
 
 
 class CudaPlanEngine:
-    """Calls that are enqueued on streams, and counted in the flags of the plan."""
+    """Calls that are enqueued on streams, and counted in the flags of the plan.
+
+    `chain` orders them with those of other engines of the plan; by default it is the engine's own.
+    """
 
     staging_nbytes: int
     has_imports = True
     _buffers: PlanBuffers
     _flags: PinnedFlags
-    _chain: StreamChain
     _has_stream_waits: bool  # on any rank
 
-    def __init__(self, setup: PlanSetup) -> None:
+    def __init__(self, setup: PlanSetup, chain: StreamChain | None = None) -> None:
         self._comm, self._context, self.name = setup.comm, setup.context, setup.name
         self.agreement = setup.context.agreement
         backend: Any = setup.context.backend
         self._backend, self._device = backend, int(backend.device.ordinal)
+        self._chain = StreamChain(backend, setup.name) if chain is None else chain
         self._order: LaunchOrder | None = None  # of kernels that wait
 
     def _make(self, build: Callable[[], None]) -> None:
@@ -50,6 +53,10 @@ class CudaPlanEngine:
             self._close_launches()
             raise
         self.staging_nbytes = self._buffers.nbytes
+
+    def _join_order(self) -> None:
+        """Order the engine's kernels, which wait, with those of others on this GPU."""
+        self._order = LaunchOrder.join(self._backend)
 
     @property
     def calls(self) -> memoryview:

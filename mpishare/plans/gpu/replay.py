@@ -23,9 +23,9 @@ from mpishare.coordination.recording import UNDER_WAY
 
 if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
-    from mpishare.device.launch_order import LaunchOrder
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.layout import FieldLayout
+    from mpishare.windows.launch_order import LaunchOrder
     from mpishare.windows.stream_chain import StreamChain
 
 

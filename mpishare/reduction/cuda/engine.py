@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
-from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import UnsupportedError
 from mpishare.plans import routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout
@@ -21,7 +20,6 @@ from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
 from mpishare.reduction.operation import packing_order
 from mpishare.runtime.route import FUSED, PINNED, slowest
-from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +59,6 @@ class CudaReduce(CudaPlanEngine):
             in_host_memory=not route.needs_peer_memory,
             are_streamed=not is_fused,
         )
-        self._chain = StreamChain(self._backend, name)
         self.try_fast: Callable[[Any, Any], bool] | None = None
         self._made: list[PreparedCall] = []
         self._dots: dict[Any, PreparedCall] = {}
@@ -70,7 +67,7 @@ class CudaReduce(CudaPlanEngine):
         self._make(lambda: self._build(with_dot=operation.name == "sum"))
         # A single rank waits for no other.
         if is_fused and self._group.size > 1:
-            self._order = LaunchOrder.join(self._backend)
+            self._join_order()
         self._last_stream = bind_last_stream(self._chain, self.agreement, self._device, self._order)
         if is_fused:
             handles, where = self._reduce.handles, self._chain.name

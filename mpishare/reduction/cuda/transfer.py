@@ -10,10 +10,10 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination.mpi_agreement import never_free
+from mpishare.memory.memory import address_of
 from mpishare.memory.numbers import exchangeable
 from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
-from mpishare.plans.layout import address_of
 from mpishare.reduction.across_nodes import Transfer
 from mpishare.reduction.cuda.group import kernel_of
 from mpishare.reduction.cuda.records import Shape, address_array
