@@ -38,14 +38,14 @@ class CounterOp:
     call for all combinations of ranks.
     """
 
-    __slots__ = ("call", "counts", "kind", "ranks", "signals", "slots")
+    __slots__ = ("call", "counts", "kind", "places", "ranks", "signals")
 
     def __init__(self, call: str, kind: str, counts: list[int], slots: dict[int, int]) -> None:
         self.call = call
         self.kind = kind
         self.counts = counts
         self.ranks = tuple(slots)
-        self.slots = tuple(slots.values())
+        self.places = tuple(slots.items())  # ranks and their slots
         self.signals: Signals | None = None
 
     def count(self) -> None:
@@ -55,10 +55,14 @@ class CounterOp:
         pass of a loop and of a call of C, but neither in the assignment nor until the window has
         stored that the call was made.
         """
-        counts = self.counts.copy()
-        for rank in self.ranks:
-            counts[rank] += 1
-        self.counts[:] = counts
+        ranks = self.ranks
+        if len(ranks) == 1:
+            self.counts[ranks[0]] += 1
+        else:
+            counts = self.counts.copy()
+            for rank in ranks:
+                counts[rank] += 1
+            self.counts[:] = counts
 
 
 @lru_cache
@@ -287,7 +291,7 @@ class Epochs:
         number = chain.enter(op.call, stream)
         if ranks:
             if op.signals is None:
-                op.signals = self._prepare([(op.kind, slot) for slot in op.slots])
+                op.signals = self._prepare([(op.kind, slot) for _, slot in op.places])
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
@@ -298,7 +302,7 @@ class Epochs:
             handle_of(stream)
         view, counts = self._view, op.counts
         self._memory_barrier()
-        for slot, rank in zip(op.slots, op.ranks, strict=True):
+        for rank, slot in op.places:
             view[slot] = counts[rank] + 1
         op.count()
 
@@ -306,7 +310,7 @@ class Epochs:
         if stream is not None:
             handle_of(stream)
         view, counts = self._view, op.counts
-        waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
+        waits = [(rank, slot, counts[rank] + 1) for rank, slot in op.places]
         spins = 0
         for _, slot, value in waits:
             # `spin_until` inlined, as in a fence.
