@@ -175,7 +175,9 @@ class Plan(RoutedPlan):
                 self._prepare("accumulate", pair.forward, entered)
                 return entered
 
-            self._agree_on_reverse("accumulate", pair.forward, check, stream)
+            with self._context.agreement.collective():
+                self._agree_on_reverse("accumulate", pair.forward, check, stream)
+                pair.make_reverse()
         reverse = pair.make_reverse()
         call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
         reverse.exchange(call, stream)

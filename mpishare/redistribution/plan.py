@@ -335,9 +335,10 @@ class Redistribute(RoutedPlan):
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
 
-        self._agree_on_reverse("backward", there.engine, check, stream)
         turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
-        engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
+        with setup.context.agreement.collective():
+            self._agree_on_reverse("backward", there.engine, check, stream)
+            engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
         self._backward = _Way(engine, there.written, there.read, -1, setup.on_gpu)
         return self._backward
 

@@ -358,15 +358,27 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
             raise LookupError("the words of the handler")
         return done
 
+    def make() -> object:
+        if what == "redistribution":
+            return mpishare.Redistribute(stage.world, (6, 6), 0, 1, node=node)
+        return stage.make(what, node)
+
     node = stage.node(timeout_s=20.0)
     agreement = node._context.agreement
     step, armed = agreement.step_keeping, [stage.rank == 1]
-    call = (lambda: stage.make(what, node)) if moment == "made" else stage.make(what, node).close
+    made = None if moment == "made" else make()
+    calls = {
+        "made": make,
+        "closed": lambda: made.close(),
+        "turned": lambda: (
+            made.accumulate() if what == "plan" else made.backward(np.zeros(made.target_shape))
+        ),
+    }
     if stage.rank == 1:
         agreement.step_keeping = interrupted
-    stage.attempt("call", call)
+    stage.attempt("call", calls[moment])
     if stage.rank == 1:
-        stage.attempt("again", lambda: stage.make(what, node))
+        stage.attempt("again", node.barrier)
     stage.second_node(stage.world)
 
 
@@ -374,7 +386,7 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
     ("what", "moment"),
     # The step that makes a sum is its last one.
     [(what, moment) for what in OBJECTS for moment in ("made", "closed") if what != "sum"]
-    + [("sum", "closed")],
+    + [("sum", "closed"), ("plan", "turned"), ("redistribution", "turned")],
 )
 def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, moment):
     """Made again, its first step met the next one of the others, which took it for their own."""
