@@ -94,7 +94,8 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
     finally:
         faulthandler.cancel_dump_traceback_later()
         nowhere.close()
-        os.write(alive, b"0")  # the child ends
+        with contextlib.suppress(BrokenPipeError):  # it has ended, behind its last output
+            os.write(alive, b"0")  # the child ends
         os.close(alive)
         os.waitpid(child, 0)
 

@@ -133,12 +133,14 @@ def test_lines():
 
 
 STARTS = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
 from mpishare.runtime.mpi_start import limited_start
 
 with limited_start("prog", float(sys.argv[1]), is_first=True):
     if "never" in sys.argv:  # as MPI does: without Python, whose lock it holds
         ctypes.PyDLL(None).pause()
+    if "late" in sys.argv:
+        time.sleep(1.5)  # as long as an MPI that is slow
     if "dies" in sys.argv:
         os.kill(os.getpid(), signal.SIGSEGV)
 print("started")
@@ -167,6 +169,14 @@ def test_an_mpi_that_dies_in_its_start():
     assert ended.stdout == ""
     assert ended.stderr.startswith("prog: a process died in MPI's start, where /dev/shm had ")
     assert "UCX_TLS=tcp,self" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_an_mpi_that_starts_behind_the_deadline():
+    """The process that speaks for it has spoken its last by then."""
+    ended = start("0.5", "late")
+    assert (ended.returncode, ended.stdout) == (0, "started\n"), ended.stderr
+    assert ended.stderr.startswith("prog: MPI has not started after 0.5 s in process ")
     assert ended.stderr.count("\n") == 1
 
 
