@@ -625,3 +625,9 @@ class Node(NotPicklable):
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"
         )
+
+
+def require_node(call: str, node: Any) -> None:
+    """Raise `TypeError` for what is no node."""
+    if not isinstance(node, Node):
+        raise TypeError(f"{call} failed: node must be an mpishare.Node, not {node!r}")

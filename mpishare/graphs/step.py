@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from mpishare.errors import closed
 from mpishare.graphs.runs import Runs, Work
-from mpishare.node import Node
+from mpishare.node import require_node
 from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mpishare.node import Node
 
 
 class Step(NodeObject):
@@ -33,8 +35,7 @@ class Step(NodeObject):
         until: Callable[..., Any] | None,
         at_most: SupportsIndex | None,
     ) -> None:
-        if not isinstance(node, Node):
-            raise TypeError(f"capture failed: node must be an mpishare.Node, not {node!r}")
+        require_node("capture", node)
         if not callable(function):
             raise TypeError(f"capture failed: {function!r} cannot be called")
         name = self.name = f"capture({_name_of(function)})"

@@ -41,7 +41,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def root_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array of which this one is a view, at the end of the chain; maybe itself."""
+    """Return the array at the end of the chain of views: the given one if it is no view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

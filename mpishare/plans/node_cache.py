@@ -9,7 +9,7 @@ from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
 from mpishare.coordination.rank_group import translate
 from mpishare.coordination.waits import of_this_thread
-from mpishare.node import Node
+from mpishare.node import Node, require_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,9 +74,8 @@ def look_for_node(
     group: RankGroup, call: str, node: Any, backend: str
 ) -> tuple[NodeChoice, Node | None]:
     """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
-    if node is not None and not isinstance(node, Node):
-        raise TypeError(f"{call} failed: node must be an mpishare.Node, not {node!r}")
     if node is not None:
+        require_node(call, node)
         context_of(node).agreement.check()
     kept = NodeCache.kept(group, backend)
     found = node or kept

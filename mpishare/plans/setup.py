@@ -266,11 +266,11 @@ def agree_on_routes(
     `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
     messages belong, if they are not all of it.
     """
-    pairs, forced = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
+    pairs, route = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:
-        found = routes.choose(setup.comm, pairs, peers, forced, on_gpu=setup.on_gpu)
+        found = routes.choose(setup.comm, pairs, peers, route, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
             "sends": pack_messages(sends),

@@ -34,7 +34,7 @@ def test_a_token():
 
 
 class Pages:
-    """Memory of which each page can be taken away."""
+    """Memory whose pages can be taken away one by one."""
 
     def __init__(self, count):
         self.memory = mmap.mmap(-1, count * PAGE)

@@ -41,7 +41,7 @@ def measured(n: int, program: str | Sequence[str | Path], *words: str) -> dict[s
 
 
 def checked_rows(n: int, program: str | Sequence[str | Path], *words: str) -> list[dict]:
-    """Return the rows alone, each of which has all that it must have."""
+    """Return the rows alone, once each was seen to be complete."""
     rows = measured(n, program, *words)["rows"]
     check_rows(rows, n)
     return rows
