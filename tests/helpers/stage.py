@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import mpishare
+from tests.helpers.halos import ring
 from tests.helpers.held import OURS, open_files, shared_bytes
 from tests.helpers.reporting import my_rank, report
 
@@ -65,9 +66,7 @@ class Stage:
         **options: object,
     ) -> mpishare.HaloExchange:
         """A plan for a row of ranks, by default all, whose last and first are neighbors."""
-        comm = comm or self.world
-        options = {"dims": (comm.size,), "periods": True, "node": node, **options}
-        return mpishare.HaloExchange(comm, field, width, **options)
+        return ring(node, field, width, comm or self.world, **options)
 
     def make(self, what: str, node: mpishare.Node) -> Any:
         """An object of all ranks, of any kind."""
