@@ -32,7 +32,7 @@ class Agreement(Waits):
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
-        self._number = self._steps = self._meetings = 0  # rounds of mail, and more
+        self._number = self._meetings = 0  # rounds of mail, and more
         self._inside = self._call = ""  # the step under way, and that of the last one
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
@@ -83,7 +83,6 @@ class Agreement(Waits):
         Return that object, and the replies of all ranks.
         """
         self._require_collective(call)
-        self._steps += 1
         self._call = call
         mine: BaseException | None = None
         kept: Any = None
@@ -94,10 +93,10 @@ class Agreement(Waits):
             except HandleError:
                 self.require_all_here(call)  # since a rank's result may offer memory
                 raise
-            reply = [call, self._steps, None, told]
+            reply = [call, None, told]
         except BaseException as error:
             mine = error
-            reply = [call, self._steps, describe(error), None]
+            reply = [call, describe(error), None]
         finally:
             self._inside = ""
         try:
@@ -218,8 +217,8 @@ def settle(
 ) -> list[Any]:
     """Return the results of a step by rank, or raise on every rank: this one's own error first.
 
-    A reply has the call, the number of its step, the text of an error or None, and the result; `of`
-    names the group of ranks.
+    A reply has the call, the text of an error or None, and the result; `of` names the group of
+    ranks.
     """
     if error is not None:
         note_agreed(error)
@@ -227,26 +226,23 @@ def settle(
             raise error
         finally:
             error = None  # avoids a cycle with its traceback
-    require_same_call([(name, step) for name, step, *_ in replies], rank, of)
-    failures = {r: reply[2] for r, reply in enumerate(replies) if reply[2] is not None}
+    require_same_call([call for call, *_ in replies], rank, of)
+    failures = {r: text for r, (_, text, _) in enumerate(replies) if text is not None}
     if failures:
         raise peer_error(call, failures)
-    return [reply[3] for reply in replies]
+    return [result for *_, result in replies]
 
 
-def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> None:
+def require_same_call(calls: Sequence[str], rank: int, of: str) -> None:
     """Raise `MismatchError` on every rank unless all are in the same call.
 
-    `calls` has each rank's call and the number of its step; `of` names the group of ranks.
+    `of` names the group of ranks.
     """
-    mine = calls[rank]
-    if all(other == mine for other in calls):
+    if len({*calls}) == 1:
         return
-    are_named = len({call for call, _ in calls}) > 1
-    names = [call if are_named else f"{call}, step {step}" for call, step in calls]
     rule = f"Collective calls are made in the same order on all ranks of a {of}."
     raise mismatch(
-        "ranks made different collective calls", dict(enumerate(names)), rank, "called", rule
+        "ranks made different collective calls", dict(enumerate(calls)), rank, "called", rule
     )
 
 

@@ -123,12 +123,10 @@ def agree_keeping(
     timeout_s: float,
     monitor: Monitor | None = None,
     *,
-    number: int = 0,
     arrived: Callable[[], object] = int,
 ) -> tuple[T, list[Any]]:
     """Do a step by messages as `Agreement.step_keeping`.
 
-    `number` counts the calls of the same ranks: `MismatchError` if it or the call differs.
     `arrived` is called once the messages of all ranks are here.
     """
     error: BaseException | None = None
@@ -144,7 +142,7 @@ def agree_keeping(
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = allgather(comm, call, [call, number, own, reply], timeout_s, monitor)
+    replies = allgather(comm, call, [call, own, reply], timeout_s, monitor)
     arrived()
     results = settle(call, replies, None if own is None else error, comm.rank, "communicator")
     if error is not None:

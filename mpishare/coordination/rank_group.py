@@ -41,7 +41,6 @@ class RankGroup:
         # The blocks of nodes that have all ranks of the group.
         self.blocks: list[ControlBlock] = []
         self._ranks = comm.Get_group()
-        self._steps = 0
         # While a wait has not received its messages: they may meet those of a later call.
         self._is_waiting = False
 
@@ -120,12 +119,9 @@ class RankGroup:
         monitor: Monitor | None = None,
     ) -> tuple[T, list[Any]]:
         """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
-        self._steps += 1
         self._mark(is_waiting=True)
         arrived = partial(self._mark, is_waiting=False)
-        return agree_keeping(
-            self.comm, call, work, timeout_s, monitor, number=self._steps, arrived=arrived
-        )
+        return agree_keeping(self.comm, call, work, timeout_s, monitor, arrived=arrived)
 
     def wait(
         self,
