@@ -33,6 +33,7 @@ class Agreement(Waits):
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
         self._number = self._meetings = 0  # rounds of mail, and more
+        self._by_messages = 0  # steps without mail
         self._inside = self._call = ""  # the step under way, and that of the last one
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
@@ -59,13 +60,18 @@ class Agreement(Waits):
 
         The others are in the next step, and must not take the first one of a later call for it.
         """
-        before = self._number
+        before = self._number, self._by_messages
         try:
             yield
         except BaseException as error:
-            if self._number != before and not is_agreed(error):
+            if (self._number, self._by_messages) != before and not is_agreed(error):
                 self.leave(self._call, error)
             raise
+
+    def begin_by_messages(self, call: str) -> None:
+        """Note a step of ranks that agree by messages, for `collective`."""
+        self._by_messages += 1
+        self._call = call
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work` and return its results on all ranks, by rank. Collective, host-blocking.

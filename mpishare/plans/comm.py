@@ -68,6 +68,7 @@ class PlanComm:
         agreement = self.context.agreement
         if self._ranks.is_node:
             return agreement.step_keeping(call, work)
+        agreement.begin_by_messages(call)
         self.context.memory_barrier()
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
             made = self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)

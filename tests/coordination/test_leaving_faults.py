@@ -399,6 +399,37 @@ def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, mome
     played.worked(range(3), "second node")
 
 
+def interrupted_between_messages(stage: Stage) -> None:
+    """The same, of a plan of two ranks of the node, which agree by messages."""
+
+    def interrupted(*arguments: object) -> object:
+        step(*arguments)
+        group.step_keeping = step
+        raise LookupError("the words of the handler")
+
+    node = stage.node(timeout_s=20.0)
+    pair = stage.world.Split(stage.rank == 2)
+    if stage.rank < 2:
+        plan = stage.ring(node, np.zeros(4), comm=pair)
+        group = plan._setup.comm._ranks.group
+        step = group.step_keeping
+    if stage.rank == 1:
+        group.step_keeping = interrupted
+    stage.attempt("call", plan.close if stage.rank < 2 else node.barrier)
+    stage.attempt("again", plan.close if stage.rank < 2 else node.barrier)
+    stage.second_node(stage.world)
+
+
+def test_a_plan_of_some_ranks_that_is_interrupted_between_its_steps_leaves_the_node():
+    played = play(3, interrupted_between_messages, shared=True)
+    assert played.raised(1, "call", "LookupError").text == "the words of the handler"
+    assert "the words of the handler" in played.raised(1, "again", "ClosedError").text
+    for rank, call in ((0, "call"), (2, "call"), (2, "again")):
+        failures = played.raised(rank, call, "PeerError").failures
+        assert "LookupError: the words of the handler" in failures[1]
+    played.worked(range(3), "second node")
+
+
 def nested(stage: Stage) -> None:
     """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
 
