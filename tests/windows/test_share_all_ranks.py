@@ -181,6 +181,6 @@ def test_their_node_closes_them_together(node):
         with mpishare.Node(node.comm, backend=node.backend) as other:
             other.share_all([np.zeros(n) for n in range(count)])
             agreement = other._context.agreement
-            begin = agreement._steps
-        steps.append(agreement._steps - begin)
+            begin = agreement._number
+        steps.append(agreement._number - begin)
     assert steps[0] == steps[1]
