@@ -213,3 +213,25 @@ def one_way(stage: Stage) -> None:
 def test_a_receiver_that_never_comes_is_named_by_who_only_sends():
     played = play(2, one_way, shared=True)
     assert played.raised(0, "exchange", "PeerTimeout").ranks == [1], played.describe()
+
+
+def elsewhere(stage: Stage) -> None:
+    node = stage.node(timeout_s=3.0)
+    pair = stage.world.Split(stage.rank == 2)
+    event = node.event(owner=2)
+    if stage.rank < 2:
+        plan = stage.ring(node, np.zeros(4), comm=pair)
+    if stage.rank == 0:
+        stage.attempt("close", plan.close)
+    elif stage.rank == 1:
+        time.sleep(1)
+        stage.attempt("wait", event.wait)
+    stage.world.Barrier()
+
+
+def test_a_rank_that_waits_in_another_call_is_missing():
+    """Ranks of a part of the node agree by messages, whose wait knows no rank: the node does."""
+    played = play(3, elsewhere, shared=True)
+    for rank, call in ((0, "close"), (1, "wait")):
+        # The rank for which the missing one waits.
+        assert played.raised(rank, call, "PeerTimeout").ranks == [2], played.describe()
