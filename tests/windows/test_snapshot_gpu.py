@@ -87,8 +87,8 @@ def watched(node, view, name, pause_s):
     """Take snapshots while the viewer looks whether all values of a frame are one."""
     window = node.allocate_each(4 << 20, "i4", name=name)
     assert view(f"there = attach('{name}')") is None
-    # Before the time runs memory is pinned, and the viewer compiles its kernels.
-    look = "(lambda f: bool((f.segment(0) == f.number).all()))(there.latest(0.05))"
+    # Before the time runs memory is pinned, and the viewer compiles the kernels of LOOK.
+    look = "(lambda f: not bool((f.segment(0) != f.number).any()))(there.latest(0.05))"
     step, is_whole = snapshot_until(node, window, view, look)
     assert is_whole
     view.send(LOOK)
