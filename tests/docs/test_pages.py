@@ -51,6 +51,8 @@ NOT_RUN = {
     "--plot decay.png": "a GPU; test_spectral.py goes to time 2",
     "scripts/with-mps mpirun --bind-to none -n 2 python scripts/applications/spectral.py "
     "--cells 128 --steps 20 --compare --graph": "a GPU; test_spectral.py has fewer points",
+    "mpirun --bind-to none -n 4 python scripts/applications/spectral.py --cells 128 --steps 20 "
+    "--compare --graph": "four GPUs; test_spectral.py has fewer points",
     "mpirun -n 2 python scripts/applications/spectral.py --cells 64 --steps 3 --compare": (
         "a minute; test_spectral.py has fewer points"
     ),
