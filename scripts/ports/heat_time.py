@@ -1,12 +1,17 @@
 """Time Heat's calls by messages and by mpishare, in turns.
 
-    mpirun -n 2 python -m mpi4py heat_time.py [--rounds 15] [--check]
+    mpirun -n 2 python -m mpi4py heat_time.py [--rounds 15] [--check] [--times] [--memory gpu]
 
 First all calls must give the same bits both ways. Then they take turns in one process; a time is
-that of the slowest rank, and of a round the mean of its calls. ``--check`` ends before the times.
+that of the slowest rank, and of a round the mean of its calls. Before each line both ways must give
+the same numbers, up to the order of sums. ``--check`` ends before the times, ``--times`` begins
+with them, and ``--only`` has those whose name a pattern is found in. With ``--memory gpu`` the
+tensors are on the GPUs; by messages they go through the host, as Heat does without an MPI that
+takes them.
 """
 
 import argparse
+import re
 
 import heat as ht
 import mpishare_heat
@@ -22,9 +27,14 @@ SQUARES = 64, 512, 2048
 COUNTS = 1, 50_000, 1_000_000
 
 
+def place():
+    """Return where the tensors of Heat's arrays are."""
+    return ht.get_device().torch_device
+
+
 def filled(shape, split, dtype=torch.float32):
     """Return an array that is the same at each call."""
-    whole = torch.arange(np.prod(shape)).reshape(shape) % 251
+    whole = torch.arange(np.prod(shape), device=place()).reshape(shape) % 251
     return ht.array(whole.to(dtype), split=split)
 
 
@@ -46,13 +56,16 @@ def gathered(comm, part, axis):
     shape[axis] *= comm.size
     counts = [part.shape[axis]] * comm.size
     starts = [rank * counts[0] for rank in range(comm.size)]
-    whole = torch.empty(shape, dtype=part.dtype)
+    whole = torch.empty(shape, dtype=part.dtype, device=part.device)
     comm.Allgatherv(part, (whole, counts, starts), recv_axis=axis)
     return whole
 
 
 def cases():
-    """Yield what each line of the table times, as a function that returns its result."""
+    """Yield what each line of the table times, as a function that returns its result.
+
+    A second function is what is compared before, where what is timed leaves all numbers alike.
+    """
     comm = ht.MPI_WORLD
     for n in SQUARES:
         for split, target in ((0, 1), (1, 0), (0, None), (1, None)):
@@ -73,14 +86,19 @@ def cases():
         name = f"`get_halo({width})`, {' x '.join(map(str, shape))}, axis {split}"
         yield name, lambda a=array, w=width: halo(a, w)
     for n in COUNTS:
-        zeros = torch.zeros(n)  # their sums are zeros again
-        yield (
-            f"`Allreduce`, {n} float32",
-            lambda x=zeros: own(comm, x, lambda c, x: c.Allreduce(MPI.IN_PLACE, x, MPI.SUM)),
-        )
-        yield f"`Bcast`, {n} float32", lambda x=zeros: own(comm, x, lambda c, x: c.Bcast(x, root=0))
+        zeros = torch.zeros(n, device=place())  # their sums are zeros again
+        own_numbers = (torch.arange(n, device=place()) % 251 + comm.rank).float()
+        for call, move in (
+            ("Allreduce", lambda c, x: c.Allreduce(MPI.IN_PLACE, x, MPI.SUM)),
+            ("Bcast", lambda c, x: c.Bcast(x, root=0)),
+        ):
+            yield (
+                f"`{call}`, {n} float32",
+                lambda x=zeros, m=move: own(comm, x, m),
+                lambda x=own_numbers, m=move: own(comm, x.clone(), m),
+            )
         yield f"`Allgatherv`, {n} float32", lambda x=zeros: gathered(comm, x, 0)
-    part = torch.ones(512, 256)
+    part = torch.ones(512, 256, device=place())
     yield "`Allgatherv` 512 x 256, axis 1", lambda: gathered(comm, part, 1)
     table = filled((20_000, 8), 0, torch.float64)
     yield (
@@ -102,7 +120,7 @@ def cases():
 def bits(found):
     """Return the bytes of tensors."""
     each = found if isinstance(found, list) else [found]
-    return [tensor.contiguous().numpy().tobytes() for tensor in each]
+    return [tensor.contiguous().cpu().numpy().tobytes() for tensor in each]
 
 
 def compare(node, dtype):
@@ -113,6 +131,15 @@ def compare(node, dtype):
         mpishare_heat.use(node, after=0)
         for _ in range(3):
             assert bits(call()) == before, (name, dtype)
+
+
+def compare_numbers(node, name, call):
+    """Abort unless a call gives the same numbers both ways; sums may have another order."""
+    mpishare_heat.use(None)
+    before = call()
+    mpishare_heat.use(node, after=0)
+    for _ in range(2):
+        torch.testing.assert_close(call(), before, msg=lambda why: f"{name}: {why}")
 
 
 def cases_of(dtype):
@@ -130,12 +157,12 @@ def cases_of(dtype):
             )
         yield f"halo of {split}", lambda a=array: halo(a, 1)
     for root in range(comm.size):
-        tensor = torch.full((7, 3), comm.rank, dtype=torch.int64).to(dtype)
+        tensor = torch.full((7, 3), comm.rank, device=place()).to(dtype)
         yield (
             f"from {root}",
             lambda x=tensor, r=root: own(comm, x.clone(), lambda c, x: c.Bcast(x, root=r)),
         )
-    part = torch.full((3, 2), comm.rank, dtype=torch.int64).to(dtype)
+    part = torch.full((3, 2), comm.rank, device=place()).to(dtype)
     yield "gathered", lambda: gathered(comm, part, 0)
     yield "gathered along axis 1", lambda: gathered(comm, part, 1)
     if dtype in mpishare_heat.REALS:
@@ -153,24 +180,37 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--only", default="", help="a regular expression")
+    parser.add_argument("--memory", choices=("host", "gpu"), default="host")
     options = parser.parse_args()
     torch.set_num_threads(1)  # ranks share the cores
-    with mpishare.Node(backend="host") as node:
-        bounds = mpishare_heat.LEAST_SUM, mpishare_heat.LEAST_BCAST
-        mpishare_heat.LEAST_SUM = mpishare_heat.LEAST_BCAST = 0
-        for dtype in sorted(mpishare_heat.MOVED, key=str):
-            compare(node, dtype)
-        mpishare_heat.LEAST_SUM, mpishare_heat.LEAST_BCAST = bounds
-        if COMM.rank == 0:
-            print(f"{COMM.size} ranks: the same bits", flush=True)
+    device = synchronize = None
+    if options.memory == "gpu":
+        ht.use_device("gpu")  # of this rank
+        device, synchronize = ht.get_device().device_id, torch.cuda.synchronize
+        torch.cuda.set_device(device)
+    backend = "cuda" if options.memory == "gpu" else "host"
+    with mpishare.Node(backend=backend, device=device) as node:
+        if not options.times:
+            bounds = mpishare_heat.LEAST_SUM, mpishare_heat.LEAST_BCAST
+            mpishare_heat.LEAST_SUM = mpishare_heat.LEAST_BCAST = 0
+            for dtype in sorted(mpishare_heat.MOVED, key=str):
+                compare(node, dtype)
+            mpishare_heat.LEAST_SUM, mpishare_heat.LEAST_BCAST = bounds
+            if COMM.rank == 0:
+                print(f"{COMM.size} ranks: the same bits", flush=True)
         if not options.check:
             if COMM.rank == 0:
                 print("| | before, us | after, us | ratio (quartiles) |\n|---|---|---|---|")
             ways = {"before": None, "after": node}
-            for name, call in cases():
+            for name, call, *compared in cases():
+                if not re.search(options.only, name):
+                    continue
+                compare_numbers(node, name, *(compared or [call]))
                 forms = dict.fromkeys(ways, call)
                 prepare = lambda way: mpishare_heat.use(ways[way])  # noqa: E731
-                report(name, times(forms, options.rounds, prepare))
+                report(name, times(forms, options.rounds, prepare, synchronize))
         mpishare_heat.use(None)
 
 
