@@ -220,6 +220,30 @@ def test_many_ranks_run_ahead(node):
         assert all(bool(each) for each in found)
 
 
+@TWO
+@pytest.mark.parametrize("source", [0, mpishare.OnRank(0)], ids=["gather", "on one rank"])
+def test_a_rank_without_cells_is_as_fast(node, source):
+    """Arrays without elements are known again, and a rank without any cells enqueues nothing."""
+
+    def refuse(*_):
+        raise AssertionError("checked anew")
+
+    with Redistribute(node.comm, (N, N), source, mpishare.OnRank(0), node=node) as plan:
+        used = {route for routes in node.comm.allgather(plan.routes) for route in routes.values()}
+        if used != {"fused"}:
+            pytest.skip("not by one kernel")
+        a, b = node.xp.ones(plan.source_shape), node.xp.zeros(plan.target_shape)
+        plan.forward(a, out=b)
+        engine = plan._forward.engine
+        engine.exchange = engine.start = engine.wait = refuse
+        for number in range(3):
+            a.fill(number)
+            plan.forward(a, out=b)
+            assert bool((b == number).all())
+            plan.start(a, out=b)
+            assert plan.wait() is b
+
+
 def test_tensors_are_taken_and_returned(node):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     place = torch.device("cuda", node.device.ordinal)

@@ -38,6 +38,7 @@ FastCall = Callable[[Sequence[Any], Any], bool]
 
 _Array = cupy.ndarray
 _layout_of = attrgetter("shape", "strides", "dtype")
+_layout_of_empty = attrgetter("shape", "dtype")  # whose strides are any
 _MAX_SEEN = 64
 _Seen = tuple[Callable[[], Any], tuple[int, ...], int]  # a weak reference, the shape, the address
 _NOT_SEEN: _Seen = object, (), 0  # refers to a new object at each call, so to no array
@@ -52,13 +53,14 @@ class SeenArrays:
     """
 
     def __init__(self, layout: FieldLayout) -> None:
-        self._layout = _layout_of(layout)
+        self._layout_of = _layout_of_empty if 0 in layout.shape else _layout_of
+        self._layout = self._layout_of(layout)
         self.device = layout.device
         self.known: dict[int, _Seen] = {}
 
     def lookup(self, array: Any) -> int | None:
         """Return the address of an array that is not cached yet; None for another layout."""
-        if type(array) is not _Array or _layout_of(array) != self._layout:
+        if type(array) is not _Array or self._layout_of(array) != self._layout:
             return None
         if array.data.device_id != self.device:
             return None
