@@ -62,18 +62,13 @@ class Arrays:
 
     def new(self, like: Any, side: Side, stream: Any) -> Any:
         """Return a new array of a side, of the library of another one."""
-        dtype = side.layout.dtype
-        if not self.on_gpu:
-            if is_tensor(like):
-                return sys.modules["torch"].empty(side.shape, dtype=like.dtype)
-            return np.empty(side.shape, dtype)
+        if stream is None and type(like) is self.own:
+            return self.own(side.shape, side.layout.dtype)
         with self.on(like, stream):
             if is_tensor(like):
                 torch = sys.modules["torch"]
                 return torch.empty(side.shape, dtype=like.dtype, device=like.device)
-            import cupy
-
-            return cupy.empty(side.shape, dtype)
+            return self.own(side.shape, side.layout.dtype)
 
     def checked(self, given: Any, name: str, side: Side, *, is_written: bool = False) -> Any:
         """Return an array, as NumPy's in host memory; raise unless it is one of the side."""

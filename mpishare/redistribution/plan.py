@@ -223,7 +223,13 @@ class Redistribute(RoutedPlan):
         way = self._forward
         if backward:
             way = self._backward or self._make_backward("start", stream, a)
-        call, engine = self._prepare(way, "start", a, out, stream), way.engine
+        engine = way.engine
+        if way.on_gpu and self._open is None and not self._is_closed:
+            out = self._given_or_new(way, a, out, stream)
+            if engine.try_start((a, out)[:: way.order], stream):
+                self._begin_open(_Call(way, a, out, out, out))
+                return
+        call = self._prepare(way, "start", a, out, stream)
         if not engine.try_start(call.known, stream):
             call.prepared = engine.prepare(call.fields)
             engine.start(call.prepared, stream)
@@ -255,30 +261,42 @@ class Redistribute(RoutedPlan):
     # --- a call
 
     def _redistribute(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
-        engine, arrays = way.engine, self._arrays
         # Arrays that the engine checks, as fast as it can.
+        engine = way.engine
         if self._open is None and not self._is_closed:
-            # CuPy's arrays, which replays compare with the arrays of earlier calls.
-            if way.on_gpu and engine.try_fast((given, out)[:: way.order], stream):
-                return out
-            own = arrays.own
-            mine = given if type(given) is own else self._of_tensor(name, given, "the array")
-            if arrays.is_own(mine, way.read):
-                if out is None:
-                    out = arrays.new(given, way.written, stream)
-                into = out if type(out) is own else self._of_tensor(name, out, "out")
-                if arrays.is_own(into, way.written) and engine.try_fast(
-                    way.known(mine, into), stream
-                ):
+            if not way.on_gpu:
+                if (result := self._try_on_host(way, name, given, out, stream)) is not None:
+                    return result
+            else:
+                out = self._given_or_new(way, given, out, stream)
+                if engine.try_fast((given, out)[:: way.order], stream):
                     return out
         call = self._prepare(way, name, given, out, stream)
         if not engine.try_fast(call.known, stream):
             engine.exchange(engine.prepare(call.fields), stream)
         return self._finish(call, stream)
 
+    def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
+        """Return `out`, made for an array of CuPy: replays compare both with earlier calls'."""
+        if out is None and type(given) is self._arrays.own:
+            return self._arrays.new(given, way.written, stream)
+        return out
+
+    def _try_on_host(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
+        """Return the result of a call whose arrays the engine knows; None for the slow path."""
+        arrays, own = self._arrays, self._arrays.own
+        mine = given if type(given) is own else self._of_tensor(name, given, "the array")
+        if not arrays.is_own(mine, way.read):
+            return None
+        if out is None:
+            out = arrays.new(given, way.written, stream)
+        into = out if type(out) is own else self._of_tensor(name, out, "out")
+        is_known = arrays.is_own(into, way.written)
+        return out if is_known and way.engine.try_fast(way.fields(mine, into), stream) else None
+
     def _of_tensor(self, call: str, array: Any, name: str) -> Any:
         """Return a tensor in host memory as NumPy's, anything else as it is."""
-        if self._arrays.on_gpu or not is_tensor(array):
+        if not is_tensor(array):
             return array
         try:
             return self._arrays.seen(array, name)
