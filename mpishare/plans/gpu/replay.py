@@ -62,12 +62,13 @@ class SeenArrays:
         """Return the address of an array that is not cached yet; None for another layout."""
         if type(array) is not _Array or self._layout_of(array) != self._layout:
             return None
-        if array.data.device_id != self.device:
+        memory = array.data
+        if memory.device_id != self.device:
             return None
         if len(self.known) >= _MAX_SEEN:
             self.known.clear()
-        address = int(array.data.ptr)
-        self.known[id(array)] = ref(array), array.shape, address
+        address: int = memory.ptr
+        self.known[id(array)] = ref(array), self._layout[0], address
         return address
 
 
