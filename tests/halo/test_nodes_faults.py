@@ -202,6 +202,28 @@ def test_a_rank_of_another_node_that_does_not_come():
     played.worked([0], "close")
 
 
+def late_to_close(stage: Stage) -> None:
+    node = stage.node(timeout_s=1.0)
+    halo = stage.ring(node, np.zeros(6))
+    if stage.rank == 2:
+        time.sleep(2.5)
+    else:
+        stage.attempt("close", halo.close)
+        stage.attempt("then", node.barrier)
+    stage.attempt("end", node.close)
+
+
+def test_a_rank_of_another_node_that_does_not_come_to_a_step():
+    """Messages know no rank, and none of this node is missing: that is the whole text."""
+    played = play_on("2 + 1", late_to_close, shared=True)
+    errors = set()
+    for rank in (0, 1):
+        for told in (played.told(rank, call) for call in ("close", "then")):
+            assert "close failed: not every rank of the communicator arrived" in told.text
+            errors.add(told.error)
+    assert errors <= {"PeerTimeout", "PeerError"}  # the latter where the other gave up first
+
+
 def raises(stage: Stage) -> None:
     halo = stage.ring(stage.node(timeout_s=40.0), np.zeros(6))
     halo.exchange()
