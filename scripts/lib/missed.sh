@@ -5,7 +5,8 @@
 # Usage: scripts/lib/missed.sh [RUNS=34] [SECONDS=600] [WORDS]
 # WORDS choose some of the tests, as those of `pytest -k`.
 # Needs GPUs without MPS, and takes python3 and mpirun as they are. A job of deaths has RUNS + 2 processes, all
-# with memory on each GPU: 108 of them did not fit on an H100, nor 180 on two H200.
+# with memory on each GPU: 108 of them did not fit on an H100, nor 180 on two H200, and the driver
+# makes their contexts one after the other: 288 on four H200 took longer than 110 s. Start it once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export MPISHARE_RUNS=${1:-34} WORK
