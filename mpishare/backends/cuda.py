@@ -180,8 +180,8 @@ class CudaBackend(Backend):
     def enter(self, stream: Any) -> StreamInfo:
         """Return the stream of a call.
 
-        Only CuPy's own stream objects certainly keep their stream alive: a stream behind a number,
-        or behind another library's object, may be destroyed at any time.
+        The default stream of a GPU lives on, and CuPy's own stream objects keep theirs alive: a
+        stream behind a number, or behind another library's object, may be destroyed at any time.
         """
         if stream is None:
             owner = _current_stream(self._ordinal)
@@ -193,7 +193,9 @@ class CudaBackend(Backend):
                 f"the default stream is that of the current GPU, which is {current}: the node of "
                 f"this rank uses GPU {self._ordinal}. Make that the current one"
             )
-        return handle, owner, isinstance(owner, _Stream), is_capturing(handle)
+        # That of a thread, the last of the default ones, is another one in other threads.
+        stays_alive = handle < LAST_DEFAULT or isinstance(owner, _Stream)
+        return handle, owner, stays_alive, is_capturing(handle)
 
     def is_current(self, stream: int) -> bool:
         """Whether this is CuPy's current stream, on the node's GPU, and is not being captured."""

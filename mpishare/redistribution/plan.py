@@ -277,8 +277,8 @@ class Redistribute(RoutedPlan):
         return self._finish(call, stream)
 
     def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
-        """Return `out`, made for an array of CuPy: replays compare both with earlier calls'."""
-        if out is None and type(given) is self._arrays.own:
+        """Return `out`, a new one for None: replays compare both arrays with earlier calls'."""
+        if out is None and (type(given) is self._arrays.own or is_tensor(given)):
             return self._arrays.new(given, way.written, stream)
         return out
 

@@ -83,6 +83,41 @@ def test_a_backward_pass_in_a_thread_of_its_own_is_refused(node, place):
         assert given.grad.sum() == 6
 
 
+def test_tensors_are_replayed(node, place):
+    """By the memory that they have at the call, on PyTorch's default stream."""
+
+    def refuse(*_):
+        raise AssertionError("checked anew")
+
+    case = even_case((node.size,), True, cells=4)
+    field = torch.zeros(6, dtype=torch.float64, device=place)
+    other = torch.zeros_like(field)
+    with plan(node.comm, case, field, node=node) as halo:
+        used = {route for routes in node.comm.allgather(halo.routes) for route in routes.values()}
+        if used != {"fused"}:
+            pytest.skip("not by one kernel")
+        halo.exchange(field)
+        halo._forward.exchange = refuse
+        for step in range(6):
+            if step == 3:
+                field.set_(other)
+            field[1:-1] = 10.0 * step + node.rank
+            halo.exchange(field)
+            ends = [10 * step + (node.rank + side) % node.size for side in (-1, 1)]
+            assert field[[0, -1]].tolist() == ends
+        with pytest.raises(ValueError, match="requires a gradient"):
+            halo.exchange(field.requires_grad_())
+
+
+def test_a_conjugate_view_is_refused(node, place):
+    """Its memory has other values than it."""
+    case = even_case((node.size,), True, cells=4)
+    field = torch.zeros(6, dtype=torch.complex128, device=place)
+    view = "conjugate or negative view"
+    with plan(node.comm, case, field, node=node) as halo, pytest.raises(ValueError, match=view):
+        halo.exchange(field.conj())
+
+
 def test_sums_of_bfloat16(node, place):
     pytest.importorskip("ml_dtypes")
     field = torch.full((6,), 1.5, dtype=torch.bfloat16, device=place)

@@ -91,7 +91,9 @@ class CudaEngine(CudaPlanEngine):
             self.try_fast = replay_of(handles[0].get, bind(order), first=first)
             first = functools.partial(self._launch_first, fused.beside, own=own)
             on_own = bind(order, own)
-            self.try_start = replay_of(handles[1].get, on_own, first=first, enqueue=self._fork)
+            self.try_start = replay_of(
+                handles[1].get, on_own, first=first, enqueue=self._fork, with_tensors=False
+            )
             self.try_wait = bind_wait(bind(), self._join)
         elif streamed is not None and streamed.has_graphs:  # of any alignment: by address
 
@@ -103,7 +105,8 @@ class CudaEngine(CudaPlanEngine):
 
             self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
         elif streamed is None and fused is None:  # a rank without cells
-            self.try_fast = self.try_start = replay_of(_no_graph, bind(), enqueue=_nothing)
+            replay_nothing = functools.partial(replay_of, _no_graph, bind(), enqueue=_nothing)
+            self.try_fast, self.try_start = replay_nothing(), replay_nothing(with_tensors=False)
             self.try_wait = bind_wait(bind(), _nothing)
 
     def _build(self, direction: Direction, handles: Handles) -> None:

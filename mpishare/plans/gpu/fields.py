@@ -9,7 +9,7 @@ import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.backends.streams import handle_of
-from mpishare.memory.numbers import dtype_named
+from mpishare.plans.gpu.tensors import dtype_of
 from mpishare.plans.layout import (
     FieldLayout,
     array_of,
@@ -21,8 +21,6 @@ from mpishare.plans.layout import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
 _Array = cupy.ndarray
 
@@ -91,7 +89,14 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     field = array_of(field)
     refuse_gradient(field, name)
     if is_tensor(field):
-        kind = _tensor_dtype(field, name)
+        kind = dtype_of(field.dtype)
+        if kind is None:
+            raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know")
+        if field.is_conj() or field.is_neg():
+            raise ValueError(
+                f"{name} is a conjugate or negative view, whose memory has other values: give its "
+                ".resolve_conj() and .resolve_neg()"
+            )
         shape, device = tuple(field.shape), field.device.index
         strides = tuple(step * kind.itemsize for step in field.stride())
         return field.data_ptr(), FieldLayout(shape, strides, kind, device)
@@ -105,10 +110,3 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
         raise ValueError(f"{name} is read-only")
     array = cupy.asarray(field)
     return address, FieldLayout(array.shape, array.strides, array.dtype, array.data.device_id)
-
-
-def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
-    try:
-        return dtype_named(str(field.dtype).removeprefix("torch."))
-    except TypeError:
-        raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know") from None

@@ -1,9 +1,9 @@
 """Replay: calls that launch the cached CUDA graph of known arrays, where little has changed.
 
 Python takes longer to check a call than the GPU takes to run it. So a call is only compared with
-the last one: the same stream, no other plan's launch between, CuPy arrays of the same layouts. The
-functions below are closures, since each attribute lookup would take 1 % of the call; they return
-False, with nothing done, for calls that need the slow path.
+the last one: the same stream, no other plan's launch between, arrays of the same layouts, of CuPy
+or of PyTorch. The functions below are closures, since each attribute lookup would take 1 % of the
+call; they return False, with nothing done, for calls that need the slow path.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.recording import UNDER_WAY
+from mpishare.plans.gpu.tensors import TensorKeys, current_stream
 
 if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
@@ -35,6 +36,9 @@ _IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 FastCall = Callable[[Sequence[Any], Any], bool]
 """Called with the arrays and the ``stream=`` of a call."""
+
+LastStream = Callable[..., "int | None"]
+"""See `bind_last_stream`."""
 
 _Array = cupy.ndarray
 _layout_of = attrgetter("shape", "strides", "dtype")
@@ -89,25 +93,26 @@ def bind_last_stream(
     device: int | None,
     order: LaunchOrder | None = None,
     own: int = 0,
-) -> Callable[[], int | None]:
+) -> LastStream:
     """Return a function of the stream of the last call, None where this call may not follow it.
 
-    It may if that stream is the current one, and is not being captured; if the node is whole, and
-    the thread its own; and if `order` has the launch after the last one on the same stream: the
-    plan's `own`, or that of the calls for 0.
+    It may if that stream is the current one, of CuPy or of PyTorch, and is not being captured; if
+    the node is whole, and the thread its own; and if `order` has the launch after the last one on
+    the same stream: the plan's `own`, or that of the calls for 0.
     """
     # `CudaBackend.is_current`, inlined: calling it would take 3 % of a call.
     current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
     ordered: Any = order or _Alone
 
-    def last_stream() -> int | None:
+    def last_stream(*, of_tensors: bool = False) -> int | None:
         handle = chain.lasting
         if handle is None or UNDER_WAY:
             return None
         if agreement.failure is not None or agreement.thread != get_ident():
             return None
         try:
-            if current(device).ptr != handle or is_capturing(handle):
+            now = current_stream(device) if of_tensors else current(device).ptr
+            if now != handle or is_capturing(handle):
                 return None
         except _CUDA_ERROR:
             return None
@@ -123,18 +128,21 @@ def bind_last_stream(
 def bind_replay(
     layouts: Sequence[FieldLayout],
     find: Callable[[Any], Any],
-    last_stream: Callable[[], int | None],
+    last_stream: LastStream,
     flags: PinnedFlags,
     where: str,
     first: Callable[[Any, int], bool] = _never,
     enqueue: Callable[[Any, int, str], None] = launch_graph,
+    *,
+    with_tensors: bool = True,
 ) -> FastCall:
     """Return the replay of a plan whose call is what `find` has for the `key_of` its arrays.
 
     The keys of arrays without it, such as new ones, are passed to `first`, which makes the call, or
-    returns False for the slow path.
+    returns False for the slow path. Without tensors where a later call that is given no arrays is
+    made on the stream of their library.
     """
-    seen = [*map(SeenArrays, layouts)]
+    seen, tensors = [*map(SeenArrays, layouts)], TensorKeys(layouts if with_tensors else ())
     count, known, lookup = len(seen), seen[0].known, seen[0].lookup
     key_of_all = _bind_keys(seen)
 
@@ -149,7 +157,11 @@ def bind_replay(
             key = found[2] if is_known else lookup(field)
         else:
             key = key_of_all(fields)
-        if key is None or (handle := last_stream()) is None:
+        if key is not None:
+            handle = last_stream()
+        elif (key := tensors.key(fields)) is not None:
+            handle = last_stream(of_tensors=True)
+        if key is None or handle is None:
             return False
         graph = find(key)
         if graph is None:
@@ -189,7 +201,7 @@ def _bind_keys(
 def bind_replay_of_one(
     layout: FieldLayout,
     handles: dict[Any, int],
-    last_stream: Callable[[], int | None],
+    last_stream: LastStream,
     flags: PinnedFlags,
     where: str,
 ) -> Callable[[Any, Any], bool]:
@@ -214,9 +226,7 @@ def bind_replay_of_one(
     return replay
 
 
-def bind_wait(
-    last_stream: Callable[[], int | None], enqueue: Callable[[int], None]
-) -> Callable[[Any], bool]:
+def bind_wait(last_stream: LastStream, enqueue: Callable[[int], None]) -> Callable[[Any], bool]:
     """Return the function that completes a start on the same stream, or returns False."""
 
     def join(stream: Any) -> bool:
