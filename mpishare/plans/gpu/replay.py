@@ -142,7 +142,8 @@ def bind_replay(
     returns False for the slow path. Without tensors where a later call that is given no arrays is
     made on the stream of their library.
     """
-    seen, tensors = [*map(SeenArrays, layouts)], TensorKeys(layouts if with_tensors else ())
+    seen = [*map(SeenArrays, layouts)]
+    of_tensors = _bind_tensors(layouts if with_tensors else (), last_stream)
     count, known, lookup = len(seen), seen[0].known, seen[0].lookup
     key_of_all = _bind_keys(seen)
 
@@ -157,11 +158,11 @@ def bind_replay(
             key = found[2] if is_known else lookup(field)
         else:
             key = key_of_all(fields)
-        if key is not None:
+        if key is None:
+            key, handle = of_tensors(fields)
+        else:
             handle = last_stream()
-        elif (key := tensors.key(fields)) is not None:
-            handle = last_stream(of_tensors=True)
-        if key is None or handle is None:
+        if handle is None:
             return False
         graph = find(key)
         if graph is None:
@@ -175,6 +176,19 @@ def bind_replay(
         return True
 
     return replay
+
+
+def _bind_tensors(
+    layouts: Sequence[FieldLayout], last_stream: LastStream
+) -> Callable[[Sequence[Any]], tuple[Any, int | None]]:
+    """Return the function of tensors to their key and stream, both None for the slow path."""
+    key_of_all = TensorKeys(layouts).key
+
+    def of_tensors(fields: Sequence[Any]) -> tuple[Any, int | None]:
+        key = key_of_all(fields)
+        return key, None if key is None else last_stream(of_tensors=True)
+
+    return of_tensors
 
 
 def _bind_keys(

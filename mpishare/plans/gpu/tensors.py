@@ -24,35 +24,38 @@ class TensorKeys:
     """
 
     def __init__(self, layouts: Sequence[FieldLayout]) -> None:
-        self._layouts = [
-            (
-                each.shape,
-                tuple(step // each.dtype.itemsize for step in each.strides),
-                each.dtype,
-                each.device,
-            )
-            for each in layouts
-        ]
+        self._wanted: list[tuple[Any, tuple[int, ...] | None]] = []
+        for each in layouts:
+            kind = each.shape, each.dtype, each.device, True, False, False, False
+            strides = tuple(step // each.dtype.itemsize for step in each.strides)
+            self._wanted.append((kind, None if 0 in each.shape else strides))
 
     def key(self, fields: Sequence[Any]) -> Any:
         """Return the key of tensors; None if one is of another layout or needs the slow path."""
         torch = sys.modules.get("torch")
-        if torch is None or len(fields) != len(self._layouts):
+        if torch is None or len(fields) != len(self._wanted):
             return None
         addresses = []
-        for field, (shape, strides, dtype, device) in zip(fields, self._layouts, strict=True):
-            if type(field) is not torch.Tensor or field.layout is not torch.strided:
+        for field, (kind, strides) in zip(fields, self._wanted, strict=True):
+            if type(field) is not torch.Tensor or _kind_of(field, torch) != kind:
                 return None
-            is_like = (
-                field.shape == shape
-                and (field.stride() == strides or 0 in shape)
-                and field.get_device() == device
-                and dtype_of(field.dtype) == dtype
-            )
-            if not is_like or field.requires_grad or field.is_conj() or field.is_neg():
+            if strides is not None and field.stride() != strides:
                 return None
             addresses.append(field.data_ptr())
         return key_of(tuple(addresses))
+
+
+def _kind_of(field: Any, torch: Any) -> tuple[Any, ...]:
+    """Return all but the strides, which sparse tensors lack."""
+    return (
+        field.shape,
+        dtype_of(field.dtype),
+        field.get_device(),
+        field.layout is torch.strided,
+        field.requires_grad,
+        field.is_conj(),
+        field.is_neg(),
+    )
 
 
 @functools.cache
