@@ -102,6 +102,8 @@ def wait_request(
     except BaseException as failure:
         never_free(request, memory)
         failure.is_unanswered = not is_agreed(failure)  # type: ignore[attr-defined]
+        if monitor is None and is_agreed(failure):
+            abort_at_exit(str(failure), request.Test)
         raise
     if not is_over:
         never_free(request, memory)

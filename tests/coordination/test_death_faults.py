@@ -217,6 +217,27 @@ def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
             assert played.raised(rank, "node", "PeerTimeout").ranks == [1]
 
 
+def dies_after_leaving(stage: Stage) -> None:
+    import contextlib
+
+    node = stage.node(timeout_s=30.0)
+    if stage.rank == 1:
+        with contextlib.suppress(ValueError), node:
+            raise ValueError
+        stage.die(0.5)
+    stage.attempt("barrier", node.barrier)
+    stage.attempt("node", lambda: stage.node(timeout_s=20.0))
+    stage.end()
+
+
+def test_a_death_after_an_error_that_all_have_caught_ends_the_making_of_a_node():
+    """A rank that has left may come to it, unless its process ends."""
+    played = play(3, dies_after_leaving, survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "barrier", "PeerError").ranks == [1]
+        assert played.told(rank, "node").seconds < 10, played.describe()
+
+
 def unmarked(stage: Stage) -> None:
     mpishare.coordination.robust_futex._FUTEX = None
     node = stage.node()
