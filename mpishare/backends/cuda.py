@@ -259,6 +259,10 @@ class CudaBackend(Backend):
             self.call("cuEventDestroy", event)
 
     def record(self, event: Any, stream: int) -> None:
+        if not self._is_here(stream):
+            with cupy.cuda.Device(self._ordinal):
+                self.record(event, stream)
+            return
         try:
             _event_record(event, stream)
         except _RuntimeError as failure:
@@ -285,7 +289,14 @@ class CudaBackend(Backend):
         return driver.is_event_done(event, self._where)
 
     def is_done(self, stream: int) -> bool:
+        if not self._is_here(stream):
+            with cupy.cuda.Device(self._ordinal):
+                return self.is_done(stream)
         return driver.is_done(stream, self._where)
+
+    def _is_here(self, stream: int) -> bool:
+        """Whether a handle means the node's stream now: default ones are the current GPU's."""
+        return stream > LAST_DEFAULT or _current_device() == self._ordinal
 
     def drain(self, timeout_s: float) -> bool:
         if not driver.has_context_events():

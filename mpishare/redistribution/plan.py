@@ -224,7 +224,8 @@ class Redistribute(RoutedPlan):
         if backward:
             way = self._backward or self._make_backward("start", stream, a)
         engine = way.engine
-        if way.on_gpu and self._open is None and not self._is_closed:
+        is_free = self._open is None and not self._is_closed
+        if way.on_gpu and is_free and type(a) is self._arrays.own:
             out = self._given_or_new(way, a, out, stream)
             if engine.try_start((a, out)[:: way.order], stream):
                 self._begin_open(_Call(way, a, out, out, out))
@@ -278,8 +279,9 @@ class Redistribute(RoutedPlan):
 
     def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
         """Return `out`, a new one for None: replays compare both arrays with earlier calls'."""
-        if out is None and (type(given) is self._arrays.own or is_tensor(given)):
-            return self._arrays.new(given, way.written, stream)
+        is_known = type(given) is self._arrays.own or is_tensor(given)
+        if out is None and stream is None and is_known:
+            return self._arrays.new(given, way.written, None)
         return out
 
     def _try_on_host(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:

@@ -221,27 +221,23 @@ def test_many_ranks_run_ahead(node):
 
 
 @TWO
-@pytest.mark.parametrize("source", [0, mpishare.OnRank(0)], ids=["gather", "on one rank"])
-def test_a_rank_without_cells_is_as_fast(node, source):
-    """Arrays without elements are known again, and a rank without any cells enqueues nothing."""
+def test_a_rank_without_elements_is_as_fast(node):
+    """All but one of a gather: its arrays are known again, whatever strides an empty one has."""
 
     def refuse(*_):
         raise AssertionError("checked anew")
 
-    with Redistribute(node.comm, (N, N), source, mpishare.OnRank(0), node=node) as plan:
-        used = {route for routes in node.comm.allgather(plan.routes) for route in routes.values()}
-        if used != {"fused"}:
+    with Redistribute(node.comm, (N, N), 0, mpishare.OnRank(0), node=node) as plan:
+        used = {each for peer, each in plan.routes.items() if peer != node.rank}
+        if set().union(*node.comm.allgather(used)) != {"fused"}:
             pytest.skip("not by one kernel")
         a, b = node.xp.ones(plan.source_shape), node.xp.zeros(plan.target_shape)
         plan.forward(a, out=b)
-        engine = plan._forward.engine
-        engine.exchange = engine.start = engine.wait = refuse
+        plan._forward.engine.exchange = refuse
         for number in range(3):
             a.fill(number)
             plan.forward(a, out=b)
             assert bool((b == number).all())
-            plan.start(a, out=b)
-            assert plan.wait() is b
 
 
 def test_tensors_are_taken_and_returned(node):

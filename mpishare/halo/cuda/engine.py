@@ -104,10 +104,6 @@ class CudaEngine(CudaPlanEngine):
                 return graph, messages
 
             self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
-        elif streamed is None and fused is None:  # a rank without cells
-            replay_nothing = functools.partial(replay_of, _no_graph, bind(), enqueue=_nothing)
-            self.try_fast, self.try_start = replay_nothing(), replay_nothing(with_tensors=False)
-            self.try_wait = bind_wait(bind(), _nothing)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -287,15 +283,6 @@ class CudaEngine(CudaPlanEngine):
             )
         self._follow(entered)
         return entered
-
-
-def _no_graph(key: Any) -> int:  # noqa: ARG001
-    """Return the graph of a rank without cells, which `_nothing` ignores."""
-    return 0
-
-
-def _nothing(*_: Any) -> None:
-    """Enqueue what a rank without cells has to do."""
 
 
 def _has_stream_waits(setup: RoutedSetup) -> bool:

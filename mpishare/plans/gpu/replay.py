@@ -20,7 +20,8 @@ from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.recording import UNDER_WAY
-from mpishare.plans.gpu.tensors import TensorKeys, current_stream
+from mpishare.plans.gpu.graphs import key_of
+from mpishare.plans.gpu.tensors import TensorAddresses, current_stream
 
 if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
@@ -182,11 +183,12 @@ def _bind_tensors(
     layouts: Sequence[FieldLayout], last_stream: LastStream
 ) -> Callable[[Sequence[Any]], tuple[Any, int | None]]:
     """Return the function of tensors to their key and stream, both None for the slow path."""
-    key_of_all = TensorKeys(layouts).key
+    addresses_of = TensorAddresses(layouts).of
 
     def of_tensors(fields: Sequence[Any]) -> tuple[Any, int | None]:
-        key = key_of_all(fields)
-        return key, None if key is None else last_stream(of_tensors=True)
+        if (addresses := addresses_of(fields)) is None:
+            return None, None
+        return key_of(addresses), last_stream(of_tensors=True)
 
     return of_tensors
 

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mpishare.memory.numbers import dtype_named
-from mpishare.plans.gpu.graphs import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
 
 
-class TensorKeys:
-    """The keys of tensors of these layouts; with none of these there are no keys.
+class TensorAddresses:
+    """The addresses of tensors of these layouts; with none of these there are no addresses.
 
     Unlike CuPy's arrays, tensors may get other memory, and tell of it at once: none is remembered.
     """
@@ -26,12 +25,11 @@ class TensorKeys:
     def __init__(self, layouts: Sequence[FieldLayout]) -> None:
         self._wanted: list[tuple[Any, tuple[int, ...] | None]] = []
         for each in layouts:
-            kind = each.shape, each.dtype, each.device, True, False, False, False
-            strides = tuple(step // each.dtype.itemsize for step in each.strides)
-            self._wanted.append((kind, None if 0 in each.shape else strides))
+            kind = True, each.shape, each.dtype, each.device, True, False, False, False
+            self._wanted.append((kind, None if 0 in each.shape else _in_elements(each)))
 
-    def key(self, fields: Sequence[Any]) -> Any:
-        """Return the key of tensors; None if one is of another layout or needs the slow path."""
+    def of(self, fields: Sequence[Any]) -> tuple[int, ...] | None:
+        """Return those of a call; None if a field is no such tensor, or needs the slow path."""
         torch = sys.modules.get("torch")
         if torch is None or len(fields) != len(self._wanted):
             return None
@@ -42,14 +40,23 @@ class TensorKeys:
             if strides is not None and field.stride() != strides:
                 return None
             addresses.append(field.data_ptr())
-        return key_of(tuple(addresses))
+        return tuple(addresses)
+
+
+def _in_elements(layout: FieldLayout) -> tuple[int, ...]:
+    """Return the strides of a tensor with this layout, those of no tensor if there is none."""
+    nbytes = layout.dtype.itemsize
+    is_one = all(step % nbytes == 0 for step in layout.strides)
+    return tuple(step // nbytes for step in layout.strides) if is_one else (0, *layout.strides)
 
 
 def _kind_of(field: Any, torch: Any) -> tuple[Any, ...]:
     """Return all but the strides, which sparse tensors lack."""
+    dtype = dtype_of(field.dtype)
     return (
+        dtype is not None,  # for NumPy None equals float64
         field.shape,
-        dtype_of(field.dtype),
+        dtype,
         field.get_device(),
         field.layout is torch.strided,
         field.requires_grad,

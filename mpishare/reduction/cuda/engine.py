@@ -114,7 +114,7 @@ class CudaReduce(CudaPlanEngine):
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """See `ReduceEngine.dot`."""
         if out is None:
-            if not self._is_on_last_stream(stream) and self.is_captured([x], stream):
+            if not self._is_on_last_stream(x, stream) and self.is_captured([x], stream):
                 raise UnsupportedError(
                     f"{self.name}: dot failed: the stream is being captured into a graph, and "
                     "replays would write into a result that may be gone by then. Pass out=, an "
@@ -133,10 +133,15 @@ class CudaReduce(CudaPlanEngine):
         self._last_dot = prepared
         return out
 
-    def _is_on_last_stream(self, stream: Any) -> bool:
-        """Whether a call is on the stream of the last one, which is not being captured."""
+    def _is_on_last_stream(self, x: Any, stream: Any) -> bool:
+        """Whether a call of CuPy's is on the stream of the last one, which is not being captured.
+
+        PyTorch's current stream is another one.
+        """
+        if stream is not None or type(x) is not cupy.ndarray:
+            return False
         last = self._chain.lasting
-        return stream is None and last is not None and self._backend.is_current(last)
+        return last is not None and self._backend.is_current(last)
 
     def _new_result(self, x: Any, stream: Any) -> Any:
         """Return a new array of shape (), of the library of x."""
