@@ -93,24 +93,24 @@ def wait_request(
             call,
         )
 
-    try:
+    def wait() -> None:
         if monitor is None:
             with bystanding(comm, call) as look:
                 is_over = poll(request.Test, timeout_s, look, warn=warn)
         else:
             is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
+        if not is_over:
+            raise late_unknown(call, timeout_s)
+
+    try:
+        wait()
     except BaseException as failure:
         never_free(request, memory)
-        failure.is_unanswered = not is_agreed(failure)  # type: ignore[attr-defined]
-        if monitor is None and is_agreed(failure):
+        agreed = is_agreed(failure)
+        failure.is_unanswered = not agreed  # type: ignore[attr-defined]
+        if monitor is None and agreed:
             abort_at_exit(str(failure), request.Test)
         raise
-    if not is_over:
-        never_free(request, memory)
-        error = late_unknown(call, timeout_s)
-        if monitor is None:
-            abort_at_exit(str(error), request.Test)
-        raise error
 
 
 def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) -> list[Any]:
