@@ -62,7 +62,7 @@ class Arrays:
 
     def new(self, like: Any, side: Side, stream: Any) -> Any:
         """Return a new array of a side, of the library of another one."""
-        if stream is None and type(like) is self.own:
+        if stream is None and type(like) is self.own:  # most calls: no stream is made current
             return self.own(side.shape, side.layout.dtype)
         with self.on(like, stream):
             if is_tensor(like):

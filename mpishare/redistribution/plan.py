@@ -279,10 +279,10 @@ class Redistribute(RoutedPlan):
 
     def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
         """Return `out`, a new one for None: replays compare both arrays with earlier calls'."""
+        if out is not None or stream is not None:
+            return out
         is_known = type(given) is self._arrays.own or is_tensor(given)
-        if out is None and stream is None and is_known:
-            return self._arrays.new(given, way.written, None)
-        return out
+        return self._arrays.new(given, way.written, None) if is_known else None
 
     def _try_on_host(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
         """Return the result of a call whose arrays the engine knows; None for the slow path."""
