@@ -180,45 +180,35 @@ def test_errors_cross_nodes():
     assert dict(played.rank(2)["routes"]) == {1: "mpi", 3: "host"}
 
 
-def late(stage: Stage) -> None:
+def late(stage: Stage, name: str) -> None:
+    """The last rank does not come to the named call of a plan."""
     node = stage.node(timeout_s=1.0)
     halo = stage.ring(node, np.zeros(6))
     halo.exchange()
-    if stage.rank == 1:
+    if stage.rank == stage.size - 1:
         time.sleep(2.5)
     else:
-        stage.attempt("exchange", halo.exchange)
+        stage.attempt("call", getattr(halo, name))
         stage.attempt("then", halo.exchange)
     stage.attempt("close", node.close)
 
 
 def test_a_rank_of_another_node_that_does_not_come():
     """Named within the deadline; the plan and the node are broken then."""
-    played = play_on("1 + 1", late, shared=True)
-    told = played.raised(0, "exchange", "PeerTimeout")
+    played = play_on("1 + 1", late, "exchange", shared=True)
+    told = played.raised(0, "call", "PeerTimeout")
     assert "rank 1" in told.text
     assert 1 <= told.seconds < 2.5
     assert played.raised(0, "then", "PeerTimeout").seconds < 1
     played.worked([0], "close")
 
 
-def late_to_close(stage: Stage) -> None:
-    node = stage.node(timeout_s=1.0)
-    halo = stage.ring(node, np.zeros(6))
-    if stage.rank == 2:
-        time.sleep(2.5)
-    else:
-        stage.attempt("close", halo.close)
-        stage.attempt("then", node.barrier)
-    stage.attempt("end", node.close)
-
-
 def test_a_rank_of_another_node_that_does_not_come_to_a_step():
     """Messages know no rank, and none of this node is missing: that is the whole text."""
-    played = play_on("2 + 1", late_to_close, shared=True)
+    played = play_on("2 + 1", late, "close", shared=True)
     errors = set()
     for rank in (0, 1):
-        for told in (played.told(rank, call) for call in ("close", "then")):
+        for told in (played.told(rank, call) for call in ("call", "then")):
             assert "close failed: not every rank of the communicator arrived" in told.text
             errors.add(told.error)
     assert errors <= {"PeerTimeout", "PeerError"}  # the latter where the other gave up first

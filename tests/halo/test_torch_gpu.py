@@ -6,6 +6,7 @@ import pytest
 
 import mpishare
 from tests.helpers.autograd import functions
+from tests.helpers.captures import refuse_full_checks, skip_unless_fused
 from tests.helpers.halos import even_case, plan
 from tests.helpers.latch import Latch, within
 
@@ -86,18 +87,13 @@ def test_a_backward_pass_in_a_thread_of_its_own_is_refused(node, place):
 def test_tensors_are_replayed(node, place):
     """By the memory that they have at the call, on PyTorch's default stream."""
 
-    def refuse(*_):
-        raise AssertionError("checked anew")
-
     case = even_case((node.size,), True, cells=4)
     field = torch.zeros(6, dtype=torch.float64, device=place)
     other = torch.zeros_like(field)
     with plan(node.comm, case, field, node=node) as halo:
-        used = {route for routes in node.comm.allgather(halo.routes) for route in routes.values()}
-        if used != {"fused"}:
-            pytest.skip("not by one kernel")
+        skip_unless_fused(node, halo)
         halo.exchange(field)
-        halo._forward.exchange = refuse
+        refuse_full_checks(halo._forward)
         for step in range(6):
             if step == 3:
                 field.set_(other)

@@ -25,3 +25,20 @@ def captured(stream: Any, graphs: list[Any] | None = None) -> Iterator[None]:
         graph = stream.end_capture()
     if graphs is not None:
         graphs.append(graph)
+
+
+def skip_unless_fused(node: mpishare.Node, plan: Any) -> None:
+    """Skip on all ranks unless one kernel moves all cells between them."""
+    mine = {route for peer, route in plan.routes.items() if peer != node.rank}
+    used = {route for routes in node.comm.allgather(mine) for route in routes}
+    if used != {"fused"}:
+        pytest.skip("not by one kernel")
+
+
+def refuse_full_checks(engine: Any) -> None:
+    """From here on the engine's calls must be replays."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("checked anew")
+
+    engine.exchange = refuse

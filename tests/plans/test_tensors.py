@@ -1,4 +1,4 @@
-"""Which tensors a replay may take as they are: here in host memory, the device of which is -1."""
+"""Which tensors a replay takes as they are, tested in host memory: its device has number -1."""
 
 import numpy as np
 import pytest

@@ -5,7 +5,11 @@ import pytest
 
 import mpishare
 from mpishare import Redistribute
-from tests.helpers.captures import skip_without_graphs
+from tests.helpers.captures import (
+    refuse_full_checks,
+    skip_unless_fused,
+    skip_without_graphs,
+)
 from tests.helpers.distributions import check_case
 from tests.helpers.latch import Latch, within
 
@@ -224,16 +228,11 @@ def test_many_ranks_run_ahead(node):
 def test_a_rank_without_elements_is_as_fast(node):
     """All but one of a gather: its arrays are known again, whatever strides an empty one has."""
 
-    def refuse(*_):
-        raise AssertionError("checked anew")
-
     with Redistribute(node.comm, (N, N), 0, mpishare.OnRank(0), node=node) as plan:
-        used = {each for peer, each in plan.routes.items() if peer != node.rank}
-        if set().union(*node.comm.allgather(used)) != {"fused"}:
-            pytest.skip("not by one kernel")
+        skip_unless_fused(node, plan)
         a, b = node.xp.ones(plan.source_shape), node.xp.zeros(plan.target_shape)
         plan.forward(a, out=b)
-        plan._forward.engine.exchange = refuse
+        refuse_full_checks(plan._forward.engine)
         for number in range(3):
             a.fill(number)
             plan.forward(a, out=b)
