@@ -5,7 +5,7 @@
 First all calls must give the same bits both ways. Then they take turns in one process; a time is
 that of the slowest rank, and of a round the mean of its calls. Before each line both ways must give
 the same numbers, up to the order of sums. ``--check`` ends before the times, ``--times`` begins
-with them, and ``--only`` has those whose name a pattern is found in. With ``--memory gpu`` the
+with them, and ``--only`` times the lines whose names match a pattern. With ``--memory gpu`` the
 tensors are on the GPUs; by messages they go through the host, as Heat does without an MPI that
 takes them.
 """

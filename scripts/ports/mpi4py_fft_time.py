@@ -57,7 +57,7 @@ def each_way(node, make):
 
 
 def cases():
-    """Yield arrays, some of which no number of ranks divides, as slabs and as pencils."""
+    """Yield shapes that do not divide evenly among the ranks, as slabs and as pencils, by dtype."""
     least = max(0, COMM.size - 9)  # no rank may be without cells
     for shape in ((12, 14, 10), (13, 9, 11)):
         for grid in ((0, 1, 1), (0, 0, 1)):
@@ -91,7 +91,7 @@ def transformed(grid, shape, dtype):
 
 
 def pencils(grid, shape):
-    """Return two layouts of an array that a transpose of it is between."""
+    """Return the layouts of an array before and after a transpose."""
     axis = grid.index(1)
     first = Pencil(Subcomm(COMM, grid), shape, axis=axis)
     return first, first.pencil(axis - 1)
@@ -172,7 +172,7 @@ def main():
     on_gpu = options.memory == "gpu"
     grid = (0, 0, 1) if options.pencils else (0, 1, 1)
     with mpishare.Node(backend="cuda" if on_gpu else "host") as node:
-        compare_transposes(node) if on_gpu else compare(node)
+        (compare_transposes if on_gpu else compare)(node)
         if COMM.rank == 0:
             print(f"{COMM.size} ranks: the same bits", flush=True)
         if COMM.rank == 0 and options.sizes:

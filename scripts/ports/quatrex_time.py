@@ -4,8 +4,8 @@
 
 First all of them must give the same bits both ways. Then they take turns in one process; a time is
 that of the slowest rank, and of a round the mean of its calls. ``--check`` ends before the times.
-QTX_ARRAY_MODULE is QuaTrEx's own variable: with cupy the arrays are on GPUs, of which each rank has
-to see its own alone (CUDA_VISIBLE_DEVICES), and mpishare is timed beside each back end named.
+QTX_ARRAY_MODULE is QuaTrEx's own variable: with cupy the arrays are on GPUs. Let each rank see only
+its own GPU then, by CUDA_VISIBLE_DEVICES. mpishare is timed beside each of the named back ends.
 """
 
 import argparse
