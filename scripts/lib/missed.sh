@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Let ranks die, and come late, in kernels that wait for them, many times: tests/device/test_late_faults.py.
-# Each of its tests is a job that has RUNS runs, as many at a time as the GPUs have memory for. There are 3 for each
-# kind of wait.
+# Let ranks die, and come late, while a kernel waits for them, many times: tests/device/test_late_faults.py.
+# Each of its tests is a job that has RUNS runs, as many at a time as the GPUs have memory for; in a run each kind of
+# wait is under way.
 # Usage: scripts/lib/missed.sh [RUNS=34] [SECONDS=600] [WORDS]
 # WORDS choose some of the tests, as those of `pytest -k`.
 # Needs GPUs without MPS, and takes python3 and mpirun as they are. A job of deaths has RUNS + 2 processes, all
@@ -18,7 +18,7 @@ WORK=$(mktemp -d "${TMPDIR:-/tmp}/mpishare.XXXXXX")
 trap 'rm -rf -- "$WORK"' EXIT
 file=tests/device/test_late_faults.py
 
-# Deaths and late ranks in turn: the two tests of a kind of wait stand beside each other.
+# Deaths and late ranks in turn: the two tests of a way to wait on the host stand beside each other.
 python3 -m pytest -q -p no:cacheprovider --collect-only -k "$words" "$file" | grep :: | sort -t '[' -k 2 >"$WORK/tests"
 # shellcheck disable=SC2016 # for the shell of a job
 one='said=$(python3 -m pytest -q -p no:cacheprovider --color=no --outcomes "$WORK/$$.jsonl" "$1" 2>&1) && state=passed || state=FAILED

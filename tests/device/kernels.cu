@@ -114,14 +114,17 @@ extern "C" __global__ void by_pointer(const Device* d, Word value, int* ended) {
     *ended = wait(*d, left_of(*d), 0, value);
 }
 
-// Waits in vain for a peer; `ended` becomes 1 by false, 2 by true.
-extern "C" __global__ void hang(Device d, int kind, int peer, int* ended) {
+// Waits in vain for a peer, each block in another way and by a window of its own, since a wait that
+// fails ends the others of its window. `ended` becomes 1 by false, 2 by true.
+extern "C" __global__ void hang(Device a, Device b, Device c, Device d, Device e, int waits, int peer,
+                                int* ended) {
+    if (!waits) return;
     float word;
     bool ok = true;
-    if (kind == 1) ok = wait(d, peer, 1, 1);
-    if (kind == 2) ok = wait<block>(d, peer, 1, 1);
-    if (kind == 3) ok = barrier<block>(d, 2);
-    if (kind == 4) ok = get_word(d, peer, 3, 1, &word);
-    if (kind == 5) ok = wait<warp>(d, peer, 1, 1);
-    if (kind) *ended = ok ? 2 : 1;
+    if (blockIdx.x == 0) ok = wait(a, peer, 1, 1);
+    if (blockIdx.x == 1) ok = wait<block>(b, peer, 1, 1);
+    if (blockIdx.x == 2) ok = barrier<block>(c, 2);
+    if (blockIdx.x == 3) ok = get_word(d, peer, 3, 1, &word);
+    if (blockIdx.x == 4) ok = wait<warp>(e, peer, 1, 1);
+    ended[blockIdx.x] = ok ? 2 : 1;
 }

@@ -79,9 +79,11 @@ class CudaEngine(CudaPlanEngine):
         self._host_routes = sorted(route for route in used if route.waits_in == "host")
         self._has_stream_waits = _has_stream_waits(setup)
         self.try_fast = self.try_start = self.try_wait = never
-        self._bind_replays(handles, setup.seen or setup.mine)
+        self._bind_replays(direction, handles, setup.seen or setup.mine)
 
-    def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:
+    def _bind_replays(
+        self, direction: Direction, handles: Handles, layouts: Sequence[FieldLayout]
+    ) -> None:
         chain, order, own = self._chain, self._order, self._stream
         bind = functools.partial(bind_last_stream, chain, self.agreement, self._device)
         replay_of = functools.partial(bind_replay, layouts, flags=self._flags, where=chain.name)
@@ -104,6 +106,13 @@ class CudaEngine(CudaPlanEngine):
                 return graph, messages
 
             self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
+        elif not direction.mine:
+
+            def find_routes(key: Any) -> StreamedRoutes | None:
+                addresses = key if isinstance(key, tuple) else (key,)
+                return streamed if self._disjoint.are_apart(addresses) else None
+
+            self.try_fast = replay_of(find_routes, bind(order), enqueue=StreamedRoutes.replay_alone)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""

@@ -162,6 +162,10 @@ class StreamedRoutes:
         launch_graph(found[1], stream, where)
         self._backend.record(self._unpacked, stream)
 
+    def replay_alone(self, stream: int, where: str) -> None:  # noqa: ARG002
+        """Do an exchange without any neighbor, which is only counted."""
+        self._packs[0].enqueue(stream)
+
     def close(self) -> None:
         for cache in self._graphs or ():
             cache.close()
