@@ -23,6 +23,7 @@ from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
+from mpishare.runtime.route import LOCAL
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
@@ -106,13 +107,13 @@ class CudaEngine(CudaPlanEngine):
                 return graph, messages
 
             self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
-        elif not direction.mine:
+        elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
 
-            def find_routes(key: Any) -> StreamedRoutes | None:
+            def find_alone(key: Any) -> tuple[int, ...] | None:
                 addresses = key if isinstance(key, tuple) else (key,)
-                return streamed if self._disjoint.are_apart(addresses) else None
+                return addresses if self._is_usual(addresses) else None
 
-            self.try_fast = replay_of(find_routes, bind(order), enqueue=StreamedRoutes.replay_alone)
+            self.try_fast = replay_of(find_alone, bind(order), enqueue=streamed.replay_alone)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -260,14 +261,18 @@ class CudaEngine(CudaPlanEngine):
         routes.replay_messages(messages, handle, where)
         self._join(handle)
 
+    def _is_usual(self, addresses: tuple[int, ...]) -> bool:
+        """Whether fields at these addresses are right, and well aligned."""
+        is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
+        return is_aligned and self._disjoint.are_apart(addresses)
+
     def _launch_first(self, launch: GraphCache, key: Any, handle: int, own: int = 0) -> bool:
         """Launch the fused kernel for CuPy arrays without a graph, or return False.
 
         On the plan's own stream if it is given.
         """
         addresses = key if isinstance(key, tuple) else (key,)
-        is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
-        if not (is_aligned and self._disjoint.are_apart(addresses)):
+        if not self._is_usual(addresses):
             return False
         if own:
             self._follow_user(handle)

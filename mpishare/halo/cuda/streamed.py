@@ -162,8 +162,9 @@ class StreamedRoutes:
         launch_graph(found[1], stream, where)
         self._backend.record(self._unpacked, stream)
 
-    def replay_alone(self, stream: int, where: str) -> None:  # noqa: ARG002
-        """Do an exchange without any neighbor, which is only counted."""
+    def replay_alone(self, addresses: tuple[int, ...], stream: int, where: str) -> None:  # noqa: ARG002
+        """Do an exchange with no other rank."""
+        self._pointers[:] = [*addresses]
         self._packs[0].enqueue(stream)
 
     def close(self) -> None:
