@@ -7,28 +7,27 @@ from mpi4py import MPI
 
 COMM = MPI.COMM_WORLD
 WARM = 3  # rounds that are not counted: plans are made, and memory is touched
-BLOCK_S = 0.02  # at least, per form and round
+BLOCK_S = 0.02  # per form and round, in up to a hundred calls
 
 
 def times(forms, rounds, prepare=None, synchronize=None):
     """Return the times per call of each form by round, in microseconds."""
     found = {name: [] for name in forms}
-    calls = 1
+    calls = dict.fromkeys(forms, 1)  # apart: one form may take a hundred times as long as another
     for at in range(WARM + rounds):
         for name in list(forms) if at % 2 else list(forms)[::-1]:
             if prepare is not None:
                 prepare(name)
             COMM.Barrier()
             begin = time.perf_counter()
-            for _ in range(calls):
+            for _ in range(calls[name]):
                 forms[name]()
             if synchronize is not None:
                 synchronize()
-            mean = COMM.allreduce((time.perf_counter() - begin) / calls, MPI.MAX)
+            mean = COMM.allreduce((time.perf_counter() - begin) / calls[name], MPI.MAX)
             found[name].append(1e6 * mean)
-        if at < WARM:
-            fastest = 1e-6 * min(each[-1] for each in found.values())
-            calls = max(calls, min(100, int(BLOCK_S / fastest)))
+            if at < WARM:
+                calls[name] = max(calls[name], min(100, int(BLOCK_S / mean)))
     return {name: each[WARM:] for name, each in found.items()}
 
 
