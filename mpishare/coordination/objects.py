@@ -74,8 +74,13 @@ class NodeObject(NotPicklable):
         if self._registration is not None and not self._is_closed:
             self._registration.note(self)  # a strong reference from here on, until it is closed
 
+    def _is_over(self) -> bool:
+        """Return whether the work is done that this rank's calls have enqueued."""
+        return True
+
     def _finish_at_exit(self, deadline: float) -> None:
-        """Publish at process exit whether all work that began is over by the deadline."""
+        """Wait at process exit, up to the deadline, for the work that began: others wait for it."""
+        self._context.wait_at_exit(self._is_over, deadline)
 
     def _closed(self, call: str) -> ClosedError:
         """Return the error of a call after `close`; its name begins with that of the object."""

@@ -24,14 +24,15 @@ class Shutdown:
     """Ends one node with the process or with MPI, whichever comes first.
 
     Stops the watchdog before its memory is unmapped; calls `finish` before this rank publishes its
-    end. `has_other_nodes`: the node is one of several that were made together.
+    end, with whether that is an orderly one. `has_other_nodes`: the node is one of several that
+    were made together.
     """
 
     def __init__(
         self,
         agreement: Agreement,
         watchdog: Watchdog,
-        finish: Callable[[], None],
+        finish: Callable[[bool], None],
         *,
         has_other_nodes: bool,
     ) -> None:
@@ -61,8 +62,8 @@ class Shutdown:
 
     def _depart(self) -> None:
         self._agreement.block.mark_ending()
-        self._finish()
         error = uncaught()
+        self._finish(error is None)
         if self._agreement.failure is None and error is not None:
             self._agreement.leave("the program", error)
         failure = self._agreement.failure

@@ -107,6 +107,9 @@ class WindowDevice(NodeObject):
         """The order of its launches, and that of all kernels of this GPU that wait."""
         return [self.chain, self.order.chain]
 
+    def _is_over(self) -> bool:
+        return self.chain.is_over()
+
     def close(self) -> None:
         """Free the signals. Collective, host-blocking; the window closes it."""
         if self._is_closed:

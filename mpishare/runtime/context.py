@@ -17,6 +17,7 @@ from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
+from mpishare.errors import CudaError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
@@ -388,11 +389,25 @@ class NodeContext:
 
     # --- closing
 
-    def finish_at_exit(self) -> None:
-        """At process exit: wait a moment for the work that began."""
-        deadline = time.monotonic() + _FINISH_S
+    def finish_at_exit(self, waits: bool) -> None:
+        """At process exit: wait a moment for the work that began, unless an exception ends it."""
+        deadline = time.monotonic() + (_FINISH_S if waits else 0.0)
         for child in self.children:
             child._finish_at_exit(deadline)
+
+    def wait_at_exit(self, is_over: Callable[[], bool], deadline: float) -> bool:
+        """Wait for work on streams, up to the deadline; return whether it is over.
+
+        Polls, since a process that exits cannot start a thread.
+        """
+        try:
+            poll(
+                lambda: is_over() or self.agreement.failure is not None,
+                deadline - time.monotonic(),
+            )
+            return is_over()
+        except CudaError:
+            return False  # work on a failed GPU never ends
 
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams are done. Collective."""

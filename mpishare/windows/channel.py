@@ -305,6 +305,10 @@ class Channel(NodeObject):
         end = self._end
         return end is None or not end.is_open
 
+    def _is_over(self) -> bool:
+        end = self._end
+        return end is None or end.is_done()
+
     def _pending(self) -> list[int]:
         """Return the ranks whose signals this rank's streams wait for."""
         end = self._end

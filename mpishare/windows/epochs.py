@@ -350,6 +350,10 @@ class Epochs:
         self._view = NO_COUNTERS.view
         self._chain.end()
 
+    def _is_over(self) -> bool:
+        """Return whether this rank's signals are written, and those of others waited for."""
+        return self._chain.is_over()
+
     def _pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's calls wait."""
         view, mine, size = self._view, self._rank, self._size

@@ -212,6 +212,9 @@ class Event(NodeObject):
             return self._chain.enter(call, stream)
         return 0 if stream is None else handle_of(stream)
 
+    def _is_over(self) -> bool:
+        return self._chain.is_over()
+
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""
         if self._has_streams:

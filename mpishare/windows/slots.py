@@ -88,6 +88,10 @@ class Block:
             f"with channel.{call}() as slot: ..."
         )
 
+    def is_done(self) -> bool:
+        """Return whether the work of the blocks that have ended is done."""
+        return self._chain.is_over()
+
     def pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's streams wait."""
         if self._signals is None:

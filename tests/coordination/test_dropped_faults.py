@@ -56,6 +56,32 @@ def test_a_program_that_ends_after_it_dropped_objects(how, backend):
             assert (played.rank(rank)["status"], played.rank(rank)["is closed"]) == (0, False)
 
 
+def ends_early(stage: Stage) -> None:
+    """Rank 0 ends at once behind its last fence, half a second before its stream gets there."""
+    from tests.helpers.counted import Counted
+
+    node = stage.node()
+    window, counted = node.allocate(1, fill=0.0), Counted("")
+    window.fence()
+    node.synchronize()
+    node.barrier()
+    if stage.rank == 0:
+        counted.idle(500_000)
+        window.array[0] = 7.0
+    window.fence()
+    if stage.rank == 1:
+        node.synchronize()
+        report({"found": float(window.array[0])})
+
+
+@pytest.mark.gpu
+def test_a_program_that_ends_before_its_stream_does():
+    """The others get what it wrote before its fence."""
+    played = play(2, ends_early, backend="cuda")
+    played.ended_well()
+    assert played.rank(1)["found"] == 7.0
+
+
 def killed(stage: Stage, place: str) -> None:
     stage.quiet()
     node = stage.node()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
-from mpishare.coordination.poll import poll
-from mpishare.errors import CudaError
 from mpishare.plans.gpu.fields import current_stream, is_captured
 from mpishare.windows.launch_order import LaunchOrder
 from mpishare.windows.stream_chain import StreamChain
@@ -131,19 +128,10 @@ class CudaPlanEngine:
     def finish_at_exit(self, deadline: float) -> None:
         """Publish that all calls have ended, if they do by the deadline.
 
-        Replays of a user's graph are not seen. Polls, since a process that exits cannot start a
-        thread.
+        Replays of a user's graph are not seen.
         """
-        agreement = self._context.agreement
-        try:
-            poll(
-                lambda: self._is_over() or agreement.failure is not None,
-                deadline - time.monotonic(),
-            )
-            if self._is_over():
-                self._flags.mark_finished()
-        except CudaError:
-            return  # work on a failed GPU never ends
+        if self._context.wait_at_exit(self._is_over, deadline):
+            self._flags.mark_finished()
 
     def _is_over(self) -> bool:
         return self._chain.is_over()
