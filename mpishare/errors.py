@@ -118,7 +118,12 @@ _MOST_SHOWN = 80  # characters of a value that is none
 
 def describe(error: BaseException) -> str:
     """Return an error as one line, for other ranks."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as inner:  # of a user's class; the others must hear of the error all the same
+        text = f"(its text raised {type(inner).__name__})"
+    return f"{name}: {text}" if text else name
 
 
 def peer_error(call: str, failures: dict[int, str]) -> PeerError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mpishare.coordination.mpi_agreement import agree_keeping, wait_request
@@ -43,28 +44,49 @@ class RankGroup:
         self._ranks = comm.Get_group()
         # While a wait has not received its messages: they may meet those of a later call.
         self._is_waiting = False
+        self._is_left = False  # for a new communicator, by all ranks
+        self._thread = get_ident()
 
     @classmethod
     def of(
-        cls, given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None
+        cls,
+        given: MPI.Intracomm,
+        call: str,
+        timeout_s: float,
+        monitor: Monitor | None,
+        meet: Callable[[bool], bool] = bool,
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
         Local, if there is one; else collective over `given`, host-blocking: then it raises
         `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
+
+        `meet` waits for the other ranks without MPI, where that is possible, and returns whether
+        any of them has passed True: that it needs a new communicator. A collective on `given` that
+        one rank begins alone would break that communicator for the program itself.
         """
-        from mpi4py import MPI
 
         ranks = given.Get_group()
-        for found in cls._all:
-            if MPI.Group.Compare(found._ranks, ranks) == MPI.IDENT and not found._is_spoiled():
-                break
-        else:
+        found = next((each for each in cls._all if each._is_for(ranks)), None)
+        if meet(found is None) and found is not None:
+            found._is_left = True
+            found = None
+        if found is None:
             found = cls(duplicate(given, call, timeout_s, monitor))
             cls._all.append(found)
         ranks.Free()
         found.plans += 1
         return found
+
+    def _is_for(self, ranks: MPI.Group) -> bool:
+        """Whether these are its ranks, and the next plan of this thread may use it."""
+        from mpi4py import MPI
+
+        return (
+            self._thread == get_ident()
+            and MPI.Group.Compare(self._ranks, ranks) == MPI.IDENT
+            and not self._is_spoiled()
+        )
 
     def _is_spoiled(self) -> bool:
         """Whether messages are left behind, by this rank or one of the same node.
@@ -72,7 +94,8 @@ class RankGroup:
         The others must know: making the next communicator is collective.
         """
         departures = [each for block in self.blocks for each in block.departures().values()]
-        return self._is_waiting or any(each.leaves_messages for each in departures)
+        is_known = self._is_left or self._is_waiting
+        return is_known or any(each.leaves_messages for each in departures)
 
     def _mark(self, *, is_waiting: bool) -> None:
         """Note whether this rank waits for messages: the others learn it if it leaves its node."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import State
 from mpishare.coordination.uncaught import uncaught
+from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import ClosedError, PeerError, name_ranks
 from mpishare.memory.shared import remove_abandoned
 
@@ -64,8 +65,11 @@ class Shutdown:
         self._agreement.block.mark_ending()
         error = uncaught()
         self._finish(error is None)
-        if self._agreement.failure is None and error is not None:
-            self._agreement.leave("the program", error)
+        if error is not None:
+            # All nodes before the wait for the others of one: they may wait in another one.
+            for node in (self._agreement, *of_this_thread()):
+                if node.failure is None:
+                    node.leave("the program", error)
         failure = self._agreement.failure
         if failure is None:
             self._agreement.block.depart(State.EXITED)

@@ -152,6 +152,18 @@ def setup_deadline(
         yield agreement.timeout_s, monitor
 
 
+def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
+    """Return a function of this rank's flag to whether any rank of `comm` has it.
+
+    Collective over a given node whose ranks those are; else it returns the rank's own.
+    """
+    if isinstance(node, Node):
+        agreement = context_of(node).agreement
+        if comm.size == agreement.size == 1 + len(agreement.ranks_in(comm)):
+            return lambda mine: any(agreement.step(call, lambda: mine))
+    return bool
+
+
 def context_of(node: Node) -> NodeContext:
     return node._context
 

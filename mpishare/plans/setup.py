@@ -28,6 +28,7 @@ from mpishare.plans.node_cache import (
     find_node,
     leave_node,
     look_for_node,
+    meeting,
     name_plan,
     ranks_left_out,
     report_of,
@@ -100,7 +101,8 @@ def plan_setup(
     held = None
     try:
         with setup_deadline(node, given, call) as (timeout_s, monitor):
-            held = Holdings(RankGroup.of(given, call, timeout_s, monitor))
+            meet = meeting(node, given, call)
+            held = Holdings(RankGroup.of(given, call, timeout_s, monitor, meet))
         with ranges.span(call):
             yield PlanStart(call, given, node, held)
     except PeerTimeout:

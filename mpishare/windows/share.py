@@ -199,12 +199,14 @@ def _export(context: NodeContext, array: Any, nbytes: int, copy: bool | None) ->
 def _span(array: Any) -> int | Refusal:
     """Return the bytes from the first element of an array to the end of the last."""
     axes = zip(array.shape, array.strides, strict=True)
+    span = span_nbytes(array.shape, array.strides, array.dtype.itemsize)
+    why = ""
     if any(extent > 1 and step <= 0 for extent, step in axes):
-        return Refusal(
-            f"its strides are {array.strides}, and must be positive",
-            "Share the array that it is a view of, or pass copy=True",
-        )
-    return span_nbytes(array.shape, array.strides, array.dtype.itemsize)
+        why = f"its strides are {array.strides}, and must be positive"
+    elif span < array.size * array.dtype.itemsize:
+        why = f"several of its elements are in the same memory: its strides are {array.strides}"
+    remedy = "Share the array that it is a view of, or pass copy=True"
+    return Refusal(why, remedy) if why else span
 
 
 def _window_part(context: NodeContext, address: int, nbytes: int) -> Exported | None:
