@@ -662,3 +662,135 @@ except mpishare.PeerError as error:
         assert result.reports[1]["failures"] == [[0, "KeyboardInterrupt"]], result.describe()
     else:
         assert "was left by an exception: KeyboardInterrupt" in result.stderr, result.describe()
+
+
+def leaves_before_a_plan(stage: Stage, way: str) -> None:
+    """Rank 0 raises where the other makes the node's first plan; later attempts are right."""
+    world = stage.world
+    # Of several nodes the plans of the same ranks share a communicator.
+    other = stage.node(timeout_s=10.0) if way == "two nodes" else None
+    kept = None if other is None else stage.ring(other, np.zeros(4))
+
+    def attempt(number: int) -> None:
+        with stage.node(timeout_s=10.0) as node:
+            if number == 0 and stage.rank == 0:
+                if way == "another call":
+                    node.allocate(3)
+                raise ZeroDivisionError("the words of rank 0")
+            with stage.ring(node, np.zeros(5)) as halo:
+                halo.exchange()
+
+    for number in range(3):
+        stage.attempt(f"attempt {number}", attempt, number)
+        if way == "barrier":
+            world.Barrier()
+    if other is not None:
+        world.Barrier()
+        stage.attempt("other", lambda: stage.ring(other, np.zeros(4)).exchange())
+        kept.close()
+    mine, total = np.ones(1), np.zeros(1)
+    request = world.Iallreduce(mine, total)
+    stage.attempt("program", request.Wait)
+    report({"total": total[0]})
+
+
+@pytest.mark.parametrize("way", ["barrier", "at once", "another call", "two nodes"])
+def test_an_error_before_a_first_plan_leaves_communicators_whole(way):
+    played = play(2, leaves_before_a_plan, way, shared=True)
+    names = ["attempt 1", "attempt 2", "program"] + ["other"] * (way == "two nodes")
+    played.worked(range(2), *names)
+    told = played.told(1, "attempt 0")
+    if way == "another call":
+        assert told.error == "MismatchError"
+    else:
+        assert (
+            "ZeroDivisionError: the words of rank 0"
+            in played.raised(1, "attempt 0", "PeerError").text
+        )
+    assert played.rank(0)["total"] == played.rank(1)["total"] == 2
+
+
+@pytest.mark.parametrize("kind", ["node", "plan"])
+def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
+    """The other rank waits in the older one, and is told before the newer one is left alone."""
+    newer = {"node": "mpishare.Node()", "plan": "mpishare.Allreduce(MPI.COMM_WORLD, numpy.ones(3))"}
+    program = f"""
+import time
+import numpy
+import mpishare
+from mpi4py import MPI
+from tests.helpers.reporting import report
+node = mpishare.Node(timeout_s=30)
+window, newer = node.allocate(4), {newer[kind]}
+if node.rank:
+    raise ZeroDivisionError("the words of rank 1")
+begin = time.monotonic()
+try:
+    window.fence()
+except mpishare.PeerError as error:
+    report({{"text": str(error), "seconds": time.monotonic() - begin}})
+    raise
+"""
+    result = run_ranks(2, program, timeout_s=40)
+    assert not result.timed_out, result.describe()
+    told = result.reports[0]
+    assert "ZeroDivisionError: the words of rank 1" in told["text"], result.describe()
+    assert told["seconds"] < LIMIT_S, result.describe()
+
+
+def raises_without_a_text(stage: Stage) -> None:
+    class UntoldError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def work() -> None:
+        with stage.node(timeout_s=20.0) as node:
+            if stage.rank == 0:
+                raise UntoldError
+            node.barrier()
+
+    if stage.rank == 0:
+        try:
+            work()
+        except UntoldError:
+            report({"is its own": True})
+    else:
+        stage.attempt("barrier", work)
+    stage.world.Barrier()
+
+
+def test_an_exception_whose_text_raises_is_told():
+    played = play(2, raises_without_a_text, shared=True)
+    told = played.raised(1, "barrier", "PeerError")
+    assert "UntoldError: (its text raised RuntimeError)" in told.text
+    assert told.seconds < LIMIT_S
+    assert played.rank(0)["is its own"]
+
+
+def plans_of_threads(stage: Stage) -> None:
+    """Each thread has a node and a communicator of its own, of the same ranks."""
+    import threading
+
+    def work(number: int) -> None:
+        size = 3 + number
+        with stage.node(comms[number], timeout_s=20.0) as node:
+            for step in range(20):
+                field = np.full(size + 2, 10.0 * number + stage.rank + step)
+                with stage.ring(node, field, comm=comms[number]) as halo:
+                    halo.exchange()
+                wanted = 10.0 * number + (1 - stage.rank) + step
+                wrong.append(field[[0, -1]].tolist() != [wanted] * 2)
+
+    comms, wrong = [stage.world.Dup() for _ in range(3)], []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report({"wrong": wrong})
+
+
+def test_threads_with_a_node_each_have_plans_of_their_own():
+    played = play(2, plans_of_threads)
+    assert all(played.rank(rank)["wrong"] == [False] * 60 for rank in range(2))
+    played.ended_well()

@@ -224,6 +224,19 @@ def test_none_decides_for_each_rank_and_says_so(node, caplog):
     win.fence()
 
 
+def test_elements_in_the_same_memory_are_refused_and_copied_by_none(host_node):
+    node = host_node
+    base = node.allocate_each(5, "i8")
+    base.array[...] = np.arange(5)
+    source = np.lib.stride_tricks.sliding_window_view(base.array, 3, writeable=True)
+    words = r"elements are in the same memory|rank 0"
+    with pytest.raises((UnsupportedError, PeerError), match=words):
+        node.share(source, copy=False)
+    win = node.share_each(source, copy=None)
+    assert values_of(win.segment(0)).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    win.fence()
+
+
 def test_none_of_one_rank_for_all(node, caplog):
     base = node.allocate(4, "i8", fill=1)
     for source, is_copied in ((base.array, False), (np.ones(4, "i8"), True)):
