@@ -62,8 +62,7 @@ class RankGroup:
         `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
 
         `meet` waits for the other ranks without MPI, where that is possible, and returns whether
-        any of them has passed True: that it needs a new communicator. A collective on `given` that
-        one rank begins alone would break that communicator for the program itself.
+        any of them has passed True: that it needs a new communicator.
         """
 
         ranks = given.Get_group()

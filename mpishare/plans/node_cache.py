@@ -152,6 +152,18 @@ def setup_deadline(
         yield agreement.timeout_s, monitor
 
 
+def own_communicator(node: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return the communicator of a given node that has the ranks of `comm`; else `comm` itself.
+
+    A collective that some ranks never call breaks its communicator, which should not be the user's.
+    """
+    from mpi4py import MPI
+
+    comms: Sequence[MPI.Intracomm] = node._comms if isinstance(node, Node) else ()
+    same = MPI.IDENT, MPI.CONGRUENT
+    return next((own for own in comms if MPI.Comm.Compare(own, comm) in same), comm)
+
+
 def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
     """Return a function of this rank's flag to whether any rank of `comm` has it.
 

@@ -30,6 +30,7 @@ from mpishare.plans.node_cache import (
     look_for_node,
     meeting,
     name_plan,
+    own_communicator,
     ranks_left_out,
     report_of,
     setup_deadline,
@@ -102,7 +103,8 @@ def plan_setup(
     try:
         with setup_deadline(node, given, call) as (timeout_s, monitor):
             meet = meeting(node, given, call)
-            held = Holdings(RankGroup.of(given, call, timeout_s, monitor, meet))
+            own = own_communicator(node, given)
+            held = Holdings(RankGroup.of(own, call, timeout_s, monitor, meet))
         with ranges.span(call):
             yield PlanStart(call, given, node, held)
     except PeerTimeout:
