@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 # The time that an abort leaves for the output of all ranks to be read, and for other aborts.
 HEARD_S = 1.0
+_CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 def say(text: str) -> None:
-    """Write to stderr, and ignore a stderr that is closed or has no reader."""
+    """Write to stderr, and ignore a stderr that is closed or has no reader.
+
+    Without control characters, which texts from other processes may have.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
+        sys.stderr.write(text.translate(_CONTROL))
         sys.stderr.flush()
 
 

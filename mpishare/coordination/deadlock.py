@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _AWAITED = {
     "put": "A put waits until its consumers have taken earlier frames, or have closed the channel.",
     "get": "A get waits for the producer's next put, or its end().",
-    "start": "A window's start waits for post on its targets.",
+    "start": "A window's start waits for post on its targets: post first.",
     "wait": "A window's wait waits for complete on its origins, an event's for record.",
 }
 

@@ -234,8 +234,8 @@ class Watchdog:
         agreement = self._agreement
         why = agreement.failure() if agreement.failure is not None else ""
         say(
-            f"mpishare: rank {agreement.rank} ends: {why} This rank made no call to mpishare for "
-            f"{self.grace_s:g} s since.\n"
+            f"mpishare: rank {agreement.rank} ends: {why} No call to mpishare has ended here "
+            f"for {self.grace_s:g} s since.\n"
         )
         remove_abandoned()  # shared memory that the dead rank was about to publish
         os._exit(1)

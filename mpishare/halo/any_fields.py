@@ -135,7 +135,7 @@ class AnyFields:
                 "before the capture."
             )
         try:
-            with plan_setup(what, outer.group.comm, outer.node) as start:
+            with plan_setup(what, outer.group.comm, outer.node, is_inner=True) as start:
                 watch = partial(self._require_none_ahead, what, given)
                 agreed, sends, recvs = self._agree(
                     replace(start, name=outer.name, backend=self._backend, watch=watch), fields

@@ -92,17 +92,23 @@ class AgreedFields(NamedTuple):
 
 @contextmanager
 def plan_setup(
-    call: str, given: MPI.Intracomm, node: Any, wanted: str = "comm must be an Intracomm"
+    call: str,
+    given: MPI.Intracomm,
+    node: Any,
+    wanted: str = "comm must be an Intracomm",
+    *,
+    is_inner: bool = False,
 ) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
-    Collective, host-blocking. `wanted` is for the error of what is no communicator.
+    Collective, host-blocking. `wanted` is for the error of what is no communicator. A plan that is
+    inner to another one has its communicator.
     """
     require_intracomm(call, given, wanted)
     held = None
     try:
         with setup_deadline(node, given, call) as (timeout_s, monitor):
-            meet = meeting(node, given, call)
+            meet = bool if is_inner else meeting(node, given, call)
             own = own_communicator(node, given)
             held = Holdings(RankGroup.of(own, call, timeout_s, monitor, meet))
         with ranges.span(call):

@@ -72,7 +72,7 @@ def _parts(name: str, given: Any, ndim: int, size: int) -> Sequence[int]:
     if len(parts) != ndim or prod(parts) != size or min(parts) < 1:
         raise ValueError(
             f"{name} is {tuple(parts)}: it must have the number of ranks along each of {ndim} "
-            f"axes, {size} in all"
+            f"axes, whose product is {size}"
         )
     return parts
 

@@ -35,6 +35,7 @@ _ADVICE = (
     " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
     "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
 )
+_MUCH_NBYTES = 1 << 30  # with so much room it is not the reason
 _ADVICE_ROOM = (
     " UCX, which MPICH may use, was seen to die in a segmentation fault where 15 to 32 MiB were "
     f"left there. {shared.MORE_ROOM} With UCX_TLS=tcp,self it takes none of it."
@@ -130,7 +131,8 @@ def _is_reported_by_first() -> bool:
 def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
     """Print in the child that its parent waits or has died, unless the pipe says it has started."""
     warn_s = min(WARN_AFTER_S, deadline_s)
-    left, total = map(format_nbytes, shared.room())
+    room, whole = shared.room()
+    left, total = format_nbytes(room), format_nbytes(whole)
     told = select.select([over], [], [], warn_s)[0]
     if not told:
         pid = os.getppid()
@@ -143,7 +145,7 @@ def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
     if told and is_first and not os.read(over, 1):
         _say(
             f"{prog}: a process died in MPI's start, where {shared.FOLDER} had {left} left of "
-            f"{total}.{_ADVICE_ROOM}\n"
+            f"{total}.{_ADVICE_ROOM if room < _MUCH_NBYTES else ''}\n"
         )
 
 

@@ -383,7 +383,7 @@ class Epochs:
             key = tuple(ranks)
         except TypeError:
             raise TypeError(
-                f"{self.name}: {call} failed: {ranks!r} is not a list of ranks"
+                f"{self.name}: {call} failed: {ranks!r} is not a list of ranks, such as [0]"
             ) from None
         group = self._groups.get(key)
         if group is None:

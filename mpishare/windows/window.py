@@ -139,7 +139,10 @@ class Window(Epochs, NodeObject):
                 memory, segment = self._memories[rank], self._segments[rank]
             if memory is None or segment is None:
                 having = [r for r, memory in enumerate(self._memories) if memory is not None]
-                raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
+                raise ValueError(
+                    f"{self.name}: rank {rank!r} has no segment; ranks {having} do. Here .array is "
+                    f"that of rank {self._home}"
+                )
             self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
 
@@ -295,10 +298,9 @@ class Window(Epochs, NodeObject):
         """Unmap the window on all ranks, then free it.
 
         Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
-        twice has no effect. Arrays that are still held stay valid: then the memory is kept until
-        the node is closed, and a `ResourceWarning` names the window, unless the node closes it. The
-        same holds where processes outside the job map memory of it on a GPU and have not released
-        it after 3 s.
+        twice has no effect. Arrays that are still held stay valid, and keep their memory mapped; a
+        `ResourceWarning` names the window, unless the node closes it. The same holds where
+        processes outside the job map memory of it on a GPU and have not released it after 3 s.
 
         Raises
         ------

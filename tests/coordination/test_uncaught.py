@@ -5,6 +5,7 @@ import traceback
 import pytest
 
 from mpishare.backends.host import HostBackend
+from mpishare.coordination.abort import say
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.poll import poll
 from mpishare.coordination.uncaught import shorten
@@ -40,3 +41,8 @@ def test_what_nobody_foresaw_keeps_all_frames(monkeypatch):
     token = f"mpishare-1-{0:032x}"
     names = frames_after(lambda: HostBackend().open(token, 8, ""), NotADirectoryError)
     assert names[-2:] == ["attach", "open_file"]
+
+
+def test_control_characters_of_other_ranks_are_not_printed(capsys):
+    say("rank 1 has left:\tValueError: \x1b[2J\x07\x9b\n")
+    assert capsys.readouterr().err == "rank 1 has left:\tValueError: \\x1b[2J\\x07\\x9b\n"

@@ -134,8 +134,10 @@ def test_lines():
 
 STARTS = """
 import ctypes, os, signal, sys, time
+from mpishare.memory import shared
 from mpishare.runtime.mpi_start import limited_start
 
+shared.room = lambda: (1 << (24 if "small" in sys.argv else 34), 1 << 35)
 with limited_start("prog", float(sys.argv[1]), is_first=True):
     if "never" in sys.argv:  # as MPI does: without Python, whose lock it holds
         ctypes.PyDLL(None).pause()
@@ -163,12 +165,13 @@ def test_an_mpi_that_never_starts():
     assert ended.stderr.count("\n") == 1
 
 
-def test_an_mpi_that_dies_in_its_start():
-    ended = start("5", "dies")
+@pytest.mark.parametrize("room", ["small", "large"])
+def test_an_mpi_that_dies_in_its_start(room):
+    ended = start("5", "dies", room)
     assert ended.returncode == -signal.SIGSEGV
     assert ended.stdout == ""
     assert ended.stderr.startswith("prog: a process died in MPI's start, where /dev/shm had ")
-    assert "UCX_TLS=tcp,self" in ended.stderr
+    assert ("UCX_TLS=tcp,self" in ended.stderr) == (room == "small")
     assert ended.stderr.count("\n") == 1
 
 
