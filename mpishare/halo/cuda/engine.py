@@ -108,12 +108,9 @@ class CudaEngine(CudaPlanEngine):
 
             self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
-
-            def find_alone(key: Any) -> tuple[int, ...] | None:
-                addresses = key if isinstance(key, tuple) else (key,)
-                return addresses if self._is_usual(addresses) else None
-
-            self.try_fast = replay_of(find_alone, bind(order), enqueue=streamed.replay_alone)
+            self.try_fast = replay_of(
+                self._usual_addresses, bind(order), enqueue=streamed.replay_alone
+            )
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -261,18 +258,19 @@ class CudaEngine(CudaPlanEngine):
         routes.replay_messages(messages, handle, where)
         self._join(handle)
 
-    def _is_usual(self, addresses: tuple[int, ...]) -> bool:
-        """Whether fields at these addresses are right, and well aligned."""
+    def _usual_addresses(self, key: Any) -> tuple[int, ...] | None:
+        """Return the addresses of a key if the fields there are right, and well aligned."""
+        addresses = key if isinstance(key, tuple) else (key,)
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
-        return is_aligned and self._disjoint.are_apart(addresses)
+        return addresses if is_aligned and self._disjoint.are_apart(addresses) else None
 
     def _launch_first(self, launch: GraphCache, key: Any, handle: int, own: int = 0) -> bool:
         """Launch the fused kernel for CuPy arrays without a graph, or return False.
 
         On the plan's own stream if it is given.
         """
-        addresses = key if isinstance(key, tuple) else (key,)
-        if not self._is_usual(addresses):
+        addresses = self._usual_addresses(key)
+        if addresses is None:
             return False
         if own:
             self._follow_user(handle)
