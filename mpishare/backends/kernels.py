@@ -9,7 +9,8 @@ import cupy
 
 @functools.cache
 def module(code: str, options: tuple[str, ...] = ()) -> cupy.RawModule:
-    return cupy.RawModule(code=code, options=options)
+    # CuPy 13 takes C++11 where no standard is named.
+    return cupy.RawModule(code=code, options=("--std=c++17", *options))
 
 
 def kernel(code: str, name: str, options: tuple[str, ...] = ()) -> int:

@@ -66,7 +66,6 @@ USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
 def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
     """Return the compiler options of a kernel."""
     return (
-        "--std=c++17",
         "--fmad=false",
         *operation.kernel_options,
         f"-DRANKS={nranks}",
