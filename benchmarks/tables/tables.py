@@ -29,7 +29,16 @@ CORES = {
 #: The title of each file: its cases beyond those of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
-    for kind in ("", "newest-", "jax-", "fresh-", "messages-", "redistribute-", "kernels-")
+    for kind in (
+        "",
+        "newest-",
+        "jax-",
+        "fresh-",
+        "messages-",
+        "redistribute-",
+        "allgather-",
+        "kernels-",
+    )
     for place, title in PLACES.items()
 } | CORES
 

@@ -2,7 +2,7 @@
 
 Each block of the kernel waits in another way.
 
-`MPISHARE_RUNS` is the number of runs of each scene, in one job. `scripts/lib/missed.sh` has many.
+`MPISHARE_RUNS` is the number of runs of each scene, in one job: with 34 each wait has a hundred.
 """
 
 import functools
