@@ -116,6 +116,11 @@ _MOST_NAMED = 6  # of the values in one message
 _MOST_SHOWN = 80  # characters of a value that is none
 
 
+def escaped(text: str, kept: str = "") -> str:
+    """Return text safe for a terminal: `kept` are characters that stay though they do not print."""
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
 def describe(error: BaseException) -> str:
     """Return an error as one line, for other ranks."""
     name = type(error).__name__

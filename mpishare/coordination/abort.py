@@ -15,14 +15,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.poll import poll
-from mpishare.errors import describe
+from mpishare.errors import describe, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # The time that an abort leaves for the output of all ranks to be read, and for other aborts.
 HEARD_S = 1.0
-_CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 def say(text: str) -> None:
@@ -31,7 +30,7 @@ def say(text: str) -> None:
     Without control characters, which texts from other processes may have.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text.translate(_CONTROL))
+        sys.stderr.write(escaped(text, "\n\t"))
         sys.stderr.flush()
 
 

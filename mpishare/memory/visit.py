@@ -13,7 +13,7 @@ import struct
 import time
 from typing import Any, Self
 
-from mpishare.errors import HandleError, PeerTimeout, UnsupportedError, late
+from mpishare.errors import HandleError, PeerTimeout, UnsupportedError, escaped, late
 from mpishare.memory.door import NBYTES, UNASKED, peer_of
 
 _TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
@@ -194,5 +194,5 @@ def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
 
 def printable(text: Any) -> str:
     """Return text of another process as one short line, safe for a terminal."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[:_SHOWN])
+    shown = escaped(str(text)[:_SHOWN])
     return shown if len(str(text)) <= _SHOWN else f"{shown}..."
