@@ -58,13 +58,12 @@ class RankGroup:
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
-        Local, if there is one; else collective over `given`, host-blocking: then it raises
+        Local but for `meet` if there is one; else collective over `given`, host-blocking: it raises
         `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
 
-        `meet` waits for the other ranks without MPI, where that is possible, and returns whether
-        any of them has passed True: that it needs a new communicator.
+        `meet` takes whether this rank needs a new communicator, waits for the other ranks without
+        MPI where that is possible, and returns whether any of them needs one.
         """
-
         ranks = given.Get_group()
         found = next((each for each in cls._all if each._is_for(ranks)), None)
         if meet(found is None) and found is not None:
@@ -93,8 +92,7 @@ class RankGroup:
         The others must know: making the next communicator is collective.
         """
         departures = [each for block in self.blocks for each in block.departures().values()]
-        is_known = self._is_left or self._is_waiting
-        return is_known or any(each.leaves_messages for each in departures)
+        return self._is_left or self._is_waiting or any(each.leaves_messages for each in departures)
 
     def _mark(self, *, is_waiting: bool) -> None:
         """Note whether this rank waits for messages: the others learn it if it leaves its node."""

@@ -712,7 +712,7 @@ def test_an_error_before_a_first_plan_leaves_communicators_whole(way):
 
 @pytest.mark.parametrize("kind", ["node", "plan"])
 def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
-    """The other rank waits in the older one, and is told before the newer one is left alone."""
+    """The other rank waits on the older node, and gets the error within seconds."""
     newer = {"node": "mpishare.Node()", "plan": "mpishare.Allreduce(MPI.COMM_WORLD, numpy.ones(3))"}
     program = f"""
 import time
