@@ -11,7 +11,7 @@ import numpy as np
 from mpishare.plans.cells import Box, Cells, cut_item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.runtime.route import Route
@@ -173,6 +173,11 @@ class PartKey(NamedTuple):
 def key_of_sent(sender: int, message: Message | MessageInfo, part: Part | PartInfo) -> PartKey:
     """Return the key of a part that a rank sends."""
     return PartKey(sender, message.peer, message.tag, part.field)
+
+
+def cells_of(key: PartKey, part: Part | PartInfo) -> Hashable:
+    """Return what equals that of another part of the same cells; indices equal no others."""
+    return key if part.box is None else (key.sender, key.field, part.box)
 
 
 def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:

@@ -1,11 +1,13 @@
 """The three ways of a face between host fields: packed, read in place, read from the process."""
 
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from mpishare.halo.host import parts
+import mpishare
+from mpishare.halo.host import parts, process_read
 from tests.helpers.halos import beside, ring
 
 TWO = pytest.mark.ranks(min=2)
@@ -117,3 +119,49 @@ def test_only_those_who_read_are_waited_for(compiled_node):
     ):
         assert not halo._forward._host._parts.readers
         assert len(halo._forward._host._receivers) == min(node.size - 1, 2)
+
+
+@contextmanager
+def from_rank_0_to_all(node, count, most_readers=4):
+    """A redistribution of so many doubles, with small limits, and its route."""
+    whole = mpishare.Box((0,), (count if node.rank else 0,))
+    with (
+        mock.patch.multiple(parts, **LIMITS),
+        mock.patch.object(process_read, "_MAX_READERS", most_readers),
+        mpishare.Redistribute(node.comm, (count,), mpishare.OnRank(0), whole, node=node) as plan,
+    ):
+        yield plan, plan._forward.engine._host
+
+
+@TWO
+@pytest.mark.parametrize(("most_readers", "is_packed"), [(0, True), (4, False)])
+def test_cells_that_many_read_are_packed(compiled_node, most_readers, is_packed):
+    node, count = compiled_node, 4096
+    with from_rank_0_to_all(node, count, most_readers) as (plan, route):
+        for step in range(5):
+            mine = np.arange(step, step + (count if node.rank == 0 else 0), dtype=float)
+            out = np.full(plan.target_shape, -1.0)
+            plan.forward(mine, out=out)
+            assert (out == np.arange(step, step + count)[: out.size]).all()
+        assert [part.buffers is not None for part in route._parts.outgoing] == [is_packed] * (
+            node.rank == 0
+        )
+
+
+@pytest.mark.ranks(min=3)
+def test_cells_for_several_ranks_are_packed_once(compiled_node):
+    node, count = compiled_node, 100
+    with from_rank_0_to_all(node, count) as (plan, route):
+        out = np.empty(plan.target_shape)
+        plan.forward(np.arange(float(count))[: count if node.rank == 0 else 0], out=out)
+        assert (out == np.arange(count)[: out.size]).all()
+        assert len(route._parts.outgoing) == (node.rank == 0)
+        assert route.staging_nbytes < 2 * 2 * 8 * count + 8192  # for one receiver, and words
+
+
+@pytest.mark.ranks(min=3)
+def test_ranks_begin_to_read_at_different_senders(compiled_node):
+    node = compiled_node
+    with mpishare.Redistribute(node.comm, (node.size,), 0, None, node=node) as plan:
+        senders = [each.rank for each in plan._forward.engine._host._parts.senders]
+    assert senders == [(node.rank + n) % node.size for n in range(node.size)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.memory.memory import span_nbytes
 from mpishare.plans.cells import Cells, loops
-from mpishare.plans.message import PartKey, parts_sent, received, sent
+from mpishare.plans.message import PartKey, cells_of, parts_sent, received, sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -160,11 +160,12 @@ def lay_out(
     """
     mine = setup.comm.rank
     sources = _sources(setup, sends, is_reverse=is_reverse, may_read=may_read)
-    outgoing = [
-        Outgoing(part.field, part.key, staging.buffers(key, part.shape), sources[key].in_place)
-        for key, part in sent(sends, mine)
-        if key.receiver != mine
-    ]
+    outgoing = {}
+    for key, part in sent(sends, mine):
+        if key.receiver != mine:
+            buffers = staging.buffers(key, part.shape)
+            way = cells_of(key, part), buffers is None  # two receivers of the same cells may differ
+            outgoing[way] = Outgoing(part.field, part.key, buffers, sources[key].in_place)
     incoming = [
         Incoming(key, part.field, part.key, *sources[key], staging.buffers(key, part.shape))
         for key, part in received(recvs, mine)
@@ -172,7 +173,7 @@ def lay_out(
     read = [key for key, _ in sent(sends, mine) if sources[key].in_place]
     in_place = {key.field for key in read}
     return RouteParts(
-        outgoing,
+        [*outgoing.values()],
         _by_sender(incoming if is_reverse else _own_first(incoming, mine, setup.mine)),
         [field in in_place for field in range(len(setup.mine))],
         sorted({key.receiver for key in read}),
@@ -202,10 +203,17 @@ def _sources(
 def _own_first(
     parts: Sequence[Incoming], mine: int, layouts: Sequence[FieldLayout]
 ) -> list[Incoming]:
-    """Return parts whose order is free with those of one sender together, own cells first."""
+    """Return parts whose order is free with those of one sender together.
+
+    Own cells come first, then those of the ranks behind this one: no two begin at the same sender.
+    """
     own = (part for part in parts if part.name.sender == mine)
     others = (part for part in parts if part.name.sender != mine)
-    return [*block_for_cache(own, layouts), *sorted(others, key=lambda part: part.name.sender)]
+
+    def from_mine_on(part: Incoming) -> tuple[bool, int]:
+        return part.name.sender < mine, part.name.sender
+
+    return [*block_for_cache(own, layouts), *sorted(others, key=from_mine_on)]
 
 
 def _by_sender(parts: Sequence[Incoming]) -> list[Sender]:

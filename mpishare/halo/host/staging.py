@@ -24,11 +24,11 @@ from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
 from mpishare.memory.memory import compact_strides
-from mpishare.plans.message import padded, parts_sent
+from mpishare.plans.message import cells_of, padded, parts_sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
@@ -77,10 +77,13 @@ class Staging:
         self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
         for rank in ranks_here:
             begin = end
+            packed: dict[Hashable, int] = {}  # the same cells once, whoever receives them
             for key, part, _ in parts_sent(messages, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
-                    self._offsets[key] = end
-                    end += padded(part.nbytes, SLOT_NBYTES)
+                    at = packed.setdefault(cells_of(key, part), end)
+                    self._offsets[key] = at
+                    if at == end:
+                        end += padded(part.nbytes, SLOT_NBYTES)
             self._strides[rank] = end - begin
             end += end - begin
         self._memory = setup.comm.take_memory(setup.name, end)
