@@ -1,7 +1,7 @@
 """The engine for fields in host memory: the ranks of a node reduce through shared memory.
 
 A rank copies its elements into its slot; after a barrier each rank folds the slots of all into its
-field. Large fields go by `LargeReduce`.
+field, or a share of them. Fields that have no room in a slot go by `LargeReduce`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
-from mpishare.reduction.large import LargeReduce, capacities
+from mpishare.reduction.large import LargeReduce
 from mpishare.reduction.operation import packing_order, quiet_runner
-from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
+from mpishare.reduction.slots import DOT, REDUCE, Slots, capacity, folds_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,20 +49,20 @@ class HostReduce(PlanEngine):
         self._local_dot = LocalDot(layout.dtype)
         self._sum = np.empty(1, layout.dtype)
         count, nranks = prod(shape), len(setup.comm.ranks_here)
-        small, large = capacities(nranks, count, layout.dtype.itemsize)
-        self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
+        size = capacity(count, layout.dtype.itemsize)
+        self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, size)
         self.staging_nbytes = slots.nbytes
         self._fold = operation.fold
-        self._large = LargeReduce(setup, slots, self._fold)
         self._order = order = packing_order(setup)
         self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0
-        key = operation.key
-        # For each of `CALLS`.
-        self._compiled = [None if large else slots.compiled(key, count), slots.compiled(key, 1)]
-        combines = [self._combine_in_numpy if c is None else self._combine for c in self._compiled]
-        self._combine_sums = partial(combines[DOT], DOT)
-        self._reduce_packed = self._reduce_large if large else partial(combines[REDUCE], REDUCE)
+        self._is_shared = not folds_all(nranks, min(count, size) * layout.dtype.itemsize)
+        self._compiled = slots.compiled(operation.key)
+        combine = self._combine_in_numpy if self._compiled is None else self._combine
+        self._combine_sums = partial(combine, DOT, False)
+        in_slots = partial(combine, REDUCE, self._is_shared)
+        self._large = LargeReduce(setup, slots, self._fold, in_slots)
+        self._reduce_packed = in_slots if count <= size else self._reduce_large
         if layout.is_packed(order):
             self._reduce = self._reduce_packed
         else:
@@ -91,17 +91,18 @@ class HostReduce(PlanEngine):
             self._leave_node("reduce", error)
             raise
 
-    def _combine(self, kind: int, field: Array) -> None:
+    def _combine(self, kind: int, is_shared: bool, field: Array) -> None:
         """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
-        slots, compiled = self._slots, self._compiled
+        slots = self._slots
         parity = slots.parity = slots.parity ^ 1
-        epoch = slots.next_epoch()
-        value = 2 * epoch + kind
+        value = 2 * slots.next_epoch() + kind
         # Looked up each time: a handler of a signal may have closed the plan and freed memory.
-        while not compiled[kind](field, parity, epoch, value):
-            slots.wait(value)
+        while (awaited := self._compiled(field, parity, value, is_shared)) is not None:
+            slots.wait(awaited)
+        if is_shared:
+            slots.next_epoch()
 
-    def _combine_in_numpy(self, kind: int, field: Array) -> None:
+    def _combine_in_numpy(self, kind: int, is_shared: bool, field: Array) -> None:
         """Do the same for an operation that is not compiled."""
         slots = self._slots
         slots.parity ^= 1
@@ -109,11 +110,19 @@ class HostReduce(PlanEngine):
         operands = [slot[: flat.size] for slot in slots.pair[slots.parity]]
         operands[slots.place][...] = flat
         slots.meet(kind)
-        self._fold(operands, flat)
+        if not is_shared:
+            self._fold(operands, flat)
+            return
+        shares = [slots.share(flat.size, place) for place in range(len(operands))]
+        mine = shares[slots.place]
+        self._fold([each[mine] for each in operands], flat[mine])
+        operands[slots.place][mine] = flat[mine]
+        slots.meet(kind)
+        for share, results in zip(shares, operands, strict=True):
+            if share is not mine:
+                flat[share] = results[share]
 
     def _reduce_large(self, field: Array) -> None:
-        # Counts as a use: another rank may be in `dot`, and calls go on after the error.
-        self._slots.parity ^= 1
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
 
     def _reduce_unpacked(self, field: Array) -> None:
@@ -174,7 +183,7 @@ class HostReduce(PlanEngine):
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
-        self._compiled[:] = [self._slots.refuse] * len(CALLS)
+        self._compiled = self._slots.refuse
         # Else a closed engine would live until a collection of cycles.
         del self._reduce, self._reduce_packed, self._combine_sums, self._large
         self._slots.close()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.counters import SLOT_NBYTES
 from mpishare.errors import ClosedError
 from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import ReadTrial, read_memory
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]
 
-_MIN_SHARED_NBYTES = 512 << 10  # times the other ranks
 _MIN_IN_PLACE_NBYTES = 1 << 20
-_CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
 # Of larger ones the slots do not stay in the caches, and each MiB more has two barriers more.
 _MAX_SLOT_NBYTES = 2 << 20
@@ -39,29 +36,18 @@ _MAX_READ_NBYTES = 8 << 20  # of a result, by one system call, which a signal wa
 _HIDDEN = Location(0, 0, 0)  # windows count from 1; those of private memory have an address
 
 
-def folds_all(nranks: int, nbytes: int) -> bool:
-    """Whether every rank folds all elements; folding a share of them costs a second barrier."""
-    return (nranks - 1) * nbytes < _MIN_SHARED_NBYTES
-
-
-def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
-    """Return the elements of a small slot and of a large one, for fields of so many.
-
-    All chunks of a field but the last fill a large slot, and that one nearly does.
-    """
-    if folds_all(nranks, count * itemsize):
-        return max(count, 1), 0
-    nchunks = -(-count * itemsize // _CHUNK_NBYTES)
-    return 1, -(-count // nchunks)
-
-
 class LargeReduce:
-    """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
+    """Reduces packed fields of any size in place, or by reads, or in chunks by `in_slots`.
 
-    def __init__(self, setup: PlanSetup, slots: Slots, fold: Fold) -> None:
+    `fold` is in the order of the ranks.
+    """
+
+    def __init__(
+        self, setup: PlanSetup, slots: Slots, fold: Fold, in_slots: Callable[[Array], None]
+    ) -> None:
         self._context = setup.context
         self._slots = slots
-        self._fold = fold
+        self._fold, self._in_slots = fold, in_slots
         self._nranks = len(slots.pair[0])
         self._dtype = slots.pair[0][0].dtype
         self._itemsize = self._dtype.itemsize
@@ -80,33 +66,9 @@ class LargeReduce:
         elif _HIDDEN not in places:
             self._reduce_by_reads(flat, places)
         else:
-            step = self._slots.large[0].size
+            step = self._slots.size
             for begin in range(0, flat.size, step):
-                self._reduce_chunk(flat[begin : begin + step])
-
-    def _reduce_chunk(self, chunk: Array) -> None:
-        """Fold this rank's share of a chunk into its slot, and copy the others' from theirs.
-
-        In a slot its owner's share is a result, the rest are operands: one slot is enough. Results
-        are written after a barrier, so the others have copied those of the chunk before; operands
-        after all ranks have folded the last ones.
-        """
-        slots = self._slots
-        place, parts = slots.place, [slot[: chunk.size] for slot in slots.large]
-        # The same for all chunks, also the last: results stay results.
-        shares = [self._share(slots.large[0].size, at) for at in range(self._nranks)]
-        mine = shares[place]
-        for others in (slice(0, mine.start), slice(mine.stop, None)):
-            parts[place][others] = chunk[others]
-        slots.meet(REDUCE)
-        operands = [part[mine] for part in parts]
-        result, operands[place] = operands[place], chunk[mine]
-        self._fold(operands, result)
-        chunk[mine] = result
-        slots.meet(REDUCE)
-        for part, share in zip(parts, shares, strict=True):
-            if share is not mine:
-                chunk[share] = part[share]
+                self._in_slots(flat[begin : begin + step])
 
     def _places(self, flat: Array) -> list[Location]:
         """Return where all ranks have their fields: in windows, or where processes read them."""
@@ -115,6 +77,8 @@ class LargeReduce:
         may_read = self._may_read and flat.nbytes > _MAX_SLOT_NBYTES
         if place is None and may_read and _is_readable(address, flat.nbytes):
             place = Location(0, 0, address)
+        # Counts as a use: another rank may be in `dot`, and calls go on after the error.
+        slots.parity ^= 1
         slots.publish_place(place or _HIDDEN)
         slots.meet(REDUCE)
         return slots.places()
@@ -128,7 +92,7 @@ class LargeReduce:
     def _reduce_in_place(self, fields: Sequence[Array]) -> None:
         """Fold this rank's share, which only it reads and writes, and store it in all fields."""
         slots, first = self._slots, fields[0]
-        share = self._share(first.size, slots.place)
+        share = self._slots.share(first.size, slots.place)
         step = _BLOCK_NBYTES // first.itemsize
         for begin in range(share.start, share.stop, step):
             block = slice(begin, min(begin + step, share.stop))
@@ -145,7 +109,7 @@ class LargeReduce:
         their shares of it, before the third the result.
         """
         slots, place = self._slots, self._slots.place
-        shares = [self._share(flat.size, at) for at in range(self._nranks)]
+        shares = [self._slots.share(flat.size, at) for at in range(self._nranks)]
         sources = {rank: self._source(rank, at) for rank, at in enumerate(places) if rank != place}
         self._fold_by_reads(flat, shares[place], sources)
         slots.meet(REDUCE)
@@ -190,12 +154,6 @@ class LargeReduce:
         error = read_memory(pid, address + offset, into, nbytes)
         if error:
             self._peers.require_read(f"{self._slots.name}: reduce", self._ranks[rank], error)
-
-    def _share(self, count: int, place: int) -> slice:
-        """Return the slice of elements that a rank folds: whole cache lines but for the last."""
-        line = SLOT_NBYTES // self._itemsize
-        begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
-        return slice(begin, count if place == self._nranks - 1 else end)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:

@@ -1,18 +1,21 @@
-"""Shared host memory of one `Allreduce`: per rank, control words, two small slots and a large one.
+"""Shared host memory of one `Allreduce`: per rank, control words and two slots.
 
 Every rank writes its own control words and slots, and reads those of all::
 
     READY      for even epochs and for odd ones: the epoch and the call, in one word
     PLACE      for even epochs and for odd ones: the location of the rank's field, if in a window
 
-Each epoch is a barrier. Words are double-buffered by its parity, small slots by that of their use:
-a rank overwrites those of use k in use k + 2. It has passed the barrier of use k + 1 by then, so
-all others are done with use k.
+Each epoch is a barrier. Words are double-buffered by its parity, slots by that of their use: a rank
+overwrites those of use k in use k + 2. It has passed the barrier of use k + 1 by then, so all
+others are done with use k.
+
+In a use each rank folds the slots of all. With many ranks that is much to read: then each folds a
+share, whose result takes the place of the operand in its own slot, and a second barrier ends with
+the shares of all.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -31,16 +34,30 @@ if TYPE_CHECKING:
 
 CALLS = ("reduce", "dot")
 REDUCE, DOT = range(len(CALLS))
+_MIN_SHARED_NBYTES = 128 << 10  # that a rank need not read
+_SLOT_NBYTES = 512 << 10
 _PLACES = 4  # behind the words of READY
 _PLACE_WORDS = len(Location._fields)
 
 
-class Slots:
-    """The shared memory of the plan's ranks on this node. Collective to make, host-blocking."""
+def folds_all(nranks: int, nbytes: int) -> bool:
+    """Whether every rank folds all elements; folding a share of them costs a second barrier."""
+    return (nranks - 1) * (nranks - 2) * nbytes < nranks * _MIN_SHARED_NBYTES
 
-    def __init__(
-        self, comm: PlanComm, name: str, dtype: np.dtype[Any], small: int, large: int
-    ) -> None:
+
+def capacity(count: int, itemsize: int) -> int:
+    """Return the elements of a slot; chunks of a field of `count` that is larger are alike."""
+    nchunks = max(1, -(-count * itemsize // _SLOT_NBYTES))
+    return max(1, -(-count // nchunks))
+
+
+class Slots:
+    """The shared memory of the plan's ranks on this node. Collective to make, host-blocking.
+
+    Slots have room for `size` elements.
+    """
+
+    def __init__(self, comm: PlanComm, name: str, dtype: np.dtype[Any], size: int) -> None:
         self._comm = comm
         self.name = name
         self._dtype = dtype
@@ -49,9 +66,8 @@ class Slots:
         self._ranks = [*comm.ranks_here]
         self._epoch = 0
         begin, count = SLOT_NBYTES * len(self._ranks), len(self._ranks)
-        sizes = [*[small] * (2 * count), *[large] * count]
-        strides = [padded(size * dtype.itemsize, SLOT_NBYTES) for size in sizes]
-        self._memory = comm.take_memory(name, begin + sum(strides))
+        stride = padded(size * dtype.itemsize, SLOT_NBYTES)
+        self._memory = comm.take_memory(name, begin + 2 * count * stride)
         self.nbytes = self._memory.nbytes
         words = self._memory.buffer[:begin].cast("Q")
         self._control = [
@@ -62,12 +78,9 @@ class Slots:
         self._mine = self._control[self.place]
         self._others = [*self._control[: self.place], *self._control[self.place + 1 :]]
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
-        slots = [
-            np.ndarray(size, dtype, buffer=base, offset=offset)
-            for size, offset in zip(sizes, accumulate(strides[:-1], initial=begin), strict=True)
-        ]
-        self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count : 2 * count]
-        self.large = slots[2 * count :]
+        slots = [np.ndarray(size, dtype, base, begin + at * stride) for at in range(2 * count)]
+        self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count:]
+        self.size = size
 
     def meet(self, kind: int) -> None:
         """Barrier: writes of all ranks before it are visible to all after it. Host-blocking.
@@ -85,8 +98,14 @@ class Slots:
                 self.wait(value)
         self._memory_barrier()
 
-    def compiled(self, key: str, count: int) -> Any:
-        """Return the compiled `reduce` of the small slots by an operation's key, or None."""
+    def share(self, count: int, place: int) -> slice:
+        """Return the slice of elements that a rank folds: whole slots of words but for the last."""
+        line, nranks = SLOT_NBYTES // self._dtype.itemsize, len(self._ranks)
+        begin, end = (count * at // nranks // line * line for at in (place, place + 1))
+        return slice(begin, count if place == nranks - 1 else end)
+
+    def compiled(self, key: str) -> Any:
+        """Return the compiled `reduce` of the slots by an operation's key, or None."""
         context = self._comm.context
         module = context.compiled
         if module is None or not module.can_reduce(key):
@@ -95,7 +114,7 @@ class Slots:
             key,
             np.ndarray,
             self._dtype,
-            count,
+            self.size,
             self.place,
             self._control,
             *self.pair,
@@ -137,7 +156,7 @@ class Slots:
         """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
         self._mine = NO_WORDS
-        self.pair, self.large = ([], []), []
+        self.pair = [], []
         self._memory.close()
 
     def wait(self, value: int) -> None:

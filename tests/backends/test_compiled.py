@@ -369,12 +369,32 @@ def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
     field = np.array([3.0])
     parts = map(list, (words, *slots))
     reduce = module.Reduce("sum float64", np.ndarray, field.dtype, 1, 0, *parts, 1).reduce
-    assert not reduce(field, 0, 2, 4)  # the other one has not come
+    assert reduce(field, 0, 4, False) == 4  # the other one has not come
     assert slots[0, 0] == 3
     slots[0] = [[70.0], [5.0]]  # a value that only a second copy would overwrite
     words[1, 0] = 4
-    assert reduce(field, 0, 2, 4)
+    assert reduce(field, 0, 4, False) is None
     assert field == 75
+
+
+def test_a_shared_sum_that_is_called_again_goes_on_where_it_was(module):
+    count = 48  # doubles, of which rank 0 folds 16, a share of whole slots of words
+    words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, count))
+    field = np.full(count, 3.0)
+    parts = map(list, (words, *slots))
+    reduce = module.Reduce("sum float64", np.ndarray, field.dtype, count, 0, *parts, 1).reduce
+    slots[0, 1] = 4
+    assert reduce(field, 0, 4, True) == 4  # the other one has not come
+    words[1, 0] = 4
+    assert reduce(field, 0, 4, True) == 6  # nor has it folded its share
+    assert (field[:16] == 7).all()
+    assert (field[16:] == 3).all()
+    assert (slots[0, 0] == field).all()
+    slots[0, 1] = 8  # the share of rank 1 is a result by now, that of rank 0 is not read again
+    words[1, 1] = 6
+    assert reduce(field, 0, 4, True) is None
+    assert (field[:16] == 7).all()
+    assert (field[16:] == 8).all()
 
 
 # --- wrong calls, which none of mpishare makes
@@ -495,12 +515,12 @@ def test_a_sum_whose_slots_or_arrays_are_wrong(module):
     read_only = np.zeros(2)
     read_only.flags.writeable = False
     unfit = [
-        np.zeros(1), np.zeros(3), np.zeros(2, "f4"), np.zeros(4)[::2], read_only, [0.0, 0.0], None,
+        np.zeros(3), np.zeros(2, "f4"), np.zeros(4)[::2], read_only, [0.0, 0.0], None,
     ]  # fmt: skip
     for each in unfit:
         with pytest.raises(TypeError, match="not of this reduction"):
-            reduce(each, 0, 1, 2)
+            reduce(each, 0, 2, False)
     with pytest.raises(TypeError, match="an array, a parity"):
         reduce(field)
-    assert reduce(field, 0, 1, 2)
-    assert reduce(field.view(">f8").view("<f8"), 1, 2, 4)
+    assert reduce(field, 0, 2, False) is None
+    assert reduce(field.view(">f8").view("<f8"), 1, 4, True) is None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mpishare.plans.layout import FieldLayout
 from mpishare.reduction import operation
 from mpishare.reduction.host import LocalDot
-from mpishare.reduction.large import folds_all
 from mpishare.reduction.operation import OPERATIONS, Operation, quiet_runner
+from mpishare.reduction.slots import folds_all
 from tests.helpers.reductions import FORMS, UFUNCS, laid_out, pairs
 
 TAKEN = set(pairs())
@@ -137,7 +137,10 @@ def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays(run):
             np.add(np.full(1, 1e308), 1e308)
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 8])
-def test_small_fields_are_folded_by_all(nranks):
-    assert folds_all(nranks, 1024)
-    assert not folds_all(nranks, 1 << 20)
+def test_small_fields_are_folded_by_all_and_any_by_two_ranks():
+    assert folds_all(2, 1 << 20)
+    for nranks in (3, 8, 28):
+        assert folds_all(nranks, 1024)
+        assert not folds_all(nranks, 1 << 20)
+    assert folds_all(3, 16_000)
+    assert not folds_all(28, 16_000)

@@ -1,5 +1,7 @@
-/* The reduction of small fields: a rank copies its elements into its slot, all meet, and each folds
- * the slots of all, in the order of the ranks. The words are those of mpishare.reduction.slots. */
+/* The reduction of fields through slots: a rank copies its elements into its slot, all meet, and each
+ * folds the slots of all, in the order of the ranks. Or it folds a share of them, puts the result
+ * into its slot, whose share nobody else reads before that, and all meet once more for those of the
+ * others. The words and the shares are those of mpishare.reduction.slots. */
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include "wait.h"
@@ -13,11 +15,13 @@ typedef struct {
     PyObject_HEAD
     Word **control;  /* of each rank: the words of even and of odd epochs */
     void **slots[2]; /* of each rank, for even and for odd uses */
+    void **operands; /* of a fold */
     void *unaligned; /* room for a result, if the field is not aligned */
     PyObject *array_type, *dtype;
-    Py_ssize_t nelements; /* of the array, each of one number or of two */
-    Py_ssize_t nranks, place, count;
-    size_t nbytes;
+    Py_ssize_t nelements; /* of a slot */
+    Py_ssize_t nranks, place;
+    Py_ssize_t width; /* numbers of an element: one or two */
+    size_t itemsize;
     Fold fold;
     int looks_per_yield;
 } Reduce;
@@ -97,6 +101,7 @@ static void reduce_dealloc(Reduce *self)
     PyMem_Free(self->control);
     PyMem_Free(self->slots[0]);
     PyMem_Free(self->slots[1]);
+    PyMem_Free(self->operands);
     PyMem_Free(self->unaligned);
     Py_CLEAR(self->array_type);
     Py_CLEAR(self->dtype);
@@ -147,8 +152,8 @@ static int read_operation(Reduce *self, const char *operation)
         return -1;
     }
     self->fold = folds[row].fold;
-    self->nbytes = (size_t)(self->nelements * itemsize);
-    self->count = self->nelements * (itemsize / nbytes);
+    self->itemsize = (size_t)itemsize;
+    self->width = itemsize / nbytes;
     return 0;
 }
 
@@ -171,15 +176,18 @@ static int read_arguments(Reduce *self, PyObject *arguments, PyObject *keywords)
         PyErr_Format(PyExc_ValueError, "there is no place %zd", self->place);
         return -1;
     }
-    if (read_operation(self, operation) ||
-        !(self->control = read_buffers(control, self->nranks, 2 * sizeof(Word))) ||
-        !(self->slots[0] = read_buffers(even, self->nranks, self->nbytes)) ||
-        !(self->slots[1] = read_buffers(odd, self->nranks, self->nbytes)))
+    if (read_operation(self, operation))
         return -1;
-    self->unaligned = PyMem_Malloc(self->nbytes);
-    if (self->unaligned == NULL)
+    const size_t nbytes = (size_t)self->nelements * self->itemsize;
+    if (!(self->control = read_buffers(control, self->nranks, 2 * sizeof(Word))) ||
+        !(self->slots[0] = read_buffers(even, self->nranks, nbytes)) ||
+        !(self->slots[1] = read_buffers(odd, self->nranks, nbytes)))
+        return -1;
+    self->operands = PyMem_Calloc((size_t)self->nranks, sizeof *self->operands);
+    self->unaligned = PyMem_Malloc(nbytes);
+    if (self->operands == NULL || self->unaligned == NULL)
         PyErr_NoMemory();
-    return self->unaligned == NULL ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *reduce_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -190,60 +198,115 @@ static PyObject *reduce_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     return (PyObject *)self;
 }
 
-/* Whether it is a packed array of the elements; -1 on errors. */
-static int fits(const Reduce *self, PyObject *given)
+/* Whether it is a packed array of elements that a slot has room for; -1 on errors. */
+static int fits(const Reduce *self, PyObject *given, Py_ssize_t *nelements)
 {
     PyArrayObject *array = (PyArrayObject *)given;
     if ((PyObject *)Py_TYPE(given) != self->array_type ||
         !(PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE) ||
         !(PyArray_FLAGS(array) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
         return 0;
-    Py_ssize_t nelements = 1;
+    *nelements = 1;
     for (int axis = 0; axis < PyArray_NDIM(array); axis++)
-        nelements *= PyArray_DIMS(array)[axis];
-    if (nelements != self->nelements)
+        *nelements *= PyArray_DIMS(array)[axis];
+    if (*nelements > self->nelements)
         return 0;
     PyObject *dtype = (PyObject *)PyArray_DESCR(array);
     return dtype == self->dtype ? 1 : PyObject_RichCompareBool(dtype, self->dtype, Py_EQ);
 }
 
+/* Whether all ranks have come to the epoch of a word, and in the same call. */
+static bool have_met(Reduce *self, uint64_t value)
+{
+    for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
+        const Word *word = self->control[rank] + (value >> 1 & 1);
+        if (!wait_word(word, value & ~(uint64_t)1, self->looks_per_yield) ||
+            load_acquire(word) != value)
+            return false;
+    }
+    return true;
+}
+
+typedef struct {
+    size_t begin, nbytes;
+} Share;
+
+enum { SLOT_NBYTES = 128 }; /* as in mpishare.coordination.counters */
+
+/* What a rank folds: whole pairs of cache lines but for the last rank's. */
+static Share share_of(const Reduce *self, Py_ssize_t nelements, Py_ssize_t place)
+{
+    const Py_ssize_t line = (Py_ssize_t)(SLOT_NBYTES / self->itemsize);
+    const Py_ssize_t begin = nelements * place / self->nranks / line * line;
+    const Py_ssize_t end = place == self->nranks - 1
+                               ? nelements
+                               : nelements * (place + 1) / self->nranks / line * line;
+    return (Share){(size_t)begin * self->itemsize, (size_t)(end - begin) * self->itemsize};
+}
+
+/* Folds a share of the slots into the same place of the field. */
+static void fold_share(Reduce *self, char *field, void *const *slots, Share share, bool is_aligned)
+{
+    for (Py_ssize_t rank = 0; rank < self->nranks; rank++)
+        self->operands[rank] = (char *)slots[rank] + share.begin;
+    void *into = is_aligned ? field + share.begin : self->unaligned;
+    const Py_ssize_t count = (Py_ssize_t)(share.nbytes / self->itemsize) * self->width;
+    self->fold(into, self->operands, self->nranks, count);
+    if (!is_aligned)
+        memcpy(field + share.begin, into, share.nbytes);
+}
+
 static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t count)
 {
     if (count != 4)
-        return PyErr_Format(PyExc_TypeError, "an array, a parity, an epoch and a word are needed");
-    const int is_ours = fits(self, given[0]);
+        return PyErr_Format(PyExc_TypeError, "an array, a parity, a word, and a bool are needed");
+    Py_ssize_t nelements;
+    const int is_ours = fits(self, given[0], &nelements);
     if (is_ours <= 0)
         return is_ours ? NULL : PyErr_Format(PyExc_TypeError, "the array is not of this reduction");
     PyArrayObject *array = (PyArrayObject *)given[0];
     const long parity = PyLong_AsLong(given[1]) & 1;
-    const uint64_t epoch = PyLong_AsUnsignedLongLong(given[2]);
-    const uint64_t value = PyLong_AsUnsignedLongLong(given[3]);
+    const uint64_t value = PyLong_AsUnsignedLongLong(given[2]), last = value + 2;
+    const int is_shared = PyObject_IsTrue(given[3]);
     if (PyErr_Occurred())
         return NULL;
-    void *field = PyArray_DATA(array), **slots = self->slots[parity];
-    Word *mine = self->control[self->place] + (epoch & 1);
-    if (load_acquire(mine) != value) { /* else it is called again, and the others may read the slot */
-        memcpy(slots[self->place], field, self->nbytes);
-        store_release(mine, value);
-    }
-    for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
-        const Word *word = self->control[rank] + (epoch & 1);
-        if (!wait_word(word, value & ~(uint64_t)1, self->looks_per_yield) ||
-            load_acquire(word) != value)
-            Py_RETURN_FALSE;
-    }
+    char *field = PyArray_DATA(array);
+    void **slots = self->slots[parity];
     const bool is_aligned = PyArray_FLAGS(array) & NPY_ARRAY_ALIGNED;
-    self->fold(is_aligned ? field : self->unaligned, slots, self->nranks, self->count);
-    if (!is_aligned)
-        memcpy(field, self->unaligned, self->nbytes);
-    Py_RETURN_TRUE;
+    Word *first_word = self->control[self->place] + (value >> 1 & 1);
+    Word *last_word = self->control[self->place] + (last >> 1 & 1);
+    const Share whole = {0, (size_t)nelements * self->itemsize};
+    /* Called again after a wait, it goes on where it was: the others may read the slot. */
+    if (!is_shared || load_acquire(last_word) != last) {
+        if (load_acquire(first_word) != value) {
+            memcpy(slots[self->place], field, whole.nbytes);
+            store_release(first_word, value);
+        }
+        if (!have_met(self, value))
+            return PyLong_FromUnsignedLongLong(value);
+        const Share mine = is_shared ? share_of(self, nelements, self->place) : whole;
+        fold_share(self, field, slots, mine, is_aligned);
+        if (!is_shared)
+            Py_RETURN_NONE;
+        memcpy((char *)slots[self->place] + mine.begin, field + mine.begin, mine.nbytes);
+        store_release(last_word, last);
+    }
+    if (!have_met(self, last))
+        return PyLong_FromUnsignedLongLong(last);
+    for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
+        const Share theirs = share_of(self, nelements, rank);
+        if (rank != self->place)
+            memcpy(field + theirs.begin, (char *)slots[rank] + theirs.begin, theirs.nbytes);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef reduce_methods[] = {
     {"reduce", (PyCFunction)(void (*)(void))reduce_reduce, METH_FASTCALL,
-     "reduce(array, parity, epoch, word): combine the arrays of all ranks, in that use of the "
-     "slots and that epoch, with that word in control. Return whether it is done: if not, a rank "
-     "has not come within a millisecond, or has made another call."},
+     "reduce(array, parity, word, is_shared): combine the arrays of all ranks, in that use of the "
+     "slots, with that word in control, and that of the next epoch if each folds a share. Return "
+     "None if it is done; else the word of an epoch in which a rank has not come within a "
+     "millisecond, or has made another call."},
     {NULL, NULL, 0, NULL},
 };
 
