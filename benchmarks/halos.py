@@ -39,13 +39,12 @@ _CALLED_BLOCKS = {
 _CALLS, _BATCHES = 100, 10
 
 
-def run(session: Session, case: Case) -> None:
-    if case.name == "calls":
-        _run_calls(session, case)
-    elif case.name == "faces":
-        run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
-    else:
-        run_on_blocks(session, case, _enter_messages)
+def run_faces(session: Session, case: Case) -> None:
+    run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
+
+
+def run_messages(session: Session, case: Case) -> None:
+    run_on_blocks(session, case, _enter_messages)
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
@@ -64,7 +63,7 @@ def enter_naive(comparison: Comparison, grid: Grid) -> None:
     comparison.add("naive", partial(Exchange, grid, _naive), kind=BASELINE)
 
 
-def _run_calls(session: Session, case: Case) -> None:
+def run_calls(session: Session, case: Case) -> None:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
         grid = Grid(session, block)

@@ -42,20 +42,12 @@ _LIMIT_S = 10.0
 _NULL = np.uint64(0)
 
 
-def run(session: Session, case: Case) -> None:
-    if case.name == "pingpong":
-        _run_pingpong(session, case)
-        return
-    for nbytes in session.sizes(case, _COPIES):
-        _run_swap(session, case, nbytes)
-
-
 def _refusal(session: Session) -> str | None:
     is_pair = session.comm.size == session.node.size == 2
     return None if is_pair else "it is between two ranks of one node"
 
 
-def _run_pingpong(session: Session, case: Case) -> None:
+def run_pingpong(session: Session, case: Case) -> None:
     pair, unfit = _Pair(session, _ROUNDS), _refusal(session)
     comparison = Comparison(session, case, nbytes=8, unfit=unfit, clocks=("throughput",))
     signaled = ("nvshmem put_signal", "nccl barrier", "nccl words")
@@ -67,6 +59,11 @@ def _run_pingpong(session: Session, case: Case) -> None:
             make = partial(kind, pair, library)
             comparison.add(arm, make, kind=BASELINE, nbytes=nbytes, unfit=refusal)
     comparison.run()
+
+
+def run_swap(session: Session, case: Case) -> None:
+    for nbytes in session.sizes(case, _COPIES):
+        _run_swap(session, case, nbytes)
 
 
 def _run_swap(session: Session, case: Case, nbytes: int) -> None:

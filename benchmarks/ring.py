@@ -194,17 +194,18 @@ _MPI: Forms = {
 }
 
 
+def run_pairwise(session: Session, case: Case) -> None:
+    comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
+    comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
+    order = partial(FenceRing, ring)
+    sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
+    comparison.add_baseline("sendrecv", partial(order, sendrecv))
+    comparison.add_baseline("barrier", partial(order, barrier))
+    comparison.add_baseline("counters", partial(_CountersOfNeighbors, ring))
+    comparison.run()
+
+
 def run(session: Session, case: Case) -> None:
-    if case.name == "pairwise":
-        comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
-        comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
-        order = partial(FenceRing, ring)
-        sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
-        comparison.add_baseline("sendrecv", partial(order, sendrecv))
-        comparison.add_baseline("barrier", partial(order, barrier))
-        comparison.add_baseline("counters", partial(_CountersOfNeighbors, ring))
-        comparison.run()
-        return
     for nbytes in session.sizes(case, _COPIES):
         ring, sent = Ring(session, nbytes), 2 * nbytes
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=sent, unfit=ring.unfit)

@@ -12,7 +12,7 @@ class Case:
     name: str
     summary: str  # what it times, in one line
     baselines: dict[str, tuple[str, ...]]  # for each backend
-    module: str  # whose run(session, case) times it, called by all ranks
+    run: str  # "module:function", which all ranks call with the session and the case
     # The baselines that run only if the command line names them, or all: they take long to set up.
     on_request: frozenset[str] = frozenset()
     is_sized: bool = False  # whether it runs once for each size
@@ -51,7 +51,7 @@ _HALO1D = Case(
         "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
         "cuda": ("staged", "mpi", "nccl"),
     },
-    "mpishare.bench.halo",
+    "mpishare.bench.halo:run",
     on_request=_MPI_ON_REQUEST,
     is_sized=True,
     is_default=True,
@@ -64,7 +64,7 @@ _REDISTRIBUTE = Case(
         "host": ("alltoallw", "alltoallv", "sendrecv", "isend"),
         "cuda": ("staged", "mpi", "nccl"),
     },
-    "mpishare.bench.redistribute",
+    "mpishare.bench.redistribute:run",
     on_request=_MPI_ON_REQUEST,
     is_sized=True,
     sizes={"host": (64 << 10, 1 << 20), "cuda": (256 << 10, 2 << 20, 16 << 20, 128 << 20)},
@@ -78,14 +78,14 @@ CASES = {
             "setup",
             "making a node, windows, an event and plans; closing them is not counted",
             {"host": ("allocate_shared",), "cuda": ()},
-            "mpishare.bench.setup",
+            "mpishare.bench.setup:run",
             is_default=True,
         ),
         Case(
             "fence",
             "Window.fence: every rank's work before every rank's next",
             {"host": ("barrier",), "cuda": ("barrier",)},
-            "mpishare.bench.fence",
+            "mpishare.bench.fence:run",
             is_default=True,
         ),
         _HALO1D,
@@ -102,7 +102,7 @@ CASES = {
             "allreduce",
             "the sum over all ranks of an array, in place",
             {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
-            "mpishare.bench.allreduce",
+            "mpishare.bench.allreduce:run",
             on_request=_MPI_ON_REQUEST,
             is_sized=True,
             is_default=True,
@@ -121,7 +121,7 @@ CASES = {
             "allgather",
             "the arrays of all ranks brought to every rank",
             {"host": ("allgather",), "cuda": ("staged", "mpi", "nccl")},
-            "mpishare.bench.redistribute",
+            "mpishare.bench.redistribute:run",
             on_request=_MPI_ON_REQUEST,
             is_sized=True,
             sizes=dict.fromkeys(("host", "cuda"), (8, 512, 4 << 10, 64 << 10)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, Case
@@ -137,7 +137,7 @@ def _ended(session: Session, write: Callable[[str], object]) -> Iterator[tuple[s
             if session.comm.rank == 0:
                 session.signals.first = partial(write, name)
             try:
-                import_module(CASES[name].module).run(session, CASES[name])
+                resolve_name(CASES[name].run)(session, CASES[name])
             except StoppedError:
                 yield name, True
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from time import monotonic
 from typing import Any
 
@@ -175,7 +175,7 @@ class Comparison:
         """Enter the baselines that other packages bring, of what the case measures."""
         for name, each in BASELINES.items():
             if each.module and not each.ways and self.includes(name):
-                getattr(import_module(each.module), f"enter_{name}")(self, problem)
+                resolve_name(f"{each.module}:enter_{name}")(self, problem)
 
     def run(self, least_turns: int = 1) -> None:
         """Time all variants; the session gets a row for each of them and each clock.
