@@ -26,7 +26,7 @@ from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
 from mpishare.bench.measure import BlockSize
-from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
+from mpishare.bench.report import UPPER_BOUND, Clock
 from mpishare.bench.session import Bound, Session, do_nothing, in_turn
 from scripts.applications.poisson import Poisson, poisson
 
@@ -149,11 +149,10 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
             by = in_graphs if "graph" in name else None
             return Solve(session, problem, links(session, problem), by)
 
-        comparison.add(name, make, kind=BASELINE, unfit=unfit)
+        comparison.add_baseline(name.split()[0], make, name, unfit=unfit)
 
-    for name, links in (("isend", mpi_links), ("staged", staged_links)):
-        if comparison.includes(name):
-            add(name, links)
+    add("isend", mpi_links)
+    add("staged", staged_links)
     if comparison.includes("nccl"):
         from mpishare.bench.nccl import Nccl
 

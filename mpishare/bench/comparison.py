@@ -137,9 +137,10 @@ class Comparison:
             return True
         # One that the command line names and the backend lacks becomes a row that says so.
         is_elsewhere = any(baseline in names for names in case.baselines.values())
-        if is_elsewhere and baseline in (options.against or ()):
-            self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)
-            self._timed[-1].reason = f"the {backend} backend has no baseline {baseline}"
+        is_new = all(each.row.arm != baseline for each in self._timed)
+        if is_elsewhere and is_new and baseline in (options.against or ()):
+            reason = f"the {backend} backend has no baseline {baseline}"
+            self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes, unfit=reason)
         return False
 
     def add(
@@ -161,7 +162,7 @@ class Comparison:
         row = replace(self._row, arm=name, kind=kind)
         row.nbytes = row.nbytes if nbytes is None else nbytes
         sent = self._sent_nbytes if sent_nbytes is None else sent_nbytes
-        reason = self._unfit or unfit
+        reason = unfit or self._unfit
         self._timed.append(_Timed(self.session, row, make, self._clocks, sent, against, reason))
 
     def add_baseline(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import mpishare
@@ -20,7 +19,6 @@ from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
 from mpishare.bench.library import add_libraries
 from mpishare.bench.options import Options
-from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Session
 from mpishare.bench.staged import staged
 
@@ -101,10 +99,9 @@ def run_on_blocks(
 
 def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> None:
     """Enter these forms of MPI, the libraries, and the baselines of other packages."""
-    for baseline, names in groupby(forms, key=lambda name: name.partition(" ")[0]):
-        for name in names if comparison.includes(baseline) else ():
-            unfit = problem.oversubscribed if forms[name] is mpi.waitany else None
-            make = partial(Exchange, problem, forms[name])
-            comparison.add(name, make, kind=BASELINE, unfit=unfit)
+    for name, bind in forms.items():
+        unfit = problem.oversubscribed if bind is mpi.waitany else None
+        make = partial(Exchange, problem, bind)
+        comparison.add_baseline(name.partition(" ")[0], make, name, unfit=unfit)
     add_libraries(comparison, problem)
     comparison.add_brought(problem)
