@@ -27,7 +27,6 @@ import mpishare
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
 
 Step = Callable[[Any], Any]
@@ -78,7 +77,7 @@ def run(session: Session, case: Case) -> None:
             step = partial(problem.sendrecv, mpi4jax)
             for name, form in theirs.items():
                 make = partial(_Jitted, problem, step, form)
-                comparison.add(name, make, kind=BASELINE, unfit=missing)
+                comparison.add_baseline("mpi4jax", make, name, unfit=missing)
         comparison.run()
         problem.close()
 
@@ -139,7 +138,7 @@ class _Problem:
         """Return this rank's block at the start; wrong ghosts are in it."""
         return np.pad(self._whole(token)[self._mine], _ENDS)
 
-    def is_right(self, u: Any, token: int, *, steps: int, is_exchanged: bool) -> bool:
+    def is_right(self, u: Any, token: int, steps: int, *, is_exchanged: bool) -> bool:
         """Whether a block is what so many steps make of that start, with or without exchange."""
         whole = self._whole(token)
         start, mine = (whole, self._mine) if is_exchanged else (whole[self._mine], slice(None))
@@ -178,26 +177,15 @@ class _Problem:
         self.halo.close()
 
 
-class _Checked(Variant):
-    """A variant that does a hundred steps from a start that depends on the token."""
-
-    steps = _STEPS
-
-    def __init__(self, problem: _Problem) -> None:
-        self.problem, self.check = problem, Tally(np)
-        self.fill(0)
-
-    def is_right(self, token: int) -> bool:
-        raise NotImplementedError
-
-    def verify(self, token: int) -> None:
-        self.check.add(not self.is_right(token))
-
-
-class _Jitted(_Checked):
+class _Jitted(Variant):
     """A program of a hundred steps, with or without an exchange in each."""
 
+    steps = _STEPS
+    _u: Any  # this rank's block
+    _programs: int  # since the start
+
     def __init__(self, problem: _Problem, exchange: Step | None, form: _Form) -> None:
+        self.problem, self.check = problem, Tally(np)
         self._is_exchanged = exchange is not None
         jax = problem.jax
 
@@ -211,9 +199,7 @@ class _Jitted(_Checked):
 
         self._run = jax.jit(program, donate_argnums=0, compiler_options=dict(form.options))
         self._wait = jax.block_until_ready
-        self._u: Any = None
-        self._programs = 0  # since the start
-        super().__init__(problem)
+        self.fill(0)
 
     def step(self) -> None:
         self._u = self._wait(self._run(self._u))
@@ -223,27 +209,28 @@ class _Jitted(_Checked):
         self._u = self.problem.jax.numpy.asarray(self.problem.block(token))
         self._programs = 0
 
-    def is_right(self, token: int) -> bool:
-        steps = self._programs * _STEPS
-        return self.problem.is_right(self._u, token, steps=steps, is_exchanged=self._is_exchanged)
+    def verify(self, token: int) -> None:
+        steps, is_exchanged = self._programs * _STEPS, self._is_exchanged
+        self.check.add(not self.problem.is_right(self._u, token, steps, is_exchanged=is_exchanged))
 
 
-class _Called(_Checked):
+class _Called(Variant):
     """As many exchanges, called one after the other without JAX, and nothing between them."""
 
+    steps = _STEPS
+
     def __init__(self, problem: _Problem) -> None:
-        self._xp = problem.session.node.xp
-        self._synchronize = problem.session.synchronize
-        super().__init__(problem)
+        self.problem, self.check = problem, Tally(np)
+        self.fill(0)
 
     def step(self) -> None:
         exchange, u = self.problem.halo.exchange, self._u
         for _ in range(_STEPS):
             exchange(u)
-        self._synchronize()
+        self.problem.session.synchronize()
 
     def fill(self, token: int) -> None:
-        self._u = self._xp.asarray(self.problem.block(token))
+        self._u = self.problem.session.node.xp.asarray(self.problem.block(token))
 
-    def is_right(self, token: int) -> bool:
-        return self.problem.has_ghosts(self._u, token)
+    def verify(self, token: int) -> None:
+        self.check.add(not self.problem.has_ghosts(self._u, token))
