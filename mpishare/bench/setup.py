@@ -6,8 +6,10 @@ and filled by one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,7 @@ def run(session: Session, case: Case) -> None:
     ):
         make = partial(_Plan, session, cart, count, is_second=is_second)
         comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
-    make_shared = partial(Make, session, partial(_SharedWindow, node), _wrong_of_one)
+    make_shared = partial(Make, session, partial(_shared_window, node), _wrong_of_one)
     comparison.add_baseline("allocate_shared", make_shared, nbytes=_NBYTES)
     comparison.add_brought(session)
     comparison.run(_LEAST_TURNS)
@@ -83,19 +85,14 @@ def run(session: Session, case: Case) -> None:
     base.close()
 
 
-class _SharedWindow:
-    """Memory of MPI for the ranks of a node, filled by the leader."""
-
-    def __init__(self, node: Node) -> None:
-        nbytes = _NBYTES if node.is_leader else 0
-        self._window = MPI.Win.Allocate_shared(nbytes, 8, comm=node.comm)
-        self.array: Any = np.asarray(self._window.Shared_query(node.leader)[0]).view("u8")
-        if node.is_leader:
-            self.array.fill(_FILL)
-        node.comm.Barrier()
-
-    def close(self) -> None:
-        self._window.Free()
+def _shared_window(node: Node) -> Any:
+    """Make memory of MPI for the ranks of a node, filled by the leader."""
+    window = MPI.Win.Allocate_shared(_NBYTES if node.is_leader else 0, 8, comm=node.comm)
+    array = np.asarray(window.Shared_query(node.leader)[0]).view("u8")
+    if node.is_leader:
+        array.fill(_FILL)
+    node.comm.Barrier()
+    return SimpleNamespace(array=array, close=window.Free)
 
 
 def _wrong_of_one(window: Any) -> int:
@@ -121,11 +118,9 @@ class Make(Variant):
         self._make, self._wrong_in = make, wrong_in
         self.check = Tally(np)
 
-    def prepare(self) -> None:
-        """Make what must exist before it, untimed. Collective."""
-
-    def tidy(self) -> None:
-        """Close what `prepare` made. Collective."""
+    def around(self) -> AbstractContextManager[object]:
+        """Return what makes and closes, untimed, what it needs. Collective."""
+        return nullcontext()
 
     def free(self, made: Any) -> None:
         made.close()
@@ -133,15 +128,15 @@ class Make(Variant):
     def once(self) -> list[float]:
         """Make it once, check it and close it, and return the time of making in seconds."""
         found: list[tuple[Any, str | None]] = []
-        self.prepare()
-        self.session.line_up()
-        samples_s = time_each(lambda: found.append(self.session.attempt(self._make)), do_nothing, 1)
-        made, reason = found.pop()
-        if made is not None:
-            if self.session.options.check:
-                self.check.add(self._wrong_in(made))
-            self.free(made)
-        self.tidy()
+        attempt = partial(self.session.attempt, self._make)
+        with self.around():
+            self.session.line_up()
+            samples_s = time_each(lambda: found.append(attempt()), do_nothing, 1)
+            made, reason = found.pop()
+            if made is not None:
+                if self.session.options.check:
+                    self.check.add(self._wrong_in(made))
+                self.free(made)
         if reason is not None:
             raise RefusedError(reason)
         return samples_s
@@ -169,18 +164,17 @@ class _Plan(Make):
         # Loads the kernels, of the exchange and of its check.
         self.once()
 
-    def prepare(self) -> None:
+    @contextmanager
+    def around(self) -> Iterator[None]:
         # Nothing has been opened on it yet.
-        self._new = Node(self.session.comm, timeout_s=self.session.options.timeout_s)
-        self._first = self.make() if self._is_second else None
+        with Node(self.session.comm, timeout_s=self.session.options.timeout_s) as self._new:
+            first = self.make() if self._is_second else None
+            yield
+            if first is not None:
+                first.close()
 
     def make(self) -> Any:
         return HaloExchange(self.cart, self.fields, 1, axes=(0,), node=self._new)
-
-    def tidy(self) -> None:
-        if self._first is not None:
-            self._first.close()
-        self._new.close()
 
     def wrong_ghosts(self, made: Any) -> int:
         for field in self.fields:
