@@ -175,10 +175,9 @@ def _words(grid: Grid, cells: Slices) -> tuple[Any, Any]:
     # Along each axis the step to the owner, -1, 0 or 1; of all axes the owner as a number in base
     # 3, how many of the steps are not 0, and the place in the owner's block.
     owner = away = place = xp.zeros((), "i8")
-    for axis, extent in enumerate(grid.shape):
-        along = [1] * len(grid.shape)
-        along[axis] = -1
-        at = xp.arange(extent)[cells[axis]].reshape(along)
+    spans = zip(grid.shape, cells, strict=True)
+    along = xp.ix_(*(xp.arange(extent)[span] for extent, span in spans))
+    for axis, (extent, at) in enumerate(zip(grid.shape, along, strict=True)):
         if axis >= grid.naxes:
             place = place * extent + at
             continue

@@ -148,10 +148,9 @@ class Spread(Problem):
         counts = [*map(len, self._cuts[0])]
         owners = xp.asarray(np.repeat(range(self.comm.size), counts))
         place = xp.zeros((), "i8")
-        for axis, extent in enumerate(self.shape):
-            along = [1] * len(self.shape)
-            along[axis] = -1
-            place = place * extent + xp.arange(extent)[cells[axis]].reshape(along)
+        along = xp.ix_(*(xp.arange(n)[span] for n, span in zip(self.shape, cells, strict=True)))
+        for extent, at in zip(self.shape, along, strict=True):
+            place = place * extent + at
         owner = owners[cells[0]].reshape(-1, *[1] * (len(self.shape) - 1))
         first = (place + owner * word(1, 0, 0)).transpose(order)
         number = xp.arange(self.dtype.itemsize // ITEM_NBYTES) * word(0, 1, 0)
