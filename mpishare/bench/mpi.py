@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpishare.bench.copies import Copies, copy
-from mpishare.bench.grid import Grid, Problem, Side, Slices, cut
+from mpishare.bench.grid import Grid, Problem, Side, Slices
 from mpishare.bench.session import Bound, do_nothing, in_turn
 
 #: From this size on the fields of a side are sent one by one if that saves the packing.
@@ -190,19 +190,11 @@ def _neighborhood(grid: Grid, name: str, sent: Any, received: Any) -> Bound:
 
 def neighbor_packed(grid: Grid, *fields: Any) -> Bound:
     """Bind a pack of all sides, Neighbor_alltoallv, an unpack."""
-    counts = [grid.count * grid.size(side) for side in grid.sides]
-    out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
-    sent, received = grid.faces(fields)
-    packs = tuple(zip(cut(out, sent), sent, strict=True))
-    unpacks = tuple(zip(received, cut(into, received), strict=True))
+    counts = grid.slots()
+    out, into = (np.zeros(sum(counts), "u8") for _ in range(2))
+    pack, unpack = grid.packing(fields, out, into)
     run, close = _neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
-
-    def exchange() -> None:
-        copy(packs)
-        run()
-        copy(unpacks)
-
-    return exchange, close
+    return in_turn(pack, run, unpack), close
 
 
 def neighbor_types(grid: Grid, *fields: Any) -> Bound:
