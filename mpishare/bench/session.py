@@ -105,11 +105,6 @@ class Session:
         """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
 
-    def too_few_ranks(self, thing: str) -> str | None:
-        """Return why a thing cannot run where a node has one rank, or None. Collective."""
-        is_alone = min(self.comm.allgather(self.node.size)) < 2
-        return f"{thing} needs two ranks on every node" if is_alone else None
-
     def line_up(self) -> None:
         """Wait for the stream and then for all ranks. Collective."""
         # CuPy 14.2 forgets a stream set by use() when it copies a strided array to the host.
