@@ -92,16 +92,20 @@ def room(module: str) -> str:
     return head if head == APPLICATIONS else rest.partition(".")[0] or "__init__"
 
 
+def module_of(name: str, modules: dict[str, Path]) -> str | None:
+    """The module that an imported name is, or is from; None where it is none of these."""
+    # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
+    parts = name.split(".")
+    heads = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((head for head in heads if head in modules), None)
+
+
 def arrows(modules: dict[str, Path]) -> set[tuple[str, str]]:
     """Which room imports from which."""
     found = set()
     for module, path in modules.items():
         for name in imports(ast.parse(path.read_text()), module, path):
-            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
-            parts = name.split(".")
-            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            other = next((head for head in heads if head in modules), module)
-            found.add((room(module), room(other)))
+            found.add((room(module), room(module_of(name, modules) or module)))
     return {(a, b) for a, b in found if a != b}
 
 
