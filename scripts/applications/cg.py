@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -199,12 +198,9 @@ def tell(
     is_captured: bool,
 ) -> int:
     """Print what was found on rank 0 and return the exit status, the same on every rank."""
-    is_right = cart.bcast(not wrong)
+    status = outcome.judge("cg", cart, wrong)
     if cart.rank:
-        return 0 if is_right else 1
-    for line in wrong:
-        sys.stderr.write(f"cg: WRONG: {line}\n")
-    sys.stderr.flush()
+        return status
     found["in_one_graph"] = node.backend == "cuda" and is_captured
     found["iteration_us"] = found["solve_us"] / found["iterations"]
     if args.json:
@@ -213,7 +209,7 @@ def tell(
             "backend": node.backend,
             "ranks": cart.size,
             "product": args.product,
-            "checked": is_right if args.check else None,
+            "checked": status == 0 if args.check else None,
             "gpu": node.device and node.device.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "dims": cart.dims,
@@ -221,16 +217,11 @@ def tell(
             **found,
         }
         print(json.dumps(row), flush=True)
-        return 0 if is_right else 1
-    grid, cells = (" x ".join(map(str, each)) for each in (cart.dims, args.shape))
-    verdict = ("checked" if is_right else "WRONG") if args.check else "not checked"
-    where = f"{node.backend}, one graph" if found["in_one_graph"] else node.backend
-    print(
-        f"cg: {grid} ranks of {cells} cells, {where}: {found['iterations']} iterations in "
-        f"{found['solve_us'] / 1e3:.2f} ms, {found['iteration_us']:.1f} us each; {verdict}",
-        flush=True,
-    )
-    return 0 if is_right else 1
+        return status
+    way = f"{node.backend}, one graph" if found["in_one_graph"] else node.backend
+    took = f"{found['solve_us'] / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
+    outcome.say("cg", args, cart, way, f"{found['iterations']} iterations in {took}", status)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

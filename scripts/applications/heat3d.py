@@ -103,17 +103,9 @@ class Heat(orders.Steps):
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
         """Return what is timed of an exchange: by itself, and in both kinds of steps."""
-
-        def step(order: str) -> None:
-            self.halo, self.order = halo, order
-            self.step()
-
-        found: dict[str, Callable[[], None]] = {
-            "exchange": lambda: halo.exchange(self.u),
-            "step": functools.partial(step, self.order),
-        }
+        found = super().actions(halo)
         if self.args.order != "plain":
-            found["step_without_overlap"] = functools.partial(step, "plain")
+            found["step_without_overlap"] = functools.partial(self.step_with, halo, "plain")
         return found
 
     def update(self, cells: boxes.Boxes) -> None:

@@ -25,7 +25,7 @@ import mpishare
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 QUARTER = np.float32(0.25)
 SMALL = 2**20  # cells per rank that are updated faster than an exchange can be hidden
@@ -170,15 +170,6 @@ class Jacobi(orders.Steps):
     def facts(self, times: dict[str, float]) -> dict[str, float]:  # noqa: ARG002
         """Return the norm."""
         return {"norm": self.norm}
-
-    def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
-        """Return what is timed of an exchange: by itself, and in a step."""
-
-        def step() -> None:
-            self.halo = halo
-            self.step()
-
-        return {"exchange": lambda: halo.exchange(self.u), "step": step}
 
     def update(self, cells: boxes.Boxes) -> None:
         """Set cells of `v` to the mean of their four neighbors in `u`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import boxes
@@ -88,8 +89,14 @@ class Steps:
         raise NotImplementedError
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
-        """Return what is timed with each form of the exchange, itself as ``exchange``."""
-        raise NotImplementedError
+        """Return what is timed with each form of the exchange: that by itself, and in a step."""
+        step = functools.partial(self.step_with, halo, self.order)
+        return {"exchange": lambda: halo.exchange(self.u), "step": step}
+
+    def step_with(self, halo: Any, order: str) -> None:
+        """Make a step with this exchange, in this order."""
+        self.halo, self.order = halo, order
+        self.step()
 
     def parts_of_a_step(self) -> dict[str, Callable[[], None]]:
         """Return what else is timed by itself."""

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     import mpishare
 
@@ -70,12 +71,9 @@ class Outcome:
     def tell(self) -> int:
         """Print it on rank 0 and return the exit status, the same on every rank. Collective."""
         args, cart = self.args, self.cart
-        is_right = cart.bcast(not self.wrong)
+        status = judge(self.program, cart, self.wrong or [])
         if cart.rank:
-            return 0 if is_right else 1
-        for line in self.wrong or []:
-            sys.stderr.write(f"{self.program}: WRONG: {line}\n")
-        sys.stderr.flush()
+            return status
         if args.json:
             row = {
                 "program": self.program,
@@ -87,7 +85,7 @@ class Outcome:
                 "step_us_median": round(self.step_us[0], 2),
                 "step_us_mean": round(self.step_us[1], 2),
                 "exchange_us_median": round(self.exchange_us, 2),
-                "checked": is_right if args.check else None,
+                "checked": status == 0 if args.check else None,
                 "gpu": self.node.device and self.node.device.name,
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "graph": getattr(args, "graph", False),
@@ -98,17 +96,30 @@ class Outcome:
                 **self.facts,
             }
             print(json.dumps(row), flush=True)
-            return 0 if is_right else 1
-        grid = " x ".join(map(str, cart.dims))
-        cells = " x ".join(map(str, args.shape))
+            return status
         form = f"staged {args.staged}" if args.staged else "mpishare"
-        verdict = ("checked" if is_right else "WRONG") if args.check else "not checked"
-        print(
-            f"{self.program}: {grid} ranks of {cells} cells, {self.node.backend}, {form}: "
-            f"{args.steps} steps, median {self.step_us[0]:.1f} us, mean {self.step_us[1]:.1f} us; "
-            f"exchange alone {self.exchange_us:.1f} us; {verdict}"
-        )
+        median, mean = self.step_us
+        text = f"{args.steps} steps, median {median:.1f} us, mean {mean:.1f} us; "
+        text += f"exchange alone {self.exchange_us:.1f} us"
+        say(self.program, args, cart, f"{self.node.backend}, {form}", text, status)
         for name, value in self.facts.items():
             print(f"  {name} {value:.6g}")
         sys.stdout.flush()
-        return 0 if is_right else 1
+        return status
+
+
+def judge(program: str, cart: MPI.Cartcomm, wrong: Sequence[str]) -> int:
+    """Print what is wrong on rank 0 and return the exit status, the same everywhere. Collective."""
+    for line in wrong if cart.rank == 0 else ():
+        sys.stderr.write(f"{program}: WRONG: {line}\n")
+    sys.stderr.flush()
+    return int(cart.bcast(bool(wrong)))
+
+
+def say(
+    program: str, args: argparse.Namespace, cart: MPI.Cartcomm, way: str, text: str, status: int
+) -> None:
+    """Print in a line what was found, for which cells and by which way."""
+    grid, cells = (" x ".join(map(str, each)) for each in (cart.dims, args.shape))
+    verdict = ("WRONG" if status else "checked") if args.check else "not checked"
+    print(f"{program}: {grid} ranks of {cells} cells, {way}: {text}; {verdict}", flush=True)
