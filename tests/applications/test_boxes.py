@@ -1,18 +1,11 @@
 """The boxes of the applications: every cell once, also as the threads of a GPU take them."""
 
-import importlib.util
 import itertools
 
 import numpy as np
 import pytest
 
-from tests.helpers.launch import ROOT
-
-SPEC = importlib.util.spec_from_file_location(
-    "boxes", ROOT / "scripts" / "applications" / "boxes.py"
-)
-boxes = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(boxes)
+from scripts.applications import boxes
 
 SHAPES = ((9, 14), (40, 35), (3, 300), (3, 3), (9, 14, 7), (6, 6, 36), (34, 4, 66))
 

@@ -1,19 +1,15 @@
 """Two revisions side by side in one process: exported under names of their own, and timed."""
 
 import argparse
-import importlib.util
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts.lib import compare_revisions as compare
 from tests.helpers.launch import ROOT, run_ranks
 
-SCRIPT = ROOT / "scripts" / "lib" / "compare_revisions.py"
-spec = importlib.util.spec_from_file_location("compare_revisions", SCRIPT)
-compare = importlib.util.module_from_spec(spec)
-sys.modules["compare_revisions"] = compare  # its dataclasses ask for their module
-spec.loader.exec_module(compare)
+SCRIPT = Path(compare.__file__)
 
 
 @pytest.fixture

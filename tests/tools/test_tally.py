@@ -1,6 +1,5 @@
 """The last line of scripts/test counts what ran, and what did not run when it had to."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,14 +7,11 @@ import sys
 
 import pytest
 
+from scripts.lib import tally
 from tests.helpers.launch import OF_A_JOB, ROOT
 
-spec = importlib.util.spec_from_file_location("tally", ROOT / "scripts" / "lib" / "tally.py")
-tally_module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tally_module)
 
-
-def tally(folder, steps, **layers):
+def told(folder, steps, **layers):
     """The lines that are printed behind the steps."""
     (folder / "steps").write_text("".join(f"{kind}\t{name}\t{end}\n" for kind, name, end in steps))
     for name, outcomes in layers.items():
@@ -23,7 +19,7 @@ def tally(folder, steps, **layers):
         tests = zip(range(len(outcomes)), outcomes, reasons, strict=True)
         lines = [json.dumps({"test": f"t{n}", "outcome": each} | why) for n, each, why in tests]
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return tally_module.tally(folder)[0]
+    return tally.tally(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +36,13 @@ def tally(folder, steps, **layers):
 )
 def test_counts(tmp_path, steps, outcomes, lines):
     steps = [steps.split()] if "unit" in steps else [steps.split(), ("tests", "unit", 0)]
-    found = tally(tmp_path, steps, unit=outcomes)
+    found = told(tmp_path, steps, unit=outcomes)
     assert len(found) == len(lines)
     assert all(map(str.startswith, found, lines)), found
 
 
 def test_no_step_at_all_is_a_failure(tmp_path):
-    assert tally(tmp_path, [])[-1] == "0 passed, 1 failed, 0 skipped"
+    assert told(tmp_path, [])[-1] == "0 passed, 1 failed, 0 skipped"
 
 
 SKIPS = """
