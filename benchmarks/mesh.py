@@ -49,7 +49,7 @@ class Mesh(Problem):
     """One size of one kind: the cells of a rank, then the ghosts of each of its neighbors."""
 
     def __init__(self, session: Session, kind: str, n: int) -> None:
-        self.session, self.comm, self.side_nbytes = session, session.comm, n * ITEM_NBYTES
+        self.session, self.comm = session, session.comm
         xp, rank, size = session.node.xp, session.comm.rank, session.comm.size
         neighbors = sorted({(rank - 1) % size, (rank + 1) % size})
         n_owned = _SPREAD * n

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session
-from mpishare.bench.staged import address_of
+from mpishare.bench.staged import memory_of
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.gpu_messages import why_not
 
@@ -41,8 +41,8 @@ class CudaMpi(Library):
         startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
         synchronize()  # what `empty` wrote is there before any message
         numbered = list(enumerate(transfers))
-        receives = [comm.Recv_init(_buffer(one.into), one.source, tag) for tag, one in numbered]
-        sends = [comm.Send_init(_buffer(one.out), one.to, tag) for tag, one in numbered]
+        receives = [comm.Recv_init(memory_of(one.into), one.source, tag) for tag, one in numbered]
+        sends = [comm.Send_init(memory_of(one.out), one.to, tag) for tag, one in numbered]
         requests = [*receives, *sends]
         self._requests += requests
 
@@ -60,18 +60,13 @@ class CudaMpi(Library):
 
     def bind_sum(self, array: Any) -> Call:
         kind = MPI.DOUBLE_COMPLEX if array.dtype.kind == "c" else MPI.DOUBLE
-        buffer = [_buffer(array)[0], kind]
-        return self.session.synchronized(partial(self.session.comm.Allreduce, MPI.IN_PLACE, buffer))
+        call = partial(self.session.comm.Allreduce, MPI.IN_PLACE, [memory_of(array), kind])
+        return self.session.synchronized(call)
 
     def bind_gather(self, out: Any, into: Any) -> Call:
-        gather = partial(self.session.comm.Allgather, _buffer(out), _buffer(into))
-        return self.session.synchronized(gather)
+        ends = [[memory_of(array), MPI.BYTE] for array in (out, into)]
+        return self.session.synchronized(partial(self.session.comm.Allgather, *ends))
 
     def close(self) -> None:
         for request in self._requests:
             request.Free()
-
-
-def _buffer(array: Any) -> list[Any]:
-    """Return the buffer that mpi4py takes, made once: it would inspect an array at each call."""
-    return [MPI.buffer.fromaddress(address_of(array), int(array.nbytes)), MPI.BYTE]

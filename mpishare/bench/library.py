@@ -255,8 +255,10 @@ class LibraryExchange(Exchange[Problem]):
         self._library, self._way = library, way
         self._owned: list[Any] = []  # memory of the library
         self._is_contiguous = problem.has_contiguous_faces()
-        if not self._is_contiguous:
-            _require_packing(library, way)
+        if not self._is_contiguous and way.in_place:
+            raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+        if not self._is_contiguous and way.is_packed:
+            raise UnsupportedError(f"{library.label}: it packs these faces anyway")
         fields = problem.fields
         super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
 
@@ -315,14 +317,6 @@ class LibraryExchange(Exchange[Problem]):
         self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())
-
-
-def _require_packing(library: Library, way: Way) -> None:
-    """Raise `UnsupportedError` where faces that are not contiguous make no variant of a way."""
-    if way.in_place:
-        raise UnsupportedError(f"{library.label}: its faces are not contiguous")
-    if way.is_packed:
-        raise UnsupportedError(f"{library.label}: it packs these faces anyway")
 
 
 def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:

@@ -36,7 +36,7 @@ from mpishare.bench.library import (
 )
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
-from mpishare.bench.staged import address_of, staged, through_host
+from mpishare.bench.staged import address_of, memory_of, staged, through_host
 
 #: Binds the call that brings a source to a target.
 Bind = Callable[["Spread", Any, Any], Bound]
@@ -205,7 +205,7 @@ def _typed(problem: Spread, source: Any, target: Any) -> Bound:
         types = [mpi.datatype(view) for view in views]
         places = [address_of(view) - address_of(array) if view.size else 0 for view in views]
         made += types
-        ends.append([_memory(array), [1] * len(views), places, types])
+        ends.append([memory_of(array), [1] * len(views), places, types])
     return partial(problem.comm.Alltoallw, *ends), partial(mpi.free, made)
 
 
@@ -222,19 +222,15 @@ def _packed(problem: Spread, source: Any, target: Any) -> Bound:
             peer = side.to if buffer is out else side.source
             counts[peer] = int(part.size)
             places[peer] = (address_of(part) - address_of(buffer)) // ITEM_NBYTES
-        ends.append([_memory(buffer), (counts, places), MPI.UINT64_T])
+        ends.append([memory_of(buffer), (counts, places), MPI.UINT64_T])
 
     exchange = partial(problem.comm.Alltoallv, *ends)  # which has addresses only
     return in_turn(pack, session.synchronize, exchange, unpack), held.clear
 
 
 def _gather(problem: Spread, source: Any, target: Any) -> Bound:
-    ends = [[_memory(array), MPI.BYTE] for array in (source, target)]
+    ends = [[memory_of(array), MPI.BYTE] for array in (source, target)]
     return partial(problem.comm.Allgather, *ends), do_nothing
-
-
-def _memory(array: Any) -> MPI.buffer:
-    return MPI.buffer.fromaddress(address_of(array), int(array.nbytes))
 
 
 def _on_gpu(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:

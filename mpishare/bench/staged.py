@@ -17,6 +17,11 @@ def address_of(array: Any) -> int:
     return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)
 
 
+def memory_of(array: Any) -> MPI.buffer:
+    """Return the memory of an array as mpi4py takes it; it would inspect an array at each call."""
+    return MPI.buffer.fromaddress(address_of(array), int(array.nbytes))
+
+
 def copy_call(session: Session, target: Any, source: Any) -> Call:
     """Return the CUDA runtime's copy between GPU and pinned memory, with addresses found now."""
     to_host, from_host = (hasattr(array, "ctypes") for array in (target, source))
