@@ -17,6 +17,7 @@ import os
 from functools import partial
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -79,13 +80,8 @@ def run_calls(session: Session, case: Case) -> None:
 
 def _by_route(route: str, grid: Grid, *fields: Any) -> Bound:
     """Bind a `HaloExchange` as between nodes: all by messages of one kind."""
-    before = os.environ.pop("MPISHARE_ROUTE", None)
-    os.environ["MPISHARE_ROUTE"] = route
-    try:
+    with mock.patch.dict(os.environ, {"MPISHARE_ROUTE": route}):
         return halo_exchange(grid, *fields)
-    finally:
-        os.environ.pop("MPISHARE_ROUTE")
-        os.environ |= {} if before is None else {"MPISHARE_ROUTE": before}
 
 
 class _LastAxis(Exchange[Grid]):
