@@ -1,11 +1,7 @@
 """Case ``fresh``, and fresh fields in the halo cases: arrays that are others at each call.
 
-The case exchanges arrays that are new at each call, as programs make that keep none:
-*new arrays* copies its array into a new one and exchanges that, as does the baseline *sendrecv*,
-which is three lines of MPI (on CUDA *staged*, through pinned memory). *kept, copied* copies to and
-fro between two arrays: the same work without new addresses. *arrays in turn* makes its arrays
-before, more of them than a plan remembers, as do the *fresh fields* of the halo cases, and stands
-beside *kept array*, the same call on one array; neither copies, so neither has a baseline here.
+The note of the case in `catalog` says what its variants do. Its baseline is three lines of MPI, on
+CUDA through pinned memory. The *fresh fields* of the halo cases are its *arrays in turn*.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Cases ``pingpong`` and ``swap``: two ranks, by kernels of one's own and by calls of the host.
 
 ``pingpong`` sends a few bytes there and back a thousand times in one kernel; a time is that of one
-round. ``swap`` gives the words of each rank to the other: in a kernel that puts, signals and waits,
-by windows from the host, and by a `HaloExchange` of as many bytes. The same kernels stand on
-NVSHMEM and on NCCL's windows.
+round. ``swap`` gives the words of each rank to the other, in the ways that its note in `catalog`
+tells. The same kernels stand on NVSHMEM and on NCCL's windows.
 """
 
 from __future__ import annotations
