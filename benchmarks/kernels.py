@@ -388,24 +388,16 @@ class _NvshmemPing(_Ping, _OfNvshmem):
 class _NvshmemPingWord(_PingWord, _OfNvshmem):
     def bind(self) -> None:
         self.fill(0)
-        kernel, signal, launches = (
-            self.library.kernel("ping_word"),
-            self.signals(1),
-            self.pair.zeros(1),
-        )
-        rest = np.int64(_ROUNDS), np.int32(self.pair.rank), self.bad, launches
+        kernel, signal = self.library.kernel("ping_word"), self.signals(1)
+        rest = np.int64(_ROUNDS), np.int32(self.pair.rank), self.bad, self.pair.zeros(1)
         self.launch = lambda _: kernel((1,), (1,), (signal, self.mine, self.theirs, *rest))
 
 
 class _NcclPing(_Ping, _OfNccl):
     def bind(self) -> None:
-        kernel, state, self.here = (
-            self.library.kernel("ping"),
-            self.library.state,
-            self.empty(_ROUNDS),
-        )
-        window, _ = self.library.place(self.here)
-        first = state, np.uint64(window.handle), self.source, np.int64(_ROUNDS)
+        kernel, self.here = self.library.kernel("ping"), self.empty(_ROUNDS)
+        handle = np.uint64(self.library.place(self.here)[0].handle)
+        first = self.library.state, handle, self.source, np.int64(_ROUNDS)
         self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.bad))
 
 

@@ -77,20 +77,16 @@ def _nvshmem(name: bytes, rank: int, size: int, words: Any, stream: int) -> Send
     signals.fill(0)
     bindings.barrier_all_on_stream(stream)  # they are 0 on all ranks before any rank puts
     put, wait = bindings.putmem_signal_on_stream, bindings.signal_wait_until_on_stream
-    signal, add, reached = (
-        int(signals.data.ptr),
-        core.SignalOp.SIGNAL_ADD,
-        core.ComparisonType.CMP_GE,
-    )
-    step = 0
+    signal, step = int(signals.data.ptr), 0
+    add, reached = int(core.SignalOp.SIGNAL_ADD), int(core.ComparisonType.CMP_GE)
 
     def send(part: slice) -> None:
         nonlocal step
         step += 1
         target, source = into[part], words[0, part]
         pointers = int(target.data.ptr), int(source.data.ptr)
-        put(*pointers, target.nbytes, signal, 1, int(add), (rank + 1) % size, stream)
-        wait(signal, int(reached), step, stream)
+        put(*pointers, target.nbytes, signal, 1, add, (rank + 1) % size, stream)
+        wait(signal, reached, step, stream)
         words[1, part] = target
 
     return send
