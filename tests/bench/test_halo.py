@@ -8,6 +8,7 @@ from tests.helpers.benches import (
     BENCHMARKS,
     HOST,
     QUICK,
+    altered,
     check_all_ok,
     check_rows,
     measured,
@@ -30,73 +31,63 @@ RIVALS = {
 SMALL = ("--min", "512", "--max", "512", "--format", "json", *QUICK)
 WITH_CORNERS = ("--corners", "--fields", "2", "--width", "2")
 
-MUTANT = """
-import sys
-import mpishare
-from mpishare.bench import halo, mpi
-from mpishare.bench.cli import main
 
-exchange = mpishare.HaloExchange.exchange
-{change}
-sys.exit(main(sys.argv[1:]))
-"""
+def exchanging(mutant: str) -> str:
+    """The benchmark with another exchange."""
+    name = "mpishare.HaloExchange.exchange"
+    return altered(f"exchange = {name}\n{mutant}\n{name} = mutant")
 
-NOTHING = """
+
+NOTHING = exchanging("""
 def mutant(self, *fields, stream=None):
     pass
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
 # The sides of the first axis are taken for each other; on two ranks they have the same owner.
-SIDES_SWAPPED = """
+SIDES_SWAPPED = exchanging("""
 def mutant(self, *fields, stream=None):
     exchange(self, *fields)
     for field in fields:
         field[[0, -1]] = field[[-1, 0]]
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
-FIELDS_SWAPPED = """
+FIELDS_SWAPPED = exchanging("""
 def mutant(self, *fields, stream=None):
     exchange(self, *fields)
     fields[0][0], fields[1][0] = fields[1][0].copy(), fields[0][0].copy()
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
 # An edge, which is nobody's business without corners.
-TOO_MUCH = """
+TOO_MUCH = exchanging("""
 def mutant(self, *fields, stream=None):
     exchange(self, *fields)
     fields[0][0, 0] = 0
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
-OWNED_TOUCHED = """
+OWNED_TOUCHED = exchanging("""
 def mutant(self, *fields, stream=None):
     exchange(self, *fields)
     fields[0][1, 1] = 0
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
-A_CORNER_LESS = """
+A_CORNER_LESS = exchanging("""
 def mutant(self, *fields, stream=None):
     kept = fields[-1][0, 0].copy()
     exchange(self, *fields)
     fields[-1][0, 0] = kept
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
 # After so many steps that the checks before the timed blocks are over.
-LATER = """
+LATER = exchanging("""
 calls = {}
 def mutant(self, *fields, stream=None):
     calls[self] = calls.get(self, 0) + 1
     if calls[self] < 10:
         exchange(self, *fields)
-mpishare.HaloExchange.exchange = mutant
-"""
+""")
 
-RIVAL_WITHOUT_UNPACKING = """
+RIVAL_WITHOUT_UNPACKING = altered("""
+from mpishare.bench import halo, mpi
 persistent, copies_of = mpi.persistent, mpi.copies_of
 def mutant(problem, *fields):
     mpi.copies_of = lambda of: (copies_of(of)[0], copies_of(of)[1][1:])
@@ -104,7 +95,7 @@ def mutant(problem, *fields):
     mpi.copies_of = copies_of
     return bound
 halo._MPI["persistent"] = mutant
-"""
+""")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +134,7 @@ def test_rows_say_what_the_block_came_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "wrong"),
+    ("program", "options", "wrong"),
     [
         pytest.param(NOTHING, (), OWN, id="nothing"),
         pytest.param(SIDES_SWAPPED, (), OWN, id="sides-swapped"),
@@ -154,14 +145,14 @@ def test_rows_say_what_the_block_came_to() -> None:
         pytest.param(RIVAL_WITHOUT_UNPACKING, (), {"persistent"}, id="rival"),
     ],
 )
-def test_a_wrong_exchange_is_seen(change: str, options: tuple[str, ...], wrong: set[str]) -> None:
+def test_a_wrong_exchange_is_seen(program: str, options: tuple[str, ...], wrong: set[str]) -> None:
     words = ["halo3d", *SMALL, "--against", "persistent", *options]
-    assert wrong_arms(2, MUTANT.format(change=change), *words) == wrong
+    assert wrong_arms(2, program, *words) == wrong
 
 
 def test_an_exchange_that_is_wrong_later_is_seen_in_a_timed_block() -> None:
     words = ["halo3d", *SMALL, "--against", "none"]
-    result = run_ranks(2, MUTANT.format(change=LATER), args=words, env=HOST)
+    result = run_ranks(2, LATER, args=words, env=HOST)
     assert result.returncode == 1, result.describe()
     reasons = {row["reason"] for row in json.loads(result.stdout)["rows"]}
     assert all("before the timed" not in reason for reason in reasons), result.describe()

@@ -20,14 +20,12 @@ RIVALS = {"alltoallw", "alltoallv", "sendrecv", "isend"}
 SMALL = ("--min", "4KiB", "--max", "4KiB", *QUICK)
 
 # The arms of an MPI that takes GPU memory, which takes that of the host too.
-ON_HOST = altered(
-    """
+ON_HOST = altered("""
 from mpishare.bench import cases
 
 for name in ("redistribute", "permuted", "allgather"):
     cases.CASES[name].baselines["host"] += ("mpi",)
-""",
-)
+""")
 
 # One word of each result, as if a cell of the wrong place had come.
 A_CELL_OF_ANOTHER_PLACE = """

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,25 +28,23 @@ from tests.helpers.launch import run_ranks
 
 catalog.extend()
 
-WITHOUT_FENCE = altered(NO_FENCE, main="benchmarks.__main__")
+changed = partial(altered, main="benchmarks.__main__")
+
+WITHOUT_FENCE = changed(NO_FENCE)
 
 # One neighbor never gets its face.
-WITHOUT_A_FACE = altered(
-    """
+WITHOUT_A_FACE = changed("""
 from benchmarks.ring import PairwiseRing
 
 def store(self):
     self.problem.node.xp.copyto(self.to_left[0], self.problem.fields[0][0])
 
 PairwiseRing.store = store
-""",
-    main="benchmarks.__main__",
-)
+""")
 
 
 # One word of each copy is another, which no order can mend.
-WITH_A_WRONG_WORD = altered(
-    """
+WITH_A_WRONG_WORD = changed("""
 from benchmarks.kernels import _Fence, _Post
 
 def before(step):
@@ -56,13 +55,10 @@ def before(step):
     return step_then_spoil
 
 _Fence.step, _Post.step = before(_Fence.step), before(_Post.step)
-""",
-    main="benchmarks.__main__",
-)
+""")
 
 # Ghosts that are scattered come in another order.
-IN_ANOTHER_ORDER = altered(
-    """
+IN_ANOTHER_ORDER = changed("""
 from benchmarks import mesh
 
 exchange = mesh._exchange
@@ -75,13 +71,10 @@ def in_another_order(problem, field):
 
 mesh.KINDS = ("scattered",)
 mesh._exchange = in_another_order
-""",
-    main="benchmarks.__main__",
-)
+""")
 
 # The ghosts of a solve never come.
-WITHOUT_GHOSTS = altered(
-    """
+WITHOUT_GHOSTS = changed("""
 class Deaf(mpishare.HaloExchange):
     def start(self, *fields, stream=None):
         pass
@@ -90,13 +83,10 @@ class Deaf(mpishare.HaloExchange):
         pass
 
 mpishare.HaloExchange = Deaf
-""",
-    main="benchmarks.__main__",
-)
+""")
 
 # One rank keeps its own product.
-WITHOUT_A_SUM = altered(
-    """
+WITHOUT_A_SUM = changed("""
 dot = mpishare.Allreduce.dot
 
 def dot_but_on_one(self, x, y, out, stream=None):
@@ -104,9 +94,7 @@ def dot_but_on_one(self, x, y, out, stream=None):
     out[...] = (x * y).sum() if self._setup.comm.rank else out
 
 mpishare.Allreduce.dot = dot_but_on_one
-""",
-    main="benchmarks.__main__",
-)
+""")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -246,8 +234,7 @@ def test_a_case_whose_names_do_not_tell_explains_them() -> None:
 
 
 # The pieces of an all-to-all, moved by MPI on the host; cupy is not needed for that.
-ALL_TO_ALL = altered(
-    """
+ALL_TO_ALL = changed("""
 import types
 from functools import partial
 
@@ -275,9 +262,7 @@ class ByMpi(Library):
 
 all_to_all._LIBRARIES = {"pieces": ByMpi}
 CHANGE
-""",
-    main="benchmarks.__main__",
-)
+""")
 BY_ANOTHER_RANK = """
 bind = ByMpi.bind_all_to_all
 ByMpi.bind_all_to_all = lambda self, out, into: bind(self, out, into[::-1].copy())
