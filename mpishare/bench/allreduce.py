@@ -31,7 +31,7 @@ _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check 
 def run(session: Session, case: Case) -> None:
     for nbytes in session.sizes(case, _ARRAYS):
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
-        make = partial(_Sum, session, nbytes)
+        make = partial(_sum, session, nbytes)
         add_with_graphs(comparison, "reduce", partial(make, _own), IN_GRAPHS)
         if not session.on_cuda:
             comparison.add("window", partial(make, _own, in_windows=True))
@@ -74,25 +74,22 @@ class _Numbers(Problem, Tally):
         self.add((fields[0] != once * float(size) ** (self._sums - 1)).sum())
 
 
-class _Sum(Exchange[_Numbers]):
-    """An array that is replaced by its sum over all ranks, again and again."""
-
-    moves = False
-
-    def __init__(
-        self,
-        session: Session,
-        nbytes: int,
-        bind: Callable[..., Bound],
-        *,
-        dtype: str = "f8",
-        steps: int = 1,
-        in_windows: bool = False,
-        allocate: Callable[..., Any] | None = None,
-    ) -> None:
-        numbers = _Numbers(session, nbytes, dtype, steps)
-        fields = () if in_windows else numbers.arrays(allocate or session.node.xp.zeros)
-        super().__init__(numbers, bind, fields, steps=steps, in_windows=in_windows)
+def _sum(
+    session: Session,
+    nbytes: int,
+    bind: Callable[..., Bound],
+    *,
+    dtype: str = "f8",
+    steps: int = 1,
+    in_windows: bool = False,
+    allocate: Callable[..., Any] | None = None,
+) -> Exchange[_Numbers]:
+    """Make an array that is replaced by its sum over all ranks, again and again."""
+    numbers = _Numbers(session, nbytes, dtype, steps)
+    fields = () if in_windows else numbers.arrays(allocate or session.node.xp.zeros)
+    made = Exchange(numbers, bind, fields, steps=steps, in_windows=in_windows)
+    made.moves = False
+    return made
 
 
 def _own(numbers: _Numbers, array: Any) -> Bound:
