@@ -13,6 +13,7 @@ from itertools import accumulate, chain, product
 from math import isqrt, prod
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 from mpishare.bench.check import halo_check
@@ -273,7 +274,8 @@ class Grid(Problem):
         self.oversubscribed = _oversubscribed(session)
         self.sides = self._sides()
         #: Everything that one rank sends in an exchange.
-        self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
+        field = np.broadcast_to(0.0, self.shape)  # of no memory
+        self.sent_nbytes = self.count * sum(field[side.out].nbytes for side in self.sides)
         _, self.unfit = session.attempt(self._allocate)
 
     def _allocate(self) -> None:
@@ -285,10 +287,6 @@ class Grid(Problem):
 
     def close(self) -> None:
         self.cart.Free()
-
-    def size(self, side: Side) -> int:
-        spans = zip(side.out, self.shape, strict=True)
-        return prod(len(range(*span.indices(extent))) for span, extent in spans)
 
     def rank_at(self, direction: tuple[int, ...]) -> int:
         """Return the rank in that direction, which may be this one."""

@@ -231,9 +231,8 @@ def _types(grid: Grid, fields: Sequence[Any]) -> tuple[Any, list[MPI.Datatype], 
     addresses = [MPI.Get_address(field) for field in fields] if len(fields) > 1 else []
 
     def type_of(cells: Slices) -> MPI.Datatype:
-        spans = [range(*span.indices(n)) for span, n in zip(cells, grid.shape, strict=True)]
-        extents, starts = [len(span) for span in spans], [span.start for span in spans]
-        box = MPI.DOUBLE.Create_subarray(grid.shape, extents, starts)
+        starts = [span.start or 0 for span in cells]
+        box = MPI.DOUBLE.Create_subarray(grid.shape, fields[0][cells].shape, starts)
         if not addresses:
             return box.Commit()
         ones, boxes = [1] * len(addresses), [box] * len(addresses)
