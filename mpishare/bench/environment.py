@@ -17,7 +17,7 @@ from typing import Any
 
 import mpishare
 from mpishare.bench.session import Session
-from mpishare.errors import counted
+from mpishare.errors import counted, grouped
 from mpishare.runtime.preflight import VARIABLES
 
 _GIT_S = 5.0
@@ -121,12 +121,11 @@ def _describe_rank(session: Session) -> dict[str, Any]:
 
 def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return every GPU once, with its host and its ranks."""
-    found: dict[str, dict[str, Any]] = {}
-    for seen in ranks:
-        if seen["gpu"] is not None:
-            entry = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
-            found.setdefault(seen["gpu"]["uuid"], entry)["ranks"].append(seen["rank"])
-    return list(found.values())
+    by_gpu = grouped((seen["gpu"]["uuid"], seen) for seen in ranks if seen["gpu"] is not None)
+    return [
+        {**of[0]["gpu"], "hostname": of[0]["hostname"], "ranks": [seen["rank"] for seen in of]}
+        for of in by_gpu.values()
+    ]
 
 
 def _cores_of(ranks: Sequence[dict[str, Any]], hostname: str) -> set[int]:

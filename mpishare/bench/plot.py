@@ -8,7 +8,7 @@ from typing import Any
 
 from mpishare.bench.cases import CASES
 from mpishare.bench.report import OWN, Row, size_text
-from mpishare.errors import counted
+from mpishare.errors import counted, grouped
 
 #: Colors that color-blind readers tell apart, after Okabe and Ito; each line has a marker too.
 _COLORS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#000000", "#999999")
@@ -39,10 +39,8 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
 
 def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the rows to draw of each case that ran at several sizes."""
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
-            cases.setdefault(row.case, []).append(row)
+    timed = [row for row in rows if row.median_us and row.clock == "throughput"]
+    cases = grouped((row.case, row) for row in timed if CASES[row.case].is_sized)
     return {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mpishare.bench.cases import CASES
-from mpishare.errors import counted, format_nbytes, name_ranks
+from mpishare.errors import counted, format_nbytes, grouped, name_ranks
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
@@ -305,11 +305,12 @@ def listed(items: Iterable[tuple[str, str]]) -> str:
 
 def _summary(case: str, rows: Sequence[Row]) -> str:
     """Return what is said of a case: by size where the case has sizes, else by variant."""
-    compared: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.speed and row.clock == rows[-1].clock:
-            label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
-            compared.setdefault(label, []).append(row)
+    is_sized, clock = CASES[case].is_sized, rows[-1].clock
+    compared = grouped(
+        (size_text(row.nbytes) if is_sized else row.arm, row)
+        for row in rows
+        if row.speed and row.clock == clock
+    )
     texts = [f"{label}: {min(of, key=_order).speed}" for label, of in compared.items()]
     wrong = dict.fromkeys(row.arm for row in rows if row.wrong)
     texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
