@@ -141,7 +141,6 @@ def _run(session: Session, case: Case, shape: tuple[int, ...]) -> None:
 
 
 def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -> None:
-    """Enter the same solve with links of others."""
     refusal = "one rank: there is nothing to exchange" if session.comm.size == 1 else None
 
     def add(name: str, links: Callable[..., Links], unfit: str | None = refusal) -> None:

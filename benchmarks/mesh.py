@@ -99,7 +99,6 @@ def _exchange(mesh: Mesh, field: Any) -> Bound:
 
 
 def _isend(mesh: Mesh, field: Any) -> Bound:
-    """Bind the baseline by hand."""
     comm, waitall = mesh.comm, MPI.Request.Waitall
     # Of a slice the field's own memory.
     sends, recvs = (

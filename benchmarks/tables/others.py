@@ -171,7 +171,6 @@ def _dots(rows: list[dict]) -> list[str]:
 
 
 def _setups(rows: list[dict]) -> list[str]:
-    """How long it takes to make things."""
     found = {arm: time / 1e3 for (_, arm, _), time in medians(rows, "setup").items()}
     cells = [[arm, f"{ms:.3g}"] for arm, ms in found.items()]
     return table(["made on an existing node, but for `Node`", "ms"], cells)

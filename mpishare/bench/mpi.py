@@ -45,7 +45,6 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
 
 
 def _message(out: Sequence[Any], into: Sequence[Any], side: Side) -> Message:
-    """Return one message of all these views."""
     (sent, packs), (received, copies) = _packed(out), _packed(into)
     unpacks = [(view, place) for place, view in copies]
     to, source = (sent, side.to, side.number), (received, side.source, side.number)

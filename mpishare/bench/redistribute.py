@@ -125,7 +125,6 @@ class Spread(Problem):
         return tuple(index)
 
     def _nbytes_for(self, rank: int, to: int) -> int:
-        """Return how many bytes one rank has for another."""
         return self._whole[self._cut(0, rank)][self._cut(self.target, to)].nbytes
 
     def _allocate(self) -> None:

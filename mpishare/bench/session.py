@@ -35,7 +35,6 @@ class Budget:
         self._parts = max(parts, 1)
 
     def begin(self) -> None:
-        """Begin a part. Local."""
         now = monotonic()
         self._part_end = now + (self._end - now) / self._parts
         self.skip()
