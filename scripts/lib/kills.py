@@ -75,16 +75,15 @@ def main():
     if arguments[:1] == ["--rank"]:
         be_a_rank(arguments[1], int(arguments[2]), arguments[3])
         return
-    split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--place", nargs="+", choices=PLACES, default=PLACES)
-    given = parser.parse_args(arguments[:split])
-    launcher = arguments[split + 1 :] or ["mpirun"]
+    parser.add_argument("launcher", nargs="*", default=["mpirun"], help="behind --")
+    given = parser.parse_args(arguments)
     for place in given.place:
-        found = [kill(launcher, place) for _ in range(given.kills)]
+        found = [kill(given.launcher, place) for _ in range(given.kills)]
         delays = [delay for first, _ in found for delay in first]
-        text = f"{' '.join(launcher)}, {place}: named in {len(delays)} of {given.kills} jobs"
+        text = f"{' '.join(given.launcher)}, {place}: named in {len(delays)} of {given.kills} jobs"
         if delays:
             middle, most = statistics.median(delays), max(delays)
             text += f", after {middle:.1f} ms (median; {most:.1f} at most)"
