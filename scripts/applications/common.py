@@ -22,7 +22,7 @@ from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
-from mpishare.runtime.cli import Progress, run_on_ranks
+from mpishare.runtime import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,21 +40,12 @@ def count(text: str) -> int:
     return int(text)
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(cli.Parser):
     """An argument parser of which rank 0 alone is heard, on all ranks of the same command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong; nobody leaves before that, which would end the job."""
-        if MPI.COMM_WORLD.rank == 0:
-            self.print_usage(sys.stderr)
-            sys.stderr.write(f"{self.prog}: error: {message}\n")
-            sys.stderr.flush()
-        MPI.COMM_WORLD.Barrier()
-        sys.exit(2)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if MPI.COMM_WORLD.rank == 0:
-            super()._print_message(message, file)
+        """End every rank with status 2. Collective."""
+        sys.exit(cli.fail_usage(self.prog, message))
 
 
 def base_parser(description: str | None) -> Parser:
@@ -153,9 +144,9 @@ def require_drawable(made: Parser, path: Path | None) -> None:
         made.error(problem)
 
 
-def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
+def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> cli.Progress:
     """Return the bar of what is timed, begun; it is seen on rank 0's terminal alone."""
-    made = Progress(is_shown=cart.rank == 0)
+    made = cli.Progress(is_shown=cart.rank == 0)
     phases = 1 + args.compare + getattr(args, "bench", False)
     made.expect(timing.SHOWN + phases * timing.REPEATS)
     return made
@@ -163,7 +154,7 @@ def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
 
 def run(main: Callable[[], int]) -> NoReturn:
     """Exit with what `main` returns; an exception ends the job: others would wait for this rank."""
-    sys.exit(run_on_ranks(lambda _: main()))
+    sys.exit(cli.run_on_ranks(lambda _: main()))
 
 
 def refuse(program: str, problem: str) -> int:
