@@ -26,6 +26,7 @@ import timing
 from poisson import poisson
 
 import mpishare
+from mpishare.runtime.cli import fail_usage
 
 if TYPE_CHECKING:
     import argparse
@@ -158,7 +159,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     """Solve, check and draw; return the exit status. Collective."""
     missing = args.product == "csr" and node.xp is np and not importlib.util.find_spec("scipy")
     if cart.bcast(missing):
-        return common.refuse("cg", "--product csr needs SciPy on the host: pip install scipy")
+        return fail_usage("cg", "--product csr needs SciPy on the host: pip install scipy")
     solver = Solver(args, cart, node)
     local = solver.local
     local.pose(0)

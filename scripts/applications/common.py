@@ -157,14 +157,6 @@ def run(main: Callable[[], int]) -> NoReturn:
     sys.exit(cli.run_on_ranks(lambda _: main()))
 
 
-def refuse(program: str, problem: str) -> int:
-    """Say on rank 0 why what was asked for cannot be, and return the exit status."""
-    if MPI.COMM_WORLD.rank == 0:
-        sys.stderr.write(f"{program}: error: {problem}\n")
-        sys.stderr.flush()
-    return 2
-
-
 def solve(
     steps: orders.Steps,
     check: Callable[[np.ndarray, Any], list[str]],
@@ -184,7 +176,7 @@ def solve(
     args, cart, node = steps.args, steps.cart, steps.node
     problem = graphs.refusal(node, cart, steps.halo) if args.graph else None
     if problem:
-        return refuse(steps.name, problem)
+        return cli.fail_usage(steps.name, problem)
     are_many = args.graph or getattr(args, "order", None) == "persistent"
     counts = orders.lengths(args.steps, steps.every, is_graph=are_many)
     steps.begin()

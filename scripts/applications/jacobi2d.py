@@ -22,6 +22,7 @@ import staged
 from mpi4py import MPI
 
 import mpishare
+from mpishare.runtime.cli import fail_usage
 
 if TYPE_CHECKING:
     import argparse
@@ -275,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with mpishare.Node() as node, common.stream(node):
         problem = refusal(node, cart) if args.order == "persistent" else None
         if problem:
-            return common.refuse("jacobi2d", problem)
+            return fail_usage("jacobi2d", problem)
         args.order = args.order or common.order_for(node, "plain" if is_small else "beside")
         return common.solve(Jacobi(args, cart, node), check, draw)
 

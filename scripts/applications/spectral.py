@@ -24,6 +24,7 @@ from mpi4py import MPI
 from navier_stokes import Flow, Links, modes, vortex
 
 import mpishare
+from mpishare.runtime.cli import fail_usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,7 +190,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     args.shape = (flow.rows.stop - flow.rows.start, args.cells, args.cells)
     problem = graphs.refusal(node, cart, flow.links.six) if args.graph else None
     if problem:
-        return common.refuse("spectral", problem)
+        return fail_usage("spectral", problem)
     step = flow.stepper(flow.links, graph=args.graph)
     for _ in range(3):
         step()
