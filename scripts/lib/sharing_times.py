@@ -364,22 +364,21 @@ class Child:
         self._process.join()
 
 
-class Blocks:
-    """Blocks of shared memory, filled when they are asked for."""
+@contextlib.contextmanager
+def blocks_of(arrays):
+    """Return what makes and fills blocks of shared memory when it is asked for their names."""
+    blocks = []
 
-    def __init__(self, arrays):
-        self._arrays, self.blocks = arrays, []
+    def names():
+        for array in arrays:
+            blocks.append(shared_memory.SharedMemory(create=True, size=array.nbytes))
+            np.frombuffer(blocks[-1].buf, "u1")[...] = array
+        yield [block.name for block in blocks]
 
-    def __iter__(self):
-        for array in self._arrays:
-            self.blocks.append(shared_memory.SharedMemory(create=True, size=array.nbytes))
-            np.frombuffer(self.blocks[-1].buf, "u1")[...] = array
-        yield [block.name for block in self.blocks]
-
-    def unlink(self):
-        for block in self.blocks:
-            block.close()
-            block.unlink()
+    yield names()
+    for block in blocks:
+        block.close()
+        block.unlink()
 
 
 def of_child():
@@ -397,15 +396,13 @@ def of_child():
                 _, found = process.ask(open_handles, [handles])
             yield row(OPENED, "mpishare: `open_handle`, without MPI", nbytes, found[0])
             yield row(OPENED, "mpishare: `open_handle`, open already", nbytes, found[1])
-            blocks = Blocks(arrays)
-            _, found = process.ask(open_blocks, blocks)
-            blocks.unlink()
+            with blocks_of(arrays) as names:
+                _, found = process.ask(open_blocks, names)
             yield row(OPENED, "multiprocessing: `SharedMemory(name)`", nbytes, found)
             times = []
             for _ in range(ROUNDS):
-                blocks = Blocks(arrays)
-                times.append(process.ask(take_blocks, blocks)[0])
-                blocks.unlink()
+                with blocks_of(arrays) as names:
+                    times.append(process.ask(take_blocks, names)[0])
             yield row(SHARED, f"multiprocessing: {COUNT} `SharedMemory`", nbytes, times)
             times = [
                 process.ask(take_frames, arrays[:FRAMES])[0] / FRAMES for _ in range(FRAME_ROUNDS)
