@@ -19,7 +19,7 @@ from mpishare import UnsupportedError
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import captured, included, open_library
+from mpishare.bench.library import add_with_graphs, included, open_library
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Call, Session
 from mpishare.coordination.poll import poll
@@ -70,13 +70,7 @@ def _run_swap(session: Session, case: Case, nbytes: int) -> None:
     comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
     most = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
     blocks = sorted({min(max(nbytes >> share, 1), most) for share in _SHARES})
-
-    def add(arm: str, make: Callable[..., Variant], **arguments: Any) -> None:
-        comparison.add(arm, make, **arguments)
-        if session.on_cuda:
-            make_graph = captured(session, partial(make, steps=_STEPS))
-            comparison.add(f"{arm}, graph of {_STEPS}", make_graph, **arguments)
-
+    add = partial(add_with_graphs, comparison, steps=(_STEPS,), mark=", ")
     for count in blocks:
         add(_named("kernel", count), partial(_OwnSwap, pair, blocks=count))
     add("halo, windows", partial(_Halo, pair, in_window=True))

@@ -214,15 +214,16 @@ def add_with_graphs(
     name: str,
     make: Callable[..., Variant],
     steps: Sequence[int],
+    mark: str = " ",
     **arguments: Any,
 ) -> None:
     """Enter a variant as it is called, and on CUDA for each of `steps` a graph of so many calls.
 
-    `make` takes the number of calls as ``steps=``.
+    `make` takes the number of calls as ``steps=``; `mark` stands in a name before that of a graph.
     """
     comparison.add(name, make, **arguments)
     for count in steps if comparison.session.on_cuda else ():
-        label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
+        label = f"{name}{mark}graph" + f" of {count}" * (count > 1)
         make_graph = captured(comparison.session, partial(make, steps=count))
         comparison.add(label, make_graph, **arguments)
 
