@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 from mpi4py import MPI
 
@@ -25,7 +24,7 @@ from benchmarks.links import Links, mpi_links, mpishare_links, nccl_links, stage
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
-from mpishare.bench.measure import BlockSize
+from mpishare.bench.measure import BlockSize, time_each
 from mpishare.bench.report import UPPER_BOUND, Clock
 from mpishare.bench.session import Bound, Session, do_nothing, in_turn
 from scripts.applications.poisson import Poisson, poisson
@@ -91,10 +90,8 @@ class Solve(Variant):
         samples_s = []
         for _ in range(session.options.iters or _SOLVES):
             session.line_up()
-            begin = perf_counter()
-            self.step()
-            session.synchronize()
-            samples_s.append((perf_counter() - begin) / int(self.problem.passes[0]))
+            (solve_s,) = time_each(self.step, session.synchronize, 1)
+            samples_s.append(solve_s / int(self.problem.passes[0]))
         return samples_s
 
     def close(self) -> None:

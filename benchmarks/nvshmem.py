@@ -98,9 +98,7 @@ class Nvshmem(Library):
         # Held: the calls have addresses only.
         signals = self.empty(len(transfers))
         self._signals.append(signals)
-        # What `empty` wrote is there on all ranks before any rank puts.
-        self.session.synchronize()
-        self.session.comm.Barrier()
+        self.session.line_up()  # what `empty` wrote is there on all ranks before any rank puts
         first = int(signals.data.ptr)
         # The k-th `into` and the k-th signal have the same address on all ranks.
         puts = [

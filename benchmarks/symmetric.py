@@ -91,9 +91,7 @@ class TorchSymmetric(Library):
         del self._tensors[int(memory.data.ptr)]
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
-        # What `empty` wrote is there on all ranks before any rank copies.
-        self.session.synchronize()
-        self.session.comm.Barrier()
+        self.session.line_up()  # what `empty` wrote is there on all ranks before any rank copies
         from_dlpack = self._torch.from_dlpack
         copies, signals = [], []
         for channel, each in enumerate(transfers):
