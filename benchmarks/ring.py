@@ -25,7 +25,7 @@ from mpishare.bench.grid import Exchange, Problem, Side
 from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.mpi import free, isend, persistent, sendrecv
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Bound, Call, Session, do_nothing
+from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import Staging, staged
 
 #: The sides of a ring, by the way a face travels: place k of the faces goes to place k of the
@@ -244,17 +244,12 @@ class _CountersOfNeighbors(PairwiseRing):
         return (ready, are_ready, done, are_done), counters.close
 
 
-def _exchange_nothing(ring: Ring) -> Callable[[], None]:
+def _exchange_nothing(ring: Ring) -> Call:
     """Return a call that sends no bytes to both neighbors and receives none from each."""
-    comm, left, right = ring.node.comm, ring.left, ring.right
-    synchronize, nothing = ring.session.synchronize, bytearray(0)
-
-    def exchange() -> None:
-        synchronize()
-        comm.Sendrecv(nothing, right, 0, nothing, left, 0)
-        comm.Sendrecv(nothing, left, 1, nothing, right, 1)
-
-    return exchange
+    sendrecv, left, right, nothing = ring.node.comm.Sendrecv, ring.left, ring.right, bytearray(0)
+    rightward = partial(sendrecv, nothing, right, 0, nothing, left, 0)
+    leftward = partial(sendrecv, nothing, left, 1, nothing, right, 1)
+    return ring.session.synchronized(in_turn(rightward, leftward))
 
 
 class _Counters:
