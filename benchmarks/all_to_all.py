@@ -17,12 +17,11 @@ from benchmarks.symmetric import TorchSymmetric
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import copy_all
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, cut, split
-from mpishare.bench.library import captured, open_library, refusals
+from mpishare.bench.library import captured, open_library
 from mpishare.bench.nccl import set_environment
 from mpishare.bench.redistribute import Spread
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, in_turn
-from mpishare.errors import UnsupportedError
 
 
 def enter_alltoall(comparison: Comparison, problem: Spread) -> None:
@@ -62,7 +61,7 @@ class TorchAllToAll(TorchSymmetric):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        with refusals(self.label, RuntimeError):
+        with self.refusals(RuntimeError):
             self._group = self._distributed.new_group(backend="nccl")
 
     @classmethod
@@ -70,7 +69,7 @@ class TorchAllToAll(TorchSymmetric):
         super().require(session)
         set_environment(session)
         if session.ranks_per_gpu > 1:
-            raise UnsupportedError(f"{cls.label}: its NCCL needs a GPU per rank")
+            raise cls.refusal("its NCCL needs a GPU per rank")
 
     def empty(self, words: int) -> Any:
         return self.session.node.xp.zeros(words, "u8")
@@ -80,7 +79,7 @@ class TorchAllToAll(TorchSymmetric):
 
     def bind_all_to_all(self, out: Any, into: Any) -> Call:
         tensors = [self._torch.from_dlpack(each.view("i8")) for each in (into, out)]
-        with refusals(self.label, RuntimeError):
+        with self.refusals(RuntimeError):
             self._distributed.all_to_all_single(*tensors, group=self._group)  # connects
         return partial(self._distributed.all_to_all_single, *tensors, group=self._group)
 

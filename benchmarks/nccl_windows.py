@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Transfer, refusals
+from mpishare.bench.library import Transfer
 from mpishare.bench.nccl import NcclCalls, set_environment
 from mpishare.bench.session import Call, Session, in_turn
-from mpishare.errors import UnsupportedError
 
 #: The first version with puts that signal.
 _LEAST = (2, 29)
@@ -47,7 +46,7 @@ class NcclSend(NcclCalls):
         self._windows: dict[int, tuple[Any, Any]] = {}
         comm = session.comm
         name = comm.bcast(self.unique_id() if comm.rank == 0 else None, 0)
-        with refusals(self.label, calls.NCCLError):
+        with self.refusals(calls.NCCLError):
             unique = core.UniqueId.from_bytes(name)
             self._comm = core.Communicator.init(comm.size, comm.rank, unique, self.config())
         self.rest = self._comm._comm, int(session.stream.ptr)
@@ -59,15 +58,15 @@ class NcclSend(NcclCalls):
     def require(cls, session: Session) -> None:
         set_environment(session)
         if find_spec("nccl") is None:
-            raise UnsupportedError(f"{cls.label}: nccl4py is not installed")
-        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            raise cls.refusal("nccl4py is not installed")
+        with cls.refusals(ImportError, OSError, RuntimeError):
             from nccl import core
 
             library = core.get_version().libnccl
         if library is None:
-            raise UnsupportedError(f"{cls.label}: nccl4py finds no NCCL")
+            raise cls.refusal("nccl4py finds no NCCL")
         if library.version.release < _LEAST:
-            raise UnsupportedError(f"{cls.label}: NCCL {library.version} has no puts that signal")
+            raise cls.refusal(f"NCCL {library.version} has no puts that signal")
 
     @classmethod
     def unique_id(cls) -> bytes:
@@ -76,7 +75,7 @@ class NcclSend(NcclCalls):
         return bytes(core.get_unique_id().as_bytes)
 
     def empty(self, words: int) -> Any:
-        with refusals(self.label, self._calls.NCCLError):
+        with self.refusals(self._calls.NCCLError):
             memory = self._core.cupy.empty(words, "u8")
             memory.fill(0)
             window = self._comm.register_window(memory, self._core.WindowFlag.COLL_SYMMETRIC)
@@ -153,17 +152,17 @@ class NcclDevice(NcclSend):
         super().__init__(session)
         device = session.node.device
         if session.node.size < session.comm.size:
-            raise UnsupportedError(f"{self.label}: the ranks are on several nodes")
+            raise self.refusal("the ranks are on several nodes")
         if session.ranks_per_gpu > 1 and device is not None and not device.mps:
-            raise UnsupportedError(f"{self.label}: it spins, and ranks share a GPU without MPS")
+            raise self.refusal("it spins, and ranks share a GPU without MPS")
         headers = Path(self._core.get_version().libnccl.path).parents[1] / "include"
         if not (headers / "nccl_device.h").exists():
-            raise UnsupportedError(f"{self.label}: {headers} has no nccl_device.h")
+            raise self.refusal(f"{headers} has no nccl_device.h")
         xp = session.node.xp
         nbytes = int(self._calls.dev_comm_dtype.itemsize)
         options = "-std=c++17", f"-I{headers}", f"-DDEV_COMM_NBYTES={nbytes}"
         code = Path(__file__).with_suffix(".cuh").read_text()
-        with refusals(self.label, RuntimeError, OSError, xp.cuda.compiler.CompileException):
+        with self.refusals(RuntimeError, OSError, xp.cuda.compiler.CompileException):
             module = xp.RawModule(code=code, backend="nvcc", options=options)
             module.compile()
         #: A kernel of the file by its name.
@@ -172,7 +171,7 @@ class NcclDevice(NcclSend):
         most = _FEW_TRANSFERS * _BLOCK + session.comm.size
         few = self._core.LLA2ARequirement(_FEW_BLOCKS, most, 8)
         needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks, resources=(few,))
-        with refusals(self.label, self._calls.NCCLError):
+        with self.refusals(self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
         #: A word that ends the waits of its kernels once it is not 0.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session
 from mpishare.errors import UnsupportedError
 
@@ -47,7 +47,7 @@ class Nvshmem(Library):
         errors = types.NvshmemError, types.NvshmemInvalid, nvshmem.bindings.nvshmem.NVSHMEMError
         name = nvshmem.core.get_unique_id(empty=comm.rank != 0)
         comm.Bcast(name._data.view(np.int8), 0)
-        with refusals(self.label, *errors):
+        with self.refusals(*errors):
             nvshmem.core.init(
                 device=device,
                 uid=name,
@@ -65,8 +65,8 @@ class Nvshmem(Library):
             # Under MPS it asks for shares of the GPU that add up to 100 % at most.
             os.environ.setdefault("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
         if find_spec("nvshmem") is None:
-            raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
-        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            raise cls.refusal("nvshmem4py is not installed")
+        with cls.refusals(ImportError, OSError, RuntimeError):
             import nvshmem.core
 
             nvshmem.core.get_version()  # loads the library
@@ -158,13 +158,13 @@ class Nvshmem(Library):
         cuda, file = self.session.node.xp.cuda, Path(__file__).with_suffix(".cuh")
         nvcc = cuda.get_nvcc_path()
         if nvcc is None:
-            raise UnsupportedError(f"{self.label}: there is no nvcc to link its kernels")
+            raise self.refusal("there is no nvcc to link its kernels")
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         # The same package as that of the host's library, which looks at the version.
         folder = Path(str(load_nvidia_dynamic_lib("nvshmem_host").abs_path)).parents[1]
         if not (folder / "lib" / "libnvshmem_device.a").exists():
-            raise UnsupportedError(f"{self.label}: {folder} has no lib/libnvshmem_device.a")
+            raise self.refusal(f"{folder} has no lib/libnvshmem_device.a")
         with tempfile.TemporaryDirectory(prefix="mpishare-") as work:
             made, cubin = Path(work, "kernels.o"), Path(work, "kernels.cubin")
             architecture = f"-arch=sm_{cuda.Device().compute_capability}"
@@ -172,14 +172,14 @@ class Nvshmem(Library):
             of_link = f"-L{folder / 'lib'}", "-lnvshmem_device", "-dlink", "-cubin"
             for words in ((*of_code, file, "-o", made), (made, *of_link, "-o", cubin)):
                 command = [*nvcc.split(), architecture, *map(str, words)]
-                with refusals(self.label, OSError, subprocess.SubprocessError):
+                with self.refusals(OSError, subprocess.SubprocessError):
                     done = subprocess.run(
                         command, capture_output=True, text=True, timeout=_NVCC_S, check=False
                     )
                 if done.returncode:
                     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
                     why = said[0] if said else f"exit status {done.returncode}"
-                    raise UnsupportedError(f"{self.label}: nvcc: {why}")
+                    raise self.refusal(f"nvcc: {why}")
             return cubin.read_bytes()
 
     def _loaded(self, cubin: bytes) -> Any:
@@ -187,7 +187,7 @@ class Nvshmem(Library):
         module = cuda.Module()
         # CUDA's, those of a library that is too old for it, and its own.
         errors = RuntimeError, AttributeError, self._bindings.nvshmem.NVSHMEMError
-        with refusals(self.label, *errors):
+        with self.refusals(*errors):
             module.load(cubin)
             # NVSHMEM's state, which its functions for kernels read.
             self._bindings.cumodule_init(int(module.ptr))

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session
-from mpishare.errors import UnsupportedError
 
 #: Read when it allocates. Copies do not use multicast, and its setup affects every GPU of the host,
 #: including those of other users; each tensor has memory of its own, so that offsets in it count
@@ -54,7 +53,7 @@ class TorchSymmetric(Library):
         folder = tempfile.mkdtemp(prefix="mpishare-") if comm.rank == 0 else None
         self._folder = Path(comm.bcast(folder, 0))
         store = distributed.FileStore(str(self._folder / "store"), comm.size)
-        with refusals(self.label, RuntimeError):
+        with self.refusals(RuntimeError):
             distributed.init_process_group(
                 "gloo",
                 store=store,
@@ -66,19 +65,19 @@ class TorchSymmetric(Library):
     @classmethod
     def require(cls, session: Session) -> None:
         if session.node.size < session.comm.size:
-            raise UnsupportedError("torch symmetric memory: the ranks are on several nodes")
+            raise cls.refusal("the ranks are on several nodes")
         os.environ.update(_SETTINGS)
         if find_spec("torch") is None:
-            raise UnsupportedError("torch symmetric memory: PyTorch is not installed")
-        with refusals(cls.label, ImportError, OSError):
+            raise cls.refusal("PyTorch is not installed")
+        with cls.refusals(ImportError, OSError):
             import torch
             import torch.distributed._symmetric_memory
         if not torch.cuda.is_available():
-            raise UnsupportedError("torch symmetric memory: this PyTorch sees no GPU")
+            raise cls.refusal("this PyTorch sees no GPU")
 
     def empty(self, words: int) -> Any:
         xp = self.session.node.xp
-        with refusals(self.label, RuntimeError):
+        with self.refusals(RuntimeError):
             tensor = self._symmetric.empty(words, dtype=self._torch.int64, device=self._device)
             handle = self._symmetric.rendezvous(tensor, self._distributed.group.WORLD)
         memory = xp.from_dlpack(tensor).view("u8")
@@ -99,9 +98,7 @@ class TorchSymmetric(Library):
             first, handle = self._offset(each.into)
             here = handle.get_buffer(handle.rank, (each.words,), self._torch.int64, first)
             if here.data_ptr() != int(each.into.data.ptr):
-                raise UnsupportedError(
-                    f"{self.label}: a tensor does not begin where its memory does"
-                )
+                raise self.refusal("a tensor does not begin where its memory does")
             there = handle.get_buffer(each.to, (each.words,), self._torch.int64, first)
             copies.append((there, from_dlpack(each.out.view("i8"))))
             signals.append((handle, each.to, each.source, channel))
@@ -127,7 +124,7 @@ class TorchSymmetric(Library):
         group = self._distributed.group.WORLD.group_name
         arguments = tensor, "sum", group, total
         reduce = self._torch.ops.symm_mem.one_shot_all_reduce_out
-        with refusals(self.label, RuntimeError, AttributeError):
+        with self.refusals(RuntimeError, AttributeError):
             reduce(*arguments)  # it may not take such numbers
 
         def sum_() -> None:

@@ -99,6 +99,22 @@ class Library:
         self.session = session
 
     @classmethod
+    def refusal(cls, why: str) -> UnsupportedError:
+        """Return the error that says why it cannot run here."""
+        return UnsupportedError(f"{cls.label}: {why}")
+
+    @classmethod
+    @contextmanager
+    def refusals(cls, *errors: type[Exception]) -> Iterator[None]:
+        """Turn the library's own errors into such a one."""
+        try:
+            yield
+        except errors as exc:
+            # The first line has the reason; the others say where in the library it arose.
+            lines = str(exc).strip().splitlines()
+            raise cls.refusal(lines[0] if lines else type(exc).__name__) from exc
+
+    @classmethod
     def require(cls, session: Session) -> None:
         """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
 
@@ -123,28 +139,17 @@ class Library:
 
     def bind_sum(self, array: Any) -> Call:  # noqa: ARG002
         """Return the call that replaces an array by its sum over all ranks. Collective."""
-        raise UnsupportedError(f"{self.label}: no sum over all ranks")
+        raise self.refusal("no sum over all ranks")
 
     def bind_gather(self, out: Any, into: Any) -> Call:  # noqa: ARG002
         """Return the call that brings `out` of all ranks into `into`, by rank. Collective."""
-        raise UnsupportedError(f"{self.label}: no gather on all ranks")
+        raise self.refusal("no gather on all ranks")
 
     def free(self, memory: Any) -> None:
         """Free what `empty` returned. Collective."""
 
     def close(self) -> None:
         """Shut the library down. Collective."""
-
-
-@contextmanager
-def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here."""
-    try:
-        yield
-    except errors as exc:
-        # The first line has the reason; the others say where in the library it arose.
-        lines = str(exc).strip().splitlines()
-        raise UnsupportedError(f"{label}: {lines[0] if lines else type(exc).__name__}") from exc
 
 
 def open_library(session: Session, kind: type[Library]) -> tuple[Any, str | None]:
@@ -257,9 +262,9 @@ class LibraryExchange(Exchange[Problem]):
         self._owned: list[Any] = []  # memory of the library
         self._is_contiguous = problem.has_contiguous_faces()
         if not self._is_contiguous and way.in_place:
-            raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+            raise library.refusal("its faces are not contiguous")
         if not self._is_contiguous and way.is_packed:
-            raise UnsupportedError(f"{library.label}: it packs these faces anyway")
+            raise library.refusal("it packs these faces anyway")
         fields = problem.fields
         super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
 

@@ -11,9 +11,8 @@ import numpy as np
 from cupy.cuda import nccl
 from mpi4py import MPI
 
-from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session, in_turn
-from mpishare.errors import UnsupportedError
 
 _NUMBER = nccl.get_version() if nccl.available else 0
 __version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
@@ -75,7 +74,7 @@ class Nccl(NcclCalls):
         super().__init__(session)
         comm = session.comm
         name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
-        with refusals(self.label, nccl.NcclError):
+        with self.refusals(nccl.NcclError):
             made = self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
         self.group = nccl.groupStart, nccl.groupEnd
         self.calls = made.send, made.recv, made.allReduce, made.allGather
@@ -86,7 +85,7 @@ class Nccl(NcclCalls):
     def require(cls, session: Session) -> None:
         set_environment(session)
         if not nccl.available:
-            raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
+            raise cls.refusal("not installed, or not where CuPy looks for it")
 
     @classmethod
     def unique_id(cls) -> bytes:
