@@ -66,10 +66,8 @@ class WindowDevice(NodeObject):
         local = size * stride
         tables = local + _LOCAL_ROWS * stride
         nwords = tables + 2 * size + RECORD.itemsize // 8
-        segments = [Segment((nwords,))] * size
-        self._words = words = make_window(
-            context, call, segments, np.dtype("u8"), None, lambda array: array.fill(0), is_part=True
-        )
+        segments = dict.fromkeys(range(size), Segment((nwords,), np.dtype("u8")))
+        self._words = words = make_window(context, call, segments, None, lambda: 0, is_part=True)
         words.name = f"signals of {window.name}"
         self._row = epoch_counters(size) // size
         self.abort = words._counters.address + 8 * self._row * rank

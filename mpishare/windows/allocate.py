@@ -12,7 +12,7 @@ from mpishare.backends import Exported
 from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError
 from mpishare.runtime import ranges
-from mpishare.windows.arguments import agree, check_layout, nbytes_of, owner_of
+from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.publication import Publication
@@ -21,7 +21,7 @@ from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
@@ -45,61 +45,61 @@ def allocate(
     """
     call = "Node.allocate_each" if is_each else "Node.allocate"
 
-    def check() -> tuple[dict[str, Any], list[int]]:
-        extents, found = check_layout(context, call, shape, dtype)
-        same: dict[str, Any] = {"dtype": str(found), "name": check_name(call, name)}
-        value = _describe_fill(call, fill, found)
+    def check() -> tuple[dict[str, Any], list[Any]]:
+        mine = check_layout(context, call, shape, dtype)
+        same: dict[str, Any] = {"dtype": str(mine.dtype), "name": check_name(call, name)}
+        value = _describe_fill(call, fill, mine.dtype)
         if is_each:
             same["signals"] = _check_signals(call, signals)
         else:
-            same |= {"shape": extents, "fill": value, "owner": owner_of(context, call, owner)}
-        return same, list(extents)
+            same |= {"shape": mine.shape, "fill": value, "owner": owner_of(context, call, owner)}
+        return same, list(mine.shape)
 
     same, shapes = agree(context, call, check)
     rank = same.get("owner")
-    extents = [each if rank in (None, r) else None for r, each in enumerate(shapes)]
-    segments = [None if each is None else Segment(tuple(each)) for each in extents]
-    return make_window(context, call, segments, np.dtype(dtype), rank, _filler(fill), name=name)
+    segments = {
+        r: Segment(tuple(each), np.dtype(dtype))
+        for r, each in enumerate(shapes)
+        if rank in (None, r)
+    }
+    values = None if fill is None else lambda: fill
+    return make_window(context, call, segments, rank, values, name=name)
 
 
 def make_window(
     context: NodeContext,
     call: str,
-    segments: Sequence[Segment | None],
-    dtype: np.dtype[Any],
+    segments: Mapping[int, Segment],
     owner: int | None,
-    contents: Exported | Callable[[Any], None] | None,
+    contents: Exported | Callable[[], Any] | None,
     *,
     name: str | None = None,
     is_part: bool = False,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
-    Ranks without a segment have None in `segments`. `contents` is memory of another library that
-    becomes this rank's segment, or fills this rank's segment before the others map it. A window
-    that `is_part` of another object is closed by that.
+    `segments` has those of the ranks that have one. `contents` is memory of another library that
+    becomes this rank's segment, or returns the values of this rank's segment before the others map
+    it. A window that `is_part` of another object is closed by that.
     """
-    sizes = [[] if each is None else [nbytes_of(each.shape, dtype)] for each in segments]
-    given = _given(contents, segments[context.rank], dtype)
+    sizes = [[segments[r].nbytes] if r in segments else [] for r in range(context.size)]
+    mine = [segments[context.rank]] if context.rank in segments else []
+    given = [partial(_write, each, contents) if callable(contents) else contents for each in mine]
     with ranges.span(call), undoing(context, call) as undo:
-        shared = share_memory(context, call, sizes, given, undo)
-        handles = [next(iter(each), "") for each in shared[0]]
-        memories = [next(iter(each), None) for each in shared[1]]
+        all_handles, all_memories = share_memory(context, call, sizes, given, undo)
+        handles = {rank: each[0] for rank, each in enumerate(all_handles) if each}
         publication: Publication | None = None
         if name is not None:
-            publication = Publication(context, call, name, segments, handles, dtype)
+            publication = Publication(context, call, name, segments, handles)
             undo.local.callback(publication.discard)
         counters = context.take_counters(call, epoch_counters(context.size))
-    number = context.next_number("window")
     return Window(
         context,
-        number,
         counters,
-        memories,
         segments,
-        dtype,
+        {rank: each[0] for rank, each in enumerate(all_memories) if each},
+        handles,
         owner,
-        handles=handles,
         publication=publication,
         is_part=is_part,
     )
@@ -109,13 +109,9 @@ Given = Exported | Callable[["Memory"], None] | None
 """Memory of another library, or what fills new memory."""
 
 
-def _given(contents: Any, mine: Segment | None, dtype: np.dtype[Any]) -> list[Given]:
-    """Return the contents of this rank's segment as `share_memory` takes them."""
-    if mine is None or isinstance(contents, Exported):
-        return [] if mine is None else [contents]
-    if contents is None or not nbytes_of(mine.shape, dtype):
-        return [None]
-    return [lambda memory: contents(memory.array(mine.shape, dtype, mine.strides))]
+def _write(segment: Segment, values: Callable[[], Any], memory: Memory) -> None:
+    if segment.nbytes:
+        segment.array(memory)[...] = values()
 
 
 def share_memory(
@@ -237,13 +233,3 @@ def _is_kept(fill: Any, value: np.ndarray[Any, Any]) -> bool:
         return True
     # NaT differs from itself.
     return bool(value != value or value.astype(np.asarray(fill).dtype) == fill)
-
-
-def _filler(fill: Any) -> Callable[[Any], None] | None:
-    if fill is None:
-        return None
-
-    def write(array: Any) -> None:
-        array[...] = fill
-
-    return write

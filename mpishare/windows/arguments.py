@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,12 @@ from mpishare.coordination.agreement import require_same
 from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory.numbers import number_of
+from mpishare.windows.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.runtime.context import NodeContext
-
-    Shape = tuple[int, ...]
 
 _MOST = (1 << 62) - 1  # bytes, or of anything else, that can be addressed
 
@@ -68,9 +66,7 @@ def count_of(call: str, name: str, value: Any, most: int = _MOST) -> int:
     return operator.index(value)
 
 
-def check_layout(
-    context: NodeContext, call: str, shape: Any, dtype: Any
-) -> tuple[Shape, np.dtype[Any]]:
+def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Segment:
     """Return shape and dtype in canonical form, or raise why they cannot be used."""
     sizes = _extents(call, shape)
     try:
@@ -85,15 +81,16 @@ def check_layout(
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )
-    if (nbytes := nbytes_of(sizes, found)) >= 1 << 62:
+    segment = Segment(sizes, found)
+    if segment.nbytes >= 1 << 62:
         raise ValueError(
-            f"{call} failed: shape {sizes} of {found} needs {format_nbytes(nbytes)}, more than can "
-            "be addressed"
+            f"{call} failed: shape {sizes} of {found} needs {format_nbytes(segment.nbytes)}, more "
+            "than can be addressed"
         )
-    return sizes, found
+    return segment
 
 
-def _extents(call: str, shape: Any) -> Shape:
+def _extents(call: str, shape: Any) -> tuple[int, ...]:
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     if not all(map(is_int, extents)):
         raise TypeError(f"{call} failed: shape must be ints, not {shape!r}")
@@ -101,7 +98,3 @@ def _extents(call: str, shape: Any) -> Shape:
     if min(sizes, default=0) < 0:
         raise ValueError(f"{call} failed: negative extents in shape {sizes}")
     return sizes
-
-
-def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
-    return math.prod(shape) * dtype.itemsize

@@ -351,16 +351,16 @@ def make_channel(
     call = "Node.channel"
 
     def check() -> tuple[dict[str, Any], None]:
-        extents, found = check_layout(context, call, shape, dtype)
+        frame = check_layout(context, call, shape, dtype)
         source = owner_of(context, call, producer)
         ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
         is_dealt = require_bool(f"{call} failed: ", "deal", deal)
         default = 2 * len(ranks) or 1 if is_dealt else _SLOTS
         count = default if slots is None else count_of(call, "slots", slots)
-        check_layout(context, call, (count, *extents), found)  # all of them can be addressed
+        check_layout(context, call, (count, *frame.shape), dtype)  # all of them can be addressed
         same = {
-            "shape": extents,
-            "dtype": str(found),
+            "shape": frame.shape,
+            "dtype": str(frame.dtype),
             "slots": count,
             "producer": source,
             "consumers": ranks,
@@ -375,13 +375,12 @@ def make_channel(
     source, ranks = same["producer"], tuple(same["consumers"])
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
-    segments: list[Segment | None] = [None] * context.size
-    segments[owner] = Segment((same["slots"], *same["shape"]))
+    segments = {owner: Segment((same["slots"], *same["shape"]), np.dtype(dtype))}
     count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
     counters = context.take_counters(call, count)
     with undoing(context, call) as undo:
         undo.local.callback(context.counter_pool.give, counters)
-        window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
+        window = make_window(context, call, segments, owner, None, is_part=True)
         undo.made.callback(window.close)
         publication = None if name is None else _publish(context, call, window, same, undo)
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
@@ -391,12 +390,8 @@ def _publish(
     context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: Undo
 ) -> Publication:
     """Let processes outside the job attach to the frames."""
-    segments: list[Segment | None] = [None] * context.size
-    segments[same["producer"]] = Segment(window.shape[1:])
-    handles = [""] * context.size
-    publication = Publication(
-        context, call, same["name"], segments, handles, window.dtype, same["lag"]
-    )
+    segments = {same["producer"]: Segment(window.shape[1:], window.dtype)}
+    publication = Publication(context, call, same["name"], segments, {}, same["lag"])
     undo.local.callback(publication.discard)
     context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
     return publication

@@ -10,7 +10,6 @@ opened it has released it. `BlockTable` has the holders.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import weakref
@@ -123,12 +122,11 @@ class Pool(NodeObject):
         return self._allocate(call, self._owned(call), shape, dtype, stream)
 
     def _allocate(self, call: str, own: OwnBlocks, shape: Shape, dtype: Any, stream: Any) -> Any:
-        sizes, found = check_layout(self._context, call, shape, dtype)
+        sizes, found, _ = segment = check_layout(self._context, call, shape, dtype)
         number, keeper = enter(self._context.backend, call, stream)
-        nbytes = math.prod(sizes) * found.itemsize
         layout = BlockLayout(0, sizes, compact_strides(sizes, found.itemsize), found)
         try:
-            return own.allocate(layout, nbytes, number, keeper)
+            return own.allocate(layout, segment.nbytes, number, keeper)
         except UnsupportedError as error:
             raise UnsupportedError(f"{call} failed: {error}") from None
 

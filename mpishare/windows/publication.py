@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, MpiShareError, UnsupportedError
@@ -18,7 +17,6 @@ from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.windows import description
 from mpishare.windows import page as layout
-from mpishare.windows.arguments import nbytes_of
 from mpishare.windows.description import MAX_FDS, VERSION, Description
 from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
@@ -26,8 +24,6 @@ from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import numpy as np
 
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
@@ -45,11 +41,11 @@ log = logging.getLogger("mpishare.window")
 class Publication:
     """The page, door and buffers of a named window. Made collectively, host-blocking.
 
-    A rank without a segment has None in `segments`, and an empty text in `packed`, the handles.
-    Memory that was shared in place cannot be mapped by its handle outside the job: then there are
-    snapshots alone. So it is for a channel, whose viewers may be `lag` frames behind. Raises
-    `ValueError` on all ranks if another window of this job has the name; `UnsupportedError` if
-    there is no room, if an array leaves gaps in its memory, or if its dtype has no text.
+    `handles` has those of the ranks with a segment, packed. Memory that was shared in place cannot
+    be mapped by its handle outside the job: then there are snapshots alone. So it is for a channel,
+    which has no handles, and whose viewers may be `lag` frames behind. Raises `ValueError` on all
+    ranks if another window of this job has the name; `UnsupportedError` if there is no room, if an
+    array leaves gaps in its memory, or if its dtype has no text.
     """
 
     def __init__(
@@ -57,17 +53,17 @@ class Publication:
         context: NodeContext,
         call: str,
         name: str,
-        segments: Sequence[Segment | None],
-        packed: Sequence[str],
-        dtype: np.dtype[Any],
+        segments: Mapping[int, Segment],
+        handles: Mapping[int, str],
         lag: int = 0,
     ) -> None:
         self.name = name
         self._context = context
-        tokens, is_in_place = _tokens(context, segments, packed, dtype)
-        self._token = tokens[context.rank]
-        why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
-        self._window, self._files = _describe(context, segments, tokens, dtype, why, lag)
+        opened = {r: context.open_handle(h, r, segments[r].nbytes) for r, h in handles.items()}
+        self._tokens = {r: h.token for r, h in opened.items() if h.kind == Kind.ALLOCATION}
+        self._window = self._describe(
+            segments, is_in_place=opened.keys() != self._tokens.keys(), lag=lag
+        )
         self._places = self._window.page_places()
         self._check(call)
         self._number = 0  # of snapshots
@@ -155,6 +151,32 @@ class Publication:
 
     # --- making
 
+    def _describe(
+        self, segments: Mapping[int, Segment], *, is_in_place: bool, lag: int
+    ) -> Description:
+        """Return the window as viewers read it.
+
+        Memory of GPUs is mapped by its token, that of the host by its file.
+        """
+        context = self._context
+        why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
+        tokens = self._tokens if context.backend.has_streams and not why else {}
+        parts = [
+            description.Segment(
+                rank,
+                each.shape,
+                each.strides,
+                each.nbytes,
+                context.uuids[rank],
+                tokens.get(rank, ""),
+            )
+            for rank, each in segments.items()
+        ]
+        dtype = next(iter(segments.values())).dtype
+        return Description(
+            context.backend.name, dtype, context.size, tuple(parts), why, os.getpid(), lag=lag
+        )
+
     def _check(self, call: str) -> None:
         """Raise where the window cannot be described to viewers, or no snapshot be taken."""
         try:
@@ -191,7 +213,8 @@ class Publication:
 
     def _open_mine(self) -> str:
         """Return a path that leads to the file of this rank's segment; empty if it has none."""
-        fd = self._context.backend.descriptor(self._token) if self._token else None
+        token = self._tokens.get(self._context.rank)
+        fd = None if token is None else self._context.backend.descriptor(token)
         if fd is None:
             return ""
         self._held.callback(os.close, fd)
@@ -201,7 +224,7 @@ class Publication:
         """Open the door, behind which viewers get the files, that of the page first."""
         context, job = self._context, job_id(os.getpid())
         self._fds.append(os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC))
-        for token in self._files:
+        for token in [] if self._window.why_not_live else self._tokens.values():
             fd = context.backend.descriptor(token)
             if fd is not None:
                 self._fds.append(fd)
@@ -299,46 +322,3 @@ class Publication:
             os.close(self._fds.pop())
         self._memory = None
         self._held.close()
-
-
-def _tokens(
-    context: NodeContext,
-    segments: Sequence[Segment | None],
-    packed: Sequence[str],
-    dtype: np.dtype[Any],
-) -> tuple[list[str], bool]:
-    """Return each rank's token, empty unless it is of an allocation; whether any is in place."""
-    tokens, kinds = [""] * context.size, {Kind.ALLOCATION}
-    for rank, (segment, handle) in enumerate(zip(segments, packed, strict=True)):
-        if segment is not None and handle:
-            found = context.open_handle(handle, rank, nbytes_of(segment.shape, dtype))
-            kinds.add(Kind(found.kind))
-            tokens[rank] = found.token if found.kind == Kind.ALLOCATION else ""
-    return tokens, len(kinds) > 1
-
-
-def _describe(
-    context: NodeContext,
-    segments: Sequence[Segment | None],
-    tokens: Sequence[str],
-    dtype: np.dtype[Any],
-    why_not_live: str,
-    lag: int,
-) -> tuple[Description, list[str]]:
-    """Return a window as viewers read it, and the tokens of its files.
-
-    Memory of GPUs is mapped by its token, that of the host by its file.
-    """
-    backend = context.backend
-    has_tokens, has_files = not why_not_live and backend.has_streams, not backend.has_streams
-    parts = tuple(
-        description.Segment(rank, *segment, nbytes_of(segment.shape, dtype), uuid, token)
-        for rank, (segment, uuid, token) in enumerate(
-            zip(segments, context.uuids, tokens if has_tokens else repeat(""), strict=False)
-        )
-        if segment is not None
-    )
-    files = list(filter(None, tokens)) if has_files and not why_not_live else []
-    pid = os.getpid()
-    window = Description(backend.name, dtype, context.size, parts, why_not_live, pid, lag=lag)
-    return window, files

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mpishare.errors import ClosedError
+from mpishare.memory import dtypes
 from mpishare.memory.kinds import Kind
 from mpishare.memory.memory import Memory
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    import numpy as np
 
     from mpishare.memory.handle import Handle
     from mpishare.runtime.context import NodeContext
@@ -21,7 +25,25 @@ class Segment(NamedTuple):
     """The layout of one rank's part of a window; `strides` in bytes, None in C order."""
 
     shape: Shape
+    dtype: np.dtype[Any]
     strides: Shape | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def array(self, memory: Memory, offset: int = 0) -> Any:
+        """Return the bytes from `offset` on as an array of this layout."""
+        return memory.array(self.shape, self.dtype, self.strides, offset)
+
+    def pack(self) -> list[Any]:
+        """Return the description for other ranks, of which they `unpack` the same layout."""
+        return [self.shape, dtypes.dump(self.dtype), self.strides]
+
+    @classmethod
+    def unpack(cls, packed: list[Any]) -> Self:
+        shape, dtype, strides = packed
+        return cls(tuple(shape), dtypes.load(dtype), strides and tuple(strides))
 
 
 class _Part(Memory):

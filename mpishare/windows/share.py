@@ -11,11 +11,10 @@ import numpy as np
 
 from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
-from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import compact_strides, span_nbytes
 from mpishare.windows.allocate import make_window
-from mpishare.windows.arguments import agree, check_layout, nbytes_of, owner_of
+from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.names import check_name
 from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
 
@@ -37,18 +36,8 @@ class Source:
 
     array: Any
     segment: Segment
-    dtype: np.dtype[Any]
     exported: Exported | None = None
     why_copied: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the description for the other ranks; see `segment_of`."""
-        shape, strides = self.segment
-        return {
-            "shape": list(shape),
-            "strides": None if strides is None else list(strides),
-            "dtype": dtypes.dump(self.dtype),
-        }
 
 
 @contextmanager
@@ -88,36 +77,28 @@ def share(
     call = "Node.share_each" if is_each else "Node.share"
     with sources() as mine:
 
-        def inspect() -> tuple[dict[str, Any], dict[str, Any] | None]:
+        def inspect() -> tuple[dict[str, Any], list[Any] | None]:
             same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
             if is_each:
                 mine.append(inspect_source(context, call, source, copy))
-                return same | {"dtype": str(mine[0].dtype)}, mine[0].describe()
+                return same | {"dtype": str(mine[0].segment.dtype)}, mine[0].segment.pack()
             same["owner"] = owner_of(context, call, owner)
             if context.rank != same["owner"]:
                 return same, None
             mine.append(inspect_source(context, call, source, copy))
-            return same, mine[0].describe()
+            return same, mine[0].segment.pack()
 
-        def write(array: Any) -> None:
-            array[...] = context.backend.xp.asarray(mine[0].array)
+        def values() -> Any:
+            return context.backend.xp.asarray(mine[0].array)
 
         same, replies = agree(context, call, inspect)
-        rank = same.get("owner", context.rank)
-        segments = [reply and segment_of(reply)[0] for reply in replies]
-        _, dtype = segment_of(replies[rank])
-        contents = (mine[0].exported or write) if mine else None
-        window = make_window(context, call, segments, dtype, same.get("owner"), contents, name=name)
+        segments = {rank: Segment.unpack(reply) for rank, reply in enumerate(replies) if reply}
+        contents = (mine[0].exported or values) if mine else None
+        window = make_window(context, call, segments, same.get("owner"), contents, name=name)
     for why in filter(None, [each.why_copied for each in mine]):
         text = "%s: rank %d's array was copied, not shared in place: %s"
         log.warning(text, window.name, context.rank, why)
     return window
-
-
-def segment_of(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
-    """Return the segment and the dtype that a rank described."""
-    strides = None if reply["strides"] is None else tuple(reply["strides"])
-    return Segment(tuple(reply["shape"]), strides), dtypes.load(reply["dtype"])
 
 
 def check_copy(call: str, copy: Any) -> bool | None:
@@ -132,26 +113,23 @@ def inspect_source(
     """Return this rank's source, at a `place` among others; or raise why it cannot be shared."""
     what = call + place
     array = _as_array(context, what, source() if callable(source) else source)
-    shape, dtype = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
+    segment = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
-    nbytes = nbytes_of(shape, dtype)
-    if nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
+    if segment.nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
         # Its copy would end the GPU's context.
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
-    found = Source(array, Segment(shape, _f_strides(array)), dtype)
+    copied = segment._replace(strides=_f_strides(array))
     if copy is True:
-        return found
-    given = _export(context, array, nbytes, copy)
+        return Source(array, copied)
+    given = _export(context, array, segment.nbytes, copy)
     if isinstance(given, Exported):
-        found.exported, found.segment = given, Segment(shape, tuple(array.strides))
-    elif copy is False:
+        return Source(array, segment._replace(strides=tuple(array.strides)), given)
+    if copy is False:
         raise UnsupportedError(
             f"{what} failed: the array cannot be shared in place (copy=False): {given.why}. "
             f"{given.remedy}."
         )
-    else:
-        found.why_copied = given.why
-    return found
+    return Source(array, copied, why_copied=given.why)
 
 
 def _as_array(context: NodeContext, call: str, source: Any) -> Any:

@@ -13,29 +13,19 @@ from mpishare.backends.suballocator import rounded
 from mpishare.memory.memory import cut
 from mpishare.runtime import ranges
 from mpishare.windows.allocate import share_memory
-from mpishare.windows.arguments import agree, nbytes_of, owner_of
+from mpishare.windows.arguments import agree, owner_of
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.share import (
-    address_of,
-    check_copy,
-    inspect_source,
-    let_go,
-    segment_of,
-    sources,
-)
+from mpishare.windows.segment import Segment
+from mpishare.windows.share import address_of, check_copy, inspect_source, let_go, sources
 from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy as np
-
-    from mpishare.coordination.counters import Counters
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.allocate import Given
-    from mpishare.windows.segment import Segment
     from mpishare.windows.share import Source
 
 log = logging.getLogger("mpishare.window")
@@ -59,7 +49,7 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
 
         same, replies = agree(context, _CALL, inspect)
         packed, layouts, numbers = replies[same["owner"]]
-        found = [_Leaf(*segment_of(each), each["is_copied"]) for each in layouts]
+        found = [_Leaf(Segment.unpack(layout), is_copied) for layout, is_copied in layouts]
         windows = _make(context, same["owner"], [found[number] for number in numbers], mine)
     _warn_of_copies(windows, mine)
     return unpack(packed, windows)
@@ -94,25 +84,17 @@ class _Leaves:
 
     def describe(self) -> tuple[list[Any], list[int]]:
         """Return the different layouts, for the other ranks, and which of them each array has."""
-        layouts: dict[Any, dict[str, Any]] = {}
-        keys = [(each.segment, each.dtype, each.exported is None) for each in self._sources]
-        for key, each in zip(keys, self._sources, strict=True):
-            if key not in layouts:
-                layouts[key] = each.describe() | {"is_copied": each.exported is None}
-        numbers = {key: number for number, key in enumerate(layouts)}
-        return [*layouts.values()], [numbers[key] for key in keys]
+        leaves = [_Leaf(each.segment, each.exported is None) for each in self._sources]
+        numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaves))}
+        layouts = [[leaf.segment.pack(), leaf.is_copied] for leaf in numbers]
+        return layouts, [numbers[leaf] for leaf in leaves]
 
 
 class _Leaf(NamedTuple):
     """What all ranks know of an array."""
 
     segment: Segment
-    dtype: np.dtype[Any]
     is_copied: bool
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes_of(self.segment.shape, self.dtype)
 
 
 def _make(
@@ -121,7 +103,7 @@ def _make(
     """Make the windows: of parts of one new allocation, or of what is shared in place."""
     in_place, copied, spans = _lay_out(leaves)
     each_nbytes: list[list[int]] = [[]] * context.size
-    each_nbytes[owner] = [leaves[n].nbytes for n in in_place]
+    each_nbytes[owner] = [leaves[n].segment.nbytes for n in in_place]
     given: list[Given] = [each.exported for each in sources if each.exported is not None]
     if copied:
         each_nbytes[owner].append(sum(nbytes for _, nbytes in spans))
@@ -133,10 +115,17 @@ def _make(
         counters = [context.take_counters(_CALL, per_window) for _ in leaves]
     found = memories[owner]
     parts = [*found[:-1], *cut(found[-1], spans)] if copied else found
-    memory_of = dict(zip([*in_place, *copied], parts, strict=True))
-    handle_of = dict(zip(in_place, handles[owner], strict=False))
+    memories_of = {n: {owner: part} for n, part in zip([*in_place, *copied], parts, strict=True)}
+    handles_of = {n: {owner: handle} for n, handle in zip(in_place, handles[owner], strict=False)}
     return [
-        _window(context, owner, counters[n], leaf, memory_of[n], handle_of.get(n, ""))
+        Window(
+            context,
+            counters[n],
+            {owner: leaf.segment},
+            memories_of[n],
+            handles_of.get(n, {}),
+            owner,
+        )
         for n, leaf in enumerate(leaves)
     ]
 
@@ -146,7 +135,7 @@ def _lay_out(leaves: list[_Leaf]) -> tuple[list[int], list[int], list[tuple[int,
     numbers: tuple[list[int], list[int]] = [], []
     for number, leaf in enumerate(leaves):
         numbers[leaf.is_copied].append(number)
-    sizes = [rounded(leaves[number].nbytes) for number in numbers[True]]
+    sizes = [rounded(leaves[number].segment.nbytes) for number in numbers[True]]
     return *numbers, list(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
 
@@ -160,9 +149,8 @@ def _fill(
     """Copy the owner's arrays into the new memory."""
     whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
     for n, (begin, _) in spans.items():
-        (shape, strides), dtype, _ = leaves[n]
         array = context.backend.xp.asarray(sources[n].array)
-        memory.array(shape, dtype, strides, begin)[...] = array
+        leaves[n].segment.array(memory, begin)[...] = array
     del whole
 
 
@@ -172,22 +160,6 @@ def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:
         log.warning(
             "%s: %d arrays were copied, not shared in place; %s: %s", _CALL, len(why), *why[0]
         )
-
-
-def _window(
-    context: NodeContext,
-    owner: int,
-    counters: Counters,
-    leaf: _Leaf,
-    memory: Memory,
-    handle: str,
-) -> Window:
-    segments: list[Segment | None] = [None] * context.size
-    memories: list[Memory | None] = [None] * context.size
-    handles = [""] * context.size
-    segments[owner], memories[owner], handles[owner] = leaf.segment, memory, handle
-    number = context.next_number("window")
-    return Window(context, number, counters, memories, segments, leaf.dtype, owner, handles=handles)
 
 
 # --- trees of arrays, as text that travels to other ranks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from mpishare.windows.export import Export, make_export
 from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.coordination.counters import Counters
     from mpishare.memory.memory import Memory
@@ -53,23 +52,22 @@ class Window(Epochs, NodeObject):
     def __init__(
         self,
         context: NodeContext,
-        number: int,
         counters: Counters,
-        memories: list[Memory | None],
-        segments: Sequence[Segment | None],
-        dtype: np.dtype[Any],
+        segments: Mapping[int, Segment],
+        memories: Mapping[int, Memory],
+        handles: Mapping[int, str],
         owner: int | None,
         *,
-        handles: Sequence[str],
         publication: Publication | None = None,
         is_part: bool = False,
     ) -> None:
-        super().__init__(context, counters, publication.name if publication else f"window {number}")
-        self._number = number
+        self._number = context.next_number("window")
+        name = publication.name if publication else f"window {self._number}"
+        super().__init__(context, counters, name)
         self._publication = publication
         self._handles = handles
         self._context = context
-        self._memories: list[Memory | None] = memories
+        self._memories: list[Memory | None] = [memories.get(rank) for rank in range(context.size)]
         self._segments = segments
         self._arrays: dict[int, Any] = {}
         self._lent: Any = None
@@ -77,10 +75,8 @@ class Window(Epochs, NodeObject):
         self._device: Any = None  # a `WindowDevice`, if the window has signals
         self._home = context.rank if owner is None else owner
         self.owner = owner
-        self.dtype = dtype
-        home = segments[self._home]
-        self.shape: tuple[int, ...] = home.shape if home is not None else ()
-        self.nbytes: int = math.prod(self.shape) * dtype.itemsize
+        self.shape, self.dtype, _ = segments[self._home]
+        self.nbytes = segments[self._home].nbytes
         context.register(self, is_part=is_part)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         if log.isEnabledFor(logging.INFO):  # `Node.share_all` makes hundreds
@@ -88,7 +84,7 @@ class Window(Epochs, NodeObject):
                 "%s made: shape %s, dtype %s, %s, %s",
                 self.name,
                 self.shape,
-                dtype,
+                self.dtype,
                 format_nbytes(self.nbytes),
                 "one segment per rank" if owner is None else f"of rank {owner}",
             )
@@ -134,16 +130,14 @@ class Window(Epochs, NodeObject):
         if self._is_closed:
             raise closed(self.name)
         if rank not in self._arrays:
-            memory, segment = None, None
-            if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):
-                memory, segment = self._memories[rank], self._segments[rank]
-            if memory is None or segment is None:
-                having = [r for r, memory in enumerate(self._memories) if memory is not None]
+            is_rank = isinstance(rank, int | np.integer) and rank in self._segments
+            memory = self._memories[rank] if is_rank else None
+            if memory is None:
                 raise ValueError(
-                    f"{self.name}: rank {rank!r} has no segment; ranks {having} do. Here .array is "
-                    f"that of rank {self._home}"
+                    f"{self.name}: rank {rank!r} has no segment; ranks {[*self._segments]} do. "
+                    f"Here .array is that of rank {self._home}"
                 )
-            self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
+            self._arrays[rank] = self._segments[rank].array(memory)
         return self._arrays[rank]
 
     def export(self, rank: int | None = None) -> Export:
@@ -181,7 +175,7 @@ class Window(Epochs, NodeObject):
         rank = self._home if rank is None else rank
         nbytes = self.segment(rank).nbytes
         call = f"{self.name}: export"
-        if not self._handles[rank]:
+        if rank not in self._handles:
             raise UnsupportedError(
                 f"{call} failed: Node.share_all copied it into memory that it shares with other "
                 "windows. Share it alone, by node.share"
@@ -291,7 +285,7 @@ class Window(Epochs, NodeObject):
                 f"{self.name}: snapshot failed: nobody can attach to a window that has no name. "
                 "Make it with name='...'."
             )
-        if self._memories[self._home] is not None and self._home == self._context.rank:
+        if self._home == self._context.rank:
             self._publication.take(self.segment(self._home), self._chain, stream, numbers)
 
     def close(self) -> None:
