@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError
 from mpishare.memory.door import Door
 from mpishare.memory.visit import Visit
+
+if TYPE_CHECKING:
+    from mpishare.memory.door import Visitor
 
 
 class Descriptors:
@@ -57,5 +60,5 @@ class Descriptors:
             self._door.close()
             self._door = None
 
-    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    def _answer(self, request: dict[str, Any], _: Visitor) -> tuple[dict[str, Any], list[int]]:
         return {}, [self._lent[request["key"]]]

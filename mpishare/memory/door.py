@@ -30,11 +30,11 @@ from mpishare.errors import HandleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # Given a request, returns the reply, None for no reply, and the file descriptors that go with
-    # it. Runs in the door's thread: it must not block, and call neither MPI nor CUDA.
-    Answer = Callable[[dict[str, Any]], tuple[dict[str, Any] | None, Sequence[int]]]
+    # Given a request and its visitor, returns the reply, None for no reply, and the descriptors
+    # that go with it. Runs in the door's thread: it must not block, and call neither MPI nor CUDA.
+    Answer = Callable[[dict[str, Any], "Visitor"], tuple[dict[str, Any] | None, Sequence[int]]]
     # What is called when a visitor has left, in the door's thread.
-    Left = Callable[[], object]
+    Left = Callable[["Visitor"], object]
 
 NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 UNASKED = "unasked"  # marks a message that is no reply to a request
@@ -47,23 +47,24 @@ _STRANGERS = 64
 # process's time, however fast they connect.
 _REST_S = 0.05
 # Keys of requests that are remembered; see `Door.leases`.
-_MARKS = ("attaches", "cut_off", "maps", "wants_host_copies")
+_MARKS = ("attaches", "maps", "wants_host_copies")
 
 
 @dataclass(eq=False)
-class _Lease:
+class Visitor:
+    """A connection to an address, and the lease that it stands for."""
+
     address: str
     connection: socket.socket
     pid: int
     is_counted: bool
-    answer: Answer
-    left: Left
     asked: dict[str, Any] = field(default_factory=dict)
 
 
 class _Opening(NamedTuple):
     listener: socket.socket
-    receive: Callable[[], tuple[Answer, Left]]
+    answer: Answer
+    left: Left
     most: int | None
 
 
@@ -78,7 +79,7 @@ class Door:
         self._lock = threading.RLock()  # an answer may read the leases
         self._selector = selectors.DefaultSelector()
         self._openings: dict[str, _Opening] = {}
-        self._leases: list[_Lease] = []
+        self._visitors: list[Visitor] = []
         self._strangers = 0
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -92,20 +93,11 @@ class Door:
         self,
         name: str,
         answer: Answer,
-        left: Left = lambda: None,
+        left: Left = lambda _: None,
         *,
         most: int | None = None,
     ) -> str:
-        """Answer all visitors alike, at a new address from now on, and return it.
-
-        Raises as `open_each`.
-        """
-        return self.open_each(name, lambda: (answer, left), most=most)
-
-    def open_each(
-        self, name: str, receive: Callable[[], tuple[Answer, Left]], *, most: int | None = None
-    ) -> str:
-        """Answer each visitor by functions that `receive` makes for it; return the new address.
+        """Answer at a new address from now on, and return it.
 
         The address begins with `name`, as a mark in a list of sockets. `most` limits the visitors
         of this process at all such addresses together, to save its descriptors; ranks of the job
@@ -121,7 +113,7 @@ class Door:
             listener.close()
             raise
         with self._lock:
-            self._openings[address] = _Opening(listener, receive, most)
+            self._openings[address] = _Opening(listener, answer, left, most)
             self._selector.register(listener, selectors.EVENT_READ, address)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
@@ -136,17 +128,15 @@ class Door:
         value.
         """
         with self._lock:
-            leases = [lease for lease in self._leases if lease.address == address]
-            return [lease.pid for lease in leases if not asked or lease.asked.get(asked)]
+            return [each.pid for each in self._at(address) if not asked or each.asked.get(asked)]
 
     def notify(self, address: str, message: dict[str, Any]) -> None:
         """Send a message to all leases of an address; a visitor with a full socket misses it."""
         with self._lock:
-            connections = [lease.connection for lease in self._leases if lease.address == address]
             text = json.dumps(message | {UNASKED: True}).encode()
-            for connection in connections:
+            for visitor in self._at(address):
                 with contextlib.suppress(OSError):
-                    connection.send(text, socket.MSG_DONTWAIT)
+                    visitor.connection.send(text, socket.MSG_DONTWAIT)
 
     def withdraw(self, address: str) -> None:
         """Stop answering at an address; its leases go on."""
@@ -157,20 +147,23 @@ class Door:
         """Stop answering at an address, and end its leases."""
         with self._lock:
             self._stop(address)
-            for lease in [lease for lease in self._leases if lease.address == address]:
-                self._end(lease)
+            for visitor in self._at(address):
+                self._end(visitor)
 
     def close(self) -> None:
         """Shut all addresses, and end the thread, once it has given its present answer."""
         if self._is_closed:
             return  # in a fork
-        for address in {*self._openings, *(lease.address for lease in self._leases)}:
+        for address in {*self._openings, *(each.address for each in self._visitors)}:
             self.shut(address)
         self._is_closed = True
         self._wake_writer.send(b"w")
         if self._thread is not None:
             self._thread.join()
         self._close_own()
+
+    def _at(self, address: str) -> list[Visitor]:
+        return [visitor for visitor in self._visitors if visitor.address == address]
 
     def _close_own(self) -> None:
         self._selector.close()
@@ -186,9 +179,9 @@ class Door:
         self._close_own()
         for opening in self._openings.values():
             opening.listener.close()
-        for lease in self._leases:
-            lease.connection.close()
-        self._openings, self._leases = {}, []
+        for visitor in self._visitors:
+            visitor.connection.close()
+        self._openings, self._visitors = {}, []
 
     def _serve(self) -> None:
         while not self._is_closed:
@@ -200,7 +193,7 @@ class Door:
                             self._wake_reader.recv(64)
                     elif isinstance(key.data, str):
                         self._accept(key.data)
-                    elif key.data in self._leases:
+                    elif key.data in self._visitors:
                         self._reply(key.data)
             if self._strangers >= _STRANGERS:
                 self._strangers = 0
@@ -223,14 +216,14 @@ class Door:
             connection.close()
             return
         self._strangers = 0
-        n_counted = sum(lease.is_counted for lease in self._leases)
+        n_counted = sum(visitor.is_counted for visitor in self._visitors)
         if opening.most is not None and n_counted >= opening.most:
             _refuse(connection, f"it has {opening.most} visitors already")
             return
         connection.setblocking(False)
-        lease = _Lease(address, connection, pid, opening.most is not None, *opening.receive())
-        self._leases.append(lease)
-        self._selector.register(connection, selectors.EVENT_READ, lease)
+        visitor = Visitor(address, connection, pid, opening.most is not None)
+        self._visitors.append(visitor)
+        self._selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""
@@ -245,43 +238,43 @@ class Door:
             self._selector.unregister(listener)
             listener.close()
 
-    def _reply(self, lease: _Lease) -> None:
+    def _reply(self, visitor: Visitor) -> None:
         try:
-            text = lease.connection.recv(NBYTES)
+            text = visitor.connection.recv(NBYTES)
         except BlockingIOError:
             return
         except OSError:
             text = b""
         if not text:
-            self._end(lease)
+            self._end(visitor)
             return
         fds: Sequence[int] = ()
         try:
             request = json.loads(text)
-            reply, fds = self._answered(lease, request)
-            lease.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
+            reply, fds = self._answered(visitor, request)
+            visitor.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
         except Exception as error:  # any error: the job goes on, the visitor gets it as the reply
             reply = {"refused": f"{type(error).__name__}: {error}"}
         if reply is None:
             return
         try:
-            socket.send_fds(lease.connection, [json.dumps(reply).encode()], list(fds))
+            socket.send_fds(visitor.connection, [json.dumps(reply).encode()], list(fds))
         except OSError:
-            self._end(lease)
+            self._end(visitor)
 
-    def _end(self, lease: _Lease) -> None:
-        self._leases.remove(lease)
-        self._selector.unregister(lease.connection)
-        lease.connection.close()
-        if lease.address in self._openings:
-            lease.left()
+    def _end(self, visitor: Visitor) -> None:
+        self._visitors.remove(visitor)
+        self._selector.unregister(visitor.connection)
+        visitor.connection.close()
+        if visitor.address in self._openings:
+            self._openings[visitor.address].left(visitor)
 
     def _answered(
-        self, lease: _Lease, request: dict[str, Any]
+        self, visitor: Visitor, request: dict[str, Any]
     ) -> tuple[dict[str, Any] | None, Sequence[int]]:
-        if lease.address not in self._openings:
+        if visitor.address not in self._openings:
             raise HandleError("the address is withdrawn")
-        return lease.answer(request)
+        return self._openings[visitor.address].answer(request, visitor)
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()

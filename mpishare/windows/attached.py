@@ -319,7 +319,6 @@ class Attached:
             "next frame."
         )
         with contextlib.suppress(HandleError):  # the job has ended: nobody to tell
-            self._visit.ask({"cut_off": True})
             self._visit.ask({"missed": missed})
         self.close()
         raise ClosedError(self._why_closed)

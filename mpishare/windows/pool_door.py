@@ -7,7 +7,6 @@ it holds. The connection is the lease: the kernel ends it with the process.
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.windows.leases import end_leases
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mpishare.backends import Backend
-    from mpishare.memory.door import Answer, Door, Left
+    from mpishare.memory.door import Door, Visitor
     from mpishare.windows.pool_blocks import OwnBlocks
 
 # Version of the messages of this door, and of handles.
@@ -37,6 +36,7 @@ class PoolDoor:
         self._door = door
         self._table = blocks.table
         self._held = blocks.held_outside
+        self._slots: dict[Visitor, set[int]] = {}  # that each visitor holds
         self._is_ended = False
         self._has_gpu = backend.has_streams
         self._description = {
@@ -48,7 +48,7 @@ class PoolDoor:
         # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
         self._fds = [blocks.memory.export()]
         try:
-            self.address = door.open_each("pool", self._receive, most=MOST_OPENERS)
+            self.address = door.open("pool", self._answer, self._left, most=MOST_OPENERS)
         except BaseException:
             os.close(self._fds.pop())
             raise
@@ -77,13 +77,14 @@ class PoolDoor:
 
     # --- in the door's thread
 
-    def _receive(self) -> tuple[Answer, Left]:
-        slots: set[int] = set()  # that this visitor holds
-        return partial(self._answer, slots), lambda: self._let_go(slots, list(slots))
+    def _left(self, visitor: Visitor) -> None:
+        slots = self._slots.pop(visitor, set())
+        self._let_go(slots, list(slots))
 
     def _answer(
-        self, slots: set[int], request: dict[str, Any]
+        self, request: dict[str, Any], visitor: Visitor
     ) -> tuple[dict[str, Any] | None, Sequence[int]]:
+        slots = self._slots.setdefault(visitor, set())
         if "let_go" in request:
             self._let_go(slots, request["let_go"])
             return None, []

@@ -25,6 +25,7 @@ from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mpishare.memory.door import Visitor
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
@@ -258,14 +259,16 @@ class Publication:
 
     # --- in the door's thread
 
-    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
+    def _answer(
+        self, request: dict[str, Any], visitor: Visitor
+    ) -> tuple[dict[str, Any], Sequence[int]]:
         if request.get("version", VERSION) != VERSION:
             return {"version": VERSION}, []
         if "fds" in request:
             first = int(request["fds"])
             return {}, self._fds[first : first + MAX_FDS]
         if "missed" in request:
-            self._warn_of_cut_off(int(request["missed"]))
+            self._warn_of_cut_off(visitor.pid, int(request["missed"]))
             return {}, []
         if request.get("wants_host_copies"):
             self._want_host_copies(1)
@@ -273,10 +276,9 @@ class Publication:
         viewers = self._context.descriptors.door.leases(self._address, "attaches")
         return replace(self._window, viewers=tuple(viewers)).pack(), []
 
-    def _warn_of_cut_off(self, missed: int) -> None:
-        """Warn of processes that could not read the frames of a channel in time, once of each."""
-        cut_off = self._context.descriptors.door.leases(self._address, "cut_off")
-        for pid in sorted({*cut_off} - self._warned):
+    def _warn_of_cut_off(self, pid: int, missed: int) -> None:
+        """Warn of a process that could not read the frames of a channel in time, once."""
+        if pid not in self._warned:
             self._warned.add(pid)
             log.warning(
                 "%s: process %d was cut off: %d frames were overwritten before it had read them. "
@@ -287,7 +289,7 @@ class Publication:
                 self._window.lag,
             )
 
-    def _viewer_left(self) -> None:
+    def _viewer_left(self, _: Visitor) -> None:
         if not self._context.descriptors.door.leases(self._address, "wants_host_copies"):
             self._want_host_copies(0)
 

@@ -38,14 +38,14 @@ def door():
 @pytest.fixture
 def address(door):
     """Of an opening that answers nothing to whatever it is asked."""
-    return door.open(NAME, lambda request: ({}, []))
+    return door.open(NAME, lambda request, _: ({}, []))
 
 
 def test_a_descriptor_travels(door, tmp_path):
     path = Path(tmp_path, "file")
     path.write_text("the same file")
     with path.open() as file:
-        address = door.open(NAME, lambda request: ({"echo": request["word"]}, [file.fileno()]))
+        address = door.open(NAME, lambda request, _: ({"echo": request["word"]}, [file.fileno()]))
         with visit_of(address) as visit:
             reply, fds = visit.ask({"word": "hello"}, most_fds=1)
             assert reply == {"echo": "hello"}
@@ -72,16 +72,16 @@ def test_a_lease_ends_with_its_process(door, address):
 
 def test_each_opening_has_an_address_of_its_own(door):
     """One that is known could be bound by another user in between."""
-    addresses = [door.open(NAME, lambda request, n=n: ({"n": n}, [])) for n in range(2)]
+    addresses = [door.open(NAME, lambda request, _, n=n: ({"n": n}, [])) for n in range(2)]
     for n, address in enumerate(addresses):
         with visit_of(address) as visit:
             assert visit.ask({}) == ({"n": n}, [])
         door.shut(address)
         with pytest.raises(HandleError, match="nobody answers for test"):
             visit_of(address)
-    assert door.open(NAME, lambda request: ({}, [])) not in addresses
+    assert door.open(NAME, lambda request, _: ({}, [])) not in addresses
     with pytest.raises(ValueError, match="too long by"):
-        door.open("x" * 120, lambda request: ({}, []))
+        door.open("x" * 120, lambda request, _: ({}, []))
 
 
 def test_an_address_that_somebody_has_bound_is_left_for_another(door, monkeypatch):
@@ -89,16 +89,16 @@ def test_an_address_that_somebody_has_bound_is_left_for_another(door, monkeypatc
     monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(tokens))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(f"\0mpishare/{os.getuid()}/{NAME}/taken")
-        address = door.open(NAME, lambda request: ({}, []))
+        address = door.open(NAME, lambda request, _: ({}, []))
         assert address.endswith("/free")
         with visit_of(address) as visit:
             assert visit.ask({}) == ({}, [])
         with pytest.raises(HandleError, match="random addresses"):
-            door.open(NAME, lambda request: ({}, []))
+            door.open(NAME, lambda request, _: ({}, []))
 
 
 def test_what_an_answer_raises_is_told_and_the_door_goes_on(door):
-    def answer(request):
+    def answer(request, _):
         if request:
             raise KeyError("nonsense")
         return {"fine": True}, []
@@ -120,7 +120,7 @@ def busy(door):
     """A door whose thread is held, with no room for another connection, and what lets it go on."""
     is_held, go_on = threading.Event(), threading.Event()
 
-    def answer(request):
+    def answer(request, _):
         is_held.set()
         assert go_on.wait(30)
         return {}, []
@@ -146,7 +146,7 @@ def test_a_door_that_does_not_answer_is_a_timeout(door, busy):
     assert 0.2 <= time.monotonic() - begin < 2
     busy[1].set()
     held = threading.Event()
-    address = door.open(NAME, lambda request: (held.wait(10) and {}, []))
+    address = door.open(NAME, lambda request, _: (held.wait(10) and {}, []))
     with visit_of(address, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
         visit.ask({})
     held.set()
@@ -201,7 +201,7 @@ def test_what_is_no_door_is_told_in_words(said):
 
 
 def test_words_of_a_door_cannot_move_the_cursor(door):
-    def answer(request):
+    def answer(request, _):
         raise ValueError("\x1b[2J\n\u202e" + "x" * 1000)
 
     with (
@@ -218,7 +218,7 @@ def test_what_a_visitor_asked_is_not_kept(door, address):
     with visit_of(address) as visit:
         for number in range(100):
             visit.ask({str(number): True, "maps": [number]})
-        assert len(door._leases[0].asked) <= 3
+        assert len(door._visitors[0].asked) <= 3
         assert door.leases(address, "maps") == []
         visit.ask({"maps": True})
         visit.ask({})
@@ -238,7 +238,7 @@ print(time.monotonic() - begin)
 
 @needs_two_users
 def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
-    address = door.open(NAME, lambda request: ({}, []), most=3)
+    address = door.open(NAME, lambda request, _: ({}, []), most=3)
     command = [sys.executable, "-c", STRANGERS, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
         assert within(5, lambda: door._strangers)
@@ -260,7 +260,7 @@ def test_a_shut_name_ends_its_leases(door, address):
 def test_no_descriptor_is_left():
     def once():
         door = Door()
-        address = door.open(NAME, lambda request: ({}, [0]))
+        address = door.open(NAME, lambda request, _: ({}, [0]))
         with visit_of(address) as visit:
             _, fds = visit.ask({}, most_fds=1)
             os.close(fds[0])
@@ -294,7 +294,9 @@ def test_a_withdrawn_address_keeps_its_leases(door, address):
 
 def test_who_left_is_told(door):
     left = []
-    address = door.open(NAME, lambda request: ({}, []), lambda: left.append(door.leases(address)))
+    address = door.open(
+        NAME, lambda request, _: ({}, []), lambda _: left.append(door.leases(address))
+    )
     with visit_of(address) as visit, visit_of(address) as other:
         visit.ask({})
         other.ask({})
@@ -314,7 +316,7 @@ def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, address):
 
 
 def test_too_many_viewers_are_refused_and_cost_nothing(door):
-    addresses = [door.open(NAME, lambda request: ({}, []), most=40) for _ in range(2)]
+    addresses = [door.open(NAME, lambda request, _: ({}, []), most=40) for _ in range(2)]
     visits = []
     for number in range(40):
         visits.append(visit_of(addresses[number % 2]))
@@ -323,11 +325,11 @@ def test_too_many_viewers_are_refused_and_cost_nothing(door):
     refused = pytest.raises(UnsupportedError, match="40 visitors already")
     with visit_of(addresses[0]) as visit, refused:
         visit.ask({})
-    with visit_of(door.open(NAME, lambda request: ({}, []))) as rank:
+    with visit_of(door.open(NAME, lambda request, _: ({}, []))) as rank:
         assert rank.ask({}) == ({}, [])
         before += 1  # that opening
     visits.pop().close()
-    assert within(5, lambda: len(door._leases) == 39)
+    assert within(5, lambda: len(door._visitors) == 39)
     assert held().fds == before - 2
     with visit_of(addresses[0]) as visit:
         assert visit.ask({}) == ({}, [])
@@ -340,7 +342,7 @@ def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin():
 import os, resource, sys, time
 from mpishare.memory.door import Door
 door = Door()
-address = door.open("test", lambda request: ({}, []))
+address = door.open("test", lambda request, _: ({}, []))
 files = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
@@ -418,7 +420,7 @@ def test_a_forked_child_keeps_no_door_open(door, fork, address):
 
 @pytest.mark.parametrize("call", [lambda door, _: door.close(), Door.shut])
 def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, fork, call):
-    address = door.open(NAME, lambda request: ({"word": request["word"]}, []))
+    address = door.open(NAME, lambda request, _: ({"word": request["word"]}, []))
     fork(lambda: call(door, address))
     with visit_of(address, 2.0) as visit:
         assert visit.ask({"word": "hello"})[0] == {"word": "hello"}
@@ -426,7 +428,7 @@ def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, for
 
 def test_what_a_door_says_on_its_own_account_is_no_answer(door):
     """Else a viewer would map memory whose owner has stopped counting who does."""
-    address = door.open(NAME, lambda request: ({"asked": True}, []))
+    address = door.open(NAME, lambda request, _: ({"asked": True}, []))
     with visit_of(address) as visit:
         assert visit.ask({}) == ({"asked": True}, [])
         door.withdraw(address)

@@ -270,7 +270,7 @@ def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
 def test_the_longest_name_and_job_fit_an_address():
     name = names.door_name(names.job_text("j" * 99), "n" * 40)
     door = Door()
-    address = door.open(name, lambda request: ({}, []))
+    address = door.open(name, lambda request, _: ({}, []))
     door.close()
     assert len(address.replace(str(os.getuid()), "4294967295", 1)) == 106  # behind a zero
 
@@ -313,7 +313,7 @@ def fake():
         def open_door(reply, name="fake", files=2):
             fds = [file.fileno()] * files if isinstance(files, int) else files
             answers = itertools.chain(reply if isinstance(reply, list) else [reply] * 99)
-            return door.open(f"window/77/{name}", lambda _: (next(answers), fds))
+            return door.open(f"window/77/{name}", lambda *_: (next(answers), fds))
 
         yield open_door
     door.close()
