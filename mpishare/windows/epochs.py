@@ -104,16 +104,9 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
-        # Functions, not methods: a dropped object would live until a collection of cycles. They
-        # raise the counters of an operation to the counts of its next call, or wait for these.
-        self._write: Callable[[Epochs, CounterOp, Any], None]
-        self._await: Callable[[Epochs, CounterOp, Any], None]
+        radix = RADIX
         if self._has_streams:  # there a wait costs the host as much as a write
-            self._write = self._await = Epochs._enqueue
             radix = 2 if self._size > FLAT_RANKS else self._size
-        else:
-            self._write, self._await = Epochs._store, Epochs._poll
-            radix = RADIX
         self._epoch = 0
         self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix)
         self._operations = len(self._rounds) + len(self._waits)
@@ -155,11 +148,11 @@ class Epochs:
         """
         self._check()
         epoch = self._epoch + 1
-        if stream is not None and not self._has_streams:
-            handle_of(stream)
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
+            if stream is not None:
+                handle_of(stream)
             # Read anew each time: a signal handler may have closed the window and the node.
             while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
@@ -206,7 +199,7 @@ class Epochs:
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
                 "still open. Call wait() first."
             )
-        self._write(self, group.post, stream)
+        self._call(group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
@@ -239,7 +232,7 @@ class Epochs:
                 f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
                 "still open. Call complete() first."
             )
-        self._await(self, group.start, stream)
+        self._call(group.start, stream)
         self._access = group
 
     def complete(self, stream: Stream | None = None) -> None:
@@ -259,8 +252,7 @@ class Epochs:
             raise EpochError(
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
-        group = self._access
-        self._write(self, group.complete, stream)
+        self._call(self._access.complete, stream)
         self._access = None
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -280,11 +272,20 @@ class Epochs:
         self._check()
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
-        group = self._exposure
-        self._await(self, group.wait, stream)
+        self._call(self._exposure.wait, stream)
         self._exposure = None
 
     # --- counters, on streams or by the host itself
+
+    def _call(self, op: CounterOp, stream: Any) -> None:
+        """Raise the counters of an operation to the counts of its next call, or wait for these."""
+        if self._has_streams:
+            self._enqueue(op, stream)
+        else:
+            if stream is not None:
+                handle_of(stream)
+            (self._store if op.kind == "write" else self._poll)(op)
+        op.count()
 
     def _enqueue(self, op: CounterOp, stream: Any) -> None:
         chain, counts, ranks = self._chain, op.counts, op.ranks
@@ -295,20 +296,14 @@ class Epochs:
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
-        op.count()
 
-    def _store(self, op: CounterOp, stream: Any) -> None:
-        if stream is not None:
-            handle_of(stream)
+    def _store(self, op: CounterOp) -> None:
         view, counts = self._view, op.counts
         self._memory_barrier()
         for rank, slot in op.places:
             view[slot] = counts[rank] + 1
-        op.count()
 
-    def _poll(self, op: CounterOp, stream: Any) -> None:
-        if stream is not None:
-            handle_of(stream)
+    def _poll(self, op: CounterOp) -> None:
         view, counts = self._view, op.counts
         waits = [(rank, slot, counts[rank] + 1) for rank, slot in op.places]
         spins = 0
@@ -321,7 +316,6 @@ class Epochs:
                 elif not spins % self._spins_per_yield:
                     sched_yield()
         self._memory_barrier()
-        op.count()
 
     def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
         def still_pending() -> list[int]:
