@@ -13,10 +13,9 @@ from mpishare.coordination.arguments import require_duration, require_wait
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.windows.description import MAX_FDS, Description
-from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
 from mpishare.windows.names import check_name, find, job_text, listed
-from mpishare.windows.readers import CudaReader, HostReader
+from mpishare.windows.readers import OVERWRITTEN, CudaReader, HostReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.visit import Visit
-    from mpishare.windows.readers import Drained, Reader
+    from mpishare.windows.frames import Frame
+    from mpishare.windows.readers import Reader
 
 _PAUSE_S = 0.0005
 # Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.
@@ -81,7 +81,7 @@ class Attached:
         self._thread: threading.Thread | None = None
         is_on_gpu = window.backend == "cuda"
         backend, reader = self._open_memory(fds[0], window) if is_on_gpu else (None, None)
-        self._reader: Reader | Drained = reader or HostReader(fds[0], window)
+        self._reader: Reader = reader or HostReader(fds[0], window)
         if self._lag:
             self._begin_at_the_next(name)
         elif self._why_not_here:
@@ -283,11 +283,11 @@ class Attached:
         """Add the newest snapshot to `found`, if its number is above `than`."""
         for _ in range(_TRIES):
             with self._lock:
-                copied = self._reader.read(than)
-            if copied is None:
+                frame = self._reader.read(than)
+            if frame is None:
                 return False
-            if copied[0]:
-                found.append(Frame(*copied))
+            if frame is not OVERWRITTEN:
+                found.append(frame)
                 return True
             if self._lag:
                 self._cut_off()
@@ -374,7 +374,7 @@ class Attached:
         with self._lock:
             self._arrays.clear()
             rest = self._lag and not self._is_closed
-            self._reader = self._reader.close(self._cursor if rest else None)
+            self._reader.close(self._cursor if rest else None)
             self._memories = [memory for memory in self._memories if not memory.close()]
             for memory in self._memories:
                 memory.when_dropped(self._let_go)

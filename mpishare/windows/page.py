@@ -89,13 +89,8 @@ class Places(NamedTuple):
         for nbytes in self.sizes:
             end = -(-end // _BLOCK_NBYTES) * _BLOCK_NBYTES
             offsets.append(end)
-            end += 0 if nbytes is None else self.buffers * buffer_nbytes(nbytes)
+            end += 0 if nbytes is None else self.buffers * whole_pages(nbytes)
         return offsets, end
-
-
-def buffer_nbytes(nbytes: int) -> int:
-    """Return the distance between the buffers of a segment: whole pages."""
-    return whole_pages(nbytes)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
@@ -200,11 +195,10 @@ def store(memory: SharedMemory, word: int, value: int) -> None:
 
 def token_bytes(page: memoryview[int], slot: int) -> bytes:
     first = slot + TOKEN
-    return np.array(page[first : first + TOKEN_NBYTES // 8], dtype=np.uint64).tobytes()
+    return page[first : first + TOKEN_NBYTES // 8].tobytes()
 
 
 def write_token(page: memoryview[int], slot: int, token: bytes) -> None:
     """Store the IPC handle of a rank's buffers; the caller sets TOKEN_READY."""
     first = slot + TOKEN
-    for index, word in enumerate(np.frombuffer(token, dtype=np.uint64).tolist()):
-        page[first + index] = word
+    page[first : first + TOKEN_NBYTES // 8] = memoryview(token).cast("Q")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import CudaError, HandleError, format_nbytes
 from mpishare.memory.memory import host_anchor, host_array
+from mpishare.memory.shared import whole_pages
 from mpishare.windows import page as layout
+from mpishare.windows.frames import Frame
 from mpishare.windows.page import BEGIN, DEVICE, END, HOST, MARK, NUMBERS, NUMBERS_WORDS
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from mpishare.memory.memory import Memory
     from mpishare.windows.description import Description, Segment
 
-# The number of a snapshot, its arrays by rank, and the numbers beside it.
-Copied = tuple[int, dict[int, Any], dict[str, Any]]
+# A snapshot that was overwritten before its copy was over.
+OVERWRITTEN = Frame(0, {}, {})
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
@@ -43,6 +44,8 @@ class Reader(ABC):
     read, `checked` the words with the number of a complete snapshot.
     """
 
+    _kept: dict[int, Frame] | None = None  # once it is closed: frames that were copied before
+
     def __init__(self, fd: int, window: Description, track: int, checked: Sequence[int]) -> None:
         self.places = window.page_places()
         page = map_part(fd, self.places.page_nbytes(), 0, is_writable=False)
@@ -53,27 +56,29 @@ class Reader(ABC):
         self._track = track
         self._reads_all = window.lag > 0
 
-    def read(self, than: int) -> Copied | None:
-        """Return a complete snapshot: its number, its arrays by rank, and the numbers beside it.
+    def read(self, than: int) -> Frame | None:
+        """Return a complete snapshot, or that it was `OVERWRITTEN`.
 
-        That is the newest, or of a channel the one behind the number `than`. None if there is none
-        above `than`; the number 0 if it was overwritten before its copy was over.
+        It is the newest, or of a channel the one behind the number `than`; None if there is none
+        above `than`.
         """
         page = self._page
         number = than + 1 if self._reads_all else self._newest()
-        if number <= than or not self._is_complete(number):
-            return (0, {}, {}) if self._reads_all and self._is_overwritten(number) else None
+        if self._kept is not None and number in self._kept:
+            return self._kept.pop(number)
+        if number <= than or self._kept is not None or not self._is_complete(number):
+            return OVERWRITTEN if self._reads_all and self._is_overwritten(number) else None
         layout.load_barrier()
         arrays = self._copy(number % self.places.buffers)
         words = [page[at : at + NUMBERS + NUMBERS_WORDS] for at in self._records(number)]
         words = [memoryview(each.tobytes()).cast("Q") for each in words]
         layout.load_barrier()
         if self._is_overwritten(number):
-            return 0, {}, {}
+            return OVERWRITTEN
         numbers: dict[str, Any] = {}
         for each in reversed(words):
             numbers |= layout.unpack_numbers(each, 0)
-        return number, arrays, numbers
+        return Frame(number, arrays, numbers)
 
     def numbers(self) -> dict[int, int]:
         """Return for each rank the number of its newest snapshot."""
@@ -109,40 +114,21 @@ class Reader(ABC):
         ranks = [segment.rank for segment in self._segments]
         return [rank for rank in ranks if self._page[self.places.slot(rank) + layout.HOST_FAILED]]
 
-    def close(self, than: int | None) -> Drained:
-        """Unmap; return what stands for this reader, with the frames behind the number `than`."""
-        frames = deque[Copied]()
-        while than is not None and (copied := self.read(than)) is not None:
-            frames.append(copied)
-            than = copied[0] or None  # 0 is too late: the loop raises when it comes to this frame
-        drained = Drained(frames, self.numbers(), self.last())
-        self._page.release()
-        return drained
+    def close(self, than: int | None) -> None:
+        """Unmap, but keep the page as it is, and the frames behind the number `than`."""
+        if self._kept is not None:
+            return
+        kept: dict[int, Frame] = {}
+        while than is not None and (frame := self.read(than)) not in (None, OVERWRITTEN):
+            than += 1
+            kept[than] = frame
+        self._kept = kept
+        page, self._page = self._page, memoryview(self._page.tobytes()).cast("Q")
+        page.release()
 
     @abstractmethod
     def _copy(self, place: int) -> dict[int, Any]:
         """Copy one of the buffers of each rank."""
-
-
-class Drained:
-    """What stands for a reader whose memory is gone: frames that were copied before."""
-
-    def __init__(self, frames: deque[Copied], numbers: dict[int, int], last: int | None) -> None:
-        self._frames = frames
-        self.numbers = lambda: numbers
-        self.last = lambda: last
-        self.failed = list[int]
-
-    def read(self, than: int) -> Copied | None:
-        while self._frames:
-            copied = self._frames.popleft()
-            if not 0 < copied[0] <= than:  # else it was read while the others were copied
-                return copied
-        return None
-
-    def close(self, than: int | None) -> Drained:
-        del than
-        return self
 
 
 class HostReader(Reader):
@@ -155,7 +141,7 @@ class HostReader(Reader):
         buffers = self.places.buffers
         self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(buffers)]
         for segment in window.segments:
-            step = layout.buffer_nbytes(segment.nbytes)
+            step = whole_pages(segment.nbytes)
             mapping = map_part(fd, buffers * step, offsets[segment.rank], is_writable=False)
             whole = host_anchor(mapping)
             for place in range(buffers):
@@ -199,7 +185,7 @@ class CudaReader(Reader):
         with on_stream(self._stream):
             for segment in self._segments:
                 source = self._buffers_of(segment).address
-                source += place * layout.buffer_nbytes(segment.nbytes)
+                source += place * whole_pages(segment.nbytes)
                 place_of = backend.xp.empty(segment.nbytes, "u1").data
                 if segment.nbytes:
                     backend.copy(place_of.ptr, source, segment.nbytes, self._stream.ptr)
@@ -213,13 +199,12 @@ class CudaReader(Reader):
         rank = segment.rank
         if rank not in self._memories:
             token = layout.token_bytes(self._page, self.places.slot(rank)).hex()
-            nbytes = self.places.buffers * (layout.buffer_nbytes(segment.nbytes) + 8)
+            nbytes = self.places.buffers * (whole_pages(segment.nbytes) + 8)
             self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 
-    def close(self, than: int | None) -> Drained:
-        drained = super().close(than)
+    def close(self, than: int | None) -> None:
+        super().close(than)
         for memory in self._memories.values():
             memory.close()
         self._memories = {}
-        return drained

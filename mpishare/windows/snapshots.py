@@ -13,7 +13,7 @@ import numpy as np
 
 from mpishare.errors import describe
 from mpishare.memory.memory import host_anchor, host_array
-from mpishare.memory.shared import reserve_part
+from mpishare.memory.shared import reserve_part, whole_pages
 from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, DEVICE, END, HOST, NUMBERS, Places
 
@@ -42,7 +42,7 @@ class Page:
         self.words = memoryview(memory.buffer).cast("Q")
         self.nbytes = sizes[rank] or 0
         self.buffers = places.buffers
-        self.step = layout.buffer_nbytes(self.nbytes)
+        self.step = whole_pages(self.nbytes)
         self.slot = places.slot(rank)
         self.total_nbytes = sum(filter(None, sizes))
         self.is_first = all(nbytes is None for nbytes in sizes[:rank])

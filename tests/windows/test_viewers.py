@@ -14,13 +14,14 @@ import mpishare
 from mpishare import HandleError
 from mpishare.errors import CudaError
 from mpishare.memory.door import Door
+from mpishare.memory.shared import whole_pages
 from mpishare.windows import names
 from mpishare.windows import page as layout
 from mpishare.windows.description import Description, Segment
 from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_on_gpu
 from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK, Places
-from mpishare.windows.readers import Reader
+from mpishare.windows.readers import OVERWRITTEN, Reader
 
 PLACES = Places([8, None, 8])
 
@@ -55,7 +56,7 @@ def write(page, rank, number, words=(BEGIN, END, MARK), places=PLACES):
 
 def newest(page, checked=(BEGIN, END)):
     copied = reader_of(page, checked).read(0)
-    return copied[0] if copied else 0
+    return copied.number if copied else 0
 
 
 def test_the_newest_snapshot_is_whole_on_all_ranks(page):
@@ -96,9 +97,9 @@ def test_a_copy_is_torn_if_any_rank_has_begun_another(page):
         write(page, rank, 7)
     reader = reader_of(page)
     reader.during = lambda: write(page, 2, 8, [BEGIN])
-    assert reader.read(0)[0] == 7
+    assert reader.read(0).number == 7
     reader.during = lambda: write(page, 2, 10, [BEGIN])
-    assert reader.read(0)[0] == 0
+    assert reader.read(0) is OVERWRITTEN
 
 
 def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
@@ -109,14 +110,14 @@ def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
     for number in (1, 2):
         for rank in (0, 2):
             write(page, rank, number, places=places)
-    assert [reader.read(than)[0] for than in (0, 1)] == [1, 2]
+    assert [reader.read(than).number for than in (0, 1)] == [1, 2]
     assert reader.read(2) is None
     write(page, 0, 3, [BEGIN], places=places)
     assert reader.read(2) is None
     reader.during = lambda: write(page, 0, 5, [BEGIN], places=places)
-    assert reader.read(0)[0] == 1
-    assert reader.read(1)[0] == 0  # begun over during the copy
-    assert reader.read(1)[0] == 0  # and before
+    assert reader.read(0).number == 1
+    assert reader.read(1) is OVERWRITTEN  # begun over during the copy
+    assert reader.read(1) is OVERWRITTEN  # and before
 
 
 def test_frames_that_were_copied_before_the_end_come_once_each():
@@ -128,11 +129,13 @@ def test_frames_that_were_copied_before_the_end_come_once_each():
         for rank in (0, 2):
             write(page, rank, number, places=places)
     page[layout.LAST] = 4
-    drained = reader.close(0)
-    assert [drained.read(than)[0] for than in (1, 2)] == [2, 3]
-    assert drained.read(3) is None
-    assert (drained.last(), drained.numbers(), drained.failed()) == (3, {0: 3, 2: 3}, [])
-    assert drained.close(3) is drained
+    reader.close(0)
+    assert [reader.read(than).number for than in (1, 2)] == [2, 3]
+    assert reader.read(3) is None
+    assert (reader.last(), reader.numbers(), reader.failed()) == (3, {0: 3, 2: 3}, [])
+    reader.close(3)
+    assert reader.read(0).number == 1
+    assert reader.read(0) is None
 
 
 def test_a_frame_that_was_overwritten_before_the_end_is_the_last():
@@ -140,9 +143,8 @@ def test_a_frame_that_was_overwritten_before_the_end_is_the_last():
     page = memoryview(bytearray(places.page_nbytes())).cast("Q")
     reader = reader_of(page, lag=2)
     write(page, 0, 4, [BEGIN], places=places)
-    drained = reader.close(0)
-    assert drained.read(0)[0] == 0
-    assert drained.read(0) is None
+    reader.close(0)
+    assert reader.read(0) is OVERWRITTEN
 
 
 def test_numbers_stand_in_whole_words():
@@ -218,7 +220,7 @@ def test_blocks_lie_apart_and_behind_the_page(segments):
         if nbytes is not None:
             assert offset >= before
             assert offset % (2 << 20) == 0
-            before = offset + BUFFERS * layout.buffer_nbytes(nbytes)
+            before = offset + BUFFERS * whole_pages(nbytes)
     assert before <= end
 
 
