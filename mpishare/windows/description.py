@@ -13,7 +13,7 @@ from mpishare.memory.visit import printable
 from mpishare.windows.page import BUFFERS, MOST_LAG, Places, is_dense
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -89,29 +89,21 @@ class Description:
                 f"the job's mpishare speaks version {printable(received.get('version'))} of the "
                 f"protocol, this one {VERSION}. Use the same mpishare."
             )
-        dtype = dtypes.load(_take(received, "dtype", _is_text))
-        size = _take(received, "size", lambda value: _is_count(value) and 0 < value <= _MAX_RANKS)
-        segments = _take(received, "segments", _are_dicts)
-        described = cls(
-            _take(received, "backend", lambda value: value in ("cuda", "host")),
-            dtype,
-            size,
-            tuple(_segment(each, dtype.itemsize) for each in segments),
-            _take(received, "why_not_live", _is_text),
-            _take(received, "pid", _is_count),
-            _take(received, "since", lambda value: value is None or _is_count(value)),
-            tuple(_take(received, "viewers", _is_counts)),
-            _take(received, "lag", lambda value: _is_count(value) and value <= MOST_LAG),
-        )
-        ranks = [segment.rank for segment in described.segments]
-        if ranks != sorted({*ranks}) or ranks[-1] >= size:
-            raise HandleError(f"the job told of segments of ranks {printable(ranks)} of {size}")
+        found = _checked(received, _WINDOW)
+        dtype = dtypes.load(found["dtype"])
+        segments = tuple(_segment(each, dtype.itemsize) for each in found["segments"])
+        described = cls(**found | {"dtype": dtype, "segments": segments})
+        ranks = [segment.rank for segment in segments]
+        if ranks != sorted({*ranks}) or ranks[-1] >= described.size:
+            raise HandleError(
+                f"the job told of segments of ranks {printable(ranks)} of {described.size}"
+            )
         return described
 
 
 def _segment(received: dict[str, Any], itemsize: int) -> Segment:
-    shape = tuple(_take(received, "shape", _is_counts))
-    strides = _take(received, "strides", lambda value: value is None or _is_counts(value))
+    found = _checked(received, _SEGMENT)
+    shape, strides = found["shape"], found["strides"]
     is_known = strides is None or (
         len(strides) == len(shape) and is_dense(shape, strides, itemsize)
     )
@@ -119,20 +111,18 @@ def _segment(received: dict[str, Any], itemsize: int) -> Segment:
         raise HandleError(
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
-    return Segment(
-        _take(received, "rank", _is_count),
-        shape,
-        None if strides is None else tuple(strides),
-        math.prod(shape) * itemsize,
-        _take(received, "uuid", _is_text),
-        _take(received, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
-    )
+    return Segment(**found, nbytes=math.prod(shape) * itemsize)
 
 
-def _take(received: dict[str, Any], key: str, is_right: Callable[[Any], object]) -> Any:
-    if key not in received or not is_right(received[key]):
-        raise HandleError(f"the job told of {key} {printable(received.get(key, 'nothing'))}")
-    return received[key]
+def _checked(
+    received: dict[str, Any], checks: Mapping[str, Callable[[Any], object]]
+) -> dict[str, Any]:
+    """Return the fields for which there are checks, if they pass them; lists become tuples."""
+    for key, is_right in checks.items():
+        if key not in received or not is_right(received[key]):
+            raise HandleError(f"the job told of {key} {printable(received.get(key, 'nothing'))}")
+    found = {key: received[key] for key in checks}
+    return {key: tuple(each) if isinstance(each, list) else each for key, each in found.items()}
 
 
 def _is_text(value: Any) -> bool:
@@ -143,9 +133,25 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _are_dicts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
 
 
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
+_WINDOW: dict[str, Callable[[Any], object]] = {
+    "backend": lambda value: value in ("cuda", "host"),
+    "dtype": _is_text,
+    "size": lambda value: _is_count(value) and 0 < value <= _MAX_RANKS,
+    "segments": lambda value: value and _is_list(value, lambda each: isinstance(each, dict)),
+    "why_not_live": _is_text,
+    "pid": _is_count,
+    "since": lambda value: value is None or _is_count(value),
+    "viewers": lambda value: _is_list(value, _is_count),
+    "lag": lambda value: _is_count(value) and value <= MOST_LAG,
+}
+_SEGMENT: dict[str, Callable[[Any], object]] = {
+    "rank": _is_count,
+    "shape": lambda value: _is_list(value, _is_count),
+    "strides": lambda value: value is None or _is_list(value, _is_count),
+    "uuid": _is_text,
+    "token": lambda value: isinstance(value, str) and _TOKEN.fullmatch(value),
+}

@@ -96,7 +96,7 @@ def visit_mine(
     can give them any name.
     """
     visits: dict[Listed, Visit] = {}
-    full = _mine(windows)
+    full = [window for window in windows if window.uid == os.getuid()]
     end, wait_s = time.monotonic() + connect_s, 0.0
     while True:
         turn, full = full, []
@@ -116,10 +116,6 @@ def visit_mine(
         wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
 
 
-def _mine(windows: Iterable[Listed]) -> list[Listed]:
-    return [window for window in windows if window.uid == os.getuid()]
-
-
 def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> tuple[Listed, Visit]:
     """Visit this user's window of that name, of that job or of the only one that has it.
 
@@ -128,7 +124,7 @@ def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> t
     """
     visits, full, tried = dict[Listed, Visit](), list[Listed](), list[Listed]()
     for is_last in _looks(wait_s):
-        named = _listed_as(name, job)
+        named = [each for each in listed() if each.name == name and job in (None, each.job)]
         # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
         if is_last or full or named != tried:
             connect_s = timeout_s if is_last else min(timeout_s, _GRACE_S)
@@ -154,10 +150,6 @@ def _looks(wait_s: float) -> Iterator[bool]:
     yield True
 
 
-def _listed_as(name: str, job: str | None) -> list[Listed]:
-    return [window for window in listed() if window.name == name and job in (None, window.job)]
-
-
 def _why_not_one(
     call: str, name: str, mine: Iterable[Listed], full: list[Listed], timeout_s: float
 ) -> HandleError | PeerTimeout:
@@ -169,11 +161,6 @@ def _why_not_one(
     if full:
         why = ": its process is stopped, or the window is another user's"
         return late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
-    return HandleError(_why_none(call, name, timeout_s))
-
-
-def _why_none(call: str, name: str, timeout_s: float) -> str:
-    """Return the text of an error where this user has no window of that name."""
     there = listed()
     others = visit_mine(there, timeout_s, 0.0)[0]
     for visit in others.values():
@@ -185,7 +172,7 @@ def _why_none(call: str, name: str, timeout_s: float) -> str:
         if owners
         else ""
     )
-    return (
+    return HandleError(
         f"{call} failed: no process of this user has a window of that name on this machine, or it "
         "is in another network namespace (a container with a network of its own), where it cannot "
         f"be seen.{other} Windows that are there: {windows}."

@@ -43,7 +43,7 @@ class Segment(NamedTuple):
     @classmethod
     def unpack(cls, packed: list[Any]) -> Self:
         shape, dtype, strides = packed
-        return cls(tuple(shape), dtypes.load(dtype), strides and tuple(strides))
+        return cls(tuple(shape), dtypes.load(dtype), None if strides is None else tuple(strides))
 
 
 class _Part(Memory):

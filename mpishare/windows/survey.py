@@ -21,20 +21,17 @@ def attachable() -> list[dict[str, Any]]:
     found = []
     visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
     for window, visit in visits.items():
-        entry: dict[str, Any] = {"name": window.name, "job": window.job}
         try:
             with visit:
-                entry |= _entry(Description.ask(visit))
+                facts = _facts(Description.ask(visit))
         except MpiShareError as error:
-            entry["error"] = describe(error)
-        found.append(entry)
-    for window in full:
-        why = "it takes no connections: its process is stopped, or it is another user's"
-        found.append({"name": window.name, "job": window.job, "error": why})
-    return found
+            facts = {"error": describe(error)}
+        found.append({"name": window.name, "job": window.job} | facts)
+    why = "it takes no connections: its process is stopped, or it is another user's"
+    return found + [{"name": window.name, "job": window.job, "error": why} for window in full]
 
 
-def _entry(window: Description) -> dict[str, Any]:
+def _facts(window: Description) -> dict[str, Any]:
     return {
         "dtype": str(window.dtype),
         "shapes": [list(segment.shape) for segment in window.segments],
