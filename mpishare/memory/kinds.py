@@ -24,7 +24,6 @@ class Kind(StrEnum):
     CHUNKS = "chunks"
     # A part of a file, which every rank maps by a descriptor or out of its own mapping.
     FILE = "file"
-    EMPTY = "empty"
 
 
 class MemoryType(IntEnum):

@@ -20,7 +20,10 @@ _WAY = {Kind.ALLOCATION: "cuda-ipc", Kind.BLOCK: "cuda-ipc", Kind.POOL: "cuda-fd
 _WHY_NOT = {
     Kind.CHUNKS: "its memory is mapped in chunks (PyTorch's expandable segments), each of which "
     "has a descriptor. Share a copy: copy=True",
-    Kind.EMPTY: "it has no elements",
+}
+_WHY_NO_FILE = {
+    Kind.ALLOCATION: "without a name it keeps no file open. Make the window with name='...'",
+    Kind.FILE: "its file has no name and no descriptor. Export memory that keeps its file",
 }
 
 
@@ -62,18 +65,14 @@ class Export:
 def make_export(call: str, handle: Handle, path: str) -> Export:
     """Return an export; `path` leads to an allocation of the host. Raises `UnsupportedError`."""
     kind, token = _WAY.get(Kind(handle.kind), ""), handle.token
-    if handle.backend == "host":
+    if handle.backend == "host" and handle.kind != Kind.WINDOW:
+        kind = "host-file"
         if handle.kind == Kind.FILE:
             path = json.loads(token)[1]
-            why = "its file has no name and no descriptor. Export memory that keeps its file."
-        else:
-            why = "without a name it keeps no file open. Make the window with name='...'."
-        if handle.kind in (Kind.ALLOCATION, Kind.FILE):
-            if not path:
-                raise UnsupportedError(f"{call} failed: {why}")
-            kind, token = "host-file", _identity(call, path).hex()
-    if not kind:
-        raise UnsupportedError(f"{call} failed: {_why_not(handle)}.")
+    if why := _why_not(handle, kind, path):
+        raise UnsupportedError(f"{call} failed: {why}.")
+    if kind == "host-file":
+        token = _identity(call, path).hex()
     path, _, token = token.rpartition(":") if handle.kind == Kind.POOL else (path, "", token)
     raw = bytes.fromhex(token.rpartition(":")[2])
     return Export(kind, raw, handle.offset, handle.nbytes, handle.uuid, path)
@@ -91,7 +90,11 @@ def _identity(call: str, path: str) -> bytes:
     return _IDENTITY.pack(found.st_dev, found.st_ino).ljust(HANDLE_NBYTES, b"\0")
 
 
-def _why_not(handle: Handle) -> str:
+def _why_not(handle: Handle, kind: str, path: str) -> str:
+    if not handle.nbytes:
+        return "it has no elements"
     if handle.kind == Kind.WINDOW:
         return f"it is a part of window {handle.token.partition(':')[0]}: export that one"
-    return _WHY_NOT[Kind(handle.kind)]
+    if kind == "host-file":
+        return "" if path else _WHY_NO_FILE[Kind(handle.kind)]
+    return _WHY_NOT.get(Kind(handle.kind), "")

@@ -11,8 +11,6 @@ from mpishare.memory.kinds import Kind
 from mpishare.memory.memory import Memory
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import numpy as np
 
     from mpishare.memory.handle import Handle
@@ -46,32 +44,21 @@ class Segment(NamedTuple):
         return cls(tuple(shape), dtypes.load(dtype), None if strides is None else tuple(strides))
 
 
-class _Part(Memory):
-    """Memory that another object keeps, as do its arrays: closing it unmaps nothing."""
+class WindowPart(Memory):
+    """A part of a segment that this rank has mapped already, and that it keeps mapped."""
 
-    def __init__(self, address: int, nbytes: int, keeper: Any) -> None:
-        super().__init__(address, nbytes)
-        self._keeper = keeper
+    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+        super().__init__(whole.address + offset, nbytes)
+        self._whole, self._offset = whole, offset
+        self._keeper = whole.array((whole.nbytes,), "u1")
 
     def _hold(self) -> Any:
-        return self._new_anchor()
+        return self._new_anchor()  # it holds the memory also where no array of this part does
 
     def _new_anchor(self) -> Any:
         if self._keeper is None:
             raise ValueError("the memory is closed")
         return self._keeper
-
-    def _release(self) -> None:
-        self._keeper = None
-
-
-class WindowPart(_Part):
-    """A part of a segment that this rank has mapped already, and that it keeps mapped."""
-
-    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
-        super().__init__(whole.address + offset, nbytes, whole.array((whole.nbytes,), "u1"))
-        self._offset = offset
-        self._whole = whole
 
     def _array(
         self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
@@ -79,26 +66,14 @@ class WindowPart(_Part):
         del anchor  # holds the segment's, on which this array is made
         return self._whole.array(shape, dtype, strides, self._offset + offset)
 
-
-class EmptyMemory(_Part):
-    """The memory of an array without elements, for which nothing is mapped."""
-
-    def __init__(self, xp: ModuleType) -> None:
-        super().__init__(0, 0, xp)
-
-    def _array(
-        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
-    ) -> Any:
-        del strides, offset
-        return anchor.empty(shape, dtype)
+    def _release(self) -> None:
+        self._keeper = None
 
 
 def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
     """Map memory of another rank, as its kind demands."""
     if handle.kind == Kind.ALLOCATION:
         return context.backend.open(handle.token, handle.capacity, handle.uuid)
-    if handle.kind == Kind.EMPTY:
-        return EmptyMemory(context.backend.xp)
     if handle.kind == Kind.WINDOW:
         window, segment = map(int, handle.token.split(":"))
         whole = context.segment_memory(window, segment)

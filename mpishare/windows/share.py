@@ -16,7 +16,7 @@ from mpishare.memory.memory import compact_strides, span_nbytes
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.names import check_name
-from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
+from mpishare.windows.segment import Segment, WindowPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,9 +119,9 @@ def inspect_source(
         # Its copy would end the GPU's context.
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
     copied = segment._replace(strides=_f_strides(array))
-    if copy is True:
+    if copy is True or not segment.nbytes:
         return Source(array, copied)
-    given = _export(context, array, segment.nbytes, copy)
+    given = _export(context, array, copy)
     if isinstance(given, Exported):
         return Source(array, segment._replace(strides=tuple(array.strides)), given)
     if copy is False:
@@ -155,10 +155,8 @@ def _as_array(context: NodeContext, call: str, source: Any) -> Any:
     return np.asarray(source)  # a tensor in host memory, a list
 
 
-def _export(context: NodeContext, array: Any, nbytes: int, copy: bool | None) -> Exported | Refusal:
+def _export(context: NodeContext, array: Any, copy: bool | None) -> Exported | Refusal:
     """Return the array's memory for other ranks to map, or the reason why to copy it."""
-    if not nbytes:
-        return Exported(EmptyMemory(context.backend.xp), Kind.EMPTY, "", 0, 0)
     address, span = address_of(array), _span(array)
     if isinstance(span, Refusal):
         return span
