@@ -1,4 +1,4 @@
-"""The end of a door whose visitors map memory of a GPU."""
+"""What keeps the memory of a closed window or pool: other processes, and arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.memory.door import Door
+    from mpishare.runtime.context import NodeContext
 
 # The time that closing a window or a pool leaves to processes that map its memory on a GPU.
 LET_GO_S = 3.0
@@ -21,3 +24,16 @@ def end_leases(door: Door, address: str, asked: str = "") -> list[int]:
     door.notify(address, {"is_over": True})
     poll(lambda: not door.leases(address, asked), LET_GO_S, pause_s=0.002)
     return door.leases(address, asked)
+
+
+def warn_if_kept(
+    context: NodeContext, name: str, visitors: Sequence[int], *, is_held: bool, stacklevel: int
+) -> None:
+    """Warn that memory stays, for processes outside the job or for arrays of this rank."""
+    if visitors:
+        why = f"processes {visitors} outside the job map it: its memory is kept"
+        context.warn(f"{name} was closed while {why}", stacklevel + 1)
+    # At the end of a node's block its arrays still have their names in the program.
+    if is_held and not context.is_closing:
+        why = "arrays of it are held: its memory stays mapped until they are gone"
+        context.warn(f"{name} was closed while {why}", stacklevel + 1)

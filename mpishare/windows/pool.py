@@ -24,6 +24,7 @@ from mpishare.memory.memory import compact_strides
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
+from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
 from mpishare.windows.pool_door import PoolDoor
 from mpishare.windows.pool_handle import is_inside, pack, unpack
@@ -286,43 +287,32 @@ class Pool(NodeObject):
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
             context.retained.append(self._release)
-        if not is_gone and self._door is not None and (openers := self._door.openers):
-            context.warn(
-                f"{self.name} was closed while processes {openers} outside the node map it: its "
-                "memory is kept",
-                stacklevel=2,
-            )
-        if is_held and not context.is_closing:
-            context.warn(
-                f"{self.name} was closed while arrays of it are held: its memory stays mapped "
-                "until they are gone",
-                stacklevel=2,
-            )
+        openers = [] if is_gone or self._door is None else self._door.openers
+        warn_if_kept(context, self.name, openers, is_held=is_held, stacklevel=2)
 
     def _release(self) -> bool:
         """Unmap and free memory without arrays; return whether all is free on all ranks.
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
-        call, blocks = f"{self.name}: close", self._blocks
-        # There the memory goes with the last array: waiting for that would keep it for good.
-        is_host = not self._context.backend.has_streams
+        context, call, blocks = self._context, f"{self.name}: close", self._blocks
+
+        def unmap() -> bool:
+            blocks.finish()
+            # On the host the memory goes with the last array: waiting for that would keep it.
+            return (blocks.is_empty or not context.backend.has_streams) and self._unmap()
 
         def release() -> bool:
-            if isinstance(blocks, OwnBlocks):
-                return self._door is None or self._door.end()
-            self._context.drain(call)
-            blocks.finish()
-            return (is_host or blocks.is_empty) and self._unmap()
+            if self._door is not None:
+                return self._door.end()
+            context.drain(call)
+            return unmap()
 
         def free(released: list[bool]) -> bool:
             # Not while a rank still maps a block.
-            if isinstance(blocks, OpenBlocks) or not all(released):
-                return all(released)
-            blocks.give_back()
-            return (is_host or blocks.is_empty) and self._unmap()
+            return all(released) and (self._door is None or unmap())
 
-        return all(self._context.close_in_order(call, release, free))
+        return all(context.close_in_order(call, release, free))
 
     def _unmap(self) -> bool:
         if not self._is_unmapped:

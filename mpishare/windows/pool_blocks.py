@@ -136,6 +136,10 @@ class OwnBlocks:
             self.table.give_back(block.slot)
         return bool(unused)
 
+    def finish(self) -> None:
+        """Free the blocks that are no longer used."""
+        self.give_back()
+
     def close(self) -> None:
         """Free the memory, once every block was given back."""
         self.memory.close()

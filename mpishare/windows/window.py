@@ -15,6 +15,7 @@ from mpishare.runtime.context import NodeObject
 from mpishare.windows.attached import attach_again
 from mpishare.windows.epochs import Epochs
 from mpishare.windows.export import Export, make_export
+from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:
@@ -305,16 +306,6 @@ class Window(Epochs, NodeObject):
             with self._context.agreement.collective():
                 close_windows(self._context, [self])
 
-    def _warn_if_kept(self, *, is_held: bool) -> None:
-        closed = f"{self.name} of shape {self.shape} was closed while"
-        if self._viewers and self._context.rank == 0:
-            viewers = f"processes {self._viewers} outside the job map it: its memory is kept"
-            self._context.warn(f"{closed} {viewers}", stacklevel=4)
-        # At the end of a node's block its arrays still have their names in the program.
-        if is_held and not self._context.is_closing:
-            why = "arrays of it are held: its memory stays mapped until they are gone"
-            self._context.warn(f"{closed} {why}", stacklevel=4)
-
     def _abandon(self) -> None:
         self._is_closed = True
         if self._publication is not None:
@@ -365,10 +356,6 @@ class Window(Epochs, NodeObject):
         rank = self._context.rank
         return not self._viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
 
-    @property
-    def _is_within_another(self) -> bool:
-        return any(isinstance(memory, WindowPart) for memory in self._memories)
-
     def _forget(self) -> None:
         self._context.unregister(self)
         self._end()
@@ -389,7 +376,8 @@ def close_in_turn(context: NodeContext, children: Sequence[NodeObject]) -> None:
 
 
 def _closes_with_others(child: NodeObject) -> bool:
-    return isinstance(child, Window) and not child._is_within_another
+    is_part = any(isinstance(memory, WindowPart) for memory in child._memories)
+    return isinstance(child, Window) and not is_part
 
 
 def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
@@ -414,7 +402,9 @@ def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
                 context.retained.append(window._release_again)
     for window, is_gone, is_held in zip(windows, gone, held, strict=True):
         log.debug("%s closed%s", window.name, "" if is_gone else ": its memory is held")
-        window._warn_if_kept(is_held=is_held)
+        viewers = window._viewers if context.rank == 0 else []
+        name = f"{window.name} of shape {window.shape}"
+        warn_if_kept(context, name, viewers, is_held=is_held, stacklevel=3)
 
 
 def _release(
