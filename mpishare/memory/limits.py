@@ -22,17 +22,10 @@ class Limit(NamedTuple):
     group: str  # as a path from the mount of its hierarchy
 
 
-class _Files(NamedTuple):
-    """Names of the same files in the two versions."""
-
-    limit: str
-    used: str
-    cache: str
-
-
+# For both versions: the files of the limit and of the usage, and the cache's line in memory.stat.
 _VERSIONS = {
-    "cgroup2": _Files("memory.max", "memory.current", "inactive_file"),
-    "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "cgroup2": ("memory.max", "memory.current", "inactive_file"),
+    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 # Version 1 writes a number near 2^63 for no limit.
 _NO_LIMIT = 1 << 60
@@ -48,7 +41,7 @@ def tightest(root: Path = Path("/")) -> Limit | None:
 
 
 @functools.cache  # pools ask at each new page, and launchers place a process before it starts
-def _hierarchies(root: Path) -> tuple[tuple[_Files, Path, PurePosixPath], ...]:
+def _hierarchies(root: Path) -> tuple[tuple[tuple[str, ...], Path, PurePosixPath], ...]:
     """Find each mounted hierarchy with memory: its files, its mount, and this process's group."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -89,18 +82,19 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
-def _above(files: _Files, top: Path, own: PurePosixPath) -> Iterator[Limit]:
+def _above(files: Iterable[str], top: Path, own: PurePosixPath) -> Iterator[Limit]:
     """Return the limits of a group and of all above it, as far as they are mounted."""
+    of_limit, of_usage, of_cache = files
     for group in (own, *own.parents):
         folder = top / group
         try:
-            limit = (folder / files.limit).read_text().strip()
-            used = int((folder / files.used).read_text())
+            limit = (folder / of_limit).read_text().strip()
+            used = int((folder / of_usage).read_text())
             stat = (folder / "memory.stat").read_text()
         except OSError:
             continue  # the top of version 2 and groups that are not mounted have no such files
         if limit == "max" or int(limit) >= _NO_LIMIT:
             continue
-        cache = re.search(rf"^{files.cache} (\d+)$", stat, re.MULTILINE)
+        cache = re.search(rf"^{of_cache} (\d+)$", stat, re.MULTILINE)
         left = int(limit) - used + (int(cache[1]) if cache else 0)
         yield Limit(int(limit), max(left, 0), f"/{group}" if group.parts else "/")

@@ -8,15 +8,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpishare.memory.memory import address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TOKEN_NBYTES = 16
 _IOV_MAX = 1024  # ranges in one system call
@@ -26,21 +22,16 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-@cache
-def _process_vm_readv() -> Callable[..., int]:
-    """Return the system call as a function of C. Local."""
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    ranges = ctypes.POINTER(_IoVec), ctypes.c_ulong
-    read.argtypes = (ctypes.c_int, *ranges, *ranges, ctypes.c_ulong)
-    read.restype = ctypes.c_ssize_t
-    found: Callable[..., int] = read
-    return found
+_readv = ctypes.CDLL(None, use_errno=True).process_vm_readv
+_RANGES = ctypes.POINTER(_IoVec), ctypes.c_ulong
+_readv.argtypes = (ctypes.c_int, *_RANGES, *_RANGES, ctypes.c_ulong)
+_readv.restype = ctypes.c_ssize_t
 
 
 def read_memory(pid: int, address: int, into: int, nbytes: int) -> int:
     """Copy memory of a process to an address of this one; return 0, or the error number. Local."""
     local, remote = _IoVec(into, nbytes), _IoVec(address, nbytes)
-    count = _process_vm_readv()(pid, local, 1, remote, 1, 0)
+    count = _readv(pid, local, 1, remote, 1, 0)
     if count == nbytes:
         return 0
     # A read that ends early met a page that cannot be read, and leaves errno as it was.
@@ -53,7 +44,7 @@ class ReadTrial:
     def __init__(self, count: int) -> None:
         self._ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
         self._found = np.empty(_IOV_MAX, np.uint8)
-        self._read, self._pid = _process_vm_readv(), os.getpid()
+        self._pid = os.getpid()
         self._calls = []
         for first in range(0, count, _IOV_MAX):
             some = self._ranges[first : first + _IOV_MAX]
@@ -64,7 +55,7 @@ class ReadTrial:
         """Whether it succeeds at all offsets from an address."""
         np.add(offsets, address, out=self._ranges[:, 0], casting="unsafe")
         return all(
-            self._read(self._pid, local, 1, remote, count, 0) == count
+            _readv(self._pid, local, 1, remote, count, 0) == count
             for local, remote, count in self._calls
         )
 

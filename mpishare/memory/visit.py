@@ -95,7 +95,9 @@ class Visit:
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
-            text, fds = self._last_words(), []
+            text, fds = b"", []
+            with contextlib.suppress(OSError):  # a refusal that the door sent before it hung up
+                text = self._connection.recv(NBYTES)
             if not text:
                 raise self._gone(error.strerror or "") from None
         for fd in fds:
@@ -142,13 +144,6 @@ class Visit:
         if "refused" in reply:
             raise UnsupportedError(f"{self._name} was refused: {printable(reply['refused'])}")
         return reply
-
-    def _last_words(self) -> bytes:
-        """Return the refusal that a door sent before it hung up."""
-        try:
-            return self._connection.recv(NBYTES)
-        except OSError:
-            return b""
 
     def close(self) -> None:
         """End the connection, and with it the lease. May be repeated."""

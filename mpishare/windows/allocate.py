@@ -139,14 +139,14 @@ def _create(
 ) -> list[Memory]:
     made: list[Memory] = []
     for nbytes, each in zip(sizes, given, strict=True):
-        if isinstance(each, Exported):
-            memory, fill = each.memory, None
-        else:
-            memory, fill = _new_memory(context, call, nbytes), each
+        try:
+            memory = each.memory if isinstance(each, Exported) else context.backend.allocate(nbytes)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{call} failed: {error}") from error
         undo.made.callback(memory.close)
         made.append(memory)
-        if fill is not None:
-            fill(memory)
+        if callable(each):
+            each(memory)
     if any(isinstance(each, Exported) for each in given):
         context.drain(call)  # the work on any stream is in the arrays now
     elif any(given):
@@ -188,14 +188,6 @@ def _open_others(
             memories[rank].append(memory)
             undo.opened.callback(memory.close)
     return memories
-
-
-def _new_memory(context: NodeContext, call: str, nbytes: int) -> Memory:
-    try:
-        return context.backend.allocate(nbytes)
-    except UnsupportedError as error:
-        error.args = (f"{call} failed: {error}",)
-        raise
 
 
 def _check_signals(call: str, signals: Any) -> int:

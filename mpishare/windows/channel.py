@@ -20,7 +20,7 @@ from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
 from mpishare.windows.segment import Segment
-from mpishare.windows.slots import Block, Get, Put, Ring, channel_counters, free_at
+from mpishare.windows.slots import Block, Get, Put, Ring, free_at
 from mpishare.windows.undo import Undo, undoing
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def make_channel(
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
     segments = {owner: Segment((same["slots"], *same["shape"]), np.dtype(dtype))}
-    count = (dealt_counters if deal and ranks else channel_counters)(len(ranks))
+    count = (dealt_counters if deal and ranks else free_at)(len(ranks))
     counters = context.take_counters(call, count)
     with undoing(context, call) as undo:
         undo.local.callback(context.counter_pool.give, counters)

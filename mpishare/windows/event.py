@@ -7,6 +7,7 @@ first waits until record k was called, then lets its stream wait for event k of 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.streams import handle_of
@@ -179,10 +180,7 @@ class Event(NodeObject):
             return
         context, is_owner = self._context, self._context.rank == self.owner
         context.agreement.check()
-
-        def destroy() -> None:
-            context.backend.close_events(self._events)
-
+        destroy = partial(context.backend.close_events, self._events)
         with context.agreement.collective():
             context.begin_close(f"{self.name}: close")
             self._is_closed = True

@@ -84,27 +84,24 @@ class OwnBlocks:
     def allocate(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
         """Return an array on a new block, after freeing some of those in limbo."""
         with self._lock:
-            return self._new(layout, nbytes, stream, keeper)
-
-    def _new(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
-        self.give_back(_LOOKS)
-        try:
-            address = self.memory.allocate(nbytes, stream)
-        except MpiShareError:
-            if not self.give_back():
+            self.give_back(_LOOKS)
+            try:
+                address = self.memory.allocate(nbytes, stream)
+            except MpiShareError:
+                if not self.give_back():
+                    raise
+                address = self.memory.allocate(nbytes, stream)
+            try:
+                slot, generation = self.table.begin()
+            except BaseException:
+                self.memory.free([(address, nbytes, stream)])
                 raise
-            address = self.memory.allocate(nbytes, stream)
-        try:
-            slot, generation = self.table.begin()
-        except BaseException:
-            self.memory.free([(address, nbytes, stream)])
-            raise
-        block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
-        self._blocks[address] = block
-        array, anchor = self.memory.array(address, nbytes, layout)
-        block.watch = _Watch(anchor, self._drop)
-        block.watch.of = block
-        return array
+            block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
+            self._blocks[address] = block
+            array, anchor = self.memory.array(address, nbytes, layout)
+            block.watch = _Watch(anchor, self._drop)
+            block.watch.of = block
+            return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
         """Return the block of an array, and the array's offset in it; None if it is in none."""
@@ -173,7 +170,7 @@ class _Opening:
 
 @dataclass
 class _Held:
-    """The openings of this rank in a slot."""
+    """The openings of this rank in a slot; it keeps them, and so their watches, alive."""
 
     generation: int
     openings: set[_Opening] = field(default_factory=set)

@@ -300,9 +300,5 @@ class _StreamSignals:
         self.chain.leave()
 
 
-def channel_counters(consumers: int) -> int:
-    return free_at(consumers)
-
-
 def free_at(place: int) -> int:
     return FREE + SLOT_WORDS * place
