@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import Kind, Refusal
-    from mpishare.memory.memory import Memory
+    from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.types import BackendName
 
@@ -77,19 +77,10 @@ class InPlace:
         raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown here")
 
 
-class BlockLayout(NamedTuple):
-    """An array in a block of a pool."""
-
-    offset: int  # from the block's first byte to the array's first element
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # bytes; any that stay inside the block
-    dtype: Any
-
-
 class PoolMemory(Protocol):
     """The memory of a pool as one rank holds it. Blocks are named by their address there."""
 
-    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+    def array(self, address: int, nbytes: int, layout: ArrayLayout) -> tuple[Any, Any]:
         """Return an array in a block, and an object that lives as long as it and its views."""
         ...
 

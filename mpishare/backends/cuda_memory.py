@@ -13,7 +13,7 @@ from mpishare.memory.memory import Memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.memory.memory import Shape
+    from mpishare.memory.memory import ArrayLayout
 
 _IPC_LAZY_PEER_ACCESS = 1
 _INVALID_CONTEXT = 201  # the error of a process that opens a handle of its own
@@ -57,23 +57,14 @@ class Anchor:
     __slots__ = ("__weakref__",)
 
 
-def cuda_array(
-    anchor: Any,
-    address: int,
-    nbytes: int,
-    ordinal: int,
-    shape: Shape,
-    dtype: Any,
-    strides: Shape | None = None,
-    offset: int = 0,
-) -> Any:
+def cuda_array(anchor: Any, address: int, nbytes: int, ordinal: int, layout: ArrayLayout) -> Any:
     """Return an array that holds the anchor.
 
     On this rank's GPU, even for memory of another one: kernels use it from here.
     """
     memory = cupy.cuda.UnownedMemory(address, nbytes, anchor, ordinal)
-    pointer = cupy.cuda.MemoryPointer(memory, offset)
-    return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
+    pointer = cupy.cuda.MemoryPointer(memory, layout.offset)
+    return cupy.ndarray(layout.shape, dtype=layout.dtype, memptr=pointer, strides=layout.strides)
 
 
 class CudaMemory(Memory):
@@ -92,11 +83,8 @@ class CudaMemory(Memory):
     def _new_anchor(self) -> Any:
         return Anchor()
 
-    def _array(
-        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
-    ) -> Any:
-        owned = anchor, self.address, self.nbytes, self._ordinal
-        return cuda_array(*owned, shape, dtype, strides, offset)
+    def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
+        return cuda_array(anchor, self.address, self.nbytes, self._ordinal, layout)
 
     def _release(self) -> None:
         self._free()

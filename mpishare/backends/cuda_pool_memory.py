@@ -25,8 +25,9 @@ from mpishare.errors import CudaError, HandleError, format_nbytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.backends import BlockLayout, Device
+    from mpishare.backends import Device
     from mpishare.backends.cuda_pools import ImportedPool
+    from mpishare.memory.memory import ArrayLayout
 
 CHUNK_NBYTES = 8 << 20
 SMALL_NBYTES = CHUNK_NBYTES // 16
@@ -115,11 +116,9 @@ class _CudaPool:
         self._where = where
         self._call = partial(driver.call, where=where)
 
-    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+    def array(self, address: int, nbytes: int, layout: ArrayLayout) -> tuple[Any, Any]:
         anchor = Anchor()
-        owned = anchor, address, max(nbytes, 1), self._device.ordinal
-        offset, shape, strides, dtype = layout
-        return cuda_array(*owned, shape, dtype, strides, offset), anchor
+        return cuda_array(anchor, address, max(nbytes, 1), self._device.ordinal, layout), anchor
 
 
 class OwnCudaPool(_CudaPool):

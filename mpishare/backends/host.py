@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.handle import Handle
-    from mpishare.memory.memory import Shape
+    from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
 
 
@@ -73,10 +73,8 @@ class HostMemory(Memory):
     def _new_anchor(self) -> Any:
         return host_anchor(self._open().buffer, self.nbytes, self._start)
 
-    def _array(
-        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
-    ) -> Any:
-        return host_array(anchor, shape, dtype, strides, offset)
+    def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
+        return host_array(anchor, layout)
 
     def _release(self) -> None:
         if self._memory is not None:

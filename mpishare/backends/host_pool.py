@@ -16,7 +16,7 @@ from mpishare.memory.shared import SharedMemory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.backends import BlockLayout
+    from mpishare.memory.memory import ArrayLayout
 
 _STEP_NBYTES = 2 << 20
 """Pages are reserved in steps of this: a system call per block would cost more than the block."""
@@ -92,10 +92,9 @@ class HostPool:
     def let_go(self, address: int) -> None:
         """The file stays mapped."""
 
-    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+    def array(self, address: int, nbytes: int, layout: ArrayLayout) -> tuple[Any, Any]:
         block = host_anchor(self._memory.buffer, rounded(nbytes), address - self._base)
-        array = host_array(block, layout.shape, layout.dtype, layout.strides, layout.offset)
-        return array, block
+        return host_array(block, layout), block
 
     def has(self, address: int) -> bool:
         """Whether an address is in the pool's mapping."""

@@ -6,11 +6,14 @@ they need. A derived class makes the anchor and arrays on it, and unmaps or free
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+
+from mpishare.memory import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +50,29 @@ def root_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
+class ArrayLayout(NamedTuple):
+    """An array in memory: `strides` in bytes, None in C order; `offset` of its first element."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    strides: Shape | None = None
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def pack(self) -> list[Any]:
+        """Return the description for other ranks, of which they `unpack` the same layout."""
+        return [self.shape, dtypes.dump(self.dtype), self.strides, self.offset]
+
+    @classmethod
+    def unpack(cls, packed: list[Any]) -> Self:
+        shape, dtype, strides, offset = packed
+        strides = None if strides is None else tuple(strides)
+        return cls(tuple(shape), dtypes.load(dtype), strides, offset)
+
+
 class Memory(ABC):
     """An allocation as one rank holds it: its own, or a mapping of another rank's."""
 
@@ -62,9 +88,13 @@ class Memory(ABC):
         """Whether arrays on it are alive."""
         return self._anchor() is not None
 
-    def array(self, shape: Shape, dtype: Any, strides: Shape | None = None, offset: int = 0) -> Any:
-        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
-        return self._array(self._hold(), shape, dtype, strides, offset)
+    def array(self, shape: Shape, dtype: Any) -> Any:
+        """Return the first bytes as an array, which keeps the mapping alive."""
+        return self.view(ArrayLayout(shape, np.dtype(dtype)))
+
+    def view(self, layout: ArrayLayout) -> Any:
+        """Return an array of a layout, which keeps the mapping alive."""
+        return self._array(self._hold(), layout)
 
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
         """Return a part of memory that is new here, which calls `free` when it is closed."""
@@ -94,9 +124,7 @@ class Memory(ABC):
     def _new_anchor(self) -> Any: ...
 
     @abstractmethod
-    def _array(
-        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
-    ) -> Any: ...
+    def _array(self, anchor: Any, layout: ArrayLayout) -> Any: ...
 
     @abstractmethod
     def _release(self) -> None: ...
@@ -123,11 +151,5 @@ def host_anchor(buffer: Any, nbytes: int = -1, offset: int = 0) -> np.ndarray[An
     return np.frombuffer(buffer, np.uint8, nbytes, offset)
 
 
-def host_array(
-    anchor: np.ndarray[Any, Any],
-    shape: Shape,
-    dtype: Any,
-    strides: Shape | None = None,
-    offset: int = 0,
-) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, anchor, offset, strides)
+def host_array(anchor: np.ndarray[Any, Any], layout: ArrayLayout) -> np.ndarray[Any, Any]:
+    return np.ndarray(layout.shape, layout.dtype, anchor, layout.offset, layout.strides)

@@ -11,12 +11,13 @@ import numpy as np
 from mpishare.backends import Exported
 from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError
+from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.publication import Publication
-from mpishare.windows.segment import Segment, open_memory
+from mpishare.windows.segment import open_memory
 from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
@@ -58,7 +59,7 @@ def allocate(
     same, shapes = agree(context, call, check)
     rank = same.get("owner")
     segments = {
-        r: Segment(tuple(each), np.dtype(dtype))
+        r: ArrayLayout(tuple(each), np.dtype(dtype))
         for r, each in enumerate(shapes)
         if rank in (None, r)
     }
@@ -69,7 +70,7 @@ def allocate(
 def make_window(
     context: NodeContext,
     call: str,
-    segments: Mapping[int, Segment],
+    segments: Mapping[int, ArrayLayout],
     owner: int | None,
     contents: Exported | Callable[[], Any] | None,
     *,
@@ -109,9 +110,9 @@ Given = Exported | Callable[["Memory"], None] | None
 """Memory of another library, or what fills new memory."""
 
 
-def _write(segment: Segment, values: Callable[[], Any], memory: Memory) -> None:
-    if segment.nbytes:
-        segment.array(memory)[...] = values()
+def _write(layout: ArrayLayout, values: Callable[[], Any], memory: Memory) -> None:
+    if layout.nbytes:
+        memory.view(layout)[...] = values()
 
 
 def share_memory(

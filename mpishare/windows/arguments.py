@@ -10,8 +10,8 @@ import numpy as np
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.arguments import is_int
 from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.numbers import number_of
-from mpishare.windows.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ def count_of(call: str, name: str, value: Any, most: int = _MOST) -> int:
     return operator.index(value)
 
 
-def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Segment:
+def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> ArrayLayout:
     """Return shape and dtype in canonical form, or raise why they cannot be used."""
     sizes = _extents(call, shape)
     try:
@@ -81,13 +81,13 @@ def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Seg
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )
-    segment = Segment(sizes, found)
-    if segment.nbytes >= 1 << 62:
+    layout = ArrayLayout(sizes, found)
+    if layout.nbytes >= 1 << 62:
         raise ValueError(
-            f"{call} failed: shape {sizes} of {found} needs {format_nbytes(segment.nbytes)}, more "
+            f"{call} failed: shape {sizes} of {found} needs {format_nbytes(layout.nbytes)}, more "
             "than can be addressed"
         )
-    return segment
+    return layout
 
 
 def _extents(call: str, shape: Any) -> tuple[int, ...]:

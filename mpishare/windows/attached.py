@@ -66,7 +66,7 @@ class Attached:
         self._writable = writable
         self._segments = window.segments
         self.ranks: tuple[int, ...] = tuple(segment.rank for segment in self._segments)
-        self.shape: tuple[int, ...] = self._segments[0].shape
+        self.shape: tuple[int, ...] = self._segments[0].layout.shape
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []
@@ -92,7 +92,7 @@ class Attached:
             )
             self._thread.start()
         elif not is_on_gpu and not self._refusals:
-            self._arrays = map_files(self._segments, self.dtype, fds[1:], is_writable=writable)
+            self._arrays = map_files(self._segments, fds[1:], is_writable=writable)
 
     @property
     def array(self) -> Any:
@@ -246,9 +246,7 @@ class Attached:
             self._memories = list(memories.values())
             for segment in self._segments:
                 if segment.rank in memories:
-                    self._arrays[segment.rank] = memories[segment.rank].array(
-                        segment.shape, self.dtype, segment.strides
-                    )
+                    self._arrays[segment.rank] = memories[segment.rank].view(segment.layout)
         if not self._why_not_here:
             return backend, reader
         reader.close(None)

@@ -12,6 +12,7 @@ from mpishare.backends.streams import handle_of
 from mpishare.coordination.arguments import require_bool
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import format_nbytes
+from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
@@ -19,7 +20,6 @@ from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
-from mpishare.windows.segment import Segment
 from mpishare.windows.slots import Block, Get, Put, Ring, free_at
 from mpishare.windows.undo import Undo, undoing
 
@@ -375,7 +375,7 @@ def make_channel(
     source, ranks = same["producer"], tuple(same["consumers"])
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
-    segments = {owner: Segment((same["slots"], *same["shape"]), np.dtype(dtype))}
+    segments = {owner: ArrayLayout((same["slots"], *same["shape"]), np.dtype(dtype))}
     count = (dealt_counters if deal and ranks else free_at)(len(ranks))
     counters = context.take_counters(call, count)
     with undoing(context, call) as undo:
@@ -390,7 +390,7 @@ def _publish(
     context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: Undo
 ) -> Publication:
     """Let processes outside the job attach to the frames."""
-    segments = {same["producer"]: Segment(window.shape[1:], window.dtype)}
+    segments = {same["producer"]: ArrayLayout(window.shape[1:], window.dtype)}
     publication = Publication(context, call, same["name"], segments, {}, same["lag"])
     undo.local.callback(publication.discard)
     context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))

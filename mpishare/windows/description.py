@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.errors import HandleError
 from mpishare.memory import dtypes
+from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.visit import printable
 from mpishare.windows.page import BUFFERS, MOST_LAG, Places, is_dense
 
@@ -33,11 +33,14 @@ class Segment(NamedTuple):
     """One rank's part: its layout in memory, its GPU, and the driver's handle of it."""
 
     rank: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    nbytes: int
+    layout: ArrayLayout
     uuid: str = ""
     token: str = ""
+
+    def pack(self) -> dict[str, Any]:
+        shape, _, strides, _ = self.layout
+        where = {"uuid": self.uuid, "token": self.token}
+        return {"rank": self.rank, "shape": shape, "strides": strides, **where}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Description:
     """A named window as its job describes it; `segments` in the order of their ranks."""
 
     backend: str
-    dtype: np.dtype[Any]
     size: int  # ranks of the node
     segments: tuple[Segment, ...]
     why_not_live: str  # empty if other processes can map its memory
@@ -56,9 +58,13 @@ class Description:
 
     def page_places(self) -> Places:
         """Return where things lie in the file of its page."""
-        by_rank = {segment.rank: segment.nbytes for segment in self.segments}
+        by_rank = {segment.rank: segment.layout.nbytes for segment in self.segments}
         sizes = [by_rank.get(rank) for rank in range(self.size)]
         return Places(sizes, self.lag + 1 if self.lag else BUFFERS)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.segments[0].layout.dtype
 
     @property
     def n_files(self) -> int:
@@ -70,7 +76,7 @@ class Description:
             **vars(self),
             "version": VERSION,
             "dtype": dtypes.dump(self.dtype),
-            "segments": [segment._asdict() for segment in self.segments],
+            "segments": [segment.pack() for segment in self.segments],
         }
 
     @classmethod
@@ -90,9 +96,9 @@ class Description:
                 f"protocol, this one {VERSION}. Use the same mpishare."
             )
         found = _checked(received, _WINDOW)
-        dtype = dtypes.load(found["dtype"])
-        segments = tuple(_segment(each, dtype.itemsize) for each in found["segments"])
-        described = cls(**found | {"dtype": dtype, "segments": segments})
+        dtype = dtypes.load(found.pop("dtype"))
+        segments = tuple(_segment(each, dtype) for each in found["segments"])
+        described = cls(**found | {"segments": segments})
         ranks = [segment.rank for segment in segments]
         if ranks != sorted({*ranks}) or ranks[-1] >= described.size:
             raise HandleError(
@@ -101,17 +107,17 @@ class Description:
         return described
 
 
-def _segment(received: dict[str, Any], itemsize: int) -> Segment:
+def _segment(received: dict[str, Any], dtype: np.dtype[Any]) -> Segment:
     found = _checked(received, _SEGMENT)
-    shape, strides = found["shape"], found["strides"]
+    shape, strides = found.pop("shape"), found.pop("strides")
     is_known = strides is None or (
-        len(strides) == len(shape) and is_dense(shape, strides, itemsize)
+        len(strides) == len(shape) and is_dense(shape, strides, dtype.itemsize)
     )
-    if not dtypes.can_be_array(shape, itemsize) or not is_known:
+    if not dtypes.can_be_array(shape, dtype.itemsize) or not is_known:
         raise HandleError(
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
-    return Segment(**found, nbytes=math.prod(shape) * itemsize)
+    return Segment(**found, layout=ArrayLayout(shape, dtype, strides))
 
 
 def _checked(

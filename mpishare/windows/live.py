@@ -14,15 +14,13 @@ from mpishare.windows.readers import map_part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.windows.description import Segment
 
 
 def map_files(
-    segments: Sequence[Segment], dtype: np.dtype[Any], fds: Sequence[int], *, is_writable: bool
+    segments: Sequence[Segment], fds: Sequence[int], *, is_writable: bool
 ) -> dict[int, Any]:
     """Return each rank's segment as an array on its file."""
     arrays = {}
@@ -33,13 +31,11 @@ def map_files(
             # more.
             again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapping = map_part(again, segment.nbytes, 0, is_writable=is_writable)
+            mapping = map_part(again, segment.layout.nbytes, 0, is_writable=is_writable)
         finally:
             if again != fd:
                 os.close(again)
-        arrays[segment.rank] = host_array(
-            host_anchor(mapping), segment.shape, dtype, segment.strides
-        )
+        arrays[segment.rank] = host_array(host_anchor(mapping), segment.layout)
     return arrays
 
 
@@ -56,7 +52,7 @@ def map_on_gpu(
     refusals: dict[int, str] = {}
     try:
         for segment in segments:
-            nbytes = max(segment.nbytes, 1)
+            nbytes = max(segment.layout.nbytes, 1)
             try:
                 memory = backend.open(segment.token, nbytes, segment.uuid)
             except CudaError as error:

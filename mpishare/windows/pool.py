@@ -16,11 +16,10 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpishare.backends import BlockLayout
 from mpishare.errors import CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
-from mpishare.memory.memory import compact_strides
+from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
@@ -123,11 +122,10 @@ class Pool(NodeObject):
         return self._allocate(call, self._owned(call), shape, dtype, stream)
 
     def _allocate(self, call: str, own: OwnBlocks, shape: Shape, dtype: Any, stream: Any) -> Any:
-        sizes, found, _ = segment = check_layout(self._context, call, shape, dtype)
+        layout = check_layout(self._context, call, shape, dtype)
         number, keeper = enter(self._context.backend, call, stream)
-        layout = BlockLayout(0, sizes, compact_strides(sizes, found.itemsize), found)
         try:
-            return own.allocate(layout, segment.nbytes, number, keeper)
+            return own.allocate(layout, number, keeper)
         except UnsupportedError as error:
             raise UnsupportedError(f"{call} failed: {error}") from None
 
@@ -200,7 +198,7 @@ class Pool(NodeObject):
             )
         block, offset = found
         offset = offset if array.size else 0  # NumPy's own may lie beyond
-        layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
+        layout = ArrayLayout(array.shape, array.dtype, array.strides, offset)
         if not is_inside(layout, block.nbytes):
             raise ValueError(
                 f"{call} failed: the view reaches beyond the array that it is made of."

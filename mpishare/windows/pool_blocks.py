@@ -21,8 +21,9 @@ from mpishare.errors import HandleError, MpiShareError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, BlockLayout, OwnMemory, PeerMemory
+    from mpishare.backends import Backend, OwnMemory, PeerMemory
     from mpishare.memory.block_table import BlockTable
+    from mpishare.memory.memory import ArrayLayout
 
 # Blocks in limbo that one `allocate` checks: all of them in turn, and no call for long.
 _LOOKS = 4
@@ -81,8 +82,9 @@ class OwnBlocks:
         """Whether arrays are alive here."""
         return len(self._blocks) > len(self._dropped) + len(self._limbo)
 
-    def allocate(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
+    def allocate(self, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
         """Return an array on a new block, after freeing some of those in limbo."""
+        nbytes = layout.nbytes
         with self._lock:
             self.give_back(_LOOKS)
             try:
@@ -213,7 +215,7 @@ class OpenBlocks:
         recorded = sum(len(openings) for _, openings in self._recorded)
         return count > len(self._dropped) + len(self._unrecorded) + recorded
 
-    def open(self, block: Block, layout: BlockLayout, stream: int, keeper: Any) -> Any:
+    def open(self, block: Block, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
         """Return an array on a block of the owner; `HandleError` if that has dropped it."""
         try:
             with self._lock:
@@ -243,7 +245,7 @@ class OpenBlocks:
                 self._backend.close_events(self._events)
                 self._events.clear()
 
-    def _open(self, block: Block, layout: BlockLayout, stream: int, keeper: Any) -> Any:
+    def _open(self, block: Block, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
         slot, token = block.slot, block.token
         held = self._held.get(slot)
         is_new = held is None

@@ -14,10 +14,10 @@ import re
 import struct
 from typing import Any
 
-from mpishare.backends import BlockLayout
 from mpishare.errors import HandleError
 from mpishare.memory import dtypes
 from mpishare.memory.block_table import MAX_BLOCKS
+from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.pool_blocks import Block
 
 _DIGEST_NBYTES = 16
@@ -25,12 +25,12 @@ _ADDRESS = re.compile(rb"(mpishare/\d{1,10}/pool/[\w-]{6})\0")
 _HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
 
 
-def is_inside(layout: BlockLayout, nbytes: int) -> bool:
-    """Whether all bytes of an array lie in its block."""
+def is_inside(layout: ArrayLayout, nbytes: int) -> bool:
+    """Whether all bytes of an array, whose strides are given, lie in its block."""
     if 0 in layout.shape:
         return 0 <= layout.offset <= nbytes
     first, last = layout.offset, layout.offset
-    for extent, stride in zip(layout.shape, layout.strides, strict=True):
+    for extent, stride in zip(layout.shape, layout.strides or (), strict=True):
         if stride < 0:
             first += (extent - 1) * stride
         else:
@@ -38,11 +38,11 @@ def is_inside(layout: BlockLayout, nbytes: int) -> bool:
     return first >= 0 and last + layout.dtype.itemsize <= nbytes
 
 
-def pack(key: bytes, address: str, block: Block, token: bytes, layout: BlockLayout) -> bytes:
+def pack(key: bytes, address: str, block: Block, token: bytes, layout: ArrayLayout) -> bytes:
     """Return a handle: a digest, the address of the door, and the description of the array."""
     shape, ndim = layout.shape, len(layout.shape)
     head = block.nbytes, block.slot, block.generation, layout.offset, ndim, len(token)
-    extents = struct.pack(f"<{2 * ndim}q", *shape, *layout.strides)
+    extents = struct.pack(f"<{2 * ndim}q", *shape, *(layout.strides or ()))
     text = dtypes.dump(layout.dtype).encode()
     body = address.encode() + b"\0" + _HEAD.pack(*head) + extents + token + text
     return _digest(key, body) + body
@@ -56,7 +56,7 @@ def address_of(handle: Any) -> str:
     return found[1].decode()
 
 
-def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
+def unpack(key: bytes, handle: Any) -> tuple[Block, ArrayLayout]:
     """Return the block and the layout of a handle; `HandleError` if it is not of this pool."""
     raw = _raw(handle)
     digest, body = raw[:_DIGEST_NBYTES], raw[_DIGEST_NBYTES:]
@@ -73,7 +73,7 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
         token, text = body[begin : begin + token_nbytes], body[begin + token_nbytes :].decode()
     except (struct.error, UnicodeDecodeError):
         raise HandleError("the handle is too short") from None
-    layout = BlockLayout(offset, extents[:ndim], extents[ndim:], dtypes.load(text))
+    layout = ArrayLayout(extents[:ndim], dtypes.load(text), extents[ndim:], offset)
     is_right = (
         0 <= slot < MAX_BLOCKS
         and generation > 0

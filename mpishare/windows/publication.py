@@ -15,9 +15,8 @@ from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
-from mpishare.windows import description
 from mpishare.windows import page as layout
-from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.description import MAX_FDS, VERSION, Description, Segment
 from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
 from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpishare.memory.door import Visitor
+    from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.segment import Segment
     from mpishare.windows.stream_chain import StreamChain
 
 MOST_VIEWERS = 256
@@ -54,7 +53,7 @@ class Publication:
         context: NodeContext,
         call: str,
         name: str,
-        segments: Mapping[int, Segment],
+        segments: Mapping[int, ArrayLayout],
         handles: Mapping[int, str],
         lag: int = 0,
     ) -> None:
@@ -153,7 +152,7 @@ class Publication:
     # --- making
 
     def _describe(
-        self, segments: Mapping[int, Segment], *, is_in_place: bool, lag: int
+        self, segments: Mapping[int, ArrayLayout], *, is_in_place: bool, lag: int
     ) -> Description:
         """Return the window as viewers read it.
 
@@ -163,20 +162,11 @@ class Publication:
         why = "it was shared in place" if is_in_place else "it is a channel" if lag else ""
         tokens = self._tokens if context.backend.has_streams and not why else {}
         parts = [
-            description.Segment(
-                rank,
-                each.shape,
-                each.strides,
-                each.nbytes,
-                context.uuids[rank],
-                tokens.get(rank, ""),
-            )
+            Segment(rank, each, context.uuids[rank], tokens.get(rank, ""))
             for rank, each in segments.items()
         ]
-        dtype = next(iter(segments.values())).dtype
-        return Description(
-            context.backend.name, dtype, context.size, tuple(parts), why, os.getpid(), lag=lag
-        )
+        name = context.backend.name
+        return Description(name, context.size, tuple(parts), why, os.getpid(), lag=lag)
 
     def _check(self, call: str) -> None:
         """Raise where the window cannot be described to viewers, or no snapshot be taken."""
@@ -184,8 +174,8 @@ class Publication:
             dtypes.dump(self._window.dtype)
         except UnsupportedError as error:
             raise UnsupportedError(f"{call} failed: name={self.name!r}: {error}") from None
-        for rank, shape, strides, *_ in self._window.segments:
-            if strides and not layout.is_dense(shape, strides, self._window.dtype.itemsize):
+        for rank, (shape, dtype, strides, _), *_ in self._window.segments:
+            if strides and not layout.is_dense(shape, strides, dtype.itemsize):
                 raise UnsupportedError(
                     f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
                     f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "

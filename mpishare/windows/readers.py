@@ -51,7 +51,6 @@ class Reader(ABC):
         page = map_part(fd, self.places.page_nbytes(), 0, is_writable=False)
         self._page = memoryview(page).cast("Q")
         self._segments = window.segments
-        self._dtype = window.dtype
         self._checked = checked
         self._track = track
         self._reads_all = window.lag > 0
@@ -141,11 +140,11 @@ class HostReader(Reader):
         buffers = self.places.buffers
         self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(buffers)]
         for segment in window.segments:
-            step = whole_pages(segment.nbytes)
+            step = whole_pages(segment.layout.nbytes)
             mapping = map_part(fd, buffers * step, offsets[segment.rank], is_writable=False)
             whole = host_anchor(mapping)
             for place in range(buffers):
-                part = host_array(whole, segment.shape, window.dtype, segment.strides, place * step)
+                part = host_array(whole, segment.layout._replace(offset=place * step))
                 self._buffers[place].append((segment.rank, part))
 
     def _copy(self, place: int) -> dict[int, Any]:
@@ -184,13 +183,14 @@ class CudaReader(Reader):
         backend.make_current()
         with on_stream(self._stream):
             for segment in self._segments:
-                source = self._buffers_of(segment).address
-                source += place * whole_pages(segment.nbytes)
-                place_of = backend.xp.empty(segment.nbytes, "u1").data
-                if segment.nbytes:
-                    backend.copy(place_of.ptr, source, segment.nbytes, self._stream.ptr)
+                shape, dtype, strides, _ = segment.layout
+                nbytes = segment.layout.nbytes
+                source = self._buffers_of(segment).address + place * whole_pages(nbytes)
+                target = backend.xp.empty(nbytes, "u1").data
+                if nbytes:
+                    backend.copy(target.ptr, source, nbytes, self._stream.ptr)
                 copies[segment.rank] = backend.xp.ndarray(
-                    segment.shape, self._dtype, memptr=place_of, strides=segment.strides
+                    shape, dtype, memptr=target, strides=strides
                 )
         self._stream.synchronize()
         return copies
@@ -199,7 +199,7 @@ class CudaReader(Reader):
         rank = segment.rank
         if rank not in self._memories:
             token = layout.token_bytes(self._page, self.places.slot(rank)).hex()
-            nbytes = self.places.buffers * (whole_pages(segment.nbytes) + 8)
+            nbytes = self.places.buffers * (whole_pages(segment.layout.nbytes) + 8)
             self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError
-from mpishare.memory import dtypes
 from mpishare.memory.kinds import Kind
 from mpishare.memory.memory import Memory
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from mpishare.memory.handle import Handle
+    from mpishare.memory.memory import ArrayLayout
     from mpishare.runtime.context import NodeContext
-
-Shape = tuple[int, ...]
-
-
-class Segment(NamedTuple):
-    """The layout of one rank's part of a window; `strides` in bytes, None in C order."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
-    strides: Shape | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def array(self, memory: Memory, offset: int = 0) -> Any:
-        """Return the bytes from `offset` on as an array of this layout."""
-        return memory.array(self.shape, self.dtype, self.strides, offset)
-
-    def pack(self) -> list[Any]:
-        """Return the description for other ranks, of which they `unpack` the same layout."""
-        return [self.shape, dtypes.dump(self.dtype), self.strides]
-
-    @classmethod
-    def unpack(cls, packed: list[Any]) -> Self:
-        shape, dtype, strides = packed
-        return cls(tuple(shape), dtypes.load(dtype), None if strides is None else tuple(strides))
 
 
 class WindowPart(Memory):
@@ -60,11 +30,9 @@ class WindowPart(Memory):
             raise ValueError("the memory is closed")
         return self._keeper
 
-    def _array(
-        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
-    ) -> Any:
+    def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
         del anchor  # holds the segment's, on which this array is made
-        return self._whole.array(shape, dtype, strides, self._offset + offset)
+        return self._whole.view(layout._replace(offset=self._offset + layout.offset))
 
     def _release(self) -> None:
         self._keeper = None

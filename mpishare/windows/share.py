@@ -12,17 +12,17 @@ import numpy as np
 from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.kinds import FREED, Kind, Refusal
-from mpishare.memory.memory import compact_strides, span_nbytes
+from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.names import check_name
-from mpishare.windows.segment import Segment, WindowPart
+from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mpishare.memory.memory import Shape
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.segment import Shape
     from mpishare.windows.window import Window
 
 log = logging.getLogger("mpishare.window")
@@ -35,7 +35,7 @@ class Source:
     """This rank's array, and its memory where that is shared in place."""
 
     array: Any
-    segment: Segment
+    layout: ArrayLayout
     exported: Exported | None = None
     why_copied: str = ""
 
@@ -81,18 +81,18 @@ def share(
             same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
             if is_each:
                 mine.append(inspect_source(context, call, source, copy))
-                return same | {"dtype": str(mine[0].segment.dtype)}, mine[0].segment.pack()
+                return same | {"dtype": str(mine[0].layout.dtype)}, mine[0].layout.pack()
             same["owner"] = owner_of(context, call, owner)
             if context.rank != same["owner"]:
                 return same, None
             mine.append(inspect_source(context, call, source, copy))
-            return same, mine[0].segment.pack()
+            return same, mine[0].layout.pack()
 
         def values() -> Any:
             return context.backend.xp.asarray(mine[0].array)
 
         same, replies = agree(context, call, inspect)
-        segments = {rank: Segment.unpack(reply) for rank, reply in enumerate(replies) if reply}
+        segments = {rank: ArrayLayout.unpack(reply) for rank, reply in enumerate(replies) if reply}
         contents = (mine[0].exported or values) if mine else None
         window = make_window(context, call, segments, same.get("owner"), contents, name=name)
     for why in filter(None, [each.why_copied for each in mine]):
@@ -113,17 +113,17 @@ def inspect_source(
     """Return this rank's source, at a `place` among others; or raise why it cannot be shared."""
     what = call + place
     array = _as_array(context, what, source() if callable(source) else source)
-    segment = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
+    layout = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
-    if segment.nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
+    if layout.nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
         # Its copy would end the GPU's context.
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
-    copied = segment._replace(strides=_f_strides(array))
-    if copy is True or not segment.nbytes:
+    copied = layout._replace(strides=_f_strides(array))
+    if copy is True or not layout.nbytes:
         return Source(array, copied)
     given = _export(context, array, copy)
     if isinstance(given, Exported):
-        return Source(array, segment._replace(strides=tuple(array.strides)), given)
+        return Source(array, layout._replace(strides=tuple(array.strides)), given)
     if copy is False:
         raise UnsupportedError(
             f"{what} failed: the array cannot be shared in place (copy=False): {given.why}. "

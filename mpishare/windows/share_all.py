@@ -10,12 +10,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import rounded
-from mpishare.memory.memory import cut
+from mpishare.memory.memory import ArrayLayout, cut
 from mpishare.runtime import ranges
 from mpishare.windows.allocate import share_memory
 from mpishare.windows.arguments import agree, owner_of
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.segment import Segment
 from mpishare.windows.share import address_of, check_copy, inspect_source, let_go, sources
 from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
@@ -49,7 +48,7 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
 
         same, replies = agree(context, _CALL, inspect)
         packed, layouts, numbers = replies[same["owner"]]
-        found = [_Leaf(Segment.unpack(layout), is_copied) for layout, is_copied in layouts]
+        found = [_Leaf(ArrayLayout.unpack(layout), is_copied) for layout, is_copied in layouts]
         windows = _make(context, same["owner"], [found[number] for number in numbers], mine)
     _warn_of_copies(windows, mine)
     return unpack(packed, windows)
@@ -84,16 +83,16 @@ class _Leaves:
 
     def describe(self) -> tuple[list[Any], list[int]]:
         """Return the different layouts, for the other ranks, and which of them each array has."""
-        leaves = [_Leaf(each.segment, each.exported is None) for each in self._sources]
+        leaves = [_Leaf(each.layout, each.exported is None) for each in self._sources]
         numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaves))}
-        layouts = [[leaf.segment.pack(), leaf.is_copied] for leaf in numbers]
+        layouts = [[leaf.layout.pack(), leaf.is_copied] for leaf in numbers]
         return layouts, [numbers[leaf] for leaf in leaves]
 
 
 class _Leaf(NamedTuple):
     """What all ranks know of an array."""
 
-    segment: Segment
+    layout: ArrayLayout
     is_copied: bool
 
 
@@ -103,7 +102,7 @@ def _make(
     """Make the windows: of parts of one new allocation, or of what is shared in place."""
     in_place, copied, spans = _lay_out(leaves)
     each_nbytes: list[list[int]] = [[]] * context.size
-    each_nbytes[owner] = [leaves[n].segment.nbytes for n in in_place]
+    each_nbytes[owner] = [leaves[n].layout.nbytes for n in in_place]
     given: list[Given] = [each.exported for each in sources if each.exported is not None]
     if copied:
         each_nbytes[owner].append(sum(nbytes for _, nbytes in spans))
@@ -121,7 +120,7 @@ def _make(
         Window(
             context,
             counters[n],
-            {owner: leaf.segment},
+            {owner: leaf.layout},
             memories_of[n],
             handles_of.get(n, {}),
             owner,
@@ -135,7 +134,7 @@ def _lay_out(leaves: list[_Leaf]) -> tuple[list[int], list[int], list[tuple[int,
     numbers: tuple[list[int], list[int]] = [], []
     for number, leaf in enumerate(leaves):
         numbers[leaf.is_copied].append(number)
-    sizes = [rounded(leaves[number].segment.nbytes) for number in numbers[True]]
+    sizes = [rounded(leaves[number].layout.nbytes) for number in numbers[True]]
     return *numbers, list(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
 
@@ -150,7 +149,7 @@ def _fill(
     whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
     for n, (begin, _) in spans.items():
         array = context.backend.xp.asarray(sources[n].array)
-        leaves[n].segment.array(memory, begin)[...] = array
+        memory.view(leaves[n].layout._replace(offset=begin))[...] = array
     del whole
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import describe
-from mpishare.memory.memory import host_anchor, host_array
+from mpishare.memory.memory import ArrayLayout, host_anchor, host_array
 from mpishare.memory.shared import reserve_part, whole_pages
 from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, DEVICE, END, HOST, NUMBERS, Places
@@ -102,9 +102,9 @@ class HostSnapshots:
         """Take the memory of the copies of such an array."""
         self._memory = self._page.reserve()
         whole = host_anchor(self._memory.buffer)
-        step = self._page.step
+        first, step = ArrayLayout(array.shape, array.dtype, array.strides), self._page.step
         self._buffers = [
-            host_array(whole, array.shape, array.dtype, array.strides, place * step)
+            host_array(whole, first._replace(offset=place * step))
             for place in range(self._page.buffers)
         ]
 

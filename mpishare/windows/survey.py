@@ -34,7 +34,7 @@ def attachable() -> list[dict[str, Any]]:
 def _facts(window: Description) -> dict[str, Any]:
     return {
         "dtype": str(window.dtype),
-        "shapes": [list(segment.shape) for segment in window.segments],
+        "shapes": [list(segment.layout.shape) for segment in window.segments],
         "ranks": [segment.rank for segment in window.segments],
         "backend": window.backend,
         "pid": window.pid,

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpishare.coordination.counters import Counters
-    from mpishare.memory.memory import Memory
+    from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publication import Publication
-    from mpishare.windows.segment import Segment
 
 log = logging.getLogger("mpishare.window")
 
@@ -54,7 +53,7 @@ class Window(Epochs, NodeObject):
         self,
         context: NodeContext,
         counters: Counters,
-        segments: Mapping[int, Segment],
+        segments: Mapping[int, ArrayLayout],
         memories: Mapping[int, Memory],
         handles: Mapping[int, str],
         owner: int | None,
@@ -76,8 +75,8 @@ class Window(Epochs, NodeObject):
         self._device: Any = None  # a `WindowDevice`, if the window has signals
         self._home = context.rank if owner is None else owner
         self.owner = owner
-        self.shape, self.dtype, _ = segments[self._home]
-        self.nbytes = segments[self._home].nbytes
+        home = segments[self._home]
+        self.shape, self.dtype, self.nbytes = home.shape, home.dtype, home.nbytes
         context.register(self, is_part=is_part)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         if log.isEnabledFor(logging.INFO):  # `Node.share_all` makes hundreds
@@ -138,7 +137,7 @@ class Window(Epochs, NodeObject):
                     f"{self.name}: rank {rank!r} has no segment; ranks {[*self._segments]} do. "
                     f"Here .array is that of rank {self._home}"
                 )
-            self._arrays[rank] = self._segments[rank].array(memory)
+            self._arrays[rank] = memory.view(self._segments[rank])
         return self._arrays[rank]
 
     def export(self, rank: int | None = None) -> Export:

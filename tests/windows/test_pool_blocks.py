@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mpishare.backends import BlockLayout
 from mpishare.backends.host import HostBackend
 from mpishare.backends.host_pool import HostPool
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
-from mpishare.memory.memory import compact_strides
+from mpishare.memory.memory import ArrayLayout, compact_strides
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import is_inside, pack, unpack
 
@@ -47,12 +46,11 @@ class Ranks:
         os.close(fd)
 
     def allocate(self, count):
-        layout = BlockLayout(0, (count,), compact_strides((count,), 8), np.dtype("i8"))
-        return self.own.allocate(layout, 8 * count, 0, None)
+        return self.own.allocate(ArrayLayout((count,), np.dtype("i8")), 0, None)
 
     def handle(self, array):
         block, offset = self.own.find(array)
-        layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
+        layout = ArrayLayout(array.shape, array.dtype, array.strides, offset)
         return pack(KEY, DOOR, block, self.own.publish(block), layout)
 
     def open(self, rank, handle):
@@ -275,10 +273,10 @@ def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
     ],
 )
 def test_a_layout_inside_its_block(offset, shape, strides, is_right):
-    assert is_inside(BlockLayout(offset, shape, strides, np.dtype("f8")), 32) == is_right
+    assert is_inside(ArrayLayout(shape, np.dtype("f8"), strides, offset), 32) == is_right
 
 
-ARRAY = BlockLayout(8, (2, 3), (24, 8), np.dtype("f8"))
+ARRAY = ArrayLayout((2, 3), np.dtype("f8"), (24, 8), 8)
 BLOCK = Block(0, 64, 5, 3)
 HANDLE = pack(KEY, DOOR, BLOCK, bytes(8), ARRAY)
 

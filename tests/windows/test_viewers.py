@@ -14,6 +14,7 @@ import mpishare
 from mpishare import HandleError
 from mpishare.errors import CudaError
 from mpishare.memory.door import Door
+from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.shared import whole_pages
 from mpishare.windows import names
 from mpishare.windows import page as layout
@@ -38,7 +39,7 @@ def reader_of(page, checked=(BEGIN, END), lag=0):
         def __init__(self):
             self.places = PLACES._replace(buffers=lag + 1) if lag else PLACES
             self._page, self._track, self._checked = page, HOST, checked
-            self._segments = [Segment(rank, (1,), None, 8) for rank in (0, 2)]
+            self._segments = [Segment(rank, ArrayLayout((1,), np.dtype("i8"))) for rank in (0, 2)]
             self._reads_all = lag > 0
             self.during = int
 
@@ -263,7 +264,8 @@ class WalledGpu:
 
 def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
     tokens = {0: "a", 2: "walled", 3: "d"}
-    segments = [Segment(r, (2,), None, 8 * r, f"GPU-{r}", tokens[r]) for r in tokens]
+    layouts = {r: ArrayLayout((r,), np.dtype("i8")) for r in tokens}
+    segments = [Segment(r, layouts[r], f"GPU-{r}", tokens[r]) for r in tokens]
     mapped, refused = map_on_gpu(WalledGpu(), segments)
     assert mapped == {0: ("a", 1, "GPU-0"), 3: ("d", 24, "GPU-3")}
     assert refused == {2: "cuIpcOpenMemHandle failed"}
@@ -301,7 +303,7 @@ def test_a_name_that_nobody_has_says_what_is_there_and_what_may_be():
     assert "Windows that are there:" in str(told.value)
 
 
-GOOD = Description("host", np.dtype("i8"), 1, (Segment(0, (4,), None, 32),), "", 1).pack()
+GOOD = Description("host", 1, (Segment(0, ArrayLayout((4,), np.dtype("i8"))),), "", 1).pack()
 SEGMENT = GOOD["segments"][0]
 
 
