@@ -10,9 +10,9 @@ import numpy as np
 
 from mpishare.coordination.counters import RELEASED, whole_slots
 from mpishare.errors import overwritten
-from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
+from mpishare.windows.arguments import check_layout
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.launch_order import LaunchOrder
 from mpishare.windows.stream_chain import StreamChain
@@ -66,7 +66,7 @@ class WindowDevice(NodeObject):
         local = size * stride
         tables = local + _LOCAL_ROWS * stride
         nwords = tables + 2 * size + RECORD.itemsize // 8
-        segments = dict.fromkeys(range(size), ArrayLayout((nwords,), np.dtype("u8")))
+        segments = dict.fromkeys(range(size), check_layout(context, call, nwords, "u8"))
         self._words = words = make_window(context, call, segments, None, lambda: 0, is_part=True)
         words.name = f"signals of {window.name}"
         self._row = epoch_counters(size) // size

@@ -87,8 +87,8 @@ def make_window(
     mine = [segments[context.rank]] if context.rank in segments else []
     given = [partial(_write, each, contents) if callable(contents) else contents for each in mine]
     with ranges.span(call), undoing(context, call) as undo:
-        all_handles, all_memories = share_memory(context, call, sizes, given, undo)
-        handles = {rank: each[0] for rank, each in enumerate(all_handles) if each}
+        shared = share_memory(context, call, sizes, given, undo)
+        handles, memories = _firsts(shared[0]), _firsts(shared[1])
         publication: Publication | None = None
         if name is not None:
             publication = Publication(context, call, name, segments, handles)
@@ -98,12 +98,16 @@ def make_window(
         context,
         counters,
         segments,
-        {rank: each[0] for rank, each in enumerate(all_memories) if each},
+        memories,
         handles,
         owner,
         publication=publication,
         is_part=is_part,
     )
+
+
+def _firsts(by_rank: Sequence[Sequence[Any]]) -> dict[int, Any]:
+    return {rank: each[0] for rank, each in enumerate(by_rank) if each}
 
 
 Given = Exported | Callable[["Memory"], None] | None

@@ -96,7 +96,7 @@ def visit_mine(
     can give them any name.
     """
     visits: dict[Listed, Visit] = {}
-    full = [window for window in windows if window.uid == os.getuid()]
+    full = _mine(windows)
     end, wait_s = time.monotonic() + connect_s, 0.0
     while True:
         turn, full = full, []
@@ -116,6 +116,10 @@ def visit_mine(
         wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
 
 
+def _mine(windows: Iterable[Listed]) -> list[Listed]:
+    return [window for window in windows if window.uid == os.getuid()]
+
+
 def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> tuple[Listed, Visit]:
     """Visit this user's window of that name, of that job or of the only one that has it.
 
@@ -124,7 +128,7 @@ def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> t
     """
     visits, full, tried = dict[Listed, Visit](), list[Listed](), list[Listed]()
     for is_last in _looks(wait_s):
-        named = [each for each in listed() if each.name == name and job in (None, each.job)]
+        named = _listed_as(name, job)
         # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
         if is_last or full or named != tried:
             connect_s = timeout_s if is_last else min(timeout_s, _GRACE_S)
@@ -148,6 +152,10 @@ def _looks(wait_s: float) -> Iterator[bool]:
         pause_s = min(max(_PAUSE_SHARE * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
         time.sleep(min(pause_s, wait_s - waited_s))
     yield True
+
+
+def _listed_as(name: str, job: str | None) -> list[Listed]:
+    return [window for window in listed() if window.name == name and job in (None, window.job)]
 
 
 def _why_not_one(

@@ -63,10 +63,10 @@ class Reader(ABC):
         """
         page = self._page
         number = than + 1 if self._reads_all else self._newest()
-        if self._kept is not None and number in self._kept:
-            return self._kept.pop(number)
-        if number <= than or self._kept is not None or not self._is_complete(number):
-            return OVERWRITTEN if self._reads_all and self._is_overwritten(number) else None
+        if self._kept is not None:
+            return self._kept.pop(number, self._missing(number))
+        if number <= than or not self._is_complete(number):
+            return self._missing(number)
         layout.load_barrier()
         arrays = self._copy(number % self.places.buffers)
         words = [page[at : at + NUMBERS + NUMBERS_WORDS] for at in self._records(number)]
@@ -78,6 +78,10 @@ class Reader(ABC):
         for each in reversed(words):
             numbers |= layout.unpack_numbers(each, 0)
         return Frame(number, arrays, numbers)
+
+    def _missing(self, number: int) -> Frame | None:
+        """Return what is read in place of a snapshot that is not, or no more, complete."""
+        return OVERWRITTEN if self._reads_all and self._is_overwritten(number) else None
 
     def numbers(self) -> dict[int, int]:
         """Return for each rank the number of its newest snapshot."""

@@ -114,15 +114,15 @@ def _make(
         counters = [context.take_counters(_CALL, per_window) for _ in leaves]
     found = memories[owner]
     parts = [*found[:-1], *cut(found[-1], spans)] if copied else found
-    memories_of = {n: {owner: part} for n, part in zip([*in_place, *copied], parts, strict=True)}
-    handles_of = {n: {owner: handle} for n, handle in zip(in_place, handles[owner], strict=False)}
+    memory_of = dict(zip([*in_place, *copied], parts, strict=True))
+    handle_of = dict(zip(in_place, handles[owner], strict=False))
     return [
         Window(
             context,
             counters[n],
             {owner: leaf.layout},
-            memories_of[n],
-            handles_of.get(n, {}),
+            {owner: memory_of[n]},
+            {owner: handle_of.get(n, "")},
             owner,
         )
         for n, leaf in enumerate(leaves)

@@ -175,7 +175,7 @@ class Window(Epochs, NodeObject):
         rank = self._home if rank is None else rank
         nbytes = self.segment(rank).nbytes
         call = f"{self.name}: export"
-        if rank not in self._handles:
+        if not self._handles[rank]:
             raise UnsupportedError(
                 f"{call} failed: Node.share_all copied it into memory that it shares with other "
                 "windows. Share it alone, by node.share"
@@ -305,6 +305,11 @@ class Window(Epochs, NodeObject):
             with self._context.agreement.collective():
                 close_windows(self._context, [self])
 
+    def _warn_if_kept(self, *, is_held: bool) -> None:
+        viewers = self._viewers if self._context.rank == 0 else []
+        name = f"{self.name} of shape {self.shape}"
+        warn_if_kept(self._context, name, viewers, is_held=is_held, stacklevel=4)
+
     def _abandon(self) -> None:
         self._is_closed = True
         if self._publication is not None:
@@ -401,9 +406,7 @@ def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
                 context.retained.append(window._release_again)
     for window, is_gone, is_held in zip(windows, gone, held, strict=True):
         log.debug("%s closed%s", window.name, "" if is_gone else ": its memory is held")
-        viewers = window._viewers if context.rank == 0 else []
-        name = f"{window.name} of shape {window.shape}"
-        warn_if_kept(context, name, viewers, is_held=is_held, stacklevel=3)
+        window._warn_if_kept(is_held=is_held)
 
 
 def _release(
