@@ -131,68 +131,54 @@ def share_memory(
     `given` has, for each memory of this rank, that of another library, or what fills a new one, if
     anything does. Collective.
     """
+    sizes_here = sizes[context.rank]
+
+    def create() -> tuple[list[Memory], None]:
+        made = [_make(context, call, *each, undo) for each in zip(sizes_here, given, strict=True)]
+        if any(isinstance(each, Exported) for each in given):
+            context.drain(call)  # the work on any stream is in the arrays now
+        elif any(given):
+            context.synchronize(None, call)
+        return made, None
+
+    def publish() -> tuple[None, list[str]]:
+        each_here = zip(sizes_here, given, mine, strict=True)
+        return None, [_publish(context, *each, undo) for each in each_here]
+
+    def open_others() -> tuple[list[list[Memory]], None]:
+        memories: list[list[Memory]] = [[] for _ in sizes]
+        for rank in context.agreement.others:
+            for packed, nbytes in zip(handles[rank], sizes[rank], strict=True):
+                memory = open_memory(context, context.open_handle(packed, rank, nbytes), rank)
+                undo.opened.callback(memory.close)
+                memories[rank].append(memory)
+        memories[context.rank] = mine
+        return memories, None
+
     step = partial(context.agreement.step_keeping, call)
-    mine, _ = step(lambda: (_create(context, call, sizes[context.rank], given, undo), None))
-    _, handles = step(lambda: (None, _publish(context, sizes[context.rank], given, mine, undo)))
-    memories, _ = step(lambda: (_open_others(context, sizes, handles, undo), None))
-    memories[context.rank] = mine
+    mine, _ = step(create)
+    _, handles = step(publish)
+    memories, _ = step(open_others)
     return handles, memories
 
 
-def _create(
-    context: NodeContext, call: str, sizes: Sequence[int], given: Sequence[Given], undo: Undo
-) -> list[Memory]:
-    made: list[Memory] = []
-    for nbytes, each in zip(sizes, given, strict=True):
-        try:
-            memory = each.memory if isinstance(each, Exported) else context.backend.allocate(nbytes)
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{call} failed: {error}") from error
-        undo.made.callback(memory.close)
-        made.append(memory)
-        if callable(each):
-            each(memory)
-    if any(isinstance(each, Exported) for each in given):
-        context.drain(call)  # the work on any stream is in the arrays now
-    elif any(given):
-        context.synchronize(None, call)
-    return made
+def _make(context: NodeContext, call: str, nbytes: int, given: Given, undo: Undo) -> Memory:
+    try:
+        memory = given.memory if isinstance(given, Exported) else context.backend.allocate(nbytes)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{call} failed: {error}") from error
+    undo.made.callback(memory.close)
+    if callable(given):
+        given(memory)
+    return memory
 
 
-def _publish(
-    context: NodeContext,
-    sizes: Sequence[int],
-    given: Sequence[Given],
-    mine: Sequence[Memory],
-    undo: Undo,
-) -> list[str]:
-    handles = []
-    for nbytes, each, memory in zip(sizes, given, mine, strict=True):
-        if isinstance(each, Exported):
-            place = each.offset, memory.nbytes, each.capacity
-            handles.append(context.handle(each.token, *place, each.kind))
-        else:
-            token = context.backend.publish(memory)
-            undo.lent.callback(context.backend.retract, token)
-            handles.append(context.handle(token, 0, nbytes, memory.nbytes))
-    return handles
-
-
-def _open_others(
-    context: NodeContext,
-    sizes: Sequence[Sequence[int]],
-    handles: Sequence[Sequence[str]],
-    undo: Undo,
-) -> list[list[Memory]]:
-    memories: list[list[Memory]] = [[] for _ in handles]
-    for rank, each_nbytes in enumerate(sizes):
-        if rank == context.rank:
-            continue
-        for packed, nbytes in zip(handles[rank], each_nbytes, strict=True):
-            memory = open_memory(context, context.open_handle(packed, rank, nbytes), rank)
-            memories[rank].append(memory)
-            undo.opened.callback(memory.close)
-    return memories
+def _publish(context: NodeContext, nbytes: int, given: Given, memory: Memory, undo: Undo) -> str:
+    if isinstance(given, Exported):
+        return context.handle(given.token, given.offset, memory.nbytes, given.capacity, given.kind)
+    token = context.backend.publish(memory)
+    undo.lent.callback(context.backend.retract, token)
+    return context.handle(token, 0, nbytes, memory.nbytes)
 
 
 def _check_signals(call: str, signals: Any) -> int:
