@@ -38,7 +38,6 @@ def span_nbytes(shape: Shape, strides: Shape, itemsize: int) -> int:
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Return the address of the first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -113,7 +112,6 @@ class Memory(ABC):
         return True
 
     def _hold(self) -> Any:
-        """Return the anchor of the arrays."""
         anchor = self._anchor()
         if anchor is None:
             anchor = self._new_anchor()

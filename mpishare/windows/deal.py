@@ -85,7 +85,6 @@ class DealtPut(Put):
                 self._last[self._slot] = self._chosen, self._count
 
     def _publish_end(self) -> None:
-        """Publish to each consumer that its last frame has been sent."""
         for at, dealt in zip(self._begins, self._dealt, strict=True):
             self._view[at + SENT] = dealt + ENDED
 

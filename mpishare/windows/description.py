@@ -57,7 +57,6 @@ class Description:
     lag: int = 0  # of a channel: frames that a viewer may be behind
 
     def page_places(self) -> Places:
-        """Return where things lie in the file of its page."""
         by_rank = {segment.rank: segment.layout.nbytes for segment in self.segments}
         sizes = [by_rank.get(rank) for rank in range(self.size)]
         return Places(sizes, self.lag + 1 if self.lag else BUFFERS)

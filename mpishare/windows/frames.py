@@ -66,7 +66,6 @@ class Frame:
 
 
 def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
-    """Return a new array of all segments without their ghosts; see `Frame.whole`."""
     axes = {array.ndim for array in segments.values()}
     if math.prod(dims) != len(segments) or axes != {len(dims)}:
         raise ValueError(
@@ -98,7 +97,6 @@ def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
 
 
 def _owned(rank: int, segment: Any, ghosts: Sequence[tuple[int, int]]) -> Any:
-    """Return the part of a segment that its rank owns."""
     axes = list(zip(ghosts, segment.shape, strict=True))
     if any(low + high > extent for (low, high), extent in axes):
         raise ValueError(

@@ -71,7 +71,6 @@ def job_text(job: Any) -> str:
 
 
 def door_name(job: str, name: str) -> str:
-    """Return the beginning of the address of a window's door."""
     return f"window/{job}/{name}"
 
 

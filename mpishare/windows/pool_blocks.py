@@ -38,8 +38,6 @@ class _Watch(weakref.ref[Any]):
 
 @dataclass(eq=False)
 class Block:
-    """A block of the owner."""
-
     address: int
     nbytes: int
     slot: int  # with `generation`, its place in the `BlockTable`

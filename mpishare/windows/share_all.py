@@ -145,7 +145,6 @@ def _fill(
     spans: Mapping[int, tuple[int, int]],
     memory: Memory,
 ) -> None:
-    """Copy the owner's arrays into the new memory."""
     whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
     for n, (begin, _) in spans.items():
         array = context.backend.xp.asarray(sources[n].array)

@@ -191,7 +191,6 @@ class Records:
         self._begins[key].enqueue(stream, [number, *marks, *numbers])
 
     def end(self, number: int, stream: int) -> None:
-        """Enqueue the end of a snapshot."""
         place = number % self._page.buffers
         if place not in self._ends:
             (address,) = self._page.addresses(self._track, number, [END])

@@ -67,7 +67,6 @@ class StreamChain:
         return self._event is None or self._backend.is_event_done(self._event)
 
     def end(self) -> None:
-        """Drop the stream and the event."""
         self._owner = self.handle = self.lasting = None
         if self._event is not None:
             self._backend.close_events([self._event])
