@@ -393,5 +393,5 @@ def _publish(
     segments = {same["producer"]: ArrayLayout(window.shape[1:], window.dtype)}
     publication = Publication(context, call, same["name"], segments, {}, same["lag"])
     undo.local.callback(publication.discard)
-    context.agreement.step(call, lambda: publication.reserve(window.array[0, ...]))
+    context.agreement.step(call, publication.reserve)
     return publication

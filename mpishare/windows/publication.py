@@ -74,35 +74,33 @@ class Publication:
         self._address = ""
         self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
-        step = context.agreement.step
-        self._memory = map_on_all_ranks(
+        self._memory = memory = map_on_all_ranks(
             partial(context.agreement.step_keeping, call),
             self._places.page_nbytes(),
             is_maker=self._is_leader,
         )
-        self._held.callback(self._memory.close)
-        try:
-            replies = step(call, self._open)
+        self._held.callback(memory.close)
+        with ExitStack() as undo:
+            undo.callback(self.discard)
+            mine = segments.get(context.rank)
+            replies = context.agreement.step(call, lambda: self._open(memory, mine))
             self.job, is_taken = replies[0][:2]
             self.paths = [path for _, _, path in replies]  # to the segments' files, or empty
-        except BaseException:
-            self.discard()
-            raise
-        if is_taken:
-            self.discard()
-            raise ValueError(
-                f"{call} failed: the name {name!r} is taken by another window of job {self.job}. "
-                "Choose another one, or close that window first."
-            )
+            if is_taken:
+                raise ValueError(
+                    f"{call} failed: the name {name!r} is taken by another window of job "
+                    f"{self.job}. Choose another one, or close that window first."
+                )
+            undo.pop_all()
 
     @property
     def _is_leader(self) -> bool:
         return self._context.rank == 0
 
-    def reserve(self, array: Any) -> None:
-        """Take the memory of the copies of such an array now, and not at the first one."""
+    def reserve(self) -> None:
+        """Take the memory of the copies now, and not at the first one."""
         if self._snapshots is not None:
-            self._snapshots.make_buffers(array)
+            self._snapshots.make_buffers()
 
     def end(self) -> None:
         """Tell the viewers of a channel that there are no more frames."""
@@ -182,17 +180,15 @@ class Publication:
                     "the window no name, or share a contiguous array."
                 )
 
-    def _open(self) -> list[Any]:
+    def _open(self, memory: SharedMemory, mine: ArrayLayout | None) -> list[Any]:
         """Open the files and the door; return the job, whether the name is taken, and a path."""
-        context, memory = self._context, self._memory
-        if memory is None:  # for the type checker
-            return []
+        context = self._context
         if self._is_leader:
             os.ftruncate(memory.fd, self._places.blocks()[1])
         address = context.backend.register(memory)
         self._held.callback(context.backend.unregister, memory)
-        if self._places.sizes[context.rank] is not None:
-            page = Page(memory, address, context.rank, self._places)
+        if mine is not None:
+            page = Page(memory, address, context.rank, self._places, mine)
             self._held.callback(page.words.release)
             self._snapshots = (
                 CudaSnapshots(page, context.backend)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import describe
-from mpishare.memory.memory import ArrayLayout, host_anchor, host_array
+from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import reserve_part, whole_pages
 from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, DEVICE, END, HOST, NUMBERS, Places
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import Backend, Signals
-    from mpishare.memory.memory import Memory
+    from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.shared import SharedMemory
 
 # Bytes per second that a viewer can copy, and leave a core to others.
@@ -37,10 +37,13 @@ class Page:
     `address` is that of the page on this rank's GPU, 0 on the host backend.
     """
 
-    def __init__(self, memory: SharedMemory, address: int, rank: int, places: Places) -> None:
+    def __init__(
+        self, memory: SharedMemory, address: int, rank: int, places: Places, layout: ArrayLayout
+    ) -> None:
         sizes = places.sizes
         self.words = memoryview(memory.buffer).cast("Q")
-        self.nbytes = sizes[rank] or 0
+        self.layout = layout
+        self.nbytes = layout.nbytes
         self.buffers = places.buffers
         self.step = whole_pages(self.nbytes)
         self.slot = places.slot(rank)
@@ -74,14 +77,13 @@ class HostSnapshots:
     def __init__(self, page: Page, memory_barrier: Callable[[], None]) -> None:
         self._page = page
         self._memory_barrier = memory_barrier
-        self._buffers: list[Any] = []
-        self._memory: SharedMemory | None = None
+        self._buffers: list[Any] = []  # they keep their memory mapped
 
     def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
         """Copy the segment into the buffer of this number, with these words. Host-blocking."""
         del stream
         if not self._buffers:
-            self.make_buffers(array)
+            self.make_buffers()
         words, at = self._page.words, self._page.at(HOST, number)
         words[at + BEGIN] = number
         self._memory_barrier()
@@ -93,20 +95,14 @@ class HostSnapshots:
     def close(self, *, is_viewed: bool) -> bool:
         del is_viewed  # what viewers map stays theirs
         self._buffers = []
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
         return True
 
-    def make_buffers(self, array: Any) -> None:
-        """Take the memory of the copies of such an array."""
-        self._memory = self._page.reserve()
-        whole = host_anchor(self._memory.buffer)
-        first, step = ArrayLayout(array.shape, array.dtype, array.strides), self._page.step
-        self._buffers = [
-            host_array(whole, first._replace(offset=place * step))
-            for place in range(self._page.buffers)
-        ]
+    def make_buffers(self) -> None:
+        """Take the memory of the copies."""
+        page = self._page
+        whole = host_anchor(page.reserve().buffer)
+        offsets = [place * page.step for place in range(page.buffers)]
+        self._buffers = [host_array(whole, page.layout._replace(offset=at)) for at in offsets]
 
 
 class CudaSnapshots:
@@ -125,7 +121,7 @@ class CudaSnapshots:
     def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
         """Enqueue the copy of the segment into the buffer of this number, with these words."""
         page, backend = self._page, self._backend
-        memory, records = self._made or self.make_buffers(array)
+        memory, records = self._made or self.make_buffers()
         place = number % page.buffers
         # The mark is written behind BEGIN and before the copy: each write is visible everywhere
         # before the next operation on the stream begins.
@@ -147,9 +143,8 @@ class CudaSnapshots:
             self._made = None
         return self._made is None
 
-    def make_buffers(self, array: Any) -> tuple[Memory, Records]:
+    def make_buffers(self) -> tuple[Memory, Records]:
         """Take the memory of the copies, and tell viewers where it is."""
-        del array  # the page has its size
         page, backend = self._page, self._backend
         memory = backend.allocate(page.buffers * (page.step + 8))
         try:
