@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import UnsupportedError
@@ -67,6 +66,7 @@ class Event(NodeObject):
         self._has_streams = context.backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
         self._chain = StreamChain(context.backend, name)
+        self._enter = self._chain.enter
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the work enqueued on my stream so far. Owner only.
@@ -203,12 +203,6 @@ class Event(NodeObject):
     def __repr__(self) -> str:
         ranks = f"owner={self.owner}, waiters={self.waiters}"
         return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
-
-    def _enter(self, call: str, stream: Any) -> int:
-        """Return the handle of a call's stream, ordered after that of the last call."""
-        if self._has_streams:
-            return self._chain.enter(call, stream)
-        return 0 if stream is None else handle_of(stream)
 
     def _is_over(self) -> bool:
         return self._chain.is_over()

@@ -115,11 +115,7 @@ class Publication:
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
         words = layout.pack_numbers(f"{self.name}: snapshot", numbers)
-        backend = self._context.backend
-        if backend.has_streams:
-            handle = chain.enter("snapshot", stream)
-        else:
-            handle, _ = backend.stream(stream)
+        handle = chain.enter("snapshot", stream)
         if self._snapshots is not None:
             self._snapshots.take(self._number, array, words, handle)
         chain.leave()

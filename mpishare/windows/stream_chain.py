@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.streams import handle_of
 from mpishare.coordination.recording import require_none
 from mpishare.errors import UnsupportedError
 
@@ -20,6 +21,7 @@ class StreamChain:
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend = backend
+        self._has_streams = backend.has_streams
         self.is_current = backend.is_current
         self.name = name
         self.handle: int | None = None
@@ -30,6 +32,8 @@ class StreamChain:
 
     def enter(self, call: str, stream: Any) -> int:
         """Return the handle of a call's stream, ordered after the object's last stream."""
+        if not self._has_streams:
+            return 0 if stream is None else handle_of(stream)
         last = self.lasting
         if stream is None and last is not None and self.is_current(last):
             return last  # most calls: the stream has not changed

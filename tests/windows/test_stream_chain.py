@@ -9,6 +9,8 @@ from mpishare.windows.stream_chain import StreamChain
 class Streams:
     """Streams are ints; those of `foreign` may be destroyed, those of `captured` are captured."""
 
+    has_streams = True
+
     def __init__(self):
         self.calls, self.foreign, self.captured, self.current = [], set(), set(), 1
 
