@@ -262,14 +262,14 @@ class Attached:
         found: list[Frame] = []
 
         def has_next() -> bool:
-            return self._read(than, found) or self._is_last(than) or self._look_over()
+            return self._read(than, found) or self._reader.last() == than or self._look_over()
 
         if self._is_closed:
             return None
         poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
         if found or self._read(than, found):  # the last one, after the end
             return found.pop()
-        if self._lag and not self._is_closed and not self._is_last(than):
+        if self._lag and not self._is_closed and self._reader.last() != than:
             raise ClosedError(
                 f"the job of {self.name!r} is gone, but the channel was not ended behind frame "
                 f"{than}: later ones may be missing. It was killed or failed, or exited without "
@@ -300,16 +300,9 @@ class Attached:
             )
         self._cursor = max(self._reader.numbers().values())
 
-    def _is_last(self, number: int) -> bool:
-        """Whether a channel was ended behind this frame."""
-        with self._lock:
-            return self._reader.last() == number
-
     def _cut_off(self) -> None:
         """Close this process's side of a channel that it read too slowly, and tell the job."""
-        with self._lock:
-            newest = max(self._reader.numbers().values())
-        missed = newest - self._lag - self._cursor
+        missed = max(self._reader.numbers().values()) - self._lag - self._cursor
         self._why_closed = (
             f"{self.name!r} has cut off this process, which was too slow: it missed {missed} "
             f"frames from number {self._cursor + 1} on, of which the channel keeps {self._lag}. "
@@ -337,8 +330,7 @@ class Attached:
             raise ClosedError(f"the job of {self.name!r} has ended, or has closed the window")
 
     def _check_room(self) -> None:
-        with self._lock:
-            ranks = self._reader.failed() if self._why_not_here else []
+        ranks = self._reader.failed() if self._why_not_here else []
         if ranks:
             raise UnsupportedError(
                 f"no snapshots of {self.name!r} here: {self._why_not_here}, and ranks {ranks} have "
@@ -346,8 +338,7 @@ class Attached:
             )
 
     def _late(self, wait_s: float) -> PeerTimeout:
-        with self._lock:
-            numbers = self._reader.numbers()
+        numbers = self._reader.numbers()
         taken = ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items())
         without = [rank for rank, number in numbers.items() if not number]
         why = (

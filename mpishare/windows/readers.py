@@ -126,8 +126,8 @@ class Reader(ABC):
             than += 1
             kept[than] = frame
         self._kept = kept
-        page, self._page = self._page, memoryview(self._page.tobytes()).cast("Q")
-        page.release()
+        # Not released: another thread may be reading it, and the mapping goes with the last one.
+        self._page = memoryview(self._page.tobytes()).cast("Q")
 
     @abstractmethod
     def _copy(self, place: int) -> dict[int, Any]:
