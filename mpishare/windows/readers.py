@@ -142,17 +142,16 @@ class HostReader(Reader):
         super().__init__(fd, window, HOST, (BEGIN, END, *marks))
         offsets, _ = self.places.blocks()
         buffers = self.places.buffers
-        self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(buffers)]
+        self._buffers: dict[int, list[Any]] = {}  # by rank
         for segment in window.segments:
             step = whole_pages(segment.layout.nbytes)
             mapping = map_part(fd, buffers * step, offsets[segment.rank], is_writable=False)
             whole = host_anchor(mapping)
-            for place in range(buffers):
-                part = host_array(whole, segment.layout._replace(offset=place * step))
-                self._buffers[place].append((segment.rank, part))
+            places = [segment.layout._replace(offset=n * step) for n in range(buffers)]
+            self._buffers[segment.rank] = [host_array(whole, place) for place in places]
 
     def _copy(self, place: int) -> dict[int, Any]:
-        return {rank: part.copy(order="K") for rank, part in self._buffers[place]}
+        return {rank: parts[place].copy(order="K") for rank, parts in self._buffers.items()}
 
 
 class CudaReader(Reader):
