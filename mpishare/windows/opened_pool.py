@@ -39,12 +39,11 @@ _opened: dict[str, _OpenedPool] = {}
 _opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
-class _Lease:
-    """The blocks that this process holds, as the door of the pool's owner counts them."""
+class _Lease(Visit):
+    """A visit of a pool's owner, whose door counts the blocks that this process holds by it."""
 
-    def __init__(self, visit: Visit) -> None:
-        self._visit = visit
-        self._pid = os.getpid()
+    def __init__(self, address: str, timeout_s: float) -> None:
+        super().__init__(address, _NAME, timeout_s)
         self._given_back: list[int] = []  # slots that the door does not know of yet
         # An answer that was not waited for may still come: then the next one cannot be told from
         # it, and there is a new visit for all that is opened from now on.
@@ -57,12 +56,12 @@ class _Lease:
 
     def is_over(self) -> bool:
         """Whether the pool is closed, its owner has ended, or the lease can hold no more."""
-        return self.is_spoiled or self._visit.is_over()
+        return self.is_spoiled or super().is_over()
 
     def hold(self, slot: int, generation: int) -> bool:
         try:
             self._give_back(waits=True)  # first: this slot may be among them
-            reply, _ = self._visit.ask({"hold": [slot, generation]})
+            reply, _ = self.ask({"hold": [slot, generation]})
         except BaseException:
             self.is_spoiled = True
             raise
@@ -77,12 +76,9 @@ class _Lease:
         self._given_back.append(slot)
         self._give_back(waits=False)
 
-    def close(self) -> None:
-        self._visit.close()
-
     def _give_back(self, *, waits: bool) -> None:
         given = self._given_back
-        while given and self._visit.tell({"let_go": given[:_SLOTS]}, waits=waits):
+        while given and self.tell({"let_go": given[:_SLOTS]}, waits=waits):
             del given[:_SLOTS]
 
 
@@ -97,10 +93,10 @@ class _OpenedPool:
         self._address = address
         self._lock = threading.Lock()
         self._is_closed = False
-        self.visit = Visit(address, _NAME, timeout_s)
+        self.lease = _Lease(address, timeout_s)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
-            undo.callback(self.visit.close)
-            reply, fds = self.visit.ask({"version": VERSION}, most_fds=1)
+            undo.callback(self.lease.close)
+            reply, fds = self.lease.ask({"version": VERSION}, most_fds=1)
             for fd in fds:
                 received.callback(os.close, fd)
             self._key = _key_of(reply, len(fds))
@@ -109,20 +105,19 @@ class _OpenedPool:
                 HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
             )
             memory = self._backend.import_pool(fds[0])
-            self._lease = _Lease(self.visit)
-            self._blocks = OpenBlocks(self._backend, memory, self._lease)
+            self._blocks = OpenBlocks(self._backend, memory, self.lease)
             undo.pop_all()
         threading.Thread(target=self._serve, name="mpishare-opened", daemon=True).start()
 
     def is_over(self) -> bool:
-        return self._is_closed or self._lease.is_over()
+        return self._is_closed or self.lease.is_over()
 
     def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
         block, layout = unpack(self._key, handle)
         with _held(self._lock, timeout_s):
             if self.is_over():
                 raise HandleError(_ENDED)
-            self.visit.answer_within(timeout_s)
+            self.lease.answer_within(timeout_s)
             self._backend.make_current()
             number, keeper = enter(self._backend, "open_handle", stream)
             return self._blocks.open(block, layout, number, keeper)
@@ -134,14 +129,14 @@ class _OpenedPool:
         backend = self._backend
         backend.enter_thread()
         while not self._has_ended():
-            self.visit.wait_until_over(_LOOK_S if backend.has_streams else None)
+            self.lease.wait_until_over(_LOOK_S if backend.has_streams else None)
             if backend.has_streams:
                 self._blocks.finish()
         poll(self._close, math.inf, pause_s=_LOOK_S)
 
     def _has_ended(self) -> bool:
         with self._lock:  # not while an answer is about to be read
-            return self._lease.is_over()
+            return self.lease.is_over()
 
     def _close(self) -> bool:
         with self._lock:
@@ -258,7 +253,7 @@ def _forget() -> None:
     """In a fork: the leases are the parent's, and end with it."""
     _opening.clear()
     for pool in _opened.values():
-        pool.visit.close()
+        pool.lease.close()
     _opened.clear()
 
 
