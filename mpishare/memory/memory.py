@@ -61,6 +61,27 @@ class ArrayLayout(NamedTuple):
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it fills its memory, in whatever order of its axes: C, Fortran, any other."""
+        expected = self.dtype.itemsize
+        for stride, extent in sorted(zip(self.strides or (), self.shape, strict=False)):
+            if extent != 1:
+                if stride != expected:
+                    return 0 in self.shape
+                expected *= extent
+        return True
+
+    def is_inside(self, nbytes: int) -> bool:
+        """Whether all of its bytes lie in so many, where its strides are given."""
+        if 0 in self.shape:
+            return 0 <= self.offset <= nbytes
+        axes = zip(self.shape, self.strides or (), strict=True)
+        steps = [(extent - 1) * stride for extent, stride in axes]
+        first = self.offset + sum(step for step in steps if step < 0)
+        last = self.offset + sum(step for step in steps if step > 0)
+        return first >= 0 and last + self.dtype.itemsize <= nbytes
+
     def pack(self) -> list[Any]:
         """Return the description for other ranks, of which they `unpack` the same layout."""
         return [self.shape, dtypes.dump(self.dtype), self.strides, self.offset]

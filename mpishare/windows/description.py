@@ -10,7 +10,7 @@ from mpishare.errors import HandleError
 from mpishare.memory import dtypes
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.visit import printable
-from mpishare.windows.page import BUFFERS, MOST_LAG, Places, is_dense
+from mpishare.windows.page import BUFFERS, MOST_LAG, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,14 +109,13 @@ class Description:
 def _segment(received: dict[str, Any], dtype: np.dtype[Any]) -> Segment:
     found = _checked(received, _SEGMENT)
     shape, strides = found.pop("shape"), found.pop("strides")
-    is_known = strides is None or (
-        len(strides) == len(shape) and is_dense(shape, strides, dtype.itemsize)
-    )
+    layout = ArrayLayout(shape, dtype, strides)
+    is_known = strides is None or (len(strides) == len(shape) and layout.is_dense)
     if not dtypes.can_be_array(shape, dtype.itemsize) or not is_known:
         raise HandleError(
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
-    return Segment(**found, layout=ArrayLayout(shape, dtype, strides))
+    return Segment(**found, layout=layout)
 
 
 def _checked(

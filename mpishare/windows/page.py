@@ -93,17 +93,6 @@ class Places(NamedTuple):
         return offsets, end
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether an array fills its memory, in whatever order of its axes: C, Fortran, any other."""
-    expected = itemsize
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
-        if extent != 1:
-            if stride != expected:
-                return 0 in shape
-            expected *= extent
-    return True
-
-
 def pack_numbers(call: str, numbers: Mapping[str, Any]) -> list[int]:
     """Return numbers by name as the words of a record; raise `TypeError` or `ValueError`.
 

@@ -26,7 +26,7 @@ from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
 from mpishare.windows.pool_door import PoolDoor
-from mpishare.windows.pool_handle import is_inside, pack, unpack
+from mpishare.windows.pool_handle import pack, unpack
 from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Pool(NodeObject):
         block, offset = found
         offset = offset if array.size else 0  # NumPy's own may lie beyond
         layout = ArrayLayout(array.shape, array.dtype, array.strides, offset)
-        if not is_inside(layout, block.nbytes):
+        if not layout.is_inside(block.nbytes):
             raise ValueError(
                 f"{call} failed: the view reaches beyond the array that it is made of."
             )

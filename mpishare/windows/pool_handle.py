@@ -25,19 +25,6 @@ _ADDRESS = re.compile(rb"(mpishare/\d{1,10}/pool/[\w-]{6})\0")
 _HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
 
 
-def is_inside(layout: ArrayLayout, nbytes: int) -> bool:
-    """Whether all bytes of an array, whose strides are given, lie in its block."""
-    if 0 in layout.shape:
-        return 0 <= layout.offset <= nbytes
-    first, last = layout.offset, layout.offset
-    for extent, stride in zip(layout.shape, layout.strides or (), strict=True):
-        if stride < 0:
-            first += (extent - 1) * stride
-        else:
-            last += (extent - 1) * stride
-    return first >= 0 and last + layout.dtype.itemsize <= nbytes
-
-
 def pack(key: bytes, address: str, block: Block, token: bytes, layout: ArrayLayout) -> bytes:
     """Return a handle: a digest, the address of the door, and the description of the array."""
     shape, ndim = layout.shape, len(layout.shape)
@@ -79,7 +66,7 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, ArrayLayout]:
         and generation > 0
         and generation % 2
         and dtypes.can_be_array(layout.shape, layout.dtype.itemsize)
-        and is_inside(layout, nbytes)
+        and layout.is_inside(nbytes)
     )
     if not is_right:
         raise HandleError("the handle is of an array that cannot be in a pool")

@@ -168,12 +168,12 @@ class Publication:
             dtypes.dump(self._window.dtype)
         except UnsupportedError as error:
             raise UnsupportedError(f"{call} failed: name={self.name!r}: {error}") from None
-        for rank, (shape, dtype, strides, _), *_ in self._window.segments:
-            if strides and not layout.is_dense(shape, strides, dtype.itemsize):
+        for rank, array, *_ in self._window.segments:
+            if not array.is_dense:
                 raise UnsupportedError(
                     f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
-                    f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "
-                    "the window no name, or share a contiguous array."
+                    f"(shape {array.shape}, strides {array.strides}), of which no snapshot can be "
+                    "taken. Give the window no name, or share a contiguous array."
                 )
 
     def _open(self, memory: SharedMemory, mine: ArrayLayout | None) -> list[Any]:

@@ -22,7 +22,7 @@ from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import ArrayLayout, compact_strides
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
-from mpishare.windows.pool_handle import is_inside, pack, unpack
+from mpishare.windows.pool_handle import pack, unpack
 
 KEY = b"pool"
 DOOR = "mpishare/4294967295/pool/a-_Z09"
@@ -273,7 +273,7 @@ def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
     ],
 )
 def test_a_layout_inside_its_block(offset, shape, strides, is_right):
-    assert is_inside(ArrayLayout(shape, np.dtype("f8"), strides, offset), 32) == is_right
+    assert ArrayLayout(shape, np.dtype("f8"), strides, offset).is_inside(32) == is_right
 
 
 ARRAY = ArrayLayout((2, 3), np.dtype("f8"), (24, 8), 8)
