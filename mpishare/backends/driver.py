@@ -16,8 +16,8 @@ import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
-from mpishare.coordination.arguments import is_int
 from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory.arguments import is_int
 from mpishare.memory.kinds import PointerAttributes
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from mpishare.coordination.arguments import require_bool
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
+from mpishare.memory.arguments import require_bool
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.coordination.arguments import ghosts_of, items_of
+from mpishare.memory.arguments import ghosts_of, items_of
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
+from mpishare.memory.arguments import is_int
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int
+from mpishare.memory.arguments import is_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

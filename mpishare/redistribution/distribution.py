@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int
+from mpishare.memory.arguments import is_int
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from mpishare.coordination.arguments import is_int, require_bool
 from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class
+from mpishare.memory.arguments import is_int, require_bool
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
-from mpishare.coordination.arguments import MAX_DURATION_S, is_duration
 from mpishare.errors import format_nbytes
+from mpishare.memory.arguments import MAX_DURATION_S, is_duration
 from mpishare.runtime.mpi_start import NoMpiError, limited_start, load_mpi
 from mpishare.runtime.surroundings import ancestors
 

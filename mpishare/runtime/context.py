@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
-from mpishare.coordination.arguments import is_int
 from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
 from mpishare.errors import CudaError
 from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.arguments import is_int
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from mpishare.backends import Backend, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
-from mpishare.coordination.arguments import is_duration
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, agree_keeping, allgather
 from mpishare.coordination.rank_group import (
@@ -27,6 +26,7 @@ from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext

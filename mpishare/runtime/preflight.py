@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.arguments import require_duration
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
+from mpishare.memory.arguments import require_duration
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,9 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.arguments import require_duration, require_wait
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
+from mpishare.memory.arguments import require_duration, require_wait
 from mpishare.windows.description import MAX_FDS, Description
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
 from mpishare.windows.names import check_name, find, job_text, listed

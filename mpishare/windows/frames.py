@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.arguments import ghosts_of
+from mpishare.memory.arguments import ghosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

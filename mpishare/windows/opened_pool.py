@@ -11,9 +11,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.host import HostBackend
-from mpishare.coordination.arguments import require_duration
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
+from mpishare.memory.arguments import require_duration
 from mpishare.memory.visit import Visit
 from mpishare.windows.live import open_gpu
 from mpishare.windows.pool import enter, pool_here
