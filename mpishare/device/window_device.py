@@ -11,11 +11,12 @@ import numpy as np
 from mpishare.coordination.counters import RELEASED, whole_slots
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
+from mpishare.runtime.launch_order import LaunchOrder
+from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import check_layout
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.launch_order import LaunchOrder
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.windows.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

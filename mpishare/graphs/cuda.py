@@ -19,7 +19,7 @@ from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, descri
 from mpishare.graphs.cuda_arguments import current_stream, identity, key_of
 from mpishare.graphs.runs import Runs
 from mpishare.plans.gpu.replay import bind_last_stream
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.plans.layout import is_tensor
-from mpishare.windows.window import Window
+from mpishare.plans.layout import array_of, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -29,8 +28,7 @@ def key_of(arguments: Sequence[Any], name: str) -> Hashable:
 
 
 def _key(value: Any, name: str) -> Hashable:
-    if isinstance(value, Window):
-        value = value.array
+    value = array_of(value)
     if isinstance(value, _Array):
         return identity(value)
     if isinstance(value, (tuple, list)):
@@ -78,8 +76,6 @@ def _arrays(arguments: Sequence[Any]) -> list[Any]:
     for each in arguments:
         if isinstance(each, (tuple, list)):
             found += _arrays(each)
-        elif (
-            isinstance(each, Window) or is_tensor(each) or hasattr(each, "__cuda_array_interface__")
-        ):
-            found.append(each)
+        elif is_tensor(array := array_of(each)) or hasattr(array, "__cuda_array_interface__"):
+            found.append(array)
     return found

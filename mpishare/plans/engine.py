@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpishare.plans.node_cache import NodeCache
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
-    from mpishare.windows.stream_chain import StreamChain
+    from mpishare.runtime.stream_chain import StreamChain
 
 
 class Holdings:

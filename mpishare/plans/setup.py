@@ -38,7 +38,7 @@ from mpishare.plans.node_cache import (
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, forced
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

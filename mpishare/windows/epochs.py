@@ -16,7 +16,7 @@ from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError, closed
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,8 +14,8 @@ from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
+from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.arguments import agree, owner_of, receivers
-from mpishare.windows.stream_chain import StreamChain
 from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.stream_chain import StreamChain
+    from mpishare.runtime.stream_chain import StreamChain
+    from mpishare.windows.segment import Segment
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0

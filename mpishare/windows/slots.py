@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

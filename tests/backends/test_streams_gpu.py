@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.windows import stream_chain
+from mpishare.runtime import stream_chain
 from mpishare.windows.event import RING
 from tests.helpers.captures import captured
 from tests.helpers.latch import Latch, check_order, within

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.plans.gpu.fields import current_stream, is_captured
-from mpishare.windows.launch_order import LaunchOrder
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.launch_order import LaunchOrder
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

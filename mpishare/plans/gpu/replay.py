@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.layout import FieldLayout
-    from mpishare.windows.launch_order import LaunchOrder
-    from mpishare.windows.stream_chain import StreamChain
+    from mpishare.runtime.launch_order import LaunchOrder
+    from mpishare.runtime.stream_chain import StreamChain
 
 
 _CUDA_ERROR = cupy.cuda.runtime.CUDARuntimeError

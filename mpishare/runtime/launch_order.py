@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.coordination import recording
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo

@@ -3,7 +3,7 @@
 import pytest
 
 from mpishare.errors import UnsupportedError
-from mpishare.windows.stream_chain import StreamChain
+from mpishare.runtime.stream_chain import StreamChain
 
 
 class Streams:
