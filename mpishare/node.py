@@ -6,8 +6,6 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mpishare.device.launch import launch_kernel
-from mpishare.device.window_device import WindowDevice
 from mpishare.errors import closed
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
@@ -15,10 +13,12 @@ from mpishare.runtime.report import host_pairs
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel, make_channel
 from mpishare.windows.event import Event, make_event
+from mpishare.windows.launch import launch_kernel
 from mpishare.windows.pool import Pool, make_pool
 from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
 from mpishare.windows.window import close_in_turn
+from mpishare.windows.window_device import WindowDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

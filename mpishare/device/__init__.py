@@ -1,4 +1,4 @@
-"""Windows inside kernels and C programs: headers, what `Window.device` holds, and launches."""
+"""Windows inside kernels and C programs: the headers, and the same for Numba and Triton."""
 
 import functools
 import zlib

@@ -12,7 +12,7 @@ import pytest
 
 import mpishare
 from mpishare import ClosedError, UnsupportedError
-from mpishare.device.launch import launch_kernel
+from mpishare.windows.launch import launch_kernel
 from tests.helpers.captures import captured
 from tests.helpers.nvcc import compile_by_nvcc, find_nvcc
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import mpishare.device
-from mpishare.device.window_device import RECORD
+from mpishare.windows.window_device import RECORD
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 

@@ -2,7 +2,7 @@
 
 from unittest.mock import Mock
 
-from mpishare.device.window_device import WindowDevice
+from mpishare.windows.window_device import WindowDevice
 
 
 def test_a_window_that_was_dropped_in_a_cycle_closes():

@@ -16,13 +16,12 @@ MAX_ROOT_MODULES = 5
 # rooms of one row do not know each other. Within a room no two modules import each other in a
 # circle.
 LAYERS = (
-    "errors",
+    "errors device",
     "memory",
     "coordination",
     "backends",
     "runtime",
     "windows",
-    "device",
     "node",
     "plans",
     "halo reduction graphs",

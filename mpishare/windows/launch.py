@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination import recording
-from mpishare.device.window_device import RECORD, WindowDevice
 from mpishare.errors import UnsupportedError, counted
+from mpishare.windows.window_device import RECORD, WindowDevice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
