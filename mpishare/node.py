@@ -6,7 +6,6 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mpishare.errors import closed
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.report import host_pairs
@@ -585,7 +584,6 @@ class Node(NotPicklable):
             self._abandon()
             raise
         self._is_closed = True
-        context.agreement.fail(lambda: closed("the node"), fatal=False)
         for comm in self._comms:
             comm.Free()
         for text in context.end_closing():

@@ -24,7 +24,7 @@ from mpishare.coordination.rank_group import (
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
-from mpishare.errors import PeerTimeout, describe, late_unknown
+from mpishare.errors import PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import remove_abandoned
@@ -143,6 +143,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     shutdown.cancel()
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
+    agreement.fail(lambda: closed("the node"), fatal=False)
 
 
 def _leave(
