@@ -16,6 +16,7 @@ from mpishare.runtime.cli import (
     run_on_ranks,
     seconds,
     start_mpi_in_time,
+    tell,
 )
 from mpishare.runtime.hardware import Hardware, RankView, look
 from mpishare.runtime.route import agree_on_forced
@@ -92,7 +93,7 @@ def _print_srun_option() -> int:
     library = mpi_library()
     option = srun_option(library)
     if option is None:
-        sys.stderr.write(f"{PROG}: no --mpi= of srun is known for {library!r}\n")
+        tell(PROG, f"no --mpi= of srun is known for {library!r}")
         return 1
     sys.stdout.write(f"{option}\n")
     return 0

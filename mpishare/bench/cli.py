@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mpishare.bench.cases import BASELINES, CASES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import as_json, heading, listed, of_case, summary, table
-from mpishare.coordination.abort import say
 from mpishare.runtime.cli import (
     StoppedError,
     UsageError,
@@ -23,6 +22,7 @@ from mpishare.runtime.cli import (
     is_first_process,
     run_on_ranks,
     start_mpi_in_time,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _end(
     if interrupted:
         sys.stdout.flush()
         kept = f"{options.output} has" if options.output else "above is"
-        say(f"{options.prog}: interrupted in {interrupted}; {kept} what was finished\n")
+        tell(options.prog, f"interrupted in {interrupted}; {kept} what was finished")
 
 
 def _problem(options: Options) -> str | None:

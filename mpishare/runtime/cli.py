@@ -116,6 +116,11 @@ def seconds(text: str) -> float:
     return value
 
 
+def tell(prog: str, text: object) -> None:
+    """Print a line of a program on stderr, whether or not somebody reads it."""
+    say(f"{prog}: {text}\n")
+
+
 def fail_usage(prog: str, message: str) -> int:
     """Print the usage error on rank 0, and return exit status 2.
 
@@ -124,7 +129,7 @@ def fail_usage(prog: str, message: str) -> int:
     """
     comm = start_mpi().COMM_WORLD
     if comm.rank == 0:
-        say(f"{prog}: {message} (--help says more)\n")
+        tell(prog, f"{message} (--help says more)")
     comm.Barrier()
     return 2
 
@@ -137,7 +142,7 @@ def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
     missing one.
     """
     if comm.rank == 0 or isinstance(error, TimeoutError):
-        say(f"{prog}: {error}\n")
+        tell(prog, error)
     return 1
 
 
