@@ -13,9 +13,8 @@ from mpishare.errors import (
     UnsupportedError,
 )
 from mpishare.graphs.step import capture
-from mpishare.halo import HaloExchange, Layout, NeighborExchange
+from mpishare.halo import Box, HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
-from mpishare.plans.cells import Box
 from mpishare.redistribution.distribution import OnRank
 from mpishare.redistribution.plan import Redistribute
 from mpishare.reduction.allreduce import Allreduce

@@ -2,6 +2,7 @@
 
 from mpishare.halo.cartesian import HaloExchange
 from mpishare.halo.neighbors import NeighborExchange
+from mpishare.plans.cells import Box
 from mpishare.plans.layout import Layout
 
-__all__ = ["HaloExchange", "Layout", "NeighborExchange"]
+__all__ = ["Box", "HaloExchange", "Layout", "NeighborExchange"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.memory.numbers import why_not_added
+from mpishare.plans.layout import require_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.layout import Layout
     from mpishare.plans.message import Message
 
 
@@ -42,6 +45,13 @@ class EnginePair:
 
     def has_seen(self, fields: Sequence[Any]) -> bool:  # noqa: ARG002
         return True
+
+    def require_like(self, fields: Sequence[Layout]) -> None:
+        """Raise `ValueError` unless such fields, in the memory of the plan's, are the plan's."""
+        mine = self.setup.mine
+        require_number(fields, len(mine))
+        for number, (given, layout) in enumerate(zip(fields, mine, strict=True)):
+            layout.require(replace(given.of_field(), device=layout.device), f"field {number}")
 
     @property
     def engines(self) -> list[Engine]:

@@ -12,7 +12,6 @@ of the result, and makes such calls in the order of its program, the same on all
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,8 +21,8 @@ from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from mpishare.halo import Layout
 from mpishare.halo.plan import Plan
-from mpishare.plans.layout import Layout, require_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,11 +100,9 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     layouts = _layouts(fields)
     if not plan._fields.has_seen(layouts):
         jax.effects_barrier()  # agreed on while JAX traces, as in `_transpose`
-    expected = plan._fields.pair_for("exchange", layouts, None).setup.mine
+    pair = plan._fields.pair_for("exchange", layouts, None)
     try:
-        require_number(fields, len(expected))
-        for number, (given, layout) in enumerate(zip(layouts, expected, strict=True)):
-            layout.require(replace(given.of_field(), device=layout.device), f"field {number}")
+        pair.require_like(layouts)
     except ValueError as error:
         raise plan._named("exchange", error) from None
     found = _primitive.bind(*fields, plan=plan, is_reverse=False)
