@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from mpishare.backends import Backend, native
+from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
@@ -63,28 +63,14 @@ class NodeParts:
 def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     install()
-    load_mpi()
-    try:
-        return _create_node(comm, backend, device, timeout_s)
-    except BaseException as error:
-        # At most the ranks of this node know of an interrupt.
-        if not isinstance(error, Exception) or not is_agreed(error):
-            abort_when_left(CALL, error)
-        raise
-
-
-def _create_node(
-    comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any
-) -> NodeParts:
-    from mpi4py import MPI
-
-    check_fork()
-    comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
-    library = MPI.Get_library_version()
-    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
-    warn_of_equal_pids(library, os.environ)
-    deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
+    MPI = load_mpi()  # noqa: N806  a module
     with _undone_together() as undo:
+        check_fork()
+        comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
+        library = MPI.Get_library_version()
+        check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+        warn_of_equal_pids(library, os.environ)
+        deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
         all_comm = duplicate(comm, CALL, deadline_s, None)
         undo.callback(all_comm.Free)
         chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
@@ -115,15 +101,21 @@ def _create_node(
 @contextlib.contextmanager
 def _undone_together() -> Iterator[contextlib.ExitStack]:
     """Yield a stack of collective callbacks, for an error that every rank raises."""
-    with contextlib.ExitStack() as undo:
-        try:
-            yield undo
-        except BaseException as error:
-            # Others still wait for this rank, or this rank for one that is missing.
-            if isinstance(error, PeerTimeout) or not is_agreed(error):
-                undo.pop_all()
-            raise
-        undo.pop_all()
+    try:
+        with contextlib.ExitStack() as undo:
+            try:
+                yield undo
+            except BaseException as error:
+                # Others still wait for this rank, or this rank for one that is missing.
+                if isinstance(error, PeerTimeout) or not is_agreed(error):
+                    undo.pop_all()
+                raise
+            undo.pop_all()
+    except BaseException as error:
+        # At most the ranks of this node know of an interrupt.
+        if not isinstance(error, Exception) or not is_agreed(error):
+            abort_when_left(CALL, error)
+        raise
 
 
 def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
@@ -204,24 +196,38 @@ def _build(
     agreement.group = node_comm.Get_group()
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
+    survey = Survey(agreement.rank)
     made: list[Backend] = []
 
-    def make_backend() -> Backend:
+    def begin() -> tuple[Backend, dict[str, Any]]:
         backend = _backend(chosen, device, agreement)
         address = backend.register(block.memory)
         made.append(backend)
         block.fill_pools(address)
-        return backend
+        return backend, {
+            "process": {
+                "given_rank": all_comm.rank,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+            },
+            "device": backend.device and asdict(backend.device),
+            "nonce": os.urandom(8).hex(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "seen": survey.read(facts),
+            "is checked": checker.is_asked(),
+        }
 
     try:
         block.lock()
-        survey = Survey(agreement.rank)
         facts = agreement.step(CALL, survey.describe)  # from now on an unlocked rank is dead
         watchdog.start()
-        look_around = partial(survey.read, facts)
-        context, members, seen = _make_context(
-            all_comm, agreement, watchdog, make_backend, look_around
+        backend, replies = agreement.step_keeping(CALL, begin)
+        members = tuple(
+            Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
+            for rank, each in enumerate(replies)
         )
+        context = _make_context(agreement, backend, watchdog, members, replies)
+        seen = [each["seen"] for each in replies]
         report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
         _leave(agreement, watchdog, made[0] if made else None, State.LEFT, describe(error))
@@ -236,27 +242,12 @@ def _build(
 
 
 def _make_context(
-    all_comm: MPI.Intracomm,
     agreement: Agreement,
+    backend: Backend,
     watchdog: Watchdog,
-    make_backend: Callable[[], Backend],
-    look_around: Callable[[], dict[str, Any]],
-) -> tuple[NodeContext, tuple[Member, ...], list[dict[str, Any]]]:
-    def begin() -> tuple[Backend, dict[str, Any]]:
-        backend = make_backend()
-        member = Member(
-            agreement.rank, all_comm.rank, socket.gethostname(), os.getpid(), backend.device
-        )
-        return backend, {
-            "member": asdict(member),
-            "nonce": os.urandom(8).hex(),
-            "cpus": sorted(os.sched_getaffinity(0)),
-            "seen": look_around(),
-            "is checked": checker.is_asked(),
-        }
-
-    backend, replies = agreement.step_keeping(CALL, begin)
-    members = tuple(Member.of(each["member"]) for each in replies)
+    members: Sequence[Member],
+    replies: Sequence[dict[str, Any]],
+) -> NodeContext:
     nonces = [each["nonce"] for each in replies]
     # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
     cpus = set[int]().union(*(each["cpus"] for each in replies))
@@ -268,7 +259,7 @@ def _make_context(
     agreement.open_meetings(context.fence)
     if any(each["is checked"] for each in replies):
         checker.install(context)
-    return context, members, [each["seen"] for each in replies]
+    return context
 
 
 def _report(

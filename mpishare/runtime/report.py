@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import Device
 from mpishare.errors import counted, grouped, name_ranks
 from mpishare.runtime.route import COPY, FUSED, HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from mpishare.backends import Device
     from mpishare.runtime.surroundings import Surroundings
 
 _MPS_GAIN = (
@@ -95,12 +95,6 @@ class Member:
     pid: int
     device: Device | None
     keeps_values: bool = True
-
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> Member:
-        """Return the member of a dictionary that `asdict` made."""
-        device = data["device"] and Device(**data["device"])
-        return cls(**{**data, "device": device})
 
 
 def time_sliced_gpus(members: Sequence[Member]) -> tuple[str, ...]:
