@@ -12,7 +12,7 @@ import struct
 import sys
 import termios
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import describe, escaped
@@ -71,6 +71,18 @@ def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] =
             MPI.COMM_WORLD.Abort(1)
 
 
+def abort_as(
+    rank: int, why: object, wait: Callable[[], object], is_averted: Callable[[], bool] = bool
+) -> None:
+    """Print why this rank aborts the job, wait for the other ranks, and abort as `abort_after`."""
+
+    def last_words() -> None:
+        say(f"mpishare: rank {rank} aborts the job: {why}\n")
+        wait()
+
+    abort_after(last_words, is_averted)
+
+
 def _unread_nbytes(fd: int) -> int:
     """Return the number of unread bytes of output, 0 where it cannot be known."""
     try:
@@ -84,7 +96,40 @@ def _unread_nbytes(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, question, bytes(4)))[0])
 
 
-_reasons: list[tuple[str, Callable[[], object], int]] = []
+class AtEnd:
+    """Calls a function once: with True at `MPI.Finalize`, or with False at exit before that."""
+
+    def __init__(self, end: Callable[[bool], object]) -> None:
+        from mpi4py import MPI
+
+        self._mpi: Any = MPI
+        self._end = end
+        self._pid = os.getpid()
+        # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
+        self._keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._at_finalize())
+        MPI.COMM_SELF.Set_attr(self._keyval, True)
+        atexit.register(self._at_exit)
+
+    def cancel(self) -> None:
+        atexit.unregister(self._at_exit)
+        if self._keyval != self._mpi.KEYVAL_INVALID and not self._mpi.Is_finalized():
+            keyval, self._keyval = self._keyval, self._mpi.KEYVAL_INVALID
+            self._mpi.COMM_SELF.Delete_attr(keyval)
+            self._mpi.Comm.Free_keyval(keyval)
+
+    def _at_finalize(self) -> None:
+        if self._keyval != self._mpi.KEYVAL_INVALID:
+            self._keyval = self._mpi.KEYVAL_INVALID
+            self._end(True)
+
+    def _at_exit(self) -> None:
+        # A forked child must not act for its parent.
+        if not self._mpi.Is_finalized() and os.getpid() == self._pid:
+            self.cancel()
+            self._end(False)
+
+
+_reasons: list[tuple[str, Callable[[], object]]] = []
 
 
 def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
@@ -93,13 +138,8 @@ def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
     For failures before there is a node, whose own shutdown does this later.
     """
     if not _reasons:
-        from mpi4py import MPI
-
-        # MPI calls this first of all in Finalize, which the program may call itself.
-        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: _abort_unless_over())
-        MPI.COMM_SELF.Set_attr(keyval, True)
-        atexit.register(_at_exit, keyval)
-    _reasons.append((why, is_over, os.getpid()))
+        AtEnd(_abort_unless_over)
+    _reasons.append((why, is_over))
 
 
 def abort_when_left(call: str, error: BaseException) -> None:
@@ -107,17 +147,9 @@ def abort_when_left(call: str, error: BaseException) -> None:
     abort_at_exit(f"{call} was left by an exception: {describe(error)}")
 
 
-def _at_exit(keyval: int) -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_finalized() and os.getpid() == _reasons[0][2]:
-        MPI.COMM_SELF.Delete_attr(keyval)  # while Python runs
-
-
-def _abort_unless_over() -> None:
-    why, is_over, _ = _reasons[0]
-    if not all(each() for _, each, _ in _reasons):
-        _abort(why, is_over)
+def _abort_unless_over(_: bool) -> None:
+    if not all(is_over() for _, is_over in _reasons):
+        _abort(*_reasons[0])
 
 
 @contextlib.contextmanager
@@ -144,11 +176,7 @@ def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], boo
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
-
-    def last_words() -> None:
-        say(f"mpishare: rank {rank} aborts the job: {why}\n")
-        # The others write theirs. Then one after the other: where two abort at once, Open MPI's
-        # launcher may never end.
-        wait_briefly(is_over, HEARD_S * (1 + rank % 8 / 8))
-
-    abort_after(last_words, is_averted)
+    # The others write theirs. Then one after the other: where two abort at once, Open MPI's
+    # launcher may never end.
+    turn_s = HEARD_S * (1 + rank % 8 / 8)
+    abort_as(rank, why, lambda: wait_briefly(is_over, turn_s), is_averted)

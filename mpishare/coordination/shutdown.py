@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
+from mpishare.coordination.abort import AtEnd, abort_as, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import State
 from mpishare.coordination.uncaught import uncaught
 from mpishare.coordination.waits import of_this_thread
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.watchdog import Watchdog
-    from mpishare.errors import MpiShareError
 
 
 class Shutdown:
@@ -37,29 +34,12 @@ class Shutdown:
         *,
         has_other_nodes: bool,
     ) -> None:
-        from mpi4py import MPI
-
         self._has_other_nodes = has_other_nodes
         self._agreement = agreement
         self._watcher = watchdog
         self._finish = finish
-        self._pid = os.getpid()
-        self._mpi: Any = MPI
-        # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
-        self._keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._at_finalize())
-        MPI.COMM_SELF.Set_attr(self._keyval, True)
-        atexit.register(self._at_exit)
-
-    def cancel(self) -> None:
-        """Unregister the node, which all its ranks have closed."""
-        atexit.unregister(self._at_exit)
-        self._forget_finalize()
-
-    def _forget_finalize(self) -> None:
-        if self._keyval != self._mpi.KEYVAL_INVALID and not self._mpi.Is_finalized():
-            keyval, self._keyval = self._keyval, self._mpi.KEYVAL_INVALID
-            self._mpi.COMM_SELF.Delete_attr(keyval)
-            self._mpi.Comm.Free_keyval(keyval)
+        #: For a node that all its ranks have closed.
+        self.cancel = AtEnd(self._end).cancel
 
     def _depart(self) -> None:
         self._agreement.block.mark_ending()
@@ -81,47 +61,43 @@ class Shutdown:
                 if self._has_other_nodes and not self._agreement.is_fatal:
                     self._abort_for_other_nodes()
 
-    def _at_finalize(self) -> None:
-        if self._keyval == self._mpi.KEYVAL_INVALID:
-            return
-        self._keyval = self._mpi.KEYVAL_INVALID
-        self._end()
-        self._agreement.fail(
-            lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
-        )
-
-    def _at_exit(self) -> None:
-        agreement = self._agreement
-        if self._mpi.Is_finalized() or os.getpid() != self._pid:
-            return  # a forked child must not act for its parent
-        failure = agreement.failure
-        if failure is not None and not agreement.is_fatal and not agreement.is_raised:
+    def _end(self, in_finalize: bool) -> None:
+        """Publish the end of this rank, and stop what uses the memory of the node."""
+        agreement, failure = self._agreement, self._agreement.failure
+        is_heard = failure is None or agreement.is_fatal or agreement.is_raised
+        if failure is not None and not is_heard and not in_finalize:
             # No call raised it: the data of this rank may be wrong, and nothing else would report
             # that.
             say(f"mpishare: rank {agreement.rank}: {failure()}\n")
-        self._end()
-
-    def _end(self) -> None:
-        """Publish the end of this rank, and stop what uses the memory of the node."""
         self._abort_if_fatal()
-        self._forget_finalize()
         self._depart()
         self._watcher.stop()
-        self._agreement.block.barrier.close()
+        agreement.block.barrier.close()
+        if in_finalize:
+            text = "MPI was finalized while the node was open"
+            agreement.fail(lambda: ClosedError(text), fatal=False)
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
-        failure = self._agreement.failure
+        failure, block = self._agreement.failure, self._agreement.block
         if failure is not None and self._agreement.is_fatal:
             try:
                 # Clean up names too that an exiting rank still locks: it holds its files until its
                 # end.
-                block, others = self._agreement.block, self._agreement.others
-                ending = [rank for rank in others if block.is_being_killed(rank)]
+                ending = [*filter(block.is_being_killed, self._agreement.others)]
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
                 remove_abandoned()
             finally:
-                abort_after(lambda: self._say_in_turn(failure()))
+                abort_as(self._agreement.rank, failure(), self._let_others_abort)
+
+    def _let_others_abort(self) -> None:
+        """Let the others print why the job ends, too."""
+        agreement, block = self._agreement, self._agreement.block
+        if agreement.failure is not None:
+            agreement.tell(agreement.failure())
+        block.mark_aborting()
+        wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
+        self._wait_for_turn()
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.
@@ -129,20 +105,20 @@ class Shutdown:
         They learn of it by their next call to mpishare. A rank that waits in plain MPI for this one
         makes no such call.
         """
-        agreement, block = self._agreement, self._agreement.block
+        agreement, timeout_s = self._agreement, self._agreement.timeout_s
 
         def unaware() -> list[int]:
             agreement.progress()
-            return [rank for rank in agreement.others if block.is_here(rank)]
+            return [*filter(agreement.block.is_here, agreement.others)]
 
-        mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
         wait_briefly(lambda: not unaware())
         if late := unaware():
-            say(f"{mine} has left the node, and waits for {name_ranks(late)} to notice\n")
+            text = f"has left the node, and waits for {name_ranks(late)} to notice"
+            say(f"mpishare: rank {agreement.rank} {text}\n")
             wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
-            abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
+            abort_as(agreement.rank, f"it has left the node, and {why}", bool)
 
     def _let_others_speak(self, error: BaseException) -> None:
         """Wait for the others' output where `mpi4py` may abort the job for an error that they
@@ -156,27 +132,14 @@ class Shutdown:
 
     def _abort_for_other_nodes(self) -> None:
         """Abort the job after an exception: ranks on other nodes would wait for this one."""
-        agreement = self._agreement
-        text = "an exception ended this rank, and ranks on other nodes would wait for it"
+        from mpi4py import MPI
 
-        def last_words() -> None:
-            say(f"mpishare: rank {self._mpi.COMM_WORLD.rank} aborts the job: {text}\n")
-            self._wait_for_turn()
-
-        agreement.block.mark_aborting()
-        abort_after(last_words)
-
-    def _say_in_turn(self, failure: MpiShareError) -> None:
-        """Print why the job ends, and let the others do so too."""
-        agreement, block = self._agreement, self._agreement.block
-        say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
-        agreement.tell(failure)
-        block.mark_aborting()
-        wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
-        self._wait_for_turn()
+        why = "an exception ended this rank, and ranks on other nodes would wait for it"
+        self._agreement.block.mark_aborting()
+        abort_as(MPI.COMM_WORLD.rank, why, self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""
         agreement, block = self._agreement, self._agreement.block
         before = [rank for rank in agreement.others if rank < agreement.rank]
-        wait_briefly(lambda: not any(block.is_aborting(rank) for rank in before))
+        wait_briefly(lambda: not any(map(block.is_aborting, before)))
