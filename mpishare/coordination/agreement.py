@@ -232,24 +232,14 @@ def settle(
             raise error
         finally:
             error = None  # avoids a cycle with its traceback
-    require_same_call([call for call, *_ in replies], rank, of)
+    calls = {r: called for r, (called, *_) in enumerate(replies)}
+    if len({*calls.values()}) > 1:
+        rule = f"Collective calls are made in the same order on all ranks of a {of}."
+        raise mismatch("ranks made different collective calls", calls, rank, "called", rule)
     failures = {r: text for r, (_, text, _) in enumerate(replies) if text is not None}
     if failures:
         raise peer_error(call, failures)
     return [result for *_, result in replies]
-
-
-def require_same_call(calls: Sequence[str], rank: int, of: str) -> None:
-    """Raise `MismatchError` on every rank unless all are in the same call.
-
-    `of` names the group of ranks.
-    """
-    if len({*calls}) == 1:
-        return
-    rule = f"Collective calls are made in the same order on all ranks of a {of}."
-    raise mismatch(
-        "ranks made different collective calls", dict(enumerate(calls)), rank, "called", rule
-    )
 
 
 def require_same(call: str, values: Sequence[Any], mine: int) -> None:

@@ -318,8 +318,7 @@ class ControlBlock:
 
     def departures(self) -> dict[int, Departure]:
         """Return how ranks left by an exception, of all that did or are outside."""
-        found = {rank: self.departure(rank) for rank in range(self.size)}
-        return {rank: each for rank, each in found.items() if each is not None}
+        return {rank: left for rank in range(self.size) if (left := self.departure(rank))}
 
     # --- the wait-for graph: the call in which each rank waits, and for which ranks
 

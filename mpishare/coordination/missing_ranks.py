@@ -39,27 +39,19 @@ class MissingRanks:
         self._call = call
         self._look = look
         self._naming = agreement.waiting_in(call)
-        self._monitor: WaitMonitor | None = None  # made at the first check, often never
+        self._monitor = WaitMonitor(agreement, call, self.absent)
+        self.warn = self._monitor.warn  # for `poll`
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
         self._agreement.check()
         self._look()
-        self._watch().look()
-
-    def warn(self, waited_s: float) -> None:
-        """Name the stragglers in a warning; for `poll`."""
-        self._watch().warn(waited_s)
+        self._monitor.look()
 
     def absent(self) -> list[int]:
         """Return the ranks that do not wait in this call now."""
         found = {rank: self._agreement.block.status(rank) for rank in self._awaited}
         return [rank for rank, each in found.items() if each is None or each.call != self._call]
-
-    def missing(self) -> list[int]:
-        """Return the absent ranks, once those that have just come had time to publish it."""
-        poll(lambda: not self.absent(), _STATUS_S)
-        return self.absent()
 
     def __enter__(self) -> Self:
         self._naming.__enter__()
@@ -74,19 +66,15 @@ class MissingRanks:
         try:
             agreement = self._agreement
             if isinstance(error, PeerTimeout) and agreement.failure is None:
-                missing = self.missing()
+                # Those that have just come get the time to publish it.
+                poll(lambda: not self.absent(), _STATUS_S)
+                missing = self.absent()
                 if not missing:
                     raise agreement.fail_and_tell(lambda: error, fatal=True) from None
                 raise agreement.timed_out(self._call, missing) from None
         finally:
             self._naming.__exit__(None, None, None)
-            if self._monitor is not None:
-                self._monitor.end()
-
-    def _watch(self) -> WaitMonitor:
-        if self._monitor is None:
-            self._monitor = WaitMonitor(self._agreement, self._call, self.absent)
-        return self._monitor
+            self._monitor.end()
 
 
 @contextmanager

@@ -180,12 +180,6 @@ class Waits:
 
     # --- the ranks
 
-    def state(self, rank: int) -> State:
-        return self.block.state(rank)
-
-    def is_here(self, rank: int) -> bool:
-        return self.block.is_here(rank)
-
     @property
     def is_forked(self) -> bool:
         """Whether this process is a fork of that which made the node; `_after_fork` marks it."""
@@ -224,7 +218,7 @@ class Waits:
 
     def require_all_here(self, call: str) -> None:
         """Raise if a rank has left or died, with the reason."""
-        if gone := [rank for rank in self.others if not self.is_here(rank)]:
+        if gone := [rank for rank in self.others if not self.block.is_here(rank)]:
             self.wait(call, lambda: gone)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:

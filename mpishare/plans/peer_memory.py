@@ -38,7 +38,7 @@ class PeerProcesses:
         A rank that has left may have freed the memory; if it died, its process id may be reused.
         """
         comm, agreement = self._comm, self._comm.context.agreement
-        if error == errno.ESRCH or not agreement.is_here(comm.ranks_here[owner]):
+        if error == errno.ESRCH or not agreement.block.is_here(comm.ranks_here[owner]):
             comm.wait(call, lambda: [owner])  # raises, with the reason
         if error:
             text = (

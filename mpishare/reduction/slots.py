@@ -143,10 +143,10 @@ class Slots:
         One whose program has ended had come to the end of the call: the others had read its field.
         """
         self._memory_barrier()
-        agreement, ranks_here = self._comm.context.agreement, self._comm.ranks_here
+        block, ranks_here = self._comm.context.agreement.block, self._comm.ranks_here
 
         def may_have_left(rank: int) -> bool:
-            return not agreement.is_here(rank) and agreement.state(rank) != State.EXITED
+            return not block.is_here(rank) and block.state(rank) != State.EXITED
 
         gone = [rank for rank in self._ranks if may_have_left(ranks_here[rank])]
         if gone:

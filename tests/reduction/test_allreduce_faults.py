@@ -81,7 +81,7 @@ def ended(stage: Stage, where: str) -> None:
 
     def require_later() -> None:
         is_over = mpishare.coordination.control_block.State.EXITED
-        assert mpishare.coordination.poll.poll(lambda: agreement.state(1) == is_over, 20)
+        assert mpishare.coordination.poll.poll(lambda: agreement.block.state(1) == is_over, 20)
         require_present()
 
     if stage.rank != 1:

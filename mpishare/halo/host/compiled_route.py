@@ -181,7 +181,7 @@ class CompiledRoute(HostRoute):
         if is_read:
             self._peer_reads.check(sender, 0)
         self._context.memory_barrier()
-        if self._context.agreement.state(self._comm.ranks_here[sender]) != State.PRESENT:
+        if self._context.agreement.block.state(self._comm.ranks_here[sender]) != State.PRESENT:
             self._staging.wait_for(lambda: [sender])  # raises, with the reason
 
     def refuse_read(self, sender: int, error: int) -> None:

@@ -77,7 +77,7 @@ class PinnedFlags:
         A kernel publishes its long waits. Where a stream waits, a rank is pending if it has begun
         fewer exchanges, or has left the node before these were done on its GPU.
         """
-        view, state = self._view, self._context.agreement.state  # `close` may replace it
+        view, state = self._view, self._context.agreement.block.state  # `close` may replace it
         mine = self._index(self._rank, 0)
         stalled_on = self._index(self._rank, _ROWS + 2 * self._row)
 
