@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class BasePlan(NodeObject):
     def _open_on(self, setup: PlanSetup) -> None:
         """Register with the node, once the engines are made."""
         self.name, self._context, self._setup = setup.name, setup.context, setup
-        setup.comm.register(self)
+        setup.context.register(self, setup.comm.dropped)
         ranges.bind(self, *self._ranges)
 
     def _log_made(self, more: str = "") -> None:
@@ -204,19 +205,15 @@ class RoutedPlan(BasePlan):
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
 
     def _begin_open(self, call: Any) -> None:
-        """Remember a call that was started, unless the capture in which it was recorded fails."""
+        """Remember a call that was started, unless the capture fails: then it will never run."""
         self._open = call
         if (captured_by := recording.current()) is not None:
-            captured_by.undo.append(self._drop_open)
+            captured_by.undo.append(partial(self._reopen, None))
 
     def _reopen(self, opened: Any) -> None:
-        """Take back that a call was waited for, which failed."""
+        """Take back that a call was waited for, or with None, that one was started: it failed."""
         if not self._is_closed:
             self._open = opened
-
-    def _drop_open(self) -> None:
-        """Forget the start of a failed capture: it will never run."""
-        self._open = None
 
     def _agree_on_reverse(
         self, call: str, engine: Engine, check: Callable[[], Sequence[Any]], stream: Any

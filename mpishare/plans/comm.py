@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.memory.allocation import Steps
     from mpishare.memory.shared import SharedMemory
-    from mpishare.runtime.context import NodeContext, NodeObject
+    from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]
 
@@ -45,6 +45,7 @@ class PlanComm:
         self.nodes, self.places = self._ranks.nodes, self._ranks.places
         self.is_of_one_node = self._ranks.is_of_one_node
         self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
+        self.dropped = self._ranks.dropped
         self._node_ranks = frozenset(self.ranks_here.values())
         self._ranks.plans += 1
         self._place = group.take_place()
@@ -54,10 +55,6 @@ class PlanComm:
         """End the plan. Collective, once all have agreed that it is closed."""
         self._ranks.group.give_place(self._place)
         self._ranks.end_plan()
-
-    def register(self, plan: NodeObject) -> None:
-        """Register a complete plan with the node."""
-        self.context.register(plan, self._ranks.dropped)
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`; return the results of all ranks, or raise on all. Collective."""
@@ -77,10 +74,9 @@ class PlanComm:
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
-        dropped = self._ranks.dropped
-        news = self.context.news(dropped)
+        news = self.context.news(self.dropped)
         replies = self.step(call, lambda: [news, work()])
-        dropped.close([each[0] for each in replies], self.rank)
+        self.dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:

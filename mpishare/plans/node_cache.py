@@ -44,7 +44,7 @@ class NodeCache:
         """Return the node that is kept for these ranks, if it works."""
         cache = cls._of_group.get(group)
         node = None if cache is None else cache.nodes.get(backend)
-        return None if node is None or context_of(node).agreement.failure is not None else node
+        return None if node is None or node._context.agreement.failure is not None else node
 
     def acquire(self, node: Node) -> None:
         self._plans[node] = self._plans.get(node, 0) + 1
@@ -76,10 +76,10 @@ def look_for_node(
     """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
     if node is not None:
         require_node(call, node)
-        context_of(node).agreement.check()
+        node._context.agreement.check()
     kept = NodeCache.kept(group, backend)
     found = node or kept
-    number = 0 if found is None else context_of(found).numbers[call]
+    number = 0 if found is None else found._context.numbers[call]
     return NodeChoice(node is not None, kept is not None, number), found
 
 
@@ -146,7 +146,7 @@ def setup_deadline(
     if not isinstance(node, Node):
         yield _DEFAULT_TIMEOUT_S, None
         return
-    agreement = context_of(node).agreement
+    agreement = node._context.agreement
     agreement.check()
     with MissingRanks(agreement, agreement.ranks_in(comm), call, look) as monitor:
         yield agreement.timeout_s, monitor
@@ -170,14 +170,10 @@ def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]
     Collective over a given node whose ranks those are; else it returns the rank's own.
     """
     if isinstance(node, Node):
-        agreement = context_of(node).agreement
+        agreement = node._context.agreement
         if comm.size == agreement.size == 1 + len(agreement.ranks_in(comm)):
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
-
-
-def context_of(node: Node) -> NodeContext:
-    return node._context
 
 
 def report_of(node: Node) -> Report:
@@ -192,7 +188,7 @@ def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) 
     watch their wait; where there is none, the job is aborted when this process ends.
     """
     if isinstance(node, Node):
-        agreements: list[Waits] = [context_of(node).agreement]
+        agreements: list[Waits] = [node._context.agreement]
     else:
         whole = [each for each in of_this_thread() if each.failure is None]
         agreements = [each for each in whole if each.ranks_in(comm)]

@@ -24,7 +24,6 @@ from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import pack_messages, unpack_messages
 from mpishare.plans.node_cache import (
     NodeChoice,
-    context_of,
     find_node,
     leave_node,
     look_for_node,
@@ -156,7 +155,7 @@ def agree_on_found(
             "same": _same(given, require, described),
             "layouts": [[each.shape, each.strides] for each in given.layouts],
             "geometry": described.geometry,
-            "here": None if node is None else here_for_first_plan(group, context_of(node)),
+            "here": None if node is None else here_for_first_plan(group, node._context),
         }
 
     def look_and_note() -> Any:
@@ -198,7 +197,7 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
-    context = context_of(node)
+    context = node._context
     name = start.name or name_plan(call, context, choices)
     comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
     on_gpu = (node.backend if backend == "auto" else backend) == "cuda"
