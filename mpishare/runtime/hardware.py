@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Device
     from mpishare.backends.nvml import Gpu, Link
-    from mpishare.runtime.report import Pair, Report
+    from mpishare.runtime.report import Report
 
 #: nvmlGpuTopologyLevel_t, with the letters of `nvidia-smi topo -m`.
 _LEVELS = {
@@ -220,7 +220,9 @@ class Hardware:
         pairs = () if self._report is None else self._report.pairs
         for (first, second), link in self._links.items():
             ends = [self._users.get(end, []) for end in (link.first, link.second)]
-            routes = {pair.route for pair in pairs if _is_between(pair, *ends)}
+            routes = {
+                pair.route for pair in pairs if pair.origin in ends[0] and pair.target in ends[1]
+            }
             if routes and not link.read == link.write == 0:
                 origins, targets = map(name_ranks, ends)
                 yield (
@@ -247,10 +249,6 @@ class Hardware:
 def _devices_of(report: Report | None) -> list[tuple[int, Device]]:
     members = [] if report is None else report.members
     return [(each.rank, each.device) for each in members if each.device is not None]
-
-
-def _is_between(pair: Pair, origins: Sequence[int], targets: Sequence[int]) -> bool:
-    return pair.origin in origins and pair.target in targets
 
 
 def _cause(view: RankView, *, is_seen: bool) -> str:

@@ -21,12 +21,18 @@ class Launcher:
     variable: str  # of the environment, with the number of processes
     count: int
     rank: int
-    given: str | None = None  # the argument of ``srun --mpi=``; None if unknown
 
     @property
     def is_srun(self) -> bool:
         """Whether SLURM started the ranks itself, without an mpirun in between."""
         return self.variable == "SLURM_STEP_NUM_TASKS"
+
+
+_LAUNCHERS = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MPICH's mpirun (or another that speaks PMI)", "PMI_SIZE", "PMI_RANK"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
 
 
 def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
@@ -35,28 +41,18 @@ def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
     An mpirun in a job starts its helpers by srun, one per node: SLURM's variables in such a process
     describe these helpers. And srun with `--mpi=pmi2` sets the variables of an mpirun.
     """
-
-    def made(name: str, variable: str, rank: str, given: str | None = None) -> Launcher:
-        count = environment[variable]
-        number = environment.get(rank, "0")
-        return Launcher(
-            name,
-            variable,
-            int(count) if count.isdecimal() else 1,
-            int(number) if number.isdecimal() else 0,
-            given,
-        )
-
-    if "OMPI_COMM_WORLD_SIZE" in environment:
-        return made("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
-    is_in_step = "SLURM_STEP_NUM_TASKS" in environment
-    is_of_hydra = "MPI_LOCALNRANKS" in environment
-    if "PMI_SIZE" in environment and (is_of_hydra or not is_in_step):
-        return made("MPICH's mpirun (or another that speaks PMI)", "PMI_SIZE", "PMI_RANK")
-    if is_in_step:
-        given = environment.get("SLURM_MPI_TYPE")
-        return made("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", given)
+    is_of_srun = "SLURM_STEP_NUM_TASKS" in environment and "MPI_LOCALNRANKS" not in environment
+    for name, variable, rank in _LAUNCHERS:
+        if variable in environment and not (variable == "PMI_SIZE" and is_of_srun):
+            count = number_in(environment, variable, 1)
+            return Launcher(name, variable, count, number_in(environment, rank, 0))
     return None
+
+
+def number_in(environment: Mapping[str, str], variable: str, default: int) -> int:
+    """Return a number that a launcher has put into the environment."""
+    text = environment.get(variable, "")
+    return int(text) if text.isdecimal() else default
 
 
 def srun_option(library: str) -> str | None:
@@ -86,35 +82,32 @@ def check_singleton(world_size: int, environment: Mapping[str, str], library: st
     launcher = find_launcher(environment)
     if world_size != 1 or launcher is None or launcher.count <= 1:
         return
-    cure = _cure(launcher, library)
+    cure = _cure(launcher, environment, library)
     if launcher.rank:
         raise AlsoAloneError(
             f"process {launcher.rank} of {launcher.count} is alone in MPI.COMM_WORLD, as the first "
             f"one says: {cure}"
         )
+    first_line = library.partition("\n")[0].strip("\x00 ")
     raise UnsupportedError(
         f"{launcher.name} started {launcher.count} processes ({launcher.variable}="
         f"{launcher.count}), but each is alone in MPI.COMM_WORLD: the launcher and the MPI library "
-        f"({_first_line(library)}) do not speak the same protocol. {cure[0].upper()}{cure[1:]}."
+        f"({first_line}) do not speak the same protocol. {cure[0].upper()}{cure[1:]}."
     )
 
 
-def _cure(launcher: Launcher, library: str) -> str:
+def _cure(launcher: Launcher, environment: Mapping[str, str], library: str) -> str:
     if not launcher.is_srun:
         return "start it with the mpirun of the MPI library that mpi4py uses"
     option = srun_option(library)
     if option is None:
         return "give srun the --mpi= of this library; `srun --mpi=list` shows what there is"
-    if launcher.given is not None and option == f"--mpi={launcher.given}":
+    if option == f"--mpi={environment.get('SLURM_MPI_TYPE')}":
         return (
             f"srun was given {option}, which is right, but the versions do not fit: try the others "
             "that `srun --mpi=list` shows, or the mpirun of this library"
         )
     return f"give srun {option}"
-
-
-def _first_line(library: str) -> str:
-    return library.partition("\n")[0].strip("\x00 ")
 
 
 def one_gpu_note(uuids: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -123,8 +116,7 @@ def one_gpu_note(uuids: Sequence[str], environment: Mapping[str, str]) -> str | 
         return None
     # A step's own variable lists its GPUs alone; a job script, and so mpirun, has also the job's.
     listed = [each for each in environment.get("SLURM_JOB_GPUS", "").split(",") if each]
-    count = environment.get("SLURM_GPUS_ON_NODE", "")
-    n_gpus = max(len(listed), int(count) if count.isdecimal() else 0)
+    n_gpus = max(len(listed), number_in(environment, "SLURM_GPUS_ON_NODE", 0))
     if n_gpus < 2:
         return None
     return (

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory import shared
+from mpishare.runtime.launch import number_in
 from mpishare.runtime.surroundings import find_container, namespaces
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
 def _require_shared_memory() -> None:
     """Raise `UnsupportedError` where MPICH, and mpishare, would find no room in /dev/shm."""
     shared.create(1).close()
-    size = os.environ.get("MPI_LOCALNRANKS", "")  # of MPICH's launcher
-    count = int(size) if size.isdecimal() else 1
+    count = number_in(os.environ, "MPI_LOCALNRANKS", 1)  # of MPICH's launcher
     left, total = shared.room()
     # The other ranks may have taken their part of the room already.
     if left < _OF_MPICH_NBYTES or total < count * _OF_MPICH_NBYTES:

@@ -195,10 +195,9 @@ def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error
             "A seccomp filter forbids process_vm_readv: start the containers with "
             "--cap-add=SYS_PTRACE"
         )
-    for kind in ("pid", "user"):
-        if reader["namespaces"].get(kind) != owner["namespaces"].get(kind):
-            option = {"pid": "--pid=host", "user": "--userns=host, Apptainer with --sharens"}[kind]
-            return f"To avoid that start the containers with {option}"
+    if kind := _separate(reader, owner):
+        option = {"pid": "--pid=host", "user": "--userns=host, Apptainer with --sharens"}[kind]
+        return f"To avoid that start the containers with {option}"
     scope = max(reader["ptrace_scope"], owner["ptrace_scope"])
     if scope:
         return (
@@ -218,7 +217,9 @@ def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
         return
     count = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     own = namespaces().get("pid", _FIRST["pid"])
-    if count == "1" or own == _FIRST["pid"] or _launcher_is_inside():
+    is_alone = count == "1" or own == _FIRST["pid"]
+    # A launcher in the PID namespace of this process has started the others there, too.
+    if is_alone or any(_LAUNCHERS.match(name) for _, name in ancestors()):
         return
     log.warning(
         "process %d has a PID namespace of its own, and Open MPI crashes where two ranks of a "
@@ -236,11 +237,6 @@ def _uses_sm(environment: Mapping[str, str]) -> bool:
         if given.startswith("^") == bool({"sm", "vader"} & {*names}):
             return False
     return True
-
-
-def _launcher_is_inside() -> bool:
-    """Whether the launcher is in the PID namespace of this process."""
-    return any(_LAUNCHERS.match(name) for _, name in ancestors())
 
 
 def ancestors() -> Iterator[tuple[int, str]]:
@@ -271,7 +267,11 @@ def _try_read(owner: Mapping[str, Any]) -> int:
 
 
 def _why(error: int, reader: Mapping[str, Any], owner: Mapping[str, Any]) -> str:
-    for kind in ("pid", "user"):
-        if reader["namespaces"].get(kind) != owner["namespaces"].get(kind):
-            return f"another {kind.replace('pid', 'PID')} namespace"
-    return os.strerror(error)
+    kind = _separate(reader, owner)
+    return f"another {kind.replace('pid', 'PID')} namespace" if kind else os.strerror(error)
+
+
+def _separate(reader: Mapping[str, Any], owner: Mapping[str, Any]) -> str | None:
+    """Return the kind of namespace that keeps one rank from reading another's memory."""
+    mine, theirs = reader["namespaces"], owner["namespaces"]
+    return next((kind for kind in ("pid", "user") if mine.get(kind) != theirs.get(kind)), None)
