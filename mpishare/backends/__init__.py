@@ -1,9 +1,4 @@
-"""The backend interface: memory, streams and events of one kind of machine.
-
-To add a backend: derive from `Backend`; implement the abstract methods, a `Memory`, an `OwnMemory`
-and a `PeerMemory`; with streams, override everything below them as well; let `mpishare.runtime`
-choose it.
-"""
+"""The backend interface: memory, streams and events of one kind of machine."""
 # ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
-from mpishare.memory.kinds import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,11 +47,8 @@ class Exported(NamedTuple):
     doubt: Refusal | None = None  # where it depends on the other ranks whether they can open it
 
 
-class InPlace:
-    """Sharing of memory that exists already: exported to other ranks, and mapped there.
-
-    These are the defaults of a backend that shares its own allocations alone. Local.
-    """
+class InPlace(ABC):
+    """Sharing of memory that exists already: exported to other ranks, and mapped there. Local."""
 
     # Whether memory keeps its values when its handle is taken, as the probe found.
     keeps_values = True
@@ -66,11 +57,11 @@ class InPlace:
         """Whether there is memory at the address of an array."""
         return True
 
+    @abstractmethod
     def export(
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
         """Return memory for others to map, or why not; `source` is held until it is closed."""
-        return PRIVATE
 
     def open(self, handle: Handle, rank: int) -> Memory:
         """Map memory that another rank exported."""
@@ -168,9 +159,9 @@ class Backend(ABC):
     def retract(self, token: str) -> None:
         """Take a token back, once every rank has opened it or failed to."""
 
+    @abstractmethod
     def in_place(self, descriptors: Descriptors, timeout_s: float) -> InPlace:
         """Return how memory that exists already is shared; the timeout is for each descriptor."""
-        return InPlace()
 
     @abstractmethod
     def create_pool(self, max_nbytes: int) -> OwnMemory:

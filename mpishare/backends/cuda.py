@@ -107,13 +107,12 @@ class CudaBackend(Backend):
     def reserve(self, nbytes: int) -> CudaMemory:
         """Allocate as `allocate`, without the handle."""
         asked, nbytes = nbytes, -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY
-        address = self.call(
-            "cuMemAlloc",
-            nbytes,
-            remedy=f"{format_nbytes(asked)} of GPU memory were asked for, "
-            f"{format_nbytes(self._free())} are free: ask for less, or free CuPy's pool "
-            "(cupy.get_default_memory_pool().free_all_blocks())",
+        left = format_nbytes(cupy.cuda.runtime.memGetInfo()[0])
+        remedy = (
+            f"{format_nbytes(asked)} of GPU memory were asked for, {left} are free: ask for less, "
+            "or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())"
         )
+        address = self.call("cuMemAlloc", nbytes, remedy=remedy)
         free = partial(self.call, "cuMemFree", address)
         return CudaMemory(self._ordinal, int(address), nbytes, free)
 
@@ -323,9 +322,6 @@ class CudaBackend(Backend):
         if failures:
             raise failures[0]
         return not thread.is_alive()
-
-    def _free(self) -> int:
-        return int(self.xp.cuda.runtime.memGetInfo()[0])
 
 
 def store(target: Any, value: int) -> None:

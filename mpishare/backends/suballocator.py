@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from mpishare.memory.handle import Handle
     from mpishare.memory.memory import Memory
 
-    # Returns the packed handle of (token, offset, nbytes, bytes of the whole allocation).
-    PackHandle = Callable[[str, int, int, int], str]
-
 CHUNK_NBYTES = 2 << 20
 SMALL_NBYTES = CHUNK_NBYTES // 4
 ALIGN = 256
@@ -32,13 +29,14 @@ def rounded(nbytes: int) -> int:
 
 
 class Suballocation(NamedTuple):
-    """A block of an allocation."""
+    """A block of an allocation, whose handle has the token of that."""
 
     memory: Memory  # the allocation
     offset: int
     nbytes: int
     # Once only, when no rank uses the block any more: it may be reused at once.
     close: Callable[[], Any]
+    token: str
 
     @property
     def address(self) -> int:
@@ -127,15 +125,6 @@ class Suballocator:
         self._chunks: list[_Chunk] = []
         self._opened: dict[str, Memory] = {}
 
-    def allocate(self, nbytes: int, pack: PackHandle) -> tuple[Suballocation, str]:
-        """Return a block and its packed handle."""
-        block, token = self._allocate(nbytes)
-        return block, pack(token, block.offset, nbytes, block.memory.nbytes)
-
-    def allocate_own(self, nbytes: int) -> Suballocation:
-        """Return a block that no other rank opens."""
-        return self._allocate(nbytes)[0]
-
     def adopt(self, memory: Memory, token: str) -> None:
         """Add a chunk that this rank allocated for another purpose, and needs no more."""
         self._chunks.append(_Chunk(memory, token, FreeList(memory.nbytes)))
@@ -144,18 +133,17 @@ class Suballocator:
         """Add another rank's chunk, which this one has mapped."""
         self._opened[token] = memory
 
-    def _allocate(self, nbytes: int) -> tuple[Suballocation, str]:
+    def allocate(self, nbytes: int) -> Suballocation:
         if nbytes > SMALL_NBYTES:
             memory = self._backend.allocate(nbytes)
-            block = Suballocation(memory, 0, nbytes, memory.close)
-            return block, self._backend.publish(memory)
+            return Suballocation(memory, 0, nbytes, memory.close, self._backend.publish(memory))
         size = rounded(nbytes)
         while True:
             for chunk in self._chunks:
                 begin = chunk.spans.allocate(size)
                 if begin is not None:
                     free = partial(chunk.spans.free, begin, size)
-                    return Suballocation(chunk.memory, begin, nbytes, free), chunk.token
+                    return Suballocation(chunk.memory, begin, nbytes, free, chunk.token)
             memory = self._backend.allocate(CHUNK_NBYTES)
             self.adopt(memory, self._backend.publish(memory))
 
@@ -164,10 +152,10 @@ class Suballocator:
         token, capacity = handle.token, handle.capacity
         if handle.nbytes > SMALL_NBYTES:
             memory = self._backend.open(token, capacity, handle.uuid)
-            return Suballocation(memory, handle.offset, handle.nbytes, memory.close)
+            return Suballocation(memory, handle.offset, handle.nbytes, memory.close, token)
         if token not in self._opened:
             self._opened[token] = self._backend.open(token, capacity, handle.uuid)
-        return Suballocation(self._opened[token], handle.offset, handle.nbytes, lambda: None)
+        return Suballocation(self._opened[token], handle.offset, handle.nbytes, int, token)
 
     def release(self) -> None:
         """Unmap memory of other ranks."""

@@ -63,26 +63,27 @@ class Allocation:
         return True
 
 
-def pack(token, offset, nbytes, capacity):
-    return Handle("cuda", token, offset, nbytes, capacity, "GPU-0", "nonce", "boot")
+def handle_of(block):
+    place = block.offset, block.nbytes, block.memory.nbytes
+    return Handle("cuda", block.token, *place, "GPU-0", "nonce", "boot")
 
 
 def test_small_blocks_share_a_chunk_that_is_opened_once_and_stays():
     mine, theirs = Allocations(), Allocations()
     owner, opener = Suballocator(mine), Suballocator(theirs)
-    made = [owner.allocate(1000, pack) for _ in range(3)]
+    made = [owner.allocate(1000) for _ in range(3)]
     assert len(mine.alive) == 1
-    assert len({block.address for block, _ in made}) == 3
-    opened = [opener.open(handle) for _, handle in made]
+    assert len({block.address for block in made}) == 3
+    opened = [opener.open(handle_of(block)) for block in made]
     assert [each.what for each in theirs.alive] == ["token of 2097152"]
-    assert [block.offset for block in opened] == [block.offset for block, _ in made]
+    assert [block.offset for block in opened] == [block.offset for block in made]
     for block in opened:
         block.close()
-    first = made[0][0]
-    for block, _ in made:
+    first = made[0]
+    for block in made:
         block.close()
     assert len(mine.alive) == len(theirs.alive) == 1
-    assert owner.allocate(1000, pack)[0].address == first.address
+    assert owner.allocate(1000).address == first.address
     opener.release()
     owner.close()
     assert mine.alive == theirs.alive == []
@@ -90,8 +91,8 @@ def test_small_blocks_share_a_chunk_that_is_opened_once_and_stays():
 
 def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
     mine, theirs = Allocations(), Allocations()
-    block, handle = Suballocator(mine).allocate(SMALL_NBYTES + 1, pack)
-    opened = Suballocator(theirs).open(handle)
+    block = Suballocator(mine).allocate(SMALL_NBYTES + 1)
+    opened = Suballocator(theirs).open(handle_of(block))
     assert (block.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
     opened.close()
     block.close()
@@ -101,7 +102,7 @@ def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
 def test_a_full_chunk_is_followed_by_another():
     mine = Allocations()
     owner = Suballocator(mine)
-    made = [owner.allocate(SMALL_NBYTES, pack)[0] for _ in range(5)]
+    made = [owner.allocate(SMALL_NBYTES) for _ in range(5)]
     assert len(mine.alive) == 2
     spans = sorted((block.address, block.address + block.nbytes) for block in made)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))

@@ -80,7 +80,7 @@ class MpiStage:
     def _allocate(self, nbytes: int) -> int:
         """Return the address of memory that is held until `close`."""
         if self._on_gpu and nbytes > SMALL_NBYTES:
-            block = self._suballocator.allocate_own(nbytes)
+            block = self._suballocator.allocate(nbytes)
             self._blocks.append(block)
             return block.address
         pinned = cupy.cuda.alloc_pinned_memory(nbytes)

@@ -73,7 +73,7 @@ class PlanLauncher:
         """Return the address that an array has on the GPU after `load`; held until `close`."""
         data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         if not self._tables or self._used + data.nbytes > self._tables[-1][0].nbytes:
-            block = self._context.suballocator.allocate_own(max(data.nbytes, _BLOCK_NBYTES))
+            block = self._context.suballocator.allocate(max(data.nbytes, _BLOCK_NBYTES))
             self._tables.append((block, np.zeros(block.nbytes, np.uint8)))
             self._used = 0
         block, copied = self._tables[-1]

@@ -34,10 +34,8 @@ class DeviceStaging:
         rank, context = self._comm.rank, self._comm.context
         if not self._nbytes[rank]:
             return ""
-        self._blocks[rank], handle = context.suballocator.allocate(
-            self._nbytes[rank], context.handle
-        )
-        return handle
+        block = self._blocks[rank] = context.suballocator.allocate(self._nbytes[rank])
+        return context.handle(block.token, block.offset, block.nbytes, block.memory.nbytes)
 
     def attach(self, stream: int) -> None:
         """Zero this rank's buffer, on a stream, and map the neighbors'."""

@@ -124,7 +124,7 @@ class GpuTransfer(CudaTransfer):
     def empty(self, count: int) -> Any:
         """Return new GPU memory, held until `close`."""
         nbytes = count * self._operation.dtype.itemsize
-        self._blocks.append(self._context.suballocator.allocate_own(max(nbytes, 1)))
+        self._blocks.append(self._context.suballocator.allocate(max(nbytes, 1)))
         return self._array(self._blocks[-1].address, count)
 
     def buffer(self, array: Any) -> Any:
