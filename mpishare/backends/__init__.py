@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
 
 if TYPE_CHECKING:
@@ -114,6 +114,27 @@ class PeerMemory(PoolMemory, Protocol):
     def let_go(self, address: int) -> None:
         """Undo one `open`, once no work that uses the block is left."""
         ...
+
+
+def handle_of(stream: Any) -> int:
+    """Return the handle of a stream: CuPy's, PyTorch's, any `__cuda_stream__`, or an int.
+
+    Else raise `TypeError`. The host backend, without streams, checks its arguments all the same: so
+    a wrong one does not first fail on a GPU.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    for name in ("ptr", "cuda_stream"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is None:
+        raise TypeError(
+            f"stream must be None, an int >= 0, or an object with .ptr, .cuda_stream or "
+            f"__cuda_stream__, not {reprlib.repr(stream)}"
+        )
+    return int((protocol() if callable(protocol) else protocol)[1])
 
 
 StreamInfo = tuple[int, Any, bool, bool]

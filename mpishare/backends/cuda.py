@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, cuda_pools, driver, kernels, nvml
+from mpishare.backends import Backend, cuda_pools, driver, handle_of, kernels, nvml
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
-from mpishare.backends.streams import handle_of
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, format_nbytes
 

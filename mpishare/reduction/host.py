@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends.streams import handle_of
+from mpishare.backends import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from mpishare.backends.streams import handle_of
+from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import format_nbytes
 from mpishare.memory.memory import ArrayLayout

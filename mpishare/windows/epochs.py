@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from os import sched_yield
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpishare.backends.streams import handle_of
+from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds

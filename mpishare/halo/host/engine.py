@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.streams import handle_of
+from mpishare.backends import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import ClosedError
 from mpishare.halo.host.compiled_route import CompiledRoute, adds

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.backends import handle_of
 from mpishare.backends.cuda_streams import borrowed, on_stream
-from mpishare.backends.streams import handle_of
 from mpishare.plans.gpu.tensors import dtype_of
 from mpishare.plans.layout import (
     FieldLayout,
