@@ -135,16 +135,15 @@ class Node(NotPicklable):
         a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call reads
         the room in /dev/shm and the limits on memory: 1 ms.
         """
-        backend = self._context.backend
-        if backend.has_streams and self._report.exports_pools is None:
-            self._report = replace(self._report, exports_pools=backend.exports_pools())
-        if not self._report.pairs:
-            self._report = replace(self._report, pairs=host_pairs(self.size))
-        if self._report.gpu_messages != self._context.gpu_messages:
-            self._report = replace(self._report, gpu_messages=self._context.gpu_messages)
-        around = self._report.surroundings
-        if around is not None:
-            self._report = replace(self._report, surroundings=around.with_room())
+        last, backend = self._report, self._context.backend
+        is_known = last.exports_pools is not None
+        self._report = replace(
+            last,
+            exports_pools=last.exports_pools if is_known else backend.exports_pools(),
+            pairs=last.pairs or host_pairs(self.size),
+            gpu_messages=self._context.gpu_messages,
+            surroundings=last.surroundings and last.surroundings.with_room(),
+        )
         return self._report
 
     def allocate(

@@ -126,11 +126,6 @@ class Capture:
             self._call("cuGraphDestroy", graph)
 
 
-def set_word(address: int, value: int, stream: int, where: str) -> None:
-    """Enqueue a store of 32 bits to device memory."""
-    driver.call("cuMemsetD32Async", address, value, 1, stream, where=where)
-
-
 @functools.cache
 def _decide(device: int) -> int:
     """Return the driver's handle of the kernel, on the current device."""

@@ -91,8 +91,8 @@ class RankGroup:
 
         The others must know: making the next communicator is collective.
         """
-        departures = [each for block in self.blocks for each in block.departures().values()]
-        return self._is_left or self._is_waiting or any(each.leaves_messages for each in departures)
+        departures = (each for block in self.blocks for each in block.departures().values())
+        return self._is_left or self._is_waiting or any(d.leaves_messages for d in departures)
 
     def _mark(self, *, is_waiting: bool) -> None:
         """Note whether this rank waits for messages: the others learn it if it leaves its node."""

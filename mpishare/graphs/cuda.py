@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
-from mpishare.backends import cuda_graphs
+from mpishare.backends import cuda_graphs, driver
 from mpishare.backends.cuda_streams import on_stream
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import NoLoopError, Recording, require_none
@@ -228,7 +228,8 @@ class CudaRuns(Runs):
                 chain.leave()
 
     def _count_from(self, made: int, stream: int) -> None:
-        cuda_graphs.set_word(self.iterations.data.ptr, made, stream, self._where)
+        to = self.iterations.data.ptr
+        driver.call("cuMemsetD32Async", to, made, 1, stream, where=self._where)
 
     def _allocate(self, nbytes: int) -> Any:
         memory = cupy.cuda.Memory(nbytes)

@@ -32,20 +32,12 @@ class GivenFields(NamedTuple):
         """
         given = layout.as_list(fields)
         takes_any = layout.takes_any(given)
-        if backend == "auto":
-            backend = _backend_of(given)
+        arrays = [field for field in given if not isinstance(field, Layout)]
+        if backend == "auto" and arrays:
+            backend = "cuda" if layout.is_on_gpu(arrays[0]) else "host"
         layouts = layouts_of(given, backend)
         require_disjoint(given, layouts)
-        arrays = [] if any(isinstance(each, Layout) for each in given) else given
-        return cls(arrays, layouts, backend, takes_any)
-
-
-def _backend_of(fields: Sequence[Any]) -> str:
-    """Return the backend of the first array; ``"auto"`` if there is none."""
-    arrays = [field for field in fields if not isinstance(field, Layout)]
-    if not arrays:
-        return "auto"
-    return "cuda" if layout.is_on_gpu(arrays[0]) else "host"
+        return cls(arrays if len(arrays) == len(given) else [], layouts, backend, takes_any)
 
 
 def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:

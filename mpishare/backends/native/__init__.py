@@ -1,8 +1,7 @@
 """The compiled part of the host backend, an extension module: built when mpishare is installed.
 
 Where it was not, for want of a compiler, shorter Python does the same, slower: the two use the same
-words of shared memory, so that ranks of both kinds work together. To add a function: write it
-in a *.c file here, declare it in `module.h`, and name it in the table of `module.c`.
+words of shared memory, so that ranks of both kinds work together.
 """
 
 from __future__ import annotations
