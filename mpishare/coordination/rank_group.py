@@ -39,6 +39,8 @@ class RankGroup:
         self.comm = comm
         self.plans = self.keepers = 0
         self._places: set[int] = set()
+        # Nodes that are kept for plans without a given one, by the backend of these.
+        self.nodes: dict[str, Any] = {}
         # The blocks of nodes that have all ranks of the group.
         self.blocks: list[ControlBlock] = []
         self._ranks = comm.Get_group()

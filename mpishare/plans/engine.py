@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpishare.plans.node_cache import release_node
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import MessageInfo
-    from mpishare.plans.node_cache import NodeCache
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
     from mpishare.runtime.stream_chain import StreamChain
@@ -29,7 +30,6 @@ class Holdings:
     def __init__(self, group: RankGroup) -> None:
         self.group = group
         self.node: Node | None = None
-        self.cache: NodeCache | None = None  # counts the node if it is kept
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
@@ -37,8 +37,8 @@ class Holdings:
         if self.comm is not None:
             self.comm.close()
         self.group.release()
-        if self.cache is not None and self.node is not None:
-            self.cache.release(self.node)
+        if self.node is not None:
+            release_node(self.group, self.node)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
@@ -25,39 +25,18 @@ if TYPE_CHECKING:
 _DEFAULT_TIMEOUT_S = 300.0
 
 
-class NodeCache:
-    """Nodes for plans without ``node=``, by backend or ``"auto"``, kept while these live."""
+def kept_node(group: RankGroup, backend: str) -> Node | None:
+    """Return the node that is kept for plans of these ranks without ``node=``, if it works."""
+    node: Node | None = group.nodes.get(backend)
+    return None if node is None or node._context.agreement.failure is not None else node
 
-    _of_group: ClassVar[dict[RankGroup, NodeCache]] = {}
 
-    def __init__(self, group: RankGroup) -> None:
-        self.nodes: dict[str, Node] = {}
-        self._group = group
-        self._plans: dict[Node, int] = {}
-
-    @classmethod
-    def of(cls, group: RankGroup) -> NodeCache:
-        return cls._of_group.setdefault(group, cls(group))
-
-    @classmethod
-    def kept(cls, group: RankGroup, backend: str) -> Node | None:
-        """Return the node that is kept for these ranks, if it works."""
-        cache = cls._of_group.get(group)
-        node = None if cache is None else cache.nodes.get(backend)
-        return None if node is None or node._context.agreement.failure is not None else node
-
-    def acquire(self, node: Node) -> None:
-        self._plans[node] = self._plans.get(node, 0) + 1
-
-    def release(self, node: Node) -> None:
-        """Count one plan less, and close the node with the last one. Collective then."""
-        self._plans[node] -= 1
-        if not self._plans[node]:
-            del self._plans[node]
-            self.nodes = {name: each for name, each in self.nodes.items() if each is not node}
-            if not self.nodes and not self._plans:
-                self._of_group.pop(self._group, None)
-            node.close()
+def release_node(group: RankGroup, node: Node) -> None:
+    """Close a node that is kept for these ranks, once they have no plan on it. Collective then."""
+    ranks = node._context.plan_ranks.get(group)
+    if node in group.nodes.values() and (ranks is None or not ranks.plans):
+        group.nodes = {name: each for name, each in group.nodes.items() if each is not node}
+        node.close()
 
 
 class NodeChoice(NamedTuple):
@@ -77,7 +56,7 @@ def look_for_node(
     if node is not None:
         require_node(call, node)
         node._context.agreement.check()
-    kept = NodeCache.kept(group, backend)
+    kept = kept_node(group, backend)
     found = node or kept
     number = 0 if found is None else found._context.numbers[call]
     return NodeChoice(node is not None, kept is not None, number), found
@@ -90,25 +69,18 @@ def find_node(
     node: Any,
     backend: str,
     choices: Sequence[NodeChoice],
-) -> tuple[Node, NodeCache | None]:
-    """Return the node of a plan, and the cache that counts it. Collective, host-blocking.
+) -> Node:
+    """Return the node of a plan. Collective, host-blocking.
 
     ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
-    if node is not None:
-        return node, None
-    if all(choice.is_cached for choice in choices):
-        cache = NodeCache.of(group)
-        found = cache.nodes[backend]
-    else:
+    if node is None and not all(choice.is_cached for choice in choices):
         # NumPy fields need no GPU, and a node without one is made at once.
-        found = Node(given, backend="host" if backend == "host" else "auto")
-        cache = NodeCache.of(group)
-        cache.nodes[backend] = found
-    cache.acquire(found)
-    return found, cache
+        group.nodes[backend] = Node(given, backend="host" if backend == "host" else "auto")
+    found: Node = group.nodes[backend] if node is None else node
+    return found
 
 
 def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:

@@ -189,10 +189,9 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
     choices = [NodeChoice(*reply["choice"]) for reply in replies]
-    node, held.cache = find_node(
+    node = held.node = find_node(
         held.group, start.given_comm, call, start.given_node, backend, choices
     )
-    held.node = node
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"

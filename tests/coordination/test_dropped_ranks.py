@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.plans.node_cache import NodeCache
+from mpishare.plans.node_cache import kept_node
 from tests.helpers import halos
 from tests.helpers.halos import beside
 from tests.helpers.held import held
@@ -319,7 +319,7 @@ def test_a_default_node_goes_with_its_last_plan(node):
     assert not kept.is_closed
     fourth.close()
     assert kept.is_closed
-    assert NodeCache.kept(group, "host") is None
+    assert kept_node(group, "host") is None
 
 
 @TWO
