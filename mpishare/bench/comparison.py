@@ -15,8 +15,8 @@ from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
 from mpishare.bench.session import Call, Session
+from mpishare.bench.signals import StoppedError
 from mpishare.errors import UnsupportedError
-from mpishare.runtime.cli import StoppedError
 
 Make = Callable[[], "Variant"]
 
