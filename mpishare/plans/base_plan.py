@@ -145,6 +145,9 @@ class BasePlan(NodeObject):
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
 
+    def _refused(self, call: str, why: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.name}: {call} failed: {why}")
+
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""
         if type(error) not in (TypeError, ValueError):
@@ -225,9 +228,10 @@ class RoutedPlan(BasePlan):
 
         def work() -> None:
             if engine.is_captured(check(), stream):
-                raise UnsupportedError(
-                    f"{self.name}: {call} failed: its first call allocates memory, which cannot be "
-                    "captured into a graph. Call it once before the capture."
+                raise self._refused(
+                    call,
+                    "its first call allocates memory, which cannot be captured into a graph. Call "
+                    "it once before the capture.",
                 )
 
         self._setup.comm.step(f"{self.name}: {call}", work)

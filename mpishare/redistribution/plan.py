@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class
 from mpishare.memory.arguments import is_int, require_bool
 from mpishare.memory.memory import compact_strides
@@ -343,9 +342,10 @@ class Redistribute(RoutedPlan):
         """Make the engine of the way back. Collective, host-blocking."""
         self._check_free(name)
         if self._why_no_way_back:
-            raise UnsupportedError(
-                f"{self.name}: {name} failed: {self._why_no_way_back}. Make another plan for the "
-                "way back, whose sources are disjoint."
+            raise self._refused(
+                name,
+                f"{self._why_no_way_back}. Make another plan for the way back, whose sources are "
+                "disjoint.",
             )
         setup, there = self._setup, self._forward
 

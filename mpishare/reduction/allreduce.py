@@ -7,7 +7,6 @@ from math import prod
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
@@ -222,10 +221,11 @@ class Allreduce(BasePlan):
 
     def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
         if self._engine.is_captured([x], stream):
-            raise UnsupportedError(
-                f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
-                "ranks are on several nodes, which exchange messages by the host at every call. "
-                "Call it outside of the capture."
+            raise self._refused(
+                call,
+                "the stream is being captured into a graph, and the ranks are on several nodes, "
+                "which exchange messages by the host at every call. Call it outside of the "
+                "capture.",
             )
 
     @property
