@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
@@ -20,61 +21,40 @@ if TYPE_CHECKING:
 _STATUS_S = 4 * PUBLISH_S
 
 
-class MissingRanks:
-    """Watches a wait for MPI messages, and names the ranks of this node that have not come.
+@contextmanager
+def naming_missing(
+    agreement: Waits, ranks: Collection[int], call: str, look: Callable[[], object] = int
+) -> Iterator[WaitMonitor]:
+    """Watch a wait for MPI messages, and name the ranks of this node that have not come.
 
     `ranks` of the node must make the call. `look` is called at each check; its exception ends the
-    wait.
+    wait. After a `PeerTimeout` the node is broken: a collective that is late cannot be cancelled.
     """
+    absent = partial(_absent, agreement, ranks, call)
 
-    def __init__(
-        self,
-        agreement: Waits,
-        ranks: Collection[int],
-        call: str,
-        look: Callable[[], object] = int,
-    ) -> None:
-        self._agreement = agreement
-        self._awaited = [rank for rank in ranks if rank != agreement.rank]
-        self._call = call
-        self._look = look
-        self._naming = agreement.waiting_in(call)
-        self._monitor = WaitMonitor(agreement, call, self.absent)
-        self.warn = self._monitor.warn  # for `poll`
+    def check() -> None:
+        agreement.check()
+        look()
 
-    def look(self) -> None:
-        """Raise if the node is broken, or if ranks wait for each other."""
-        self._agreement.check()
-        self._look()
-        self._monitor.look()
-
-    def absent(self) -> list[int]:
-        """Return the ranks that do not wait in this call now."""
-        found = {rank: self._agreement.block.status(rank) for rank in self._awaited}
-        return [rank for rank, each in found.items() if each is None or each.call != self._call]
-
-    def __enter__(self) -> Self:
-        self._naming.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Publish that this rank no longer waits; add the node's missing ranks to a `PeerTimeout`.
-
-        The node is broken then: a collective that is late cannot be cancelled.
-        """
-        # Only at the end: this rank must not seem missing before it has left.
+    # Both end last: this rank must not seem missing before it has left.
+    with agreement.waiting_in(call), WaitMonitor(agreement, call, absent, check) as monitor:
         try:
-            agreement = self._agreement
-            if isinstance(error, PeerTimeout) and agreement.failure is None:
-                # Those that have just come get the time to publish it.
-                poll(lambda: not self.absent(), _STATUS_S)
-                missing = self.absent()
-                if not missing:
-                    raise agreement.fail_and_tell(lambda: error, fatal=True) from None
-                raise agreement.timed_out(self._call, missing) from None
-        finally:
-            self._naming.__exit__(None, None, None)
-            self._monitor.end()
+            yield monitor
+        except PeerTimeout as error:
+            if agreement.failure is not None:
+                raise
+            # Those that have just come get the time to publish it.
+            poll(lambda: not absent(), _STATUS_S)
+            if missing := absent():
+                raise agreement.timed_out(call, missing) from None
+            late = error
+            raise agreement.fail_and_tell(lambda: late, fatal=True) from None
+
+
+def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
+    """Return the ranks that do not wait in this call now."""
+    found = {rank: node.block.status(rank) for rank in ranks if rank != node.rank}
+    return [rank for rank, each in found.items() if each is None or each.call != call]
 
 
 @contextmanager
@@ -90,7 +70,7 @@ def bystanding(comm: MPI.Comm, call: str) -> Iterator[Callable[[], None]]:
     were_broken = {node for node, _ in nodes if _is_breaking(node)}
     with ExitStack() as watched:
         monitors = [
-            watched.enter_context(WaitMonitor(node, call, MissingRanks(node, ranks, call).absent))
+            watched.enter_context(WaitMonitor(node, call, partial(_absent, node, ranks, call)))
             for node, ranks in nodes
         ]
 

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.coordination.missing_ranks import MissingRanks
     from mpishare.coordination.waits import WaitMonitor
-
-    Monitor = MissingRanks | WaitMonitor
 
 T = TypeVar("T")
 
@@ -35,7 +32,7 @@ _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
 
 
 def allgather(
-    comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: Monitor | None = None
+    comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: WaitMonitor | None = None
 ) -> list[Any]:
     """Return every rank's value, which JSON can hold. Collective over `comm`, host-blocking.
 
@@ -77,7 +74,7 @@ def wait_request(
     call: str,
     timeout_s: float,
     *memory: Any,
-    monitor: Monitor | None = None,
+    monitor: WaitMonitor | None = None,
 ) -> None:
     """Wait for a request with a deadline; a collective that is late cannot be cancelled.
 
@@ -123,7 +120,7 @@ def agree_keeping(
     call: str,
     work: Callable[[], tuple[T, Any]],
     timeout_s: float,
-    monitor: Monitor | None = None,
+    monitor: WaitMonitor | None = None,
     *,
     arrived: Callable[[], object] = int,
 ) -> tuple[T, list[Any]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.coordination.control_block import ControlBlock
-    from mpishare.coordination.mpi_agreement import Monitor
+    from mpishare.coordination.waits import WaitMonitor
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class RankGroup:
         given: MPI.Intracomm,
         call: str,
         timeout_s: float,
-        monitor: Monitor | None,
+        monitor: WaitMonitor | None,
         meet: Callable[[bool], bool] = bool,
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
@@ -138,7 +138,7 @@ class RankGroup:
         call: str,
         work: Callable[[], tuple[T, Any]],
         timeout_s: float,
-        monitor: Monitor | None = None,
+        monitor: WaitMonitor | None = None,
     ) -> tuple[T, list[Any]]:
         """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
         self._mark(is_waiting=True)
@@ -151,7 +151,7 @@ class RankGroup:
         call: str,
         timeout_s: float,
         *memory: Any,
-        monitor: Monitor | None = None,
+        monitor: WaitMonitor | None = None,
     ) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
         self._mark(is_waiting=True)
@@ -200,7 +200,7 @@ def translate(ranks: Sequence[int], comm: MPI.Comm, other: MPI.Comm) -> list[int
 
 
 def duplicate(
-    given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None = None
+    given: MPI.Intracomm, call: str, timeout_s: float, monitor: WaitMonitor | None = None
 ) -> MPI.Intracomm:
     """Return a duplicate of a communicator. Collective, host-blocking."""
     with making_communicators(call):

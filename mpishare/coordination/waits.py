@@ -205,15 +205,13 @@ class Waits:
             if not pending():
                 return
             os.sched_yield()
-        with self.waiting_in(call), WaitMonitor(self, call, pending) as monitor:
 
-            def look() -> None:
-                self.progress()
-                self._check_departed(call, pending)
-                monitor.look()
+        def check() -> None:
+            self.progress()
+            self._check_departed(call, pending)
 
-            is_over = poll(lambda: not pending(), self.timeout_s, look, warn=monitor.warn)
-            if not is_over and (ranks := pending()):
+        with self.waiting_in(call), WaitMonitor(self, call, pending, check) as monitor:
+            if not monitor.poll(lambda: not pending()) and (ranks := pending()):
                 raise self.timed_out(call, ranks)
 
     def require_all_here(self, call: str) -> None:
@@ -292,19 +290,34 @@ class Waits:
 
 
 class WaitMonitor:
-    """Watches one long wait: publishes it, warns of stragglers, finds deadlocks."""
+    """Watches one long wait: publishes it, warns of stragglers, finds deadlocks.
 
-    def __init__(self, waits: Waits, call: str, pending: Callable[[], list[int]]) -> None:
+    `check` is called at each look, and may raise.
+    """
+
+    def __init__(
+        self,
+        waits: Waits,
+        call: str,
+        pending: Callable[[], list[int]],
+        check: Callable[[], object] = int,
+    ) -> None:
         self._waits = waits
         self._call = call
         self._pending = pending
+        self._check = check
         self._look_at = time.monotonic() + PUBLISH_S
         self._cycle_since = time.monotonic()
         self._published: list[int] | None = None
         self._cycle: dict[int, Status] = {}
 
+    def poll(self, is_done: Callable[[], object]) -> bool:
+        """Wait with the deadline of the node; return whether it came."""
+        return poll(is_done, self._waits.timeout_s, self.look, warn=self.warn)
+
     def look(self) -> None:
         """Check once more; raise `MismatchError` if ranks wait for each other."""
+        self._check()
         waits, now = self._waits, time.monotonic()
         # Seldom: what is pending may be read out of the waits of all ranks, by all ranks.
         if now < self._look_at:
@@ -333,9 +346,6 @@ class WaitMonitor:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.end()
-
-    def end(self) -> None:
         if self._published is not None and self._waits.block.is_open:
             self._waits.block.end_wait()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
-from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.missing_ranks import naming_missing
 from mpishare.coordination.objects import Dropped
 from mpishare.memory.shared import place
 
@@ -67,7 +67,7 @@ class PlanComm:
             return agreement.step_keeping(call, work)
         agreement.begin_by_messages(call)
         self.context.memory_barrier()
-        with MissingRanks(agreement, self._node_ranks, call) as monitor:
+        with naming_missing(agreement, self._node_ranks, call) as monitor:
             made = self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)
         self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
         return made
@@ -102,7 +102,7 @@ class PlanComm:
 
     def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
         agreement = self.context.agreement
-        with MissingRanks(agreement, self._node_ranks, call) as monitor:
+        with naming_missing(agreement, self._node_ranks, call) as monitor:
             self._ranks.group.wait(request, call, agreement.timeout_s, *memory, monitor=monitor)
 
     def take_memory(self, call: str, nbytes: int) -> PlanMemory:
@@ -179,7 +179,7 @@ class PlanRanks:
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
             if None in here:
-                with MissingRanks(context.agreement, (), call) as monitor:
+                with naming_missing(context.agreement, (), call) as monitor:
                     timeout_s = context.agreement.timeout_s
                     _, here = group.step_keeping(
                         call, lambda: (None, _here(context)), timeout_s, monitor

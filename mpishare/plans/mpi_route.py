@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import MpiShareError, late_elsewhere
 
@@ -96,18 +95,12 @@ class MpiMessages:
 
     def _poll(self) -> None:
         agreement = self._comm.context.agreement
-        is_done = partial(self._testall, self._requests)
 
         def pending() -> list[int]:
             return self._ranks_here(self._pending())
 
-        with WaitMonitor(agreement, self._call, pending) as monitor:
-
-            def look() -> None:
-                agreement.check()
-                monitor.look()
-
-            if not poll(is_done, agreement.timeout_s, look, warn=monitor.warn):
+        with WaitMonitor(agreement, self._call, pending, agreement.check) as monitor:
+            if not monitor.poll(partial(self._testall, self._requests)):
                 raise self._timed_out()
 
     def close(self, memory: Sequence[Any] = ()) -> bool:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
-from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.missing_ranks import naming_missing
 from mpishare.coordination.rank_group import translate
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.coordination.rank_group import RankGroup
-    from mpishare.coordination.waits import Waits
+    from mpishare.coordination.waits import WaitMonitor, Waits
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.report import Report
@@ -109,7 +109,7 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
 @contextmanager
 def setup_deadline(
     node: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
-) -> Iterator[tuple[float, MissingRanks | None]]:
+) -> Iterator[tuple[float, WaitMonitor | None]]:
     """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
 
     With the monitor a `PeerTimeout` names the missing ranks of the node; it also calls `look`,
@@ -120,7 +120,7 @@ def setup_deadline(
         return
     agreement = node._context.agreement
     agreement.check()
-    with MissingRanks(agreement, agreement.ranks_in(comm), call, look) as monitor:
+    with naming_missing(agreement, agreement.ranks_in(comm), call, look) as monitor:
         yield agreement.timeout_s, monitor
 
 
