@@ -35,7 +35,7 @@ def _find_out(ordinal: int, timeout_s: float) -> str | None:
 
     if tells_cuda(MPI.COMM_WORLD.Get_info().get("mpi_memory_alloc_kinds")):
         return None
-    failure = run_in_child(MPI_TRIAL, "device", ordinal, timeout_s=timeout_s)
+    failure = run_in_child(MPI_TRIAL, ordinal, timeout_s=timeout_s)
     return failure and f"a trial with pointers to GPU memory failed: {failure}"
 
 

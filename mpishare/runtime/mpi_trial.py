@@ -1,38 +1,29 @@
 """Send memory to itself by MPI: a program that may end in a segmentation fault or never.
 
-``python mpi_trial.py device|host|unreadable ORDINAL`` ends with exit status 0 where every byte
-arrived. It does not import mpishare, nor CuPy, which would compile kernels first.
+``python mpi_trial.py ORDINAL`` ends with exit status 0 where every byte arrived in memory of that
+GPU. It does not import mpishare, nor CuPy, which would compile kernels first.
 """
 
 from __future__ import annotations
 
-import mmap
 import resource
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: Libraries move small, middle and large messages in different ways.
 _SIZES = (8, 64 << 10, 4 << 20)
-_NO_ACCESS = 0  # PROT_NONE
 
 
-class _Host:
-    """Memory of this process, or memory that may not be touched."""
+class Memory(Protocol):
+    address: int
 
-    def __init__(self, nbytes: int, *, is_readable: bool) -> None:
-        host = bytearray(nbytes) if is_readable else mmap.mmap(-1, nbytes, prot=_NO_ACCESS)
-        self._is_readable = is_readable
-        self._array = np.frombuffer(host, "u1")
-        self.address = int(self._array.ctypes.data)
-
-    def fill(self, value: int) -> None:
-        if self._is_readable:
-            self._array[:] = value
-
-    def read(self) -> Any:
-        return self._array
+    def fill(self, value: int) -> None: ...
+    def read(self) -> Any: ...
 
 
 class _Device:
@@ -66,7 +57,7 @@ def _use_device(number: int) -> None:
     _cuda("cuCtxSetCurrent", context)
 
 
-def _arrives(source: _Host | _Device, target: _Host | _Device, nbytes: int) -> bool:
+def arrives(source: Memory, target: Memory, nbytes: int) -> bool:
     """Return whether all bytes of a message arrived, by requests that are started twice."""
     from mpi4py import MPI
 
@@ -84,22 +75,17 @@ def _arrives(source: _Host | _Device, target: _Host | _Device, nbytes: int) -> b
     return is_right
 
 
-def main(kind: str, number: str) -> int:
-    """Send every size and return the exit status."""
+def send_all(memory: Callable[[int], Memory]) -> int:
+    """Send every size, in memory of so many bytes, and return the exit status."""
     # A segmentation fault is an expected result: no core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if kind == "device":
-        _use_device(int(number))
     for nbytes in _SIZES:
-        source, target = (
-            _Device(nbytes) if kind == "device" else _Host(nbytes, is_readable=kind == "host")
-            for _ in range(2)
-        )
-        if not _arrives(source, target, nbytes):
+        if not arrives(memory(nbytes), memory(nbytes), nbytes):
             sys.stderr.write(f"a message of {nbytes} bytes arrived with wrong bytes\n")
             return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    _use_device(int(sys.argv[1]))
+    sys.exit(send_all(_Device))

@@ -136,7 +136,7 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     if "MPISHARE_CHECK" in dict(row.environment) and WHY_NONE:
         pytest.skip(f"no compiled part, which finds races: {WHY_NONE}")
-    if "such pointers" in row.message and run_in_child(MPI_TRIAL, "device", 0) is None:
+    if "such pointers" in row.message and run_in_child(MPI_TRIAL, 0) is None:
         pytest.skip("this MPI takes pointers to GPU memory")
     if row.shm:
         mount_before_jobs(monkeypatch, tmp_path, SMALL)

@@ -8,11 +8,13 @@ from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
 from tests.helpers.launch import run_right
 
 A_TRIAL = """
-from mpishare.runtime.gpu_messages import MPI_TRIAL
+from pathlib import Path
+
 from mpishare.runtime.gpu_messages import run_in_child
 from mpi4py import MPI
+from tests.helpers import host_trial
 
-answers = MPI.COMM_WORLD.allgather(run_in_child(MPI_TRIAL, {memory!r}, 0))
+answers = MPI.COMM_WORLD.allgather(run_in_child(Path(host_trial.__file__), {memory!r}))
 if MPI.COMM_WORLD.rank == 0:
     print(answers)
 """
@@ -30,13 +32,14 @@ def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str
 
 
 BYTES_GO_ELSEWHERE = """
-from mpishare.runtime.mpi_trial import _arrives, _Host
+from mpishare.runtime.mpi_trial import arrives
+from tests.helpers.host_trial import Host
 
-source, target, other = (_Host(64, is_readable=True) for _ in range(3))
-assert _arrives(source, target, 64)
+source, target, other = (Host(64) for _ in range(3))
+assert arrives(source, target, 64)
 target.address = other.address
 target.fill(0)
-assert not _arrives(source, target, 64)
+assert not arrives(source, target, 64)
 """
 
 
@@ -45,7 +48,7 @@ def test_a_trial_sees_bytes_that_do_not_arrive() -> None:
 
 
 def test_a_trial_that_cannot_be_made_says_why() -> None:
-    answer = run_in_child(MPI_TRIAL, "device", 0)
+    answer = run_in_child(MPI_TRIAL, 0)
     if "cupy" in sys.modules or answer is None:
         pytest.skip("there is a GPU")
     assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer
