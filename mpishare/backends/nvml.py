@@ -78,29 +78,24 @@ class NvLink(NamedTuple):
     remote_pci: str | None = None
 
 
+_Seen = tuple[Gpu, int, list[NvLink]]  # with its handle, and the ends of its NVLinks
+
+
 def look() -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
     """Return NVML's GPUs and the link of each pair, or raise `UnsupportedError`."""
     with _asked() as nvml:
-        found = []
+        found: list[_Seen] = []
         for index in range(nvml.device_get_count_v2()):
             handle = nvml.device_get_handle_by_index_v2(index)
             ends = _nvlinks(nvml, handle)
             found.append((_describe(nvml, handle, len(ends)), handle, ends))
         found.sort(key=lambda each: each[0].pci_id)
-        links = [_link(nvml, *first, *second) for first, second in combinations(found, 2)]
+        links = [_link(nvml, mine, theirs) for mine, theirs in combinations(found, 2)]
         return tuple(gpu for gpu, *_ in found), tuple(links)
 
 
-def _link(
-    nvml: Any,
-    first: Gpu,
-    handle: int,
-    ends: Sequence[NvLink],
-    second: Gpu,
-    other: int,
-    other_ends: Sequence[NvLink],
-) -> Link:
-    """Return the link of two GPUs, each with its handle and the ends of its NVLinks."""
+def _link(nvml: Any, mine: _Seen, theirs: _Seen) -> Link:
+    (first, handle, ends), (second, other, other_ends) = mine, theirs
     read, write, by_nvlink = (
         _ask(nvml.device_get_p2p_status, handle, other, kind) for kind in (_READ, _WRITE, _NVLINK)
     )

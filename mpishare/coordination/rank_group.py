@@ -29,19 +29,18 @@ T = TypeVar("T")
 class RankGroup:
     """Ranks in some order, and a communicator of mpishare's own for them. Made by `of`.
 
-    The communicator is freed with the last of its `plans` and of its `keepers`, nodes that keep it
-    for other plans.
+    The communicator is freed with the last of its `plans` and of the nodes that keep it for others.
     """
 
     _all: ClassVar[list[RankGroup]] = []
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        self.plans = self.keepers = 0
+        self.plans = 0
         self._places: set[int] = set()
         # Nodes that are kept for plans without a given one, by the backend of these.
         self.nodes: dict[str, Any] = {}
-        # The blocks of nodes that have all ranks of the group.
+        # The blocks of nodes that have all ranks of the group, and keep it until they are closed.
         self.blocks: list[ControlBlock] = []
         self._ranks = comm.Get_group()
         # While a wait has not received its messages: they may meet those of a later call.
@@ -117,18 +116,10 @@ class RankGroup:
     def release(self) -> None:
         """Remove a plan. Collective: the communicator may be freed."""
         self.plans -= 1
-        self._free_unused()
+        self.free_unused()
 
-    def keep(self) -> None:
-        self.keepers += 1
-
-    def drop(self) -> None:
-        """Undo `keep`. Collective: the communicator may be freed."""
-        self.keepers -= 1
-        self._free_unused()
-
-    def _free_unused(self) -> None:
-        if not self.plans and not self.keepers:
+    def free_unused(self) -> None:
+        if not self.plans and not self.blocks:
             RankGroup._all.remove(self)
             self._ranks.Free()
             self.comm.Free()

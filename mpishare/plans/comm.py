@@ -185,7 +185,6 @@ class PlanRanks:
                         call, lambda: (None, _here(context)), timeout_s, monitor
                     )
             found = context.plan_ranks[group] = cls(group, context, here)
-            group.keep()
             if found.is_of_one_node:
                 group.blocks.append(context.agreement.block)
         return found
@@ -249,7 +248,7 @@ class PlanRanks:
         del self.context.plan_ranks[self.group]
         if self.is_of_one_node:
             self.group.blocks.remove(self.context.agreement.block)
-        self.group.drop()
+            self.group.free_unused()
 
 
 def _here(context: NodeContext) -> list[Any]:
