@@ -165,7 +165,6 @@ class PlanRanks:
         self.plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
-        self._chunks: list[SharedMemory] = []
         self._spare: list[tuple[SharedMemory, int]] = []  # the newest last
 
     @classmethod
@@ -210,7 +209,7 @@ class PlanRanks:
             return self._take_mapped(step, nbytes, is_maker=is_maker)
         pool = self._memory_pool
         if not pool.has(nwords):
-            self._chunks.append(context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker))
+            context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker)
         piece = pool.take(nwords)
 
         def give_back() -> None:
@@ -243,7 +242,7 @@ class PlanRanks:
 
     def close(self) -> None:
         """Free memory that the plans shared. Collective."""
-        for memory in (*self._chunks, *(memory for memory, _ in self._spare)):
+        for memory, _ in self._spare:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
         if self.is_of_one_node:

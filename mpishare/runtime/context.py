@@ -294,18 +294,15 @@ class NodeContext:
         count = whole_slots(count)
         if not self.counter_pool.has(count):
             step, nbytes = partial(self.agreement.step_keeping, call), 8 * max(count, _CHUNK_WORDS)
-            chunk = self.extend(self.counter_pool, step, nbytes, is_maker=self.rank == 0)
-            self._chunks.append(chunk)
+            self.extend(self.counter_pool, step, nbytes, is_maker=self.rank == 0)
         return self.counter_pool.take(count)
 
-    def extend(
-        self, pool: CounterPool, step: Steps, nbytes: int, *, is_maker: bool
-    ) -> SharedMemory:
-        """Add a chunk of new memory to a pool of some ranks, as `map_registered`; return it."""
+    def extend(self, pool: CounterPool, step: Steps, nbytes: int, *, is_maker: bool) -> None:
+        """Add new memory to a pool of some ranks until the node closes, as `map_registered`."""
         memory, address = self.map_registered(step, nbytes, is_maker=is_maker)
+        self._chunks.append(memory)
         # Only now, so that the pools of all ranks stay the same.
         pool.add(memoryview(memory.buffer).cast("Q"), address)
-        return memory
 
     def map_registered(
         self, step: Steps, nbytes: int, *, is_maker: bool
@@ -334,7 +331,7 @@ class NodeContext:
         memory.close()
 
     def close_chunks(self) -> None:
-        """Unmap the added counters, as the last step."""
+        """Unmap the memory of pools, as the last step."""
         for memory in self._chunks:
             self.unmap_registered(memory)
 
