@@ -12,11 +12,11 @@ from mpi4py import MPI
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.bench.cases import Case
 from mpishare.bench.options import Options
+from mpishare.bench.progress import Progress
 from mpishare.bench.report import Row, size_text
 from mpishare.bench.signals import Signals
 from mpishare.errors import format_nbytes
 from mpishare.memory.shared import available_nbytes
-from mpishare.runtime.cli import Progress
 from mpishare.runtime.route import agree_on_forced
 
 Made = TypeVar("Made")

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
-import sys
 import traceback
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
-from mpishare.errors import format_nbytes
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
 from mpishare.runtime.mpi_start import NoMpiError, limited_start, load_mpi
-from mpishare.runtime.surroundings import ancestors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mpi4py import MPI
 
 # Where launchers put the rank of a process, for output before MPI is started.
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-# Programs that read the output of the ranks they started, and write it to their own.
-_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
-
-#: Move to the line above, and empty it.
-_UP = "\x1b[1A\x1b[2K"
 
 
 class UsageError(Exception):
@@ -74,6 +63,11 @@ def seconds(text: str) -> float:
 def tell(prog: str, text: object) -> None:
     """Print a line of a program on stderr, whether or not somebody reads it."""
     say(f"{prog}: {text}\n")
+
+
+def wait_for_reader() -> None:
+    """Wait a moment until the launcher has read the output, which later lines must not overtake."""
+    wait_briefly(is_output_read)
 
 
 def fail_usage(prog: str, message: str) -> int:
@@ -122,88 +116,6 @@ def start_mpi_in_time(prog: str, deadline_s: float) -> None:
     """Start MPI; end the process, with the reason, where it cannot start here or is late."""
     with limited_start(prog, deadline_s, is_first=is_first_process()):
         start_mpi()
-
-
-def columns_of(stream: TextIO) -> int:
-    """Return the columns of the terminal that shows `stream` to a person, 0 without one.
-
-    A launcher gives its ranks pipes, or pseudo-terminals without a size; then the terminal is its
-    own, if it writes to one.
-    """
-    try:
-        fd = stream.fileno()
-    except (OSError, ValueError):
-        return 0  # no file, or closed
-    if stream.isatty():
-        columns = os.get_terminal_size(fd).columns
-    elif stat.S_ISFIFO(os.fstat(fd).st_mode):
-        columns = 0
-    else:
-        return 0
-    return columns or _columns_of_launcher(fd)
-
-
-def _columns_of_launcher(fd: int) -> int:
-    """Return the columns of the terminal that is `fd` of the launcher, 0 where there is none."""
-    launcher = next((pid for pid, name in ancestors() if name.startswith(_LAUNCHERS)), 0)
-    path = Path(f"/proc/{launcher}/fd/{fd}")  # there is none of process 0
-    try:
-        if not path.is_char_device():
-            return 0
-        terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except OSError:
-        return 0  # of another user
-    try:
-        return os.get_terminal_size(terminal).columns if os.isatty(terminal) else 0
-    finally:
-        os.close(terminal)
-
-
-class Progress:
-    """A line on the stderr of rank 0 where a person sees it.
-
-    It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
-    Every write ends its line, since Open MPI passes on whole lines.
-    """
-
-    def __init__(self, *, is_shown: bool) -> None:
-        self._columns = columns_of(sys.stderr) if is_shown else 0
-        self._is_drawn = False
-        self._done = self._turns = 0
-
-    def expect(self, turns: int) -> None:
-        self._turns = turns
-
-    def show(self, case: str, nbytes: int, variant: str) -> None:
-        if self._columns:
-            size = f" {format_nbytes(nbytes)}" if nbytes else ""
-            line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
-            self._write(line[: self._columns - 1])
-            self._is_drawn = True
-
-    def advance(self, turns: int = 1) -> None:
-        """Count turns: in each every variant has run once more."""
-        self._done += turns
-
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"{_UP if self._is_drawn else ''}{line}\n")
-        sys.stderr.flush()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Remove the line during output to stdout, which may be the same terminal."""
-        self.close()
-        yield
-        sys.stdout.flush()
-        if self._columns:
-            wait_briefly(is_output_read)
-
-    def close(self) -> None:
-        if self._is_drawn:
-            self._write("")
-            # Two pipes lead to one terminal: later output must not overtake this.
-            wait_briefly(is_output_read)
-            self._is_drawn = False
 
 
 def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:

@@ -23,6 +23,8 @@ from orders import ORDERS
 from timing import FORMS
 
 from mpishare.runtime import cli
+from mpishare.bench.progress import Progress
+from mpishare.runtime.cli import run_on_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

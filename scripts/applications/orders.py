@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.runtime.cli import Progress
+    from mpishare.bench.progress import Progress
 
 ORDERS = ("plain", "last", "first", "beside")
 NEW_FIRST = ("first", "beside", "persistent")  # these exchange the field that the step makes

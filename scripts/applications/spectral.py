@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mpishare.runtime.cli import Progress
+    from mpishare.bench.progress import Progress
 
     Array = Any  # numpy.ndarray or cupy.ndarray
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import mpishare
-    from mpishare.runtime.cli import Progress
+    from mpishare.bench.progress import Progress
 
 REPEATS = 7
 SHOWN = 20  # moves of the bar while steps are made
