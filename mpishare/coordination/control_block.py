@@ -97,14 +97,11 @@ class Departure(NamedTuple):
     is_cause: bool  # False where it left only because another rank failed
     leaves_messages: bool  # of a collective that it began, and others may never answer
 
-    def pack(self, max_nbytes: int) -> str:
-        """Return the text that `unpack` reads, cut so that it remains valid JSON."""
-        text = self.text[:_MAX_TEXT].encode(errors="replace").decode()
-        while True:
-            packed = json.dumps([text, self.missing[:_MAX_MISSING], *self[2:]])
-            if len(packed) <= max_nbytes:
-                return packed
-            text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
+    def pack(self) -> str:
+        """Return the text that `unpack` reads, which has room for six bytes a character."""
+        cut = self.text[:_MAX_TEXT].encode(errors="replace")[: 2 * _MAX_TEXT]
+        said = cut.decode(errors="ignore"), self.missing[:_MAX_MISSING], *self[2:]
+        return json.dumps(said, ensure_ascii=False)
 
     @classmethod
     def unpack(cls, packed: str) -> Departure:
@@ -308,8 +305,7 @@ class ControlBlock:
         return self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT
 
     def _publish_departure(self, text: str, missing: Sequence[int], *flags: bool) -> None:
-        departure = Departure(text, (*missing,), *flags)
-        self._publish(_DEPARTURE, departure.pack(_TEXT_NBYTES[_DEPARTURE]))
+        self._publish(_DEPARTURE, Departure(text, (*missing,), *flags).pack())
 
     def departure(self, rank: int) -> Departure | None:
         """Return how that rank left by an exception; None if it did not."""
