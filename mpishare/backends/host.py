@@ -15,6 +15,7 @@ from mpishare.memory import mapped, shared
 from mpishare.memory.kinds import POOLED, UNNAMED, Kind, Refusal
 from mpishare.memory.mapped import FilePart
 from mpishare.memory.memory import Memory, host_anchor, host_array
+from mpishare.memory.shared import SharedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mpishare.memory.handle import Handle
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.memory import Shape
 
 
 class HostMemory(Memory):
@@ -117,13 +119,16 @@ class HostBackend(Backend):
         return HostInPlace(self._pools, descriptors, timeout_s)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
-        """Make a sparse memory file."""
-        return self._noted(HostPool.create(max_nbytes))
+        memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
+        return self._pool_in(memory, max_nbytes)
 
     def import_pool(self, fd: int) -> HostPool:
-        return self._noted(HostPool.import_(fd))
+        memory = SharedMemory(os.dup(fd), os.fstat(fd).st_size)
+        memory.close_file()
+        return self._pool_in(memory)
 
-    def _noted(self, pool: HostPool) -> HostPool:
+    def _pool_in(self, memory: SharedMemory, max_nbytes: int = 0) -> HostPool:
+        pool = HostPool(memory, max_nbytes)
         self._pools.add(pool)
         return pool
 

@@ -11,12 +11,13 @@ from mpishare.backends.suballocator import ALIGN, FreeList, rounded
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import shared
 from mpishare.memory.memory import address_of, host_anchor, host_array, root_of
-from mpishare.memory.shared import SharedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.memory import ArrayLayout
+    from mpishare.backends import BlockLayout
+    from mpishare.memory.shared import SharedMemory
 
 _STEP_NBYTES = 2 << 20
 """Pages are reserved in steps of this: a system call per block would cost more than the block."""
@@ -36,19 +37,6 @@ class HostPool:
         self._spans = FreeList(memory.nbytes)
         self._n_reserved = 0
         self._max_nbytes = max_nbytes
-
-    @classmethod
-    def create(cls, max_nbytes: int) -> HostPool:
-        """Make a pool; size 0 is all that /dev/shm has."""
-        memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
-        return cls(memory, max_nbytes)
-
-    @classmethod
-    def import_(cls, fd: int) -> HostPool:
-        """Map another rank's pool."""
-        memory = SharedMemory(os.dup(fd), os.fstat(fd).st_size)
-        memory.close_file()
-        return cls(memory)
 
     def export(self) -> int:
         """Return a descriptor of the file, which the caller closes."""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mpishare.backends.host import HostBackend
-from mpishare.backends.host_pool import HostPool
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
@@ -36,12 +35,12 @@ class Ranks:
         backend = HostBackend()
         words = shared.create(BlockTable.nbytes_for(SIZE), is_sparse=True)
         self.tables = [BlockTable(words, rank, SIZE, lambda: None) for rank in range(SIZE)]
-        memory = HostPool.create(max_nbytes)
+        memory = HostBackend().create_pool(max_nbytes)
         fd = memory.export()
         self.dead = set()
         self.own = OwnBlocks(backend, memory, self.tables[0], self.dead.__contains__)
         self.others = [
-            OpenBlocks(backend, HostPool.import_(fd), table) for table in self.tables[1:]
+            OpenBlocks(backend, HostBackend().import_pool(fd), table) for table in self.tables[1:]
         ]
         os.close(fd)
 
@@ -232,7 +231,7 @@ def test_slots_have_an_end(monkeypatch):
 
 
 def test_pages_are_reserved_before_they_are_touched():
-    memory = HostPool.create(8 << 20)
+    memory = HostBackend().create_pool(8 << 20)
     fd = memory.export()
     try:
         assert os.fstat(fd).st_blocks == 0
@@ -246,7 +245,7 @@ def test_pages_are_reserved_before_they_are_touched():
 
 
 def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
-    memory = HostPool.create(8 << 20)
+    memory = HostBackend().create_pool(8 << 20)
     with monkeypatch.context() as patch:
         patch.setattr(shared, "free_nbytes", lambda: 1 << 20)
         with pytest.raises(UnsupportedError, match="--shm-size"):
@@ -351,7 +350,7 @@ def test_a_right_digest_of_what_cannot_be(monkeypatch, block, layout):
 
 @pytest.mark.parametrize("token", [b"\xff" * 8, b"\xff" * 255, b"\1", b"\0\0\x10"], ids=repr)
 def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
-    memory = HostPool.create(1 << 20)
+    memory = HostBackend().create_pool(1 << 20)
     with pytest.raises(HandleError, match="not in the pool"):
         memory.open(token, 8)
     with pytest.raises(HandleError, match="not in the pool"):
