@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.handle import Handle
     from mpishare.memory.memory import ArrayLayout
-    from mpishare.memory.shared import SharedMemory
-    from mpishare.memory.memory import Shape
 
 
 class HostMemory(Memory):

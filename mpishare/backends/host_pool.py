@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.memory import ArrayLayout
-    from mpishare.backends import BlockLayout
     from mpishare.memory.shared import SharedMemory
 
 _STEP_NBYTES = 2 << 20

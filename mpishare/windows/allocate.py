@@ -10,8 +10,8 @@ import numpy as np
 
 from mpishare.backends import Exported
 from mpishare.errors import UnsupportedError
-from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.arguments import is_int
+from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.epochs import epoch_counters

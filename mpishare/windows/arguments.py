@@ -9,8 +9,8 @@ import numpy as np
 
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import UnsupportedError, format_nbytes
-from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.arguments import is_int
+from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.numbers import number_of
 
 if TYPE_CHECKING:

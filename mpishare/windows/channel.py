@@ -11,8 +11,8 @@ import numpy as np
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import format_nbytes
-from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.arguments import require_bool
+from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers

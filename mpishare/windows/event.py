@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import UnsupportedError

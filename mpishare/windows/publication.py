@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
-    from mpishare.windows.segment import Segment
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0

@@ -16,7 +16,6 @@ from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.allocate import make_window
 from mpishare.windows.arguments import check_layout
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.segment import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

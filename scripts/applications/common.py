@@ -22,9 +22,8 @@ from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
-from mpishare.runtime import cli
 from mpishare.bench.progress import Progress
-from mpishare.runtime.cli import run_on_ranks
+from mpishare.runtime import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,9 +145,9 @@ def require_drawable(made: Parser, path: Path | None) -> None:
         made.error(problem)
 
 
-def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> cli.Progress:
+def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
     """Return the bar of what is timed, begun; it is seen on rank 0's terminal alone."""
-    made = cli.Progress(is_shown=cart.rank == 0)
+    made = Progress(is_shown=cart.rank == 0)
     phases = 1 + args.compare + getattr(args, "bench", False)
     made.expect(timing.SHOWN + phases * timing.REPEATS)
     return made
