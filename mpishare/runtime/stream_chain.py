@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.streams import handle_of
+from mpishare.backends import handle_of
 from mpishare.coordination.recording import require_none
 from mpishare.errors import UnsupportedError
 
