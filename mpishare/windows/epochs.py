@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 from os import sched_yield
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
@@ -78,6 +78,16 @@ def _fence_rounds(rank: int, size: int, radix: int) -> tuple[list[Any], list[tup
     return found, [wait for _, waits in found for wait in waits.items()]
 
 
+class Group(NamedTuple):
+    """Ranks that were named together, with the counter operations of each call."""
+
+    ranks: tuple[int, ...]
+    post: CounterOp
+    start: CounterOp
+    complete: CounterOp
+    wait: CounterOp
+
+
 class Epochs:
     """The epochs of one window; `counters` are `epoch_counters` many, zeroed."""
 
@@ -94,19 +104,28 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
-        radix = RADIX
+        # Functions, not methods: a dropped object would live until a collection of cycles. They
+        # raise the counters of an operation to the counts of its next call, or wait for these.
+        self._write: Callable[[Epochs, CounterOp, Any], None]
+        self._await: Callable[[Epochs, CounterOp, Any], None]
         if self._has_streams:  # there a wait costs the host as much as a write
+            self._write = self._await = Epochs._enqueue
             radix = 2 if self._size > FLAT_RANKS else self._size
+        else:
+            self._write, self._await = Epochs._store, Epochs._poll
+            radix = RADIX
         self._epoch = 0
         self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix)
         self._operations = len(self._rounds) + len(self._waits)
         self._make_fence = context.fence
-        # Both sides of a pair count their calls towards each other, without communication.
-        self._counts = {call: [0] * self._size for call in _CALLS}
-        # Ranks that were named together, with the counter operation of each call.
-        self._groups: dict[tuple[Any, ...], dict[str, CounterOp]] = {}
-        self._exposure: dict[str, CounterOp] | None = None
-        self._access: dict[str, CounterOp] | None = None
+        # Both sides of a pair count, without communication.
+        self._exposed = [0] * self._size  # posts to each origin
+        self._completed = [0] * self._size  # done signals awaited from each origin
+        self._accessed = [0] * self._size  # ready signals awaited from each target
+        self._finished = [0] * self._size  # completes towards each target
+        self._groups: dict[tuple[Any, ...], Group] = {}
+        self._exposure: Group | None = None
+        self._access: Group | None = None
         self._fence_signals: Signals | None = None
 
     # --- fence
@@ -136,11 +155,11 @@ class Epochs:
         """
         self._check()
         epoch = self._epoch + 1
+        if stream is not None and not self._has_streams:
+            handle_of(stream)
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
-            if stream is not None:
-                handle_of(stream)
             # Read anew each time: a signal handler may have closed the window and the node.
             while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
@@ -184,10 +203,10 @@ class Epochs:
         group = self._group("post", ranks)
         if self._exposure is not None:
             raise EpochError(
-                f"{self.name}: post failed: the exposure to ranks "
-                f"{list(self._exposure['post'].ranks)} is still open. Call wait() first."
+                f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
+                "still open. Call wait() first."
             )
-        self._call(group["post"], stream)
+        self._write(self, group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
@@ -217,10 +236,10 @@ class Epochs:
         group = self._group("start", ranks)
         if self._access is not None:
             raise EpochError(
-                f"{self.name}: start failed: the access to ranks "
-                f"{list(self._access['start'].ranks)} is still open. Call complete() first."
+                f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
+                "still open. Call complete() first."
             )
-        self._call(group["start"], stream)
+        self._await(self, group.start, stream)
         self._access = group
 
     def complete(self, stream: Stream | None = None) -> None:
@@ -240,7 +259,8 @@ class Epochs:
             raise EpochError(
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
-        self._call(self._access["complete"], stream)
+        group = self._access
+        self._write(self, group.complete, stream)
         self._access = None
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -260,20 +280,11 @@ class Epochs:
         self._check()
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
-        self._call(self._exposure["wait"], stream)
+        group = self._exposure
+        self._await(self, group.wait, stream)
         self._exposure = None
 
     # --- counters, on streams or by the host itself
-
-    def _call(self, op: CounterOp, stream: Any) -> None:
-        """Raise the counters of an operation to the counts of its next call, or wait for these."""
-        if self._has_streams:
-            self._enqueue(op, stream)
-        else:
-            if stream is not None:
-                handle_of(stream)
-            (self._store if op.kind == "write" else self._poll)(op)
-        op.count()
 
     def _enqueue(self, op: CounterOp, stream: Any) -> None:
         chain, counts, ranks = self._chain, op.counts, op.ranks
@@ -284,14 +295,20 @@ class Epochs:
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
+        op.count()
 
-    def _store(self, op: CounterOp) -> None:
+    def _store(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
         view, counts = self._view, op.counts
         self._memory_barrier()
         for rank, slot in op.places:
             view[slot] = counts[rank] + 1
+        op.count()
 
-    def _poll(self, op: CounterOp) -> None:
+    def _poll(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
         view, counts = self._view, op.counts
         waits = [(rank, slot, counts[rank] + 1) for rank, slot in op.places]
         spins = 0
@@ -304,6 +321,7 @@ class Epochs:
                 elif not spins % self._spins_per_yield:
                     sched_yield()
         self._memory_barrier()
+        op.count()
 
     def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
         def still_pending() -> list[int]:
@@ -340,9 +358,12 @@ class Epochs:
         """Return the ranks for whose signals this rank's calls wait."""
         view, mine, size = self._view, self._rank, self._size
         behind = set(self._behind(self._epoch))
-        for call, counter in (("start", ready), ("wait", done)):
-            counts = self._counts[call]
-            behind |= {r for r in range(size) if view[counter(r, mine, size)] < counts[r]}
+        for rank in range(size):
+            if (
+                view[ready(rank, mine, size)] < self._accessed[rank]
+                or view[done(rank, mine, size)] < self._completed[rank]
+            ):
+                behind.add(rank)
         return sorted(behind)
 
     def _behind(self, epoch: int, slot: int | None = None) -> list[int]:
@@ -356,7 +377,7 @@ class Epochs:
             return absent
         return [rank for at, rank in self._waits if view[at] < epoch and slot in (None, at)]
 
-    def _group(self, call: str, ranks: Iterable[int]) -> dict[str, CounterOp]:
+    def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()
         try:
             key = tuple(ranks)
@@ -369,16 +390,22 @@ class Epochs:
             group = self._groups[key] = self._new_group(call, key)
         return group
 
-    def _new_group(self, call: str, key: tuple[Any, ...]) -> dict[str, CounterOp]:
+    def _new_group(self, call: str, key: tuple[Any, ...]) -> Group:
         ranks = tuple(self._rank_of(f"{self.name}: {call}", rank) for rank in key)
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
-        mine, size, group = self._rank, self._size, dict[str, CounterOp]()
-        for name, (kind, counter) in _CALLS.items():
-            pairs = [(mine, rank) if kind == "write" else (rank, mine) for rank in ranks]
-            slots = dict(zip(ranks, [counter(*pair, size) for pair in pairs], strict=True))
-            group[name] = CounterOp(name, kind, self._counts[name], slots)
-        return group
+        mine, size = self._rank, self._size
+        posted = {rank: ready(mine, rank, size) for rank in ranks}
+        started = {rank: ready(rank, mine, size) for rank in ranks}
+        completed = {rank: done(mine, rank, size) for rank in ranks}
+        waited = {rank: done(rank, mine, size) for rank in ranks}
+        return Group(
+            ranks,
+            CounterOp("post", "write", self._exposed, posted),
+            CounterOp("start", "wait", self._accessed, started),
+            CounterOp("complete", "write", self._finished, completed),
+            CounterOp("wait", "wait", self._completed, waited),
+        )
 
 
 def epoch_counters(size: int) -> int:
@@ -398,12 +425,3 @@ def done(writer: int, reader: int, size: int) -> int:
 
 def _row(size: int) -> int:
     return whole_slots(size)  # each rank writes to slots of its own
-
-
-# What each call does to which counters.
-_CALLS = {
-    "post": ("write", ready),
-    "start": ("wait", ready),
-    "complete": ("write", done),
-    "wait": ("wait", done),
-}

@@ -176,8 +176,8 @@ def test_a_call_that_failed_after_it_was_enqueued_is_made_again(node, monkeypatc
             with pytest.raises(ZeroDivisionError):
                 call[0](*call[1:], number)
         call[0](*call[1:], number)
-    assert set(win._counts["post"]) == {1}
-    assert set(win._counts["wait"]) == {1}
+    assert set(win._exposed) == {1}
+    assert set(win._completed) == {1}
     node.synchronize(number)
 
 
