@@ -23,7 +23,7 @@ def interrupted(stage: Stage) -> None:
         def interrupt(*arguments: object) -> None:
             raise KeyboardInterrupt
 
-        total._engine._large._share = interrupt
+        total._engine._slots.share = interrupt
     stage.attempt("call", total.reduce, win.array)
     stage.attempt("then", total.reduce, win.array)
     stage.attempt("close", node.close)
