@@ -3,12 +3,15 @@
 Boxes with a step are among them, which no plan makes: only boxes know of steps.
 """
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
+from mpishare.halo.cuda import work_items
 from mpishare.halo.cuda.records import LOCAL, PACK, PART_RECORD, UNPACK
 from mpishare.halo.cuda.tiles import travel_order
 from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
@@ -159,19 +162,22 @@ def test_what_is_packed_in_boxes_is_unpacked_where_it_belongs(case, back, shares
     assert arrays[received.field][received.key].tobytes() == right
 
 
-@given(cases())
-def test_own_parts_are_moved_by_tiles_too(case):
+@given(cases(), st.booleans())
+def test_own_parts_are_moved_by_tiles_too_unless_they_are_small(case, is_small):
     arrays, boxes = case
     memory = Memory()
     (sent, near), (received, far) = ends_of(arrays, boxes)
     work = memory.work(arrays, arrays[0].dtype.itemsize)
-    tiled_axes = travel_order(sent, near, far)[-2:]
-    if not is_plain(boxes) and boxes[0].axis in tiled_axes:
-        with pytest.raises(UnsupportedError, match="in steps of"):
-            work.add_local(sent, received)
-        return
-    work.add_local(sent, received)
-    run(memory, work.records(), [bytes_of(array) for array in arrays], None)
+    tiled_axes = () if is_small else travel_order(sent, near, far)[-2:]
+    least = sent.nbytes + is_small
+    with mock.patch.object(work_items, "_MIN_TILED_NBYTES", least):
+        if not is_plain(boxes) and boxes[0].axis in tiled_axes:
+            with pytest.raises(UnsupportedError, match="in steps of"):
+                work.add_local(sent, received)
+            return
+        work.add_local(sent, received)
+    tiled = run(memory, work.records(), [bytes_of(array) for array in arrays], None)
+    assert bool(tiled) == bool(tiled_axes)
     assert arrays[0][sent.key].tobytes() == arrays[1][received.key].tobytes()
 
 

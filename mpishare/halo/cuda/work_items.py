@@ -47,6 +47,8 @@ _CHUNKS_OF_SHARED_GPU = (
 _MAX_CHUNKS = 4096
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
+# Of a rank's own part: cells of smaller ones stay in the cache, in whatever order they are stored.
+_MIN_TILED_NBYTES = 64 << 10
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
 LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 LL_CHUNK_NBYTES = 4096
@@ -183,7 +185,7 @@ class WorkList:
     def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
         order = travel_order(part, self._layouts[part.field], self._layouts[target.field])
-        if order:
+        if order and part.nbytes >= _MIN_TILED_NBYTES:
             item = Item(b"", kind=LOCAL)
             self._add_tiles(item, part, order, target=target, shares_gpu=shares_gpu)
             return
