@@ -18,6 +18,11 @@ _WIDTH = "pcie.link.width.current"
 _FIELDS = ("uuid", "name", "pci.bus_id", "compute_mode", "mig.mode.current")
 
 
+@pytest.fixture(autouse=True)
+def _nvml(node):
+    pytest.importorskip("cuda.bindings.nvml", reason="came with cuda-bindings 12.9.6 and 13.2")
+
+
 def open_legacy_handle(*arguments):
     from mpishare.backends import cuda_memory  # imports CuPy
 
