@@ -293,10 +293,10 @@ static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t 
     }
     if (!have_met(self, last))
         return PyLong_FromUnsignedLongLong(last);
-    for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
+    for (Py_ssize_t at = 1; at < self->nranks; at++) { /* no two begin at the same slot */
+        const Py_ssize_t rank = (self->place + at) % self->nranks;
         const Share theirs = share_of(self, nelements, rank);
-        if (rank != self->place)
-            memcpy(field + theirs.begin, (char *)slots[rank] + theirs.begin, theirs.nbytes);
+        memcpy(field + theirs.begin, (char *)slots[rank] + theirs.begin, theirs.nbytes);
     }
     Py_RETURN_NONE;
 }
