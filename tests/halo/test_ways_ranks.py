@@ -26,12 +26,12 @@ def ways_of(route, in_window):
     return found
 
 
-def exchange(node, shape, axis, width, in_window, is_new, steps=4):
+def exchange(node, shape, axis, width, in_window, is_new, steps=4, limits=LIMITS):
     """Exchange faces, check the ghosts, and return the ways that all parts of all ranks took."""
     field = node.allocate_each(shape).array if in_window else np.empty(shape)
     low, high = beside(node)
     with (
-        mock.patch.multiple(parts, **LIMITS),
+        mock.patch.multiple(parts, **limits),
         ring(node, field, width, axes=(axis,)) as halo,
     ):
         route = halo._forward._host
@@ -71,6 +71,26 @@ def exchange(node, shape, axis, width, in_window, is_new, steps=4):
 @pytest.mark.parametrize("kind", ["window", "private", "new"])
 def test_the_way_of_a_face(compiled_node, shape, axis, width, of_window, of_private, kind):
     found = exchange(compiled_node, shape, axis, width, kind == "window", kind == "new")
+    assert found == {of_window if kind == "window" else of_private}
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("shape", "nbytes_cached", "of_private"),
+    [
+        ((6, 128), 2 * 1024 - 1, "read from the process"),
+        ((6, 128), 2 * 1024, "packed"),
+        ((6, 127), 1024, "packed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["window", "private"])
+def test_smaller_faces_are_read_where_many_are_packed(
+    compiled_node, shape, nbytes_cached, of_private, kind
+):
+    """A quarter of the size from which they are read else."""
+    limits = {**LIMITS, "_MAX_CACHED_NBYTES": nbytes_cached, "_MIN_IN_PLACE_NBYTES": 1 << 20}
+    found = exchange(compiled_node, shape, 0, 1, kind == "window", is_new=False, limits=limits)
+    of_window = "packed" if of_private == "packed" else "read in place"
     assert found == {of_window if kind == "window" else of_private}
 
 

@@ -30,7 +30,7 @@ from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.halo.host.route import Array
     from mpishare.plans.cells import Box
@@ -75,13 +75,27 @@ class _Readable:
         return True
 
 
-def _crowd(sent: Sequence[tuple[PartKey, PartInfo]]) -> Callable[[PartKey, PartInfo], bool]:
-    """Return whether too many ranks would read a part at a time; each begins at another sender."""
+def _are_read(
+    sent: Sequence[tuple[PartKey, PartInfo]], layouts: Sequence[Sequence[FieldLayout]]
+) -> Iterator[tuple[PartKey, Box]]:
+    """Yield the parts that are worth reading, of those that ranks send to others.
+
+    Cells that too many ranks would read at a time are packed; each begins at another sender.
+    """
     readers = Counter(cells_of(*each) for each in sent)
     most = _MAX_READERS * len({key.sender for key, _ in sent})
-    return lambda key, part: (
-        part.nbytes <= _MAX_PACKED_NBYTES and readers[cells_of(key, part)] > most
-    )
+    packed, nbytes_packed = {cells_of(*each): each for each in sent}, Counter[int]()
+    for key, part in packed.values():
+        nbytes_packed[key.sender] += part.nbytes
+    for key, part in sent:
+        is_crowded = part.nbytes <= _MAX_PACKED_NBYTES and readers[cells_of(key, part)] > most
+        layout = layouts[key.sender][key.field]
+        if (
+            part.box is not None
+            and is_read_from_process(layout, part, nbytes_packed[key.sender])
+            and not is_crowded
+        ):
+            yield key, part.box
 
 
 class _Block(NamedTuple):
@@ -112,14 +126,7 @@ class PeerReads:
         self._peers = PeerProcesses(setup)
         sent = parts_sent(messages, comm.ranks_here if messages else (), HOST)
         others = [(key, part) for key, part, _ in sent if key.sender != key.receiver]
-        is_crowded = _crowd(others)
-        self._boxes = {
-            key: part.box
-            for key, part in others
-            if part.box is not None
-            and is_read_from_process(self._layouts[key.sender][key.field], part)
-            and not is_crowded(key, part)
-        }
+        self._boxes = dict(_are_read(others, self._layouts))
         self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
         self.reads: dict[PartKey, list[tuple[Any, ...]]] = {}

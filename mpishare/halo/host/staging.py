@@ -66,6 +66,7 @@ class Staging:
         self, setup: RoutedSetup, *, is_reverse: bool, unstaged: Collection[PartKey] = ()
     ) -> None:
         self._comm = setup.comm
+        self.unstaged = unstaged
         self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
         self._spins_per_yield = setup.context.spins_per_yield
         self._layouts = setup.layouts
