@@ -16,8 +16,11 @@ LEAST_SUM, LEAST_BCAST = 1 << 15, 1 << 25
 
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 REALS = INTEGERS | {torch.float32, torch.float64}
+BITS = INTEGERS | {torch.bool}
 MOVED = REALS | {torch.bool, torch.complex64, torch.complex128}
-OPERATIONS = {getattr(MPI, name).handle: name.lower() for name in ("SUM", "PROD", "MAX", "MIN")}
+OPERATIONS = {}  # by handle: its name, and the dtypes that it takes
+for names, dtypes in ("SUM PROD MAX MIN", REALS), ("LAND LOR LXOR BAND BOR BXOR", BITS):
+    OPERATIONS |= {getattr(MPI, name).handle: (name.lower(), dtypes) for name in names.split()}
 
 hooks = []  # what is replaced: where, its name, the function by plans, and Heat's
 in_use, calls_before = None, 1  # the node, and see `use`
@@ -102,11 +105,12 @@ def allreduce(comm, sendbuf, recvbuf, op=MPI.SUM):
         return None
     if into.nbytes < LEAST_SUM and not into.is_cuda:
         return None
-    if op.handle not in OPERATIONS or into.dtype not in REALS:
+    name, dtypes = OPERATIONS.get(op.handle, ("", ()))
+    if into.dtype not in dtypes:
         return None
     if not is_own and (given.dtype, given.numel()) != (into.dtype, into.numel()):
         return None
-    plan = plan_of(comm, into, reduction, into.numel(), OPERATIONS[op.handle])
+    plan = plan_of(comm, into, reduction, into.numel(), name)
     if plan is None:
         return None
     if not is_own and given.stride() != into.stride():

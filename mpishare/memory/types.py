@@ -47,4 +47,6 @@ Stream: TypeAlias = int | _StreamOfCuPy | _StreamOfPyTorch | _StreamOfAny
 GivenDevice: TypeAlias = int | str | _DeviceOfCuPy
 BackendName: TypeAlias = Literal["cuda", "host"]
 RouteName: TypeAlias = Literal["fused", "copy", "pinned", "host", "mpi-gpu", "mpi"]
-OperationName: TypeAlias = Literal["sum", "max", "min", "prod", "maxloc", "minloc"]
+OperationName: TypeAlias = Literal[
+    "sum", "max", "min", "prod", "maxloc", "minloc", "land", "lor", "lxor", "band", "bor", "bxor"
+]

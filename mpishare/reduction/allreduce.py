@@ -46,12 +46,13 @@ class Allreduce(BasePlan):
         differ. float16 to float64, complex64 and complex128, integers, and bool; bfloat16 where
         ml_dtypes is installed. It is not kept.
     op : str or mpi4py.MPI.Op
-        ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"`` or ``"minloc"``, or that of MPI
-        with the same name, such as ``MPI.SUM``. NaN is larger and
-        smaller than everything, as in `numpy.maximum`; integers wrap. Complex numbers have no max
-        and min. bool has only those: whether any element is true, or all are. maxloc and minloc
-        take complex numbers, ``value + 1j * index``: of equal values, and of several NaNs, the one
-        with the lowest index.
+        ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"``, ``"minloc"``, ``"land"``,
+        ``"lor"``, ``"lxor"``, ``"band"``, ``"bor"`` or ``"bxor"``, or that of MPI with the same
+        name, such as ``MPI.SUM``. NaN is larger and smaller than everything, as in
+        `numpy.maximum`; integers wrap. Complex numbers have no max and min. maxloc and minloc take
+        complex numbers, ``value + 1j * index``: of equal values, and of several NaNs, the one with
+        the lowest index. Logical operations, which give 0 and 1, and those bit by bit take
+        integers and bool. bool has no sum and prod.
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
         `comm` while there are plans on it.

@@ -47,14 +47,22 @@ OPERATIONS = {
     "prod": _Row(np.multiply, "iufc"),
     "maxloc": _Row(_locate(np.greater), "c"),
     "minloc": _Row(_locate(np.less), "c"),
+    "land": _Row(np.logical_and, "biu"),
+    "lor": _Row(np.logical_or, "biu"),
+    "lxor": _Row(np.logical_xor, "biu"),
+    "band": _Row(np.bitwise_and, "biu"),
+    "bor": _Row(np.bitwise_or, "biu"),
+    "bxor": _Row(np.bitwise_xor, "biu"),
 }
-_NO_INDEX = "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank"
-_NOT_TAKEN = "{} does not take {}"
+_TAKES = {
+    "c": "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank",
+    "biu": "{} takes integers and bool: compare floats and complex numbers first, x != 0",
+}
 _REFUSED = {
     "c": "complex numbers have no {}: reduce their absolute values, or the real and the imaginary "
     "parts as floats, x.view(float)",
-    "b": "bool elements have no {}: take 'max' for whether any is true, 'min' for whether all are, "
-    "or count them as integers, x.astype(int)",
+    "b": "bool elements have no {}: take 'lor' for whether any is true, 'land' for whether all "
+    "are, or count them as integers, x.astype(int)",
 }
 
 
@@ -79,7 +87,7 @@ class Operation:
     """A reduction operation on one dtype, applied in the order of the ranks.
 
     The result of ranks 0, 1, 2 is ``(x0 op x1) op x2``, for all sizes and backends. `max` and `min`
-    propagate NaN as `numpy.maximum` does; integers wrap.
+    propagate NaN as `numpy.maximum` does; integers wrap; logical operations give 0 and 1.
 
     C knows it as `key`, kernels as `kernel_options`: ``NUMBER`` is a type of numbers.cuh, and
     ``OPERATION`` one of `combine` in elements.cuh.
@@ -103,8 +111,8 @@ class Operation:
             )
         kinds = OPERATIONS[self.name].kinds
         if number.kind not in kinds:
-            reason = _NO_INDEX if kinds == "c" else _REFUSED.get(number.kind, _NOT_TAKEN)
-            raise TypeError(reason.format(self.name, number.name))
+            reason = _TAKES.get(kinds) or _REFUSED[number.kind]
+            raise TypeError(reason.format(self.name))
 
     @property
     def number(self) -> Number:
@@ -112,12 +120,13 @@ class Operation:
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.number.name}"
+        number = "uint8" if self.number.kind == "b" else self.number.name  # 0 and 1 stay such
+        return f"{self.name} {number}"
 
     @property
     def kernel_options(self) -> tuple[str, str]:
         number = self.number
-        if number.kind == "i" and self.name in ("sum", "prod"):  # wrap as those of unsigned ones
+        if number.kind == "i" and self.name not in ("max", "min"):  # the bits of unsigned ones
             number = NUMBERS[number.added_as]
         return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
 

@@ -253,10 +253,14 @@ def check(turn, dtype):
     assert not by_plan or torch.equal(sent, whole.transpose(0, 2))
 
     out = torch.empty_like(whole)
-    by_plan = by_plan and dtype != torch.bool
-    assert (comm.Allreduce(whole.transpose(0, 1), out, op=MPI.SUM) is MARK) != by_plan
-    assert not by_plan or torch.equal(out.reshape(-1), size * whole.transpose(0, 1).reshape(-1))
-    assert comm.Allreduce(MPI.IN_PLACE, whole, op=MPI.BAND) is MARK
+    is_added = by_plan and dtype != torch.bool
+    assert (comm.Allreduce(whole.transpose(0, 1), out, op=MPI.SUM) is MARK) != is_added
+    assert not is_added or torch.equal(out.reshape(-1), size * whole.transpose(0, 1).reshape(-1))
+    is_combined = by_plan and not dtype.is_floating_point
+    mine = torch.full((3,), rank).to(dtype)
+    assert (comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.LOR) is MARK) != is_combined
+    assert not is_combined or torch.equal(mine, torch.full((3,), size > 1).to(dtype))
+    assert comm.Allreduce(MPI.IN_PLACE, whole, op=MPI.MAXLOC) is MARK
 
 with mpishare.Node(backend="host") as node:
     mpishare_heat.use(node)

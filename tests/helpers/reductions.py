@@ -12,7 +12,16 @@ import numpy as np
 
 from mpishare.reduction.operation import OPERATIONS, Operation
 
-UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+ARITHMETIC = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+OF_BITS = {
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+UFUNCS = ARITHMETIC | OF_BITS
 INTS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
 FLOATS = ("f2", "f4", "f8")
 COMPLEX = ("c8", "c16")
@@ -20,8 +29,9 @@ FORMS = ("C", "F", "strided", "turned")
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every operation with every dtype that it takes."""
-    found = [(op, dtype) for op in UFUNCS for dtype in (*INTS, *FLOATS)]
+    """Every operation with every dtype that it takes, of those on bits with some."""
+    found = [(op, dtype) for op in ARITHMETIC for dtype in (*INTS, *FLOATS)]
+    found += [(op, dtype) for op in OF_BITS for dtype in ("?", "i1", "u4", "u8")]
     found += [(op, dtype) for op in ("sum", "prod") for dtype in COMPLEX]
     found += [(op, dtype) for op in ("maxloc", "minloc") for dtype in COMPLEX]
     return [*found, ("max", "?"), ("min", "?")]
@@ -52,7 +62,7 @@ def folded(op: str, arrays: list[np.ndarray]) -> np.ndarray:
     if op in ("maxloc", "minloc"):
         return located(op, np.stack(arrays))
     with np.errstate(all="ignore"):
-        return functools.reduce(UFUNCS[op], arrays)
+        return functools.reduce(UFUNCS[op], arrays).astype(arrays[0].dtype)
 
 
 def located(op: str, each: np.ndarray) -> np.ndarray:

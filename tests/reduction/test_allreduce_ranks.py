@@ -495,7 +495,7 @@ def raises_on_all(node, kind, text, call):
         ("c16", "max", TypeError, "complex numbers have no max"),
         ("f8", "mean", ValueError, "op must be one of 'sum', .*, not 'mean'"),
         ("f8", np.add, TypeError, "op must be one of 'sum', .*, not <ufunc"),
-        ("f8", MPI.BAND, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
+        ("f8", MPI.REPLACE, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
         (">f8", "sum", TypeError, "byte order"),
     ],
 )

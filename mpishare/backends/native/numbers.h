@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Each number, its type, and the type in which it is added and multiplied: integers wrap. */
-#define EACH_NATIVE(DO)                                                                            \
+#define EACH_INTEGER(DO)                                                                           \
     DO(int8, int8_t, uint32_t)                                                                     \
     DO(int16, int16_t, uint32_t)                                                                   \
     DO(int32, int32_t, uint32_t)                                                                   \
@@ -16,7 +16,10 @@
     DO(uint8, uint8_t, uint32_t)                                                                   \
     DO(uint16, uint16_t, uint32_t)                                                                 \
     DO(uint32, uint32_t, uint32_t)                                                                 \
-    DO(uint64, uint64_t, uint64_t)                                                                 \
+    DO(uint64, uint64_t, uint64_t)
+
+#define EACH_NATIVE(DO)                                                                            \
+    EACH_INTEGER(DO)                                                                               \
     DO(float32, float, float)                                                                      \
     DO(float64, double, double)
 
@@ -32,6 +35,16 @@
     static inline type min_##number(type a, type b) { return a <= b || a != a ? a : b; }
 
 EACH_NATIVE(COMBINE)
+
+#define COMBINE_BITS(number, type, wide)                                                           \
+    static inline type land_##number(type a, type b) { return a && b; }                            \
+    static inline type lor_##number(type a, type b) { return a || b; }                             \
+    static inline type lxor_##number(type a, type b) { return !a != !b; }                          \
+    static inline type band_##number(type a, type b) { return (type)(a & b); }                     \
+    static inline type bor_##number(type a, type b) { return (type)(a | b); }                      \
+    static inline type bxor_##number(type a, type b) { return (type)(a ^ b); }
+
+EACH_INTEGER(COMBINE_BITS)
 
 /* Kept in 16 bits, the upper half of a float; computed with as a float, rounded once. */
 typedef struct {

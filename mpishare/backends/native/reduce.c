@@ -53,6 +53,16 @@ typedef struct {
 
 EACH_NUMBER(FOLDS)
 
+#define FOLDS_OF_BITS(number, type, wide)                                                          \
+    FOLD(land, number, type)                                                                       \
+    FOLD(lor, number, type)                                                                        \
+    FOLD(lxor, number, type)                                                                       \
+    FOLD(band, number, type)                                                                       \
+    FOLD(bor, number, type)                                                                        \
+    FOLD(bxor, number, type)
+
+EACH_INTEGER(FOLDS_OF_BITS)
+
 /* Values with their indices, in a complex number: of equal values, and of NaNs, the lowest index. */
 #define LOCATE(operation, number, type, beyond)                                                    \
     static inline type operation##_##number(type a, type b)                                        \
@@ -77,6 +87,9 @@ EACH_PAIR(LOCATES)
     {#operation " " #number, fold_##operation##_##number, sizeof(type)},
 #define ROWS(number, type, wide)                                                                   \
     ROW(sum, number, type) ROW(prod, number, type) ROW(max, number, type) ROW(min, number, type)
+#define ROWS_OF_BITS(number, type, wide)                                                           \
+    ROW(land, number, type) ROW(lor, number, type) ROW(lxor, number, type)                         \
+    ROW(band, number, type) ROW(bor, number, type) ROW(bxor, number, type)
 #define ROWS_OF_PAIRS(pair, number, type)                                                          \
     {"sum " #pair, fold_sum_##number, sizeof(type)}, ROW(maxloc, pair, pair) ROW(minloc, pair, pair)
 
@@ -84,7 +97,7 @@ static const struct {
     const char *name;
     Fold fold;
     size_t nbytes;
-} folds[] = {EACH_NUMBER(ROWS) EACH_PAIR(ROWS_OF_PAIRS)};
+} folds[] = {EACH_NUMBER(ROWS) EACH_INTEGER(ROWS_OF_BITS) EACH_PAIR(ROWS_OF_PAIRS)};
 
 static int find_fold(const char *name)
 {

@@ -29,6 +29,12 @@
 #define MIN 3
 #define MAXLOC 4
 #define MINLOC 5
+#define LAND 6
+#define LOR 7
+#define LXOR 8
+#define BAND 9
+#define BOR 10
+#define BXOR 11
 
 typedef unsigned long long Word;
 
@@ -68,6 +74,12 @@ __device__ __forceinline__ T combine(T a, T b) {
     if constexpr (OPERATION == SUM) return static_cast<T>(a + b);
     else if constexpr (OPERATION == PROD) return static_cast<T>(a * b);
     else if constexpr (OPERATION == MAXLOC || OPERATION == MINLOC) return locate(a, b);
+    else if constexpr (OPERATION == LAND) return a && b;
+    else if constexpr (OPERATION == LOR) return a || b;
+    else if constexpr (OPERATION == LXOR) return !a != !b;
+    else if constexpr (OPERATION == BAND) return static_cast<T>(a & b);
+    else if constexpr (OPERATION == BOR) return static_cast<T>(a | b);
+    else if constexpr (OPERATION == BXOR) return static_cast<T>(a ^ b);
     else if constexpr (OPERATION == MAX) return a >= b || a != a ? a : b;
     else return a <= b || a != a ? a : b;
 }
