@@ -54,7 +54,8 @@ class Block(NamedTuple):
             if extents[-1] < 0:
                 raise ValueError(
                     f"axis {axis} of a field of shape {tuple(shape)} has {shape[axis]} cells, "
-                    f"fewer than its {low} + {high} ghosts"
+                    f"fewer than its {low} + {high} ghosts. axes= names the axes that are cut, "
+                    "also from the end, (-2, -1)"
                 )
         return cls(tuple(extents), widths)
 
@@ -405,6 +406,6 @@ def _require_match(
         (one, ours), (other, others) = sorted([sender, receiver])
         raise ValueError(
             f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
-            f"axis {axis} of the cart they own {ours} and {others} cells (without "
-            "ghosts)"
+            f"axis {axis} of the cart they own {ours} and {others} cells (without ghosts). Shapes, "
+            "widths and axes= of both ranks give these extents"
         )

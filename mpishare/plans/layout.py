@@ -91,9 +91,7 @@ class FieldLayout:
             )
 
     def _remedy(self, other: FieldLayout) -> str:
-        plan = (
-            "make another plan for it (a halo exchange of Layout.any takes all fields of a block)"
-        )
+        plan = "make another plan for it (halo exchanges of Layout.any take all fields of a block)"
         if self.kind == other.kind:
             xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
             for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):

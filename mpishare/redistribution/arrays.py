@@ -86,7 +86,8 @@ class Arrays:
         wanted = FieldLayout(side.shape, found.strides, side.layout.dtype, side.layout.device)
         if found.kind != wanted.kind:
             raise ValueError(
-                f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}"
+                f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}. "
+                "Give an array like it, or make another plan, of this shape and dtype"
             )
         return array
 

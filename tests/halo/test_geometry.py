@@ -423,7 +423,8 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     assert text == texts[1]
     assert text == (
         "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
-        f"they own 6 and {extent} cells (without ghosts)"
+        f"they own 6 and {extent} cells (without ghosts). Shapes, widths and axes= of both ranks "
+        "give these extents"
     )
 
 

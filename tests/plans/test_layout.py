@@ -46,7 +46,7 @@ def test_the_remedy_is_the_order_of_the_plan():
     wanted = host_layout(np.zeros((2, 3), order="F"), "it")
     with pytest.raises(
         ValueError,
-        match=r"u = numpy.asfortranarray\(u\), or make another.*\(a halo exchange of Layout.any",
+        match=r"u = numpy.asfortranarray\(u\), or make another.*\(halo exchanges of Layout.any",
     ):
         wanted.require(host_layout(np.zeros((2, 3)), "it"))
 
