@@ -23,6 +23,7 @@ from mpishare.runtime.context import Location
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mpishare.memory.memory import Memory
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.slots import Slots
 
@@ -69,7 +70,12 @@ class LargeReduce:
             places = self._places(flat)
         if all(place.window for place in places):
             layout = FieldLayout.of_host(flat)
-            self._reduce_in_place([array_at(self._address(place), layout) for place in places])
+            memories = [self._segment(place) for place in places]
+            # Held, as a handler of a signal may close the window meanwhile.
+            held = [memory.array((memory.nbytes,), "u1") for memory in memories]
+            addresses = [m.address + at.offset for m, at in zip(memories, places, strict=True)]
+            self._reduce_in_place([array_at(address, layout) for address in addresses])
+            del held
         elif _HIDDEN not in places:
             self._reduce_by_reads(flat, places)
         else:
@@ -90,11 +96,11 @@ class LargeReduce:
         slots.meet(REDUCE)
         return slots.places()
 
-    def _address(self, place: Location) -> int:
-        address = self._context.segment_address(place.window, place.rank)
-        if address is None:
+    def _segment(self, place: Location) -> Memory:
+        memory = self._context.segment_memory(place.window, place.rank)
+        if memory is None:
             raise ClosedError(f"{self._slots.name}: reduce failed: window {place.window} is closed")
-        return address + place.offset
+        return memory
 
     def _reduce_in_place(self, fields: Sequence[Array]) -> None:
         """Fold this rank's share, which only it reads and writes, and store it in all fields."""
@@ -153,7 +159,7 @@ class LargeReduce:
     def _source(self, rank: int, place: Location) -> tuple[int, int]:
         """Return the process, and the address in it, where this one reads a rank's field."""
         if place.window:  # mapped here
-            return os.getpid(), self._address(place)
+            return os.getpid(), self._segment(place).address + place.offset
         return self._peers.pids[self._ranks[rank]], place.offset
 
     def _read(

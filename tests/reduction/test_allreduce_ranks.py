@@ -674,3 +674,33 @@ def test_a_plan_that_is_closed_in_its_own_call(host_node, monkeypatch, call):
     monkeypatch.setattr(slots, "next_epoch", interrupted)
     with pytest.raises(ClosedError, match=r"Allreduce \d+ was closed while it was in a call"):
         total.reduce(x) if call == "reduce" else total.dot(x, x)
+
+
+@TWO
+@pytest.mark.filterwarnings("ignore:window:ResourceWarning")
+@pytest.mark.parametrize("closes_window", [False, True])
+def test_a_plan_that_is_closed_amid_a_sum_in_place(host_node, monkeypatch, closes_window):
+    """By a handler of a signal, on all ranks, and the window of the fields too."""
+    node = host_node
+    win = node.allocate_each(200_000, fill=1.0)
+    total = Allreduce(node.comm, win, node=node)
+    large = total._engine._large
+    fold = large._fold
+
+    def interrupted(operands, out):
+        if not total.is_closed:
+            total.close()
+            if closes_window:
+                win.close()
+        fold(operands, out)
+
+    monkeypatch.setattr(large, "_fold", interrupted)
+    array = win.array
+    with pytest.raises(ClosedError, match=r"Allreduce \d+ was closed while it was in a call"):
+        total.reduce(array)
+    del array
+    x = np.ones(3)
+    with Allreduce(node.comm, x, node=node) as other:  # the node goes on
+        other.reduce(x)
+    assert (x == node.size).all()
+    win.close()
