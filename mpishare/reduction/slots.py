@@ -9,9 +9,9 @@ Each epoch is a barrier. Words are double-buffered by its parity, slots by that 
 overwrites those of use k in use k + 2. It has passed the barrier of use k + 1 by then, so all
 others are done with use k.
 
-In a use each rank folds the slots of all. With many ranks that is much to read: then each folds a
-share, whose result takes the place of the operand in its own slot, and a second barrier ends with
-the shares of all.
+In a use each rank folds the slots of all. Of many bytes or ranks that is much to read: then each
+folds a share, whose result takes the place of the operand in its own slot, and a second barrier
+ends with the shares of all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CALLS = ("reduce", "dot")
 REDUCE, DOT = range(len(CALLS))
-_MIN_SHARED_NBYTES = 128 << 10  # that a rank need not read
+_BARRIER_NBYTES = 5 << 10  # that a rank reads in the time that a barrier takes, per rank
 _SLOT_NBYTES = 512 << 10
 _PLACES = 4  # behind the words of READY
 _PLACE_WORDS = len(Location._fields)
@@ -42,7 +42,8 @@ _PLACE_WORDS = len(Location._fields)
 
 def folds_all(nranks: int, nbytes: int) -> bool:
     """Whether every rank folds all elements; folding a share of them costs a second barrier."""
-    return (nranks - 1) * (nranks - 2) * nbytes < nranks * _MIN_SHARED_NBYTES
+    # It reads the slots of all; else its share of them, and the results of the others.
+    return (nranks - 1) ** 2 * nbytes < nranks**2 * _BARRIER_NBYTES
 
 
 def capacity(count: int, itemsize: int) -> int:
