@@ -18,8 +18,8 @@ static bool fits(const Field *field, const PyObject *array_type, PyObject *given
     const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
     for (int axis = 0; axis < field->ndim; axis++)
         if (shape[axis] != field->shape[axis] ||
-            (strides[axis] != field->strides[axis] && shape[axis] > 1))
-            return false;
+            (strides[axis] != field->strides[axis] && shape[axis] > 1 && field->span))
+            return false; /* strides of an axis of one cell, or of no cells, may be any */
     return true;
 }
 
