@@ -11,8 +11,8 @@ import mpishare
 PLANS = MPI.Comm.Create_keyval()  #: the plans of a communicator, kept with it
 MOST_PLANS = 64  #: per communicator; the one that was not used for longest is dropped
 
-#: Bytes, in host memory: smaller sums and broadcasts are faster by messages.
-LEAST_SUM, LEAST_BCAST = 1 << 15, 1 << 25
+#: Bytes, in host memory: smaller sums are faster by messages, and so are broadcasts of a few ranks.
+LEAST_SUM, LEAST_BCAST, FEW = 1 << 15, 1 << 25, 7
 
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 REALS = INTEGERS | {torch.float32, torch.float64}
@@ -135,7 +135,7 @@ def bcast(comm, buf, root=0):
     into = local(buf)
     if not isinstance(into, torch.Tensor) or not into.nbytes:
         return None
-    if into.nbytes < LEAST_BCAST and not into.is_cuda:
+    if into.nbytes < (LEAST_BCAST if comm.size <= FEW else LEAST_SUM) and not into.is_cuda:
         return None
     plan = plan_of(comm, into, broadcast, into.numel(), root)
     if plan is None:
