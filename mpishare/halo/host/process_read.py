@@ -21,6 +21,7 @@ from mpishare.halo.host.parts import (
     extent_of,
     has_few_gaps,
     is_read_from_process,
+    may_be_read,
 )
 from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import ReadTrial
@@ -82,13 +83,13 @@ def _are_read(
 
     Cells that too many ranks would read at a time are packed; each begins at another sender.
     """
-    readers = Counter(cells_of(*each) for each in sent)
+    cells = [cells_of(*each) for each in sent]
+    readers, nbytes_packed = Counter(cells), Counter[int]()
     most = _MAX_READERS * len({key.sender for key, _ in sent})
-    packed, nbytes_packed = {cells_of(*each): each for each in sent}, Counter[int]()
-    for key, part in packed.values():
+    for key, part in dict(zip(cells, sent, strict=True)).values():
         nbytes_packed[key.sender] += part.nbytes
-    for key, part in sent:
-        is_crowded = part.nbytes <= _MAX_PACKED_NBYTES and readers[cells_of(key, part)] > most
+    for (key, part), same in zip(sent, cells, strict=True):
+        is_crowded = part.nbytes <= _MAX_PACKED_NBYTES and readers[same] > most
         layout = layouts[key.sender][key.field]
         if (
             part.box is not None
@@ -125,8 +126,10 @@ class PeerReads:
         self._layouts = setup.layouts
         self._peers = PeerProcesses(setup)
         sent = parts_sent(messages, comm.ranks_here if messages else (), HOST)
-        others = [(key, part) for key, part, _ in sent if key.sender != key.receiver]
-        self._boxes = dict(_are_read(others, self._layouts))
+        others = [
+            (key, part) for key, part, _ in sent if key.sender != key.receiver and may_be_read(part)
+        ]
+        self._boxes = dict(_are_read(others, self._layouts)) if others else {}
         self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
         self.reads: dict[PartKey, list[tuple[Any, ...]]] = {}
