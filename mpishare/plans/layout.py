@@ -336,10 +336,7 @@ def array_of(field: Any) -> Any:
 
 
 def array_at(address: int, layout: FieldLayout) -> np.ndarray[Any, Any]:
-    """Return the array at an address, in the dtype in which its cells travel.
-
-    It does not hold the memory: a window could not be unmapped otherwise.
-    """
+    """Return an array for memory at an address, which it does not hold, in the carriers' dtype."""
     cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
     return np.ndarray(
         layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides

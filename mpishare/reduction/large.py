@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import ClosedError
-from mpishare.memory.memory import address_of
+from mpishare.memory.memory import ArrayLayout, address_of
 from mpishare.memory.process_memory import ReadTrial, read_memory
-from mpishare.plans.layout import FieldLayout, array_at
 from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.reduction.slots import REDUCE
 from mpishare.runtime.context import Location
@@ -69,13 +68,10 @@ class LargeReduce:
         if flat.nbytes >= _MIN_IN_PLACE_NBYTES:
             places = self._places(flat)
         if all(place.window for place in places):
-            layout = FieldLayout.of_host(flat)
-            memories = [self._segment(place) for place in places]
-            # Held, as a handler of a signal may close the window meanwhile.
-            held = [memory.array((memory.nbytes,), "u1") for memory in memories]
-            addresses = [m.address + at.offset for m, at in zip(memories, places, strict=True)]
-            self._reduce_in_place([array_at(address, layout) for address in addresses])
-            del held
+            # Views that hold the memory: a handler of a signal may close the window meanwhile.
+            layouts = [ArrayLayout(flat.shape, flat.dtype, offset=each.offset) for each in places]
+            pairs = zip(places, layouts, strict=True)
+            self._reduce_in_place([self._segment(place).view(layout) for place, layout in pairs])
         elif _HIDDEN not in places:
             self._reduce_by_reads(flat, places)
         else:

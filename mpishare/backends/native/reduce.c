@@ -45,22 +45,16 @@ typedef struct {
         }                                                                                          \
     }
 
-#define FOLDS(number, type, wide)                                                                  \
-    FOLD(sum, number, type)                                                                        \
-    FOLD(prod, number, type)                                                                       \
-    FOLD(max, number, type)                                                                        \
-    FOLD(min, number, type)
+#define EACH_OF_NUMBERS(DO, number, type)                                                          \
+    DO(sum, number, type) DO(prod, number, type) DO(max, number, type) DO(min, number, type)
+#define EACH_OF_BITS(DO, number, type)                                                             \
+    DO(land, number, type) DO(lor, number, type) DO(lxor, number, type)                            \
+    DO(band, number, type) DO(bor, number, type) DO(bxor, number, type)
+
+#define FOLDS(number, type, wide) EACH_OF_NUMBERS(FOLD, number, type)
+#define FOLDS_OF_BITS(number, type, wide) EACH_OF_BITS(FOLD, number, type)
 
 EACH_NUMBER(FOLDS)
-
-#define FOLDS_OF_BITS(number, type, wide)                                                          \
-    FOLD(land, number, type)                                                                       \
-    FOLD(lor, number, type)                                                                        \
-    FOLD(lxor, number, type)                                                                       \
-    FOLD(band, number, type)                                                                       \
-    FOLD(bor, number, type)                                                                        \
-    FOLD(bxor, number, type)
-
 EACH_INTEGER(FOLDS_OF_BITS)
 
 /* Values with their indices, in a complex number: of equal values, and of NaNs, the lowest index. */
@@ -85,11 +79,8 @@ EACH_PAIR(LOCATES)
 
 #define ROW(operation, number, type)                                                               \
     {#operation " " #number, fold_##operation##_##number, sizeof(type)},
-#define ROWS(number, type, wide)                                                                   \
-    ROW(sum, number, type) ROW(prod, number, type) ROW(max, number, type) ROW(min, number, type)
-#define ROWS_OF_BITS(number, type, wide)                                                           \
-    ROW(land, number, type) ROW(lor, number, type) ROW(lxor, number, type)                         \
-    ROW(band, number, type) ROW(bor, number, type) ROW(bxor, number, type)
+#define ROWS(number, type, wide) EACH_OF_NUMBERS(ROW, number, type)
+#define ROWS_OF_BITS(number, type, wide) EACH_OF_BITS(ROW, number, type)
 #define ROWS_OF_PAIRS(pair, number, type)                                                          \
     {"sum " #pair, fold_sum_##number, sizeof(type)}, ROW(maxloc, pair, pair) ROW(minloc, pair, pair)
 

@@ -94,7 +94,7 @@ def is_read_from_process(
 ) -> bool:
     """Whether a part is worth reading from the sender's process, in whose field it is so placed.
 
-    `nbytes_packed`: of all parts that the sender would pack, of those that `may_be_read`.
+    `nbytes_packed` counts what the sender would pack of all parts that `may_be_read`.
     """
     ratio = _UNCACHED_RATIO if nbytes_packed > _MAX_CACHED_NBYTES else 1
     if part.box is None or ratio * part.nbytes < _MIN_READ_NBYTES:

@@ -79,7 +79,7 @@ class _Readable:
 def _are_read(
     sent: Sequence[tuple[PartKey, PartInfo]], layouts: Sequence[Sequence[FieldLayout]]
 ) -> Iterator[tuple[PartKey, Box]]:
-    """Yield the parts that are worth reading, of those that ranks send to others.
+    """Yield the parts between ranks that are worth reading from the sender's process.
 
     Cells that too many ranks would read at a time are packed; each begins at another sender.
     """
@@ -129,7 +129,7 @@ class PeerReads:
         others = [
             (key, part) for key, part, _ in sent if key.sender != key.receiver and may_be_read(part)
         ]
-        self._boxes = dict(_are_read(others, self._layouts)) if others else {}
+        self._boxes = dict(_are_read(others, self._layouts))
         self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
         self.reads: dict[PartKey, list[tuple[Any, ...]]] = {}
