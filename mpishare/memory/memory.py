@@ -83,7 +83,7 @@ class ArrayLayout(NamedTuple):
         return first >= 0 and last + self.dtype.itemsize <= nbytes
 
     def pack(self) -> list[Any]:
-        """Return the description for other ranks, of which they `unpack` the same layout."""
+        """Return the description from which other ranks `unpack` the same layout."""
         return [self.shape, dtypes.dump(self.dtype), self.strides, self.offset]
 
     @classmethod

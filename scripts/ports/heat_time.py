@@ -165,8 +165,10 @@ def cases_of(dtype):
     part = torch.full((3, 2), comm.rank, device=place()).to(dtype)
     yield "gathered", lambda: gathered(comm, part, 0)
     yield "gathered along axis 1", lambda: gathered(comm, part, 1)
-    operations = MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN, MPI.LAND, MPI.LOR, MPI.LXOR
-    for op in (*operations, MPI.BAND, MPI.BOR, MPI.BXOR)[: 7 if dtype == torch.bool else None]:
+    operations = [MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN, MPI.LAND, MPI.LOR, MPI.LXOR]
+    if dtype != torch.bool:  # MPI has no bitwise operations on them
+        operations += [MPI.BAND, MPI.BOR, MPI.BXOR]
+    for op in operations:
         if dtype in mpishare_heat.OPERATIONS[op.handle][1]:
             yield (
                 f"reduced by {op}",

@@ -378,7 +378,7 @@ def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
 
 
 def test_a_shared_sum_that_is_called_again_goes_on_where_it_was(module):
-    count = 48  # doubles, of which rank 0 folds 16, a share of whole slots of words
+    count = 48  # doubles; rank 0 folds 16, which fill a slot of words
     words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, count))
     field = np.full(count, 3.0)
     parts = map(list, (words, *slots))
