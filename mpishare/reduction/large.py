@@ -35,8 +35,9 @@ _MAX_SLOT_NBYTES = 2 << 20
 _MAX_READERS = 4
 """The most ranks that read larger fields from processes.
 
-28 ranks took 8.2 ms for 4 MiB, by chunks 4.1, and MPI 10; two took as long both ways. Where other
-programs took half of the cores, two to four took 0.4 to 1.4 of MPI's time, by chunks 1.1 to 4.4.
+28 ranks took 8.2 ms for 4 MiB, by chunks 4.1, and MPI 10; two took 1.0 ms for 8 MiB, by chunks 1.3.
+Where other programs took half of the cores, two to four took 0.4 to 1.4 of MPI's time, by chunks
+1.1 to 4.4.
 """
 _READ_NBYTES = 256 << 10  # read by one system call, and folded while they are in the cache
 _MAX_READ_NBYTES = 8 << 20  # of a result, by one system call, which a signal waits for
