@@ -122,7 +122,7 @@ class PlanEngine(Protocol):
         return []
 
     def finish_at_exit(self, deadline: float) -> None:  # noqa: ARG002
-        """At process exit: publish whether all exchanges that began are over by the deadline."""
+        """At process exit: wait until all calls that began are over, up to the deadline."""
         return
 
     def drain(self) -> None:

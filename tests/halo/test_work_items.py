@@ -130,15 +130,16 @@ def test_staging_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent
     ]
     first = staging_layout(messages, routes, range(3), 0)
     assert set(first.flags) == {(1, 0, 3, 0), silent_key(2, 0)}
-    assert set(first.copied) == {(1, 0, 4, 0)}
+    assert set(first.parts) == {(1, 0, 3, 0), (1, 0, 4, 0)}
+    assert first.parts[1, 0, 4, 0] + 7 <= first.parts[1, 0, 3, 0] + first.parity_offset
     second = staging_layout(messages, routes, range(3), 1)
     assert [len(flags) for flags in second.flags.values()] == [9, 11]
     flags = [at for each in second.flags.values() for at in each]
     assert len(set(flags)) == len(flags)
-    parts_begin = second.fused[0, 1, 0, 0]
+    parts_begin = second.parts[0, 1, 0, 0]
     assert max(flags) < parts_begin
-    assert second.fused[0, 1, 0, 1] >= second.fused[0, 1, 0, 0] + 140_000
-    assert second.fused[0, 1, 0, 1] + 170_000 <= second.fused[0, 1, 0, 0] + second.parity_offset
+    assert second.parts[0, 1, 0, 1] >= second.parts[0, 1, 0, 0] + 140_000
+    assert second.parts[0, 1, 0, 1] + 170_000 <= second.parts[0, 1, 0, 0] + second.parity_offset
     assert second.nbytes == parts_begin + 2 * second.parity_offset
 
 
@@ -148,8 +149,8 @@ def test_what_travels_by_ll_has_a_word_for_four_bytes_and_no_flag(nbytes):
     messages = [[message(1, 0, [(0, nbytes), (1, 200_000), (2, 64)], "fused")], []]
     found = staging_layout(messages, routes, range(2), 1)
     assert set(found.flags) == {(0, 1, 0, 1)}  # too large
-    assert found.fused[0, 1, 0, 1] >= found.fused[0, 1, 0, 0] + 8 * -(-nbytes // 4)
-    assert found.fused[0, 1, 0, 2] + 8 * 16 <= found.fused[0, 1, 0, 0] + found.parity_offset
+    assert found.parts[0, 1, 0, 1] >= found.parts[0, 1, 0, 0] + 8 * -(-nbytes // 4)
+    assert found.parts[0, 1, 0, 2] + 8 * 16 <= found.parts[0, 1, 0, 0] + found.parity_offset
     # A sender with parts, by LL or not, needs no flag that says nothing else.
     assert set(staging_layout(messages, routes, range(2), 0).flags) == {silent_key(1, 0)}
 
@@ -175,9 +176,10 @@ def test_pinned_parts_do_not_overlap():
         [message(1, 0, [(0, 100), (1, 8)], "pinned")],
         [message(0, 1, [(0, 5)], "pinned")],
     ]
-    found, nbytes = pinned_layout(messages, range(2))
-    assert sorted(found.values()) == [0, 112, 128]
-    assert nbytes == 144
+    found = pinned_layout(messages, range(2))
+    assert sorted(found.parts.values()) == [0, 112, 128]
+    assert found.parity_offset >= 144
+    assert found.nbytes == 2 * found.parity_offset
 
 
 # What the kernels have always read: the layout of the structs in C, little-endian.

@@ -33,9 +33,9 @@ class Buffers(PlanBuffers):
         self._layouts = {
             rank: staging_layout(*given, rank, sharing, direct) for rank in (comm.rank, *neighbors)
         }
-        self._pinned, pinned_nbytes = pinned_layout(direction.messages, direction.ranks_here)
+        self._pinned = pinned_layout(direction.messages, direction.ranks_here)
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
-        super().__init__(comm, name, nbytes, neighbors, pinned_nbytes, streamed)
+        super().__init__(comm, name, nbytes, neighbors, self._pinned.nbytes, streamed)
         self.stages: list[MpiStage] = []
         self.unpacked: Any = None
         self.in_place: InPlaceMessages | None = None
@@ -67,15 +67,15 @@ class Buffers(PlanBuffers):
         direction = self._direction
         peer = key.receiver if key.sender == self._comm.rank else key.sender
         far = None if part.far is None else direction.layouts_by_rank[peer][part.far]
-        if direction.mine[peer] is PINNED:
-            return Slot(self.flags.staging_address + self._pinned[key], far=far)
-        layout = self._layouts[key.receiver]
-        base = self.address_of(key.receiver)
-        if direction.mine[peer] is COPY:
-            return Slot(base + layout.copied[key], far=far)
+        route = direction.mine[peer]
+        is_pinned = route is PINNED
+        layout = self._pinned if is_pinned else self._layouts[key.receiver]
+        base = self.flags.staging_address if is_pinned else self.address_of(key.receiver)
+        place = base + layout.parts[key], layout.parity_offset
+        if route is not FUSED:
+            return Slot(*place, far=far)
         return Slot(
-            base + layout.fused[key],
-            layout.parity_offset,
+            *place,
             self._addresses_of_flags(key),
             self._ghosts_of(key),
             far,

@@ -36,7 +36,7 @@ __device__ void run_item(
     const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort,
     Waited* last
 ) {
-    char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
+    char* packed = packed_of(item, epoch);
     char* field = fields.at[item.part.field];
     const Ghosts* ghosts = reinterpret_cast<const Ghosts*>(item.target);
     const Wait wait({item.stalled_on, abort}, &state->aborted, epoch);

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(512) fused_ll(
     const unsigned per_chunk = CHUNK_NBYTES >> (__ffs(item.part.unit) - 1);
     const unsigned first = (blockIdx.x & ((1 << log_chunks) - 1)) * per_chunk;
     if (first >= item.nunits) return;
-    char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
+    char* packed = packed_of(item, epoch);
     const Range range = {first, min(per_chunk, item.nunits - first)};
     const Wait wait({item.stalled_on, abort}, aborted, epoch);
     run_ll(item, range, fields.at[item.part.field], packed, wait);

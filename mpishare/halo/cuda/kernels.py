@@ -29,7 +29,8 @@ _MAX_LL_FIELDS = 64  # another 0.5 KiB
 _FILES = {
     "fused": "fused.cu",
     "fused_ll": "fused_ll.cu",
-    "streamed": "streamed.cu",
+    "pack": "streamed.cu",
+    "unpack": "streamed.cu",
     "add": "streamed.cu",
 }
 _loaded: set[int] = set()
@@ -146,7 +147,8 @@ class Launcher(PlanLauncher):
             return []
         nothing, zeros = self.work_list(()), self.zeros(32)
         items = nothing.load()
-        rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
+        epochs = self.zeros(16), self.zeros(8)
+        rest = {"fused": (zeros, zeros), "pack": epochs, "unpack": epochs, "add": epochs[:1]}
         return [
             self._prepare_ll(nothing.records(), 0, zeros, zeros)
             if name == "fused_ll"

@@ -28,8 +28,7 @@ class StagingLayout:
     flags: dict[PartKey, list[int]] = field(default_factory=dict)
     # Of the flags for which this rank waits before it stores into ghosts.
     ready: dict[PartKey, int] = field(default_factory=dict)
-    fused: dict[PartKey, int] = field(default_factory=dict)  # in the first of two buffers
-    copied: dict[PartKey, int] = field(default_factory=dict)
+    parts: dict[PartKey, int] = field(default_factory=dict)  # in the first of two buffers
     parity_offset: int = 0  # from the first buffer to the second
     nbytes: int = 0
 
@@ -62,9 +61,7 @@ def staging_layout(
     begin = padded(at, _ALIGN)  # the flags come first
     # An LL word is half data, half flag.
     sizes = {key: 2 * nbytes if uses_ll(nbytes) else nbytes for key, nbytes in fused.items()}
-    layout.fused, end = _consecutive(sizes, begin)
-    layout.parity_offset = padded(end - begin, _ALIGN)
-    layout.copied, layout.nbytes = _consecutive(copied, begin + 2 * layout.parity_offset)
+    layout.parts, layout.parity_offset, layout.nbytes = _double_buffer(sizes | copied, begin)
     return layout
 
 
@@ -81,9 +78,12 @@ def _flag_counts(
     return counts | {silent_key(each, rank): 1 for each in neighbors if each not in senders}
 
 
-def pinned_layout(messages: Messages, ranks_here: Sequence[int]) -> tuple[dict[PartKey, int], int]:
-    """Return the offsets of parts in the node's pinned host memory, and its size."""
-    return _consecutive(_sizes(messages, ranks_here, PINNED, ranks_here), 0)
+def pinned_layout(messages: Messages, ranks_here: Sequence[int]) -> StagingLayout:
+    """Return the layout of the node's pinned host memory."""
+    layout = StagingLayout()
+    sizes = _sizes(messages, ranks_here, PINNED, ranks_here)
+    layout.parts, layout.parity_offset, layout.nbytes = _double_buffer(sizes, 0)
+    return layout
 
 
 def _sizes(
@@ -94,10 +94,11 @@ def _sizes(
     return {key: part.nbytes for key, part, _ in parts if key.receiver in receivers}
 
 
-def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, int], int]:
-    """Return consecutive offsets of parts, and the end of the last."""
-    offsets = {}
+def _double_buffer(sizes: Mapping[PartKey, int], begin: int) -> tuple[dict[PartKey, int], int, int]:
+    """Return the offsets of parts in the first buffer, the offset of the second, and its end."""
+    offsets, at = {}, begin
     for key, nbytes in sizes.items():
         offsets[key] = at
         at += padded(nbytes)
-    return offsets, at
+    parity_offset = padded(at - begin, _ALIGN)
+    return offsets, parity_offset, begin + 2 * parity_offset

@@ -1,37 +1,51 @@
 // Routes copy, pinned and mpi: streams and the host wait for other ranks, these kernels never do.
 #include "work_items.cuh"
 #include "numbers.cuh"
+#include "epochs.cuh"
 
-// Packs or unpacks. A pack also counts the exchanges that this rank's GPU has begun.
-extern "C" __global__ void streamed(
-    const __grid_constant__ Fields fields, const Item* items, unsigned count,
-    unsigned long long* launches, volatile unsigned long long* started
+__device__ __forceinline__ void copy_items(
+    const Fields& fields, const Item* items, unsigned count, Word epoch
 ) {
-    if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++*launches;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
-        copy_item(items[i], fields, items[i].packed);
+        copy_item(items[i], fields, packed_of(items[i], epoch));
+}
+
+// An exchange has a launch or more of each kind: the later ones leave the epochs as they are.
+extern "C" __global__ void pack(
+    const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
+    volatile Word* begun
+) {
+    copy_items(fields, items, count, begin_epoch(epochs, begun));
+}
+
+extern "C" __global__ void unpack(
+    const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
+    volatile Word* done
+) {
+    copy_items(fields, items, count, end_epoch(epochs, done));
 }
 
 template <class Number>
-__device__ void sum(const Item& item, const Fields& fields) {
+__device__ void sum(const Item& item, const Fields& fields, const char* from) {
     char* field = fields.at[item.part.field];
     for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
         unsigned unit = item.first + i;
         Number& cell = *reinterpret_cast<Number*>(field + offset_of(item.part, unit));
-        const char* packed = item.packed + offset_of(*item.target, unit);
+        const char* packed = from + offset_of(*item.target, unit);
         cell = static_cast<Number>(cell + *reinterpret_cast<const Number*>(packed));
     }
 }
 
 // Adds packed cells to a field. No cell is named twice in a launch, and messages have launches of
-// their own: so the order of the sums is fixed.
+// their own: so the order of the sums is fixed. An `unpack` behind them ends their epoch.
 extern "C" __global__ void add(
-    const __grid_constant__ Fields fields, const Item* items, unsigned count
+    const __grid_constant__ Fields fields, const Item* items, unsigned count, const Epochs* epochs
 ) {
+    const Word epoch = epochs->begun;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         const Item& item = items[i];
 #define CASE(element, Number) \
-    case element: sum<Number>(item, fields); break;
+    case element: sum<Number>(item, fields, packed_of(item, epoch)); break;
         switch (item.element) { EACH_ADDED(CASE) }
     }
 }

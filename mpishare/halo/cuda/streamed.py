@@ -1,8 +1,8 @@
 """Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
-There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`
-(see `Signals`). MPI messages are sent and waited for by the host, stage by
-stage, once all work of other routes is on the stream.
+Ranks whose streams wait for each other have flags (`Handshake`) and two buffers (epochs.cuh). MPI
+messages are sent and waited for by the host, stage by stage, once all work of other routes is on
+the stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
-from mpishare.plans.gpu.flags import Signals
+from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, PINNED
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.cuda.mpi_stages import Packed
     from mpishare.halo.cuda.work_items import Slot, WorkList
-    from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
@@ -63,53 +62,51 @@ class StreamedRoutes:
         self._handles: Handles = {}, {}
         self._in_place = buffers.in_place
         self._beside_in_place: driver.Launch | None = None
-        peers = direction.peers(*_BY_STREAM)
-        self._has_signals = bool(peers)
-        self._make_packs(direction, buffers, launcher, alignments)
-        unpack = _adds if direction.is_reverse else _unpacks
+        self._has_signals = bool(buffers.flags.streamed)
+        self._handshake = Handshake(self._backend, buffers.flags)
+        epochs = launcher.state("epochs")
+        self._make_packs(direction, buffers, launcher, alignments, epochs)
         by_stream = [
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
         ]
-        self._unpacks, *self._unpacks_of_stages = (
-            [*unpack(each, launcher, alignments)]
-            for each in (by_stream, *(stage.received for stage in self.stages))
-        )
-        self._make_signals(direction, buffers.flags, peers)
+
+        def unpack(messages: Iterable[Packed]) -> driver.Launch:
+            work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
+            return launcher.prepare("unpack", work.load(), epochs, buffers.flags.done)
+
+        def receive(messages: Sequence[Packed]) -> list[driver.Launch]:
+            if direction.is_reverse:
+                return [*_adds(messages, launcher, alignments, epochs)]
+            return [unpack(messages)] if any(messages) else []
+
+        self._unpacks = receive(by_stream)
+        if self._has_signals and (direction.is_reverse or not self._unpacks):
+            self._unpacks.append(unpack(()))  # which ends the epoch
+        self._unpacks_of_stages = [receive(stage.received) for stage in self.stages]
 
     def _make_packs(
-        self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+        self,
+        direction: Direction,
+        buffers: Buffers,
+        launcher: Launcher,
+        alignments: Sequence[int],
+        epochs: int,
     ) -> None:
         """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
         kind = PACK_AND_ZERO if direction.is_reverse else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
         local = () if direction.has_fused else [*direction.local()]
 
-        def pack(parts: Packed, own: Iterable[tuple[Part, Part]], *pointers: int) -> driver.Launch:
+        def pack(parts: Packed, own: Iterable[tuple[Part, Part]] = ()) -> driver.Launch:
             work = _copies(kind, parts, launcher, alignments, own)
-            return launcher.prepare("streamed", work.load(), *pointers)
+            return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
 
         first, *rest = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
-        # The first is launched with no items, too: it counts the exchanges that have begun.
-        counting = launcher.state("streamed"), buffers.flags.started
-        self._packs = [pack(by_stream + first, local, *counting)]
-        self._packs += [pack(stage, (), 0, 0) for stage in rest]
+        # The first is launched with no items, too: it begins the epoch.
+        self._packs = [pack(by_stream + first, local), *map(pack, rest)]
         if self._in_place is not None and (self._has_signals or local):
-            self._beside_in_place = pack(by_stream, local, *counting)
-
-    def _make_signals(self, direction: Direction, flags: PinnedFlags, peers: Sequence[int]) -> None:
-        backend, rank = self._backend, direction.rank
-        receivers, senders = (
-            {message.peer for message in each} for each in (direction.sends, direction.recvs)
-        )
-        targets, sources = ([p for p in peers if p in each] for each in (receivers, senders))
-        self._set_ready = Signals(backend, [flags.ready(rank, p) for p in targets])
-        self._wait_ready = Signals(backend, awaited=[flags.ready(p, rank) for p in sources])
-        self._exchange_consumed = Signals(
-            backend,
-            [flags.consumed(rank, p) for p in sources],
-            [flags.consumed(p, rank) for p in targets],
-        )
+            self._beside_in_place = pack(by_stream, local)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
         """Pack and unpack by graphs from now on, if an exchange is only MPI messages of one stage.
@@ -177,7 +174,7 @@ class StreamedRoutes:
         if self._in_place_of(addresses) is not None:
             if self._beside_in_place is not None:
                 self._beside_in_place.enqueue(stream)
-            self._set_ready.enqueue(stream)
+            self._handshake.ready.enqueue(stream)
             # By then the owned cells are written, and the ghosts no longer read.
             self._backend.record(self.stages[0].packed, stream)
             return
@@ -186,7 +183,7 @@ class StreamedRoutes:
             first.enqueue(stream)
         else:
             self._graphs[0].enqueue(stream, addresses, is_captured=False)
-        self._set_ready.enqueue(stream)
+        self._handshake.ready.enqueue(stream)
         if not self.stages:
             return
         self._backend.record(self.stages[0].packed, stream)
@@ -207,10 +204,9 @@ class StreamedRoutes:
     def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
-        self._wait_ready.enqueue(stream)
+        self._handshake.seen.enqueue(stream)
         for launch in self._unpacks:
             launch.enqueue(stream)
-        self._exchange_consumed.enqueue(stream)
         in_place = self._in_place_of(addresses)
         if in_place is not None:
             self._wait_on_host(driver.is_event_done, self.stages[0].packed, self._where)
@@ -257,24 +253,15 @@ def _copies(
     return work
 
 
-def _unpacks(
-    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
-) -> Iterator[driver.Launch]:
-    """Yield one launch, if there is anything to unpack."""
-    work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
-    if len(work):
-        yield launcher.prepare("streamed", work.load(), 0, 0)
-
-
 def _adds(
-    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
+    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int], epochs: int
 ) -> Iterator[driver.Launch]:
     """Yield a launch per pass of each message."""
     for parts in chain.from_iterable(map(_passes, messages)):
         work = launcher.work_list(alignments)
         for part, slot, rows in parts:
-            work.add_sum(part, slot.address, rows)
-        yield launcher.prepare("add", work.load())
+            work.add_sum(part, slot, rows)
+        yield launcher.prepare("add", work.load(), epochs)
 
 
 def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:

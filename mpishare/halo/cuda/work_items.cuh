@@ -43,6 +43,11 @@ struct __align__(16) Item {
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
 };
 
+// Where the buffer of an epoch has the first unit of an item's part.
+__device__ __forceinline__ char* packed_of(const Item& item, unsigned long long epoch) {
+    return item.packed + (epoch & 1 ? item.parity_offset : 0);
+}
+
 // The cells of a receiver that a sender on the same GPU may store into, without staging, at
 // exchanges at which the receiver says so.
 struct Ghosts {

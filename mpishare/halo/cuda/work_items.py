@@ -195,7 +195,7 @@ class WorkList:
         item = Item(self._record(part, cells), target=address, kind=LOCAL)
         self._add_chunks(item, part, cells, shares_gpu=shares_gpu)
 
-    def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
+    def add_sum(self, part: Part, slot: Slot, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
 
         `rows` selects some of the indices of a part; default: all of them.
@@ -219,7 +219,8 @@ class WorkList:
         address = self._upload(np.frombuffer(self._record(source, there), np.uint8))
         item = Item(
             self._record(part, cells),
-            packed,
+            slot.address,
+            slot.parity_offset,
             target=address,
             kind=UNPACK,
             element=ADDED.index(number.added_as),

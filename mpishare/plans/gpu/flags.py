@@ -8,13 +8,13 @@ from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import NO_WORDS, SLOT_WORDS, whole_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from mpishare.backends import Backend
     from mpishare.plans.comm import PlanComm, PlanMemory
 
 # The words of one rank: four slots, then three rows with a word for each rank.
-_CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))
+_CALLS, _BEGUN, _DONE, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))
 
 
 class PinnedFlags:
@@ -27,10 +27,10 @@ class PinnedFlags:
 
     def __init__(self, comm: PlanComm, name: str, nbytes: int, streamed: Collection[int]) -> None:
         self._context = comm.context
-        self._streamed = streamed
+        self.streamed = streamed
         self._ranks = list(comm.ranks_here)
         self._ranks_in_node = comm.ranks_here
-        self._rank = comm.rank
+        self.rank = comm.rank
         self._row = whole_slots(len(self._ranks))
         self._stride = _ROWS + 3 * self._row
         self._count = self._stride * len(self._ranks)
@@ -41,59 +41,66 @@ class PinnedFlags:
         self._view = self._memory.buffer[: 8 * self._count].cast("Q")
         # The watchdog releases these words, too, when it sees a rank die.
         self._context.counter_pool.watch(self._view)
-        mine = self._index(self._rank, _CALLS)
+        mine = self._index(self.rank, _CALLS)
         self.calls = self._view[mine : mine + 1]
+        for peer in streamed:  # which may pack a first call
+            self._view[self._index(self.rank, self._in_row(1, peer))] = 1
 
     def ready(self, sender: int, receiver: int) -> int:
         """Return the address of the sender's flag: its cells are packed."""
         return self._address_of(sender, self._in_row(0, receiver))
 
-    def consumed(self, receiver: int, sender: int) -> int:
-        """Return the address of the receiver's flag: the cells are unpacked."""
+    def seen(self, receiver: int, sender: int) -> int:
+        """Return the address of the receiver's flag: its stream has reset `ready`."""
         return self._address_of(receiver, self._in_row(1, sender))
 
     def stalled_on(self, peer: int) -> int:
         """Return the address of the word that is not 0 during this GPU's long wait for a peer."""
-        return self._address_of(self._rank, self._in_row(2, peer))
+        return self._address_of(self.rank, self._in_row(2, peer))
 
     @property
-    def started(self) -> int:
-        """The address of this GPU's count of streamed exchanges begun."""
-        return self._address_of(self._rank, _STARTED)
+    def begun(self) -> int:
+        """The address of this GPU's count of streamed calls begun."""
+        return self._address_of(self.rank, _BEGUN)
+
+    @property
+    def done(self) -> int:
+        """The address of this GPU's count of streamed calls done."""
+        return self._address_of(self.rank, _DONE)
 
     @property
     def abort(self) -> int:
         """The address of the word that is not 0 once the watchdog has released all waits."""
-        return self._address_of(self._rank, _ABORT)
+        return self._address_of(self.rank, _ABORT)
 
-    def mark_finished(self) -> None:
-        """Publish that all streamed exchanges that this GPU has begun are done."""
-        started = self._view[self._index(self._rank, _STARTED)]
-        self._view[self._index(self._rank, _FINISHED)] = started
+    def are_read(self) -> bool:
+        """Whether the others have read what this GPU has packed for their streams."""
+        begun = self._view[self._index(self.rank, _BEGUN)]
+        return all(self._view[self._index(peer, _DONE)] >= begun for peer in self.streamed)
 
     def pending(self) -> list[int]:
         """Ranks of the node that this rank's GPU waits for, or that have made fewer calls.
 
         A kernel publishes its long waits. Where a stream waits, a rank is pending if it has begun
-        fewer exchanges, or has left the node before these were done on its GPU.
+        fewer calls, or has left the node before these were done on its GPU.
         """
         view, state = self._view, self._context.agreement.block.state  # `close` may replace it
-        mine = self._index(self._rank, 0)
-        stalled_on = self._index(self._rank, _ROWS + 2 * self._row)
+        mine = self._index(self.rank, 0)
+        stalled_on = self._index(self.rank, _ROWS + 2 * self._row)
 
         def is_pending(index: int, peer: int) -> bool:
             theirs = self._stride * index
             if view[stalled_on + index] or view[theirs + _CALLS] < view[mine + _CALLS]:
                 return True
             is_present = state(self._ranks_in_node[peer]) == State.PRESENT
-            done = view[theirs + (_STARTED if is_present else _FINISHED)]
-            return peer in self._streamed and done < view[mine + _STARTED]
+            done = view[theirs + (_BEGUN if is_present else _DONE)]
+            return peer in self.streamed and done < view[mine + _BEGUN]
 
         ranks = [peer for index, peer in enumerate(self._ranks) if is_pending(index, peer)]
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def ahead(self) -> list[int]:
-        mine = self._view[self._index(self._rank, _CALLS)]
+        mine = self._view[self._index(self.rank, _CALLS)]
         calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
         return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
 
@@ -117,21 +124,41 @@ class PinnedFlags:
 
 
 class Signals:
-    """Stores of 1 to flags, then waits for a 1 in other flags, and their reset to 0.
+    """Stores of 1 to flags, each once a 1 is in other flags, which are reset to 0.
 
     By streams, for kernels that never wait. The rank that waits for a flag resets it. There are no
     counters, so that a captured graph can replay the same operations.
     """
 
-    def __init__(
-        self, backend: Backend, stored: Sequence[int] = (), awaited: Sequence[int] = ()
-    ) -> None:
-        operations = [("write", address, 1) for address in stored]
-        for address in awaited:
-            operations += [("wait", address, 1), ("write", address, 0)]
+    def __init__(self, backend: Backend, *steps: tuple[Iterable[int], Iterable[int]]) -> None:
+        operations: list[tuple[str, int, int]] = []
+        for awaited, stored in steps:
+            for address in awaited:
+                operations += [("wait", address, 1), ("write", address, 0)]
+            operations += [("write", address, 1) for address in stored]
         self._values = [value for *_, value in operations]
         self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
 
     def enqueue(self, stream: int) -> None:
         if self._values:
             self._signals.enqueue(stream, self._values)
+
+
+class Handshake:
+    """The signals of a call between this rank and those for which its streams wait.
+
+    `ready` stores that the call is packed, once the others have seen the flags of the call before;
+    `seen` waits until they have packed theirs. Between all of them and in both directions, also
+    where nothing is sent: a rank that has packed a call has unpacked the one before.
+    """
+
+    def __init__(self, backend: Backend, flags: PinnedFlags) -> None:
+        me, peers = flags.rank, flags.streamed
+
+        def of(flag: Callable[[int, int], int]) -> tuple[list[int], list[int]]:
+            return [flag(me, peer) for peer in peers], [flag(peer, me) for peer in peers]
+
+        (ready, their_ready), (seen, their_seen) = of(flags.ready), of(flags.seen)
+        steps = (their_seen, ready), (their_ready, seen)
+        self.ready, self.seen = (Signals(backend, step) for step in steps)
+        self.both = Signals(backend, *steps)

@@ -126,15 +126,14 @@ class CudaPlanEngine:
         return self._flags.pending()
 
     def finish_at_exit(self, deadline: float) -> None:
-        """Publish that all calls have ended, if they do by the deadline.
+        """Wait until all calls have ended here, and the others have read what was packed for them.
 
         Replays of a user's graph are not seen.
         """
-        if self._context.wait_at_exit(self._is_over, deadline):
-            self._flags.mark_finished()
+        self._context.wait_at_exit(self._is_over, deadline)
 
     def _is_over(self) -> bool:
-        return self._chain.is_over()
+        return self._chain.is_over() and self._flags.are_read()
 
     def drain(self) -> None:
         """Wait until no call is under way on this rank, with the node's deadline."""

@@ -2,14 +2,14 @@
 
 For GPUs that ranks share by turns, where a kernel that waits would use up its turn, and for memory
 that cannot be mapped. Each rank packs its field into its own buffer and sets a flag for the others;
-each folds the buffers of all ranks, and sets a flag that it has read theirs.
+each folds the buffers of all ranks. There are two, by the parity of the epoch: see epochs.cuh.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.plans.gpu.flags import Signals
+from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 SEGMENT_NBYTES = 8 << 20
 """Larger fields are reduced part by part, so that the buffers stay small."""
+
+Epoch = tuple[int, int, int]
+"""Arguments of a kernel that begins or ends an epoch: offset to its odd buffers, and addresses."""
+
+NO_EPOCH: Epoch = 0, 0, 0
 
 _THREADS = 512
 _ELEMENTS_PER_THREAD = 2
@@ -36,23 +41,16 @@ class StreamedRoute:
     def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         self._segment = max(1, min(count, SEGMENT_NBYTES // group.itemsize))
-        self.nbytes = padded(self._segment * group.itemsize, _ALIGN)
+        self._parity_offset = padded(self._segment * group.itemsize, _ALIGN)
+        self.nbytes = 2 * self._parity_offset
 
     def bind(self, buffers: Buffers) -> None:
         """Prepare the signals."""
-        group, flags = self._group, buffers.flags
+        group = self._group
         self._buffers = buffers
-        self._launches, self._started = group.zeros(16), flags.started
-        mine = group.ranks[group.me]
-        others = [rank for rank in group.ranks if rank != mine]
-        self._is_ready, self._is_read = (
-            Signals(
-                group.backend,
-                [flag(mine, rank) for rank in others],
-                [flag(rank, mine) for rank in others],
-            )
-            for flag in (flags.ready, flags.consumed)
-        )
+        self._handshake = Handshake(group.backend, buffers.flags).both
+        epochs = self._parity_offset, group.zeros(16)
+        self._begin, self._end = (*epochs, buffers.flags.begun), (*epochs, buffers.flags.done)
         self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
         (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
@@ -76,10 +74,10 @@ class StreamedRoute:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
         forms: set[Form] = {self._form, "ROW"} if with_dot else {self._form}
-        launches = []
+        launches: list[Launch] = []
         for form in forms:
-            launches.append(self._pack(self._shape, field, 0, 0, 0, form=form))
-            launches.append(self._fold(self._shape, field, 0, 0, form=form))
+            arguments = self._shape, field, 0, 0, NO_EPOCH
+            launches += self._pack(*arguments, form=form), self._fold(*arguments, form=form)
         if with_dot:
             arrays = [field, field, self._sum]
             shapes = [self._shape] * 2
@@ -89,20 +87,22 @@ class StreamedRoute:
     def _steps(
         self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, form: Form
     ) -> list[Enqueued]:
-        pack = self._pack(shape, source, begin, count, self._started, form=form)
-        fold = self._fold(shape, target, begin, count, form=form)
-        return [pack, self._is_ready, fold, self._is_read]
+        pack = self._pack(shape, source, begin, count, self._begin, form=form)
+        fold = self._fold(shape, target, begin, count, self._end, form=form)
+        return [pack, self._handshake, fold]
 
     def _pack(
-        self, shape: Shape, field: Any, begin: int, count: int, started: int, *, form: Form
+        self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
     ) -> Launch:
         mine = self._buffers.addresses()[self._group.me]
-        arguments = [shape, field, begin, count, mine, self._launches, started]
+        arguments = [shape, field, begin, count, mine, *epoch]
         return self._group.launch("pack", self._size(count), arguments, form=form)
 
-    def _fold(self, shape: Shape, field: Any, begin: int, count: int, *, form: Form) -> Launch:
+    def _fold(
+        self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
+    ) -> Launch:
         rows = address_array(self._buffers.addresses())
-        arguments = [shape, rows, field, begin, count]
+        arguments = [shape, rows, field, begin, count, *epoch]
         return self._group.launch("fold", self._size(count), arguments, form=form)
 
     def _local_dot(

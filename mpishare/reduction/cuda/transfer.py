@@ -17,6 +17,7 @@ from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.reduction.across_nodes import Transfer
 from mpishare.reduction.cuda.group import kernel_of
 from mpishare.reduction.cuda.records import Shape, address_array
+from mpishare.reduction.cuda.streamed import NO_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,7 +141,14 @@ class GpuTransfer(CudaTransfer):
 
     def _enqueue_fold(self, addresses: Sequence[int], into: int, count: int) -> None:
         function = kernel_of("fold", self._operation, len(addresses), self._device, "ROW")
-        arguments = [Shape(), address_array(addresses), into, 0, count]  # a row has no shape
+        arguments = [
+            Shape(),
+            address_array(addresses),
+            into,
+            0,
+            count,
+            *NO_EPOCH,
+        ]  # a row, no shape
         blocks = max(1, min(-(-count // _THREADS), _MAX_BLOCKS))
         driver.Launch(function, blocks, _THREADS, arguments, self._name).enqueue(self._own)
 
