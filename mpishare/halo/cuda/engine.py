@@ -26,10 +26,13 @@ from mpishare.plans.message import ALIGN
 from mpishare.runtime.route import LOCAL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpishare.backends import StreamInfo
     from mpishare.halo.cuda.streamed import Handles, Replayed
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
@@ -70,6 +73,8 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
+        self._started: Sequence[Any] = ()
+        self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
         self._make(lambda: self._build(direction, handles))
         self._forked, self._joined = self._events
@@ -98,19 +103,42 @@ class CudaEngine(CudaPlanEngine):
                 handles[1].get, on_own, first=first, enqueue=self._fork, with_tensors=False
             )
             self.try_wait = bind_wait(bind(), self._join)
-        elif streamed is not None and streamed.has_graphs:  # of any alignment: by address
-
-            def find(key: Any) -> tuple[int | None, Replayed] | None:
-                graph, messages = handles[1].get(key), streamed.find(key)
-                if messages is None or (graph is None and fused is not None):
-                    return None
-                return graph, messages
-
-            self.try_fast = replay_of(find, bind(order, own), enqueue=self._replay)
+        elif streamed is not None and streamed.has_graphs:
+            kernels = None if fused is None else handles[1]
+            self._bind_messages(streamed, kernels, replay_of, bind(order, own), bind())
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
             self.try_fast = replay_of(
                 self._usual_addresses, bind(order), enqueue=streamed.replay_alone
             )
+
+    def _bind_messages(
+        self,
+        streamed: StreamedRoutes,
+        kernels: dict[Any, int] | None,
+        replay_of: Callable[..., FastCall],
+        on_own: LastStream,
+        on_users: LastStream,
+    ) -> None:
+        """Replay exchanges by messages, and the graphs of fused kernels beside them, if any.
+
+        For fields of any alignment, since they are found by their addresses.
+        """
+
+        def find(key: Any) -> tuple[int | None, Replayed] | None:
+            graph, messages = None if kernels is None else kernels.get(key), streamed.find(key)
+            if messages is None or (graph is None and kernels is not None):
+                return None
+            return graph, messages
+
+        self.try_fast = replay_of(find, on_own, enqueue=self._replay)
+        begin = replay_of(find, on_own, enqueue=self._replay_start, with_tensors=False)
+
+        def try_start(fields: Sequence[Any], stream: Any) -> bool:
+            is_begun = begin(fields, stream)
+            self._started = fields if is_begun else ()
+            return is_begun
+
+        self.try_start, self.try_wait = try_start, bind_wait(on_users, self._replay_wait)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -163,6 +191,7 @@ class CudaEngine(CudaPlanEngine):
 
     def wait(self, call: Call, stream: Any) -> None:
         """Receive into the ghosts; the user's stream waits for the plan's own."""
+        self._started = ()
         entered = self._enter_call("wait", call, stream)
         self._wait(call, entered)
         self._leave(entered)
@@ -247,16 +276,43 @@ class CudaEngine(CudaPlanEngine):
     def _replay(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
         """Exchange by messages, and by the graph of the fused kernel beside them."""
         graph, messages = found
-        routes: Any = self._launches[0].streamed
-        if graph is None:
-            routes.replay_pack(messages, handle, where)
-            routes.replay_messages(messages, handle, where)
-            return
-        self._follow_user(handle)
-        routes.replay_pack(messages, handle, where)
-        launch_graph(graph, self._stream, where)
+        routes = self._replay_packs(found, handle, where)
         routes.replay_messages(messages, handle, where)
-        self._join(handle)
+        if graph is not None:
+            self._join(handle)
+
+    def _replay_start(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
+        """Begin such an exchange, up to the sends."""
+        self._begun = found
+        routes = self._replay_packs(found, handle, where)
+        routes.replay_receive(found[1], handle)  # which takes the host longer than the launch
+
+    def _replay_packs(self, found: tuple[int | None, Replayed], handle: int, where: str) -> Any:
+        """Pack the messages, and launch the graph of the fused kernel beside them.
+
+        Return the routes of the messages.
+        """
+        graph, messages = found
+        routes: Any = self._launches[0].streamed
+        if graph is not None:
+            self._follow_user(handle)
+        routes.replay_pack(messages, handle, where)
+        if graph is not None:
+            launch_graph(graph, self._stream, where)
+        return routes
+
+    def _replay_wait(self, handle: int) -> None:
+        """Send, receive and unpack the messages that were packed by a replay."""
+        graph, messages = self._begun
+        routes: Any = self._launches[0].streamed
+        fields, self._started = self._started, ()
+        try:
+            routes.replay_wait(messages, handle, self._chain.name)
+        except BaseException:
+            never_free(fields)  # a message may still arrive
+            raise
+        if graph is not None:
+            self._join(handle)
 
     def _usual_addresses(self, key: Any) -> tuple[int, ...] | None:
         """Return the addresses of a key if the fields there are right, and well aligned."""

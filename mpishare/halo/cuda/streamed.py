@@ -141,10 +141,30 @@ class StreamedRoutes:
         if isinstance(found, tuple):
             launch_graph(found[0], stream, where)
 
+    def replay_receive(self, found: Replayed, stream: int) -> None:
+        """Begin the messages of a replay whose fields are packed, where other work may follow."""
+        self._backend.record(self.stages[0].packed, stream)
+        if isinstance(found, tuple) and self._backend.is_event_done(self._unpacked):
+            self.stages[0].messages.receive()
+
+    def replay_wait(self, found: Replayed, stream: int, where: str) -> None:
+        """Do the rest of a replay after `replay_receive`."""
+        self._replay_messages(found, stream, where, driver.is_event_done, self.stages[0].packed)
+
     def replay_messages(self, found: Replayed, stream: int, where: str) -> None:
         """Do the rest of a replay: wait for the stream, send, receive and unpack."""
+        self._replay_messages(found, stream, where, driver.is_done, stream)
+
+    def _replay_messages(
+        self,
+        found: Replayed,
+        stream: int,
+        where: str,
+        is_packed: Callable[[Any, str], bool],
+        packed: Any,
+    ) -> None:
         if not isinstance(found, tuple):
-            self._wait_on_host(driver.is_done, stream, where)
+            self._wait_on_host(is_packed, packed, where)
             found.send()
             found.wait()
             return
@@ -153,7 +173,7 @@ class StreamedRoutes:
         self._wait_on_host(driver.is_event_done, self._unpacked, self._where)
         messages = self.stages[0].messages
         messages.receive()
-        self._wait_on_host(driver.is_done, stream, where)
+        self._wait_on_host(is_packed, packed, where)
         messages.send()
         messages.wait()
         launch_graph(found[1], stream, where)
