@@ -49,7 +49,7 @@ class HostReduce(PlanEngine):
         self._local_dot = LocalDot(layout.dtype)
         self._sum = np.empty(1, layout.dtype)
         count, nranks = prod(shape), len(setup.comm.ranks_here)
-        size = capacity(count, layout.dtype.itemsize)
+        size = capacity(count if nranks > 1 else 1, layout.dtype.itemsize)
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, size)
         self.staging_nbytes = slots.nbytes
         self._fold = operation.fold
