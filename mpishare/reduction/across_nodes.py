@@ -3,7 +3,9 @@
 The leader of a node, its first rank in the plan, packs the node's result: in host memory, or in its
 GPU's where the MPI takes that and the result is large. Small results go to all leaders, which fold
 them in their order; of large ones each leader folds its share, and sends it to the others. The rest
-of the node gets the result through shared memory. All of it blocks the host, with the deadline.
+of the node gets the result through shared memory. Large fields that are packed in host memory are
+sent as they are, and a rank that is alone on its node gets the result there, too. All of it blocks
+the host, with the deadline.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
+from mpishare.memory.memory import address_of
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import as_numpy
+from mpishare.plans.layout import Layout, array_at, as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
-from mpishare.reduction.operation import quiet_runner
+from mpishare.reduction.operation import packing_order, quiet_runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
 
 MIN_SHARED_NBYTES = 64 << 10
 """Fewer bytes go to all leaders at once: shares of them are not worth a second message."""
+_PIECE_NBYTES = 4 << 20
+"""The most that a leader folds at once in host memory: 128 MiB at once take three times as long."""
+_MIN_IN_PLACE_NBYTES = 1 << 20
+"""Fewer bytes are copied in less time than it takes to write what another core has just read."""
+_MAX_BOUND = 16  # fields of which a leader keeps the MPI requests
 
 
 class Transfer:
@@ -109,19 +118,24 @@ class AcrossNodes(PlanEngine):
         self._leader = next(iter(comm.ranks_here))
         self._epoch = 0
         self._leaders: _Leaders | None = None
-        shared = transfer.share(comm, self._call, self._leader, count)
-        nbytes = count * dtype.itemsize if shared is None else 0
+        is_sent_as_is = _is_sent_as_is(setup, count)
+        self._is_alone = len(comm.ranks_here) == 1
+        result = transfer.share(comm, self._call, self._leader, count)
+        is_here = result is None and not (is_sent_as_is and self._is_alone)
+        nbytes = count * dtype.itemsize if is_here else 0
         # Pinned on CUDA, which makes copies faster.
         self._memory = comm.take_memory(self._call, SLOT_NBYTES + nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
-        if shared is None:
-            shared = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
-        self._result: Any = shared
+        if is_here:
+            result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
+        self._result: Any = result
+        """None where it takes the place of the field."""
 
         def make() -> None:
             if comm.rank == self._leader:
-                self._leaders = _Leaders(comm, setup.name, self._result, transfer, call)
+                mine = None if is_sent_as_is else transfer.empty(count)
+                self._leaders = _Leaders(setup, transfer, call, count, mine, result)
 
         try:
             comm.step(self._call, make)
@@ -138,21 +152,27 @@ class AcrossNodes(PlanEngine):
         The node's result must come from a reduction in which its ranks waited for each other: then
         no rank still reads the memory that the leader overwrites.
         """
-        epoch = self._epoch = self._epoch + 1
         try:
             if self._leaders is not None:
-                self._transfer.fetch(field, stream, self._leaders.mine)
-                self._leaders.reduce()
-                self._memory_barrier()
-                self._done[0] = epoch
-            elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
-                self._comm.wait(self._call, lambda: [self._leader] if self._done[0] < epoch else [])
-            self._memory_barrier()
-            self._transfer.store(self._result, field, stream)
+                self._leaders.reduce(field, stream)
+            if not self._is_alone:
+                self._pass_on()
+            if self._result is not None:
+                self._transfer.store(self._result, field, stream)
         except BaseException as error:
             if not isinstance(error, MpiShareError):
                 self._agreement.leave(self._call, error)
             raise
+
+    def _pass_on(self) -> None:
+        """Signal that the result is there, as the leader; wait for that, as another rank."""
+        epoch = self._epoch = self._epoch + 1
+        if self._leaders is not None:
+            self._memory_barrier()
+            self._done[0] = epoch
+        elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
+            self._comm.wait(self._call, lambda: [self._leader] if self._done[0] < epoch else [])
+        self._memory_barrier()
 
     def release(self) -> None:
         """Unmap GPU memory of the leader; host memory is unmapped in `close`."""
@@ -171,40 +191,109 @@ class AcrossNodes(PlanEngine):
 
 
 class _Leaders:
-    """The exchange between the leaders, on one of them; `mine` holds the result of its node."""
+    """The exchanges with the other leaders, on one of them: of `mine`, or of fields as they are.
+
+    Fields are known by their addresses, and not held. The result is None if it takes their place.
+    """
 
     def __init__(
-        self, comm: PlanComm, name: str, result: Any, transfer: Transfer, call: str
+        self, setup: PlanSetup, transfer: Transfer, call: str, count: int, mine: Any, result: Any
     ) -> None:
-        self._transfer = transfer
-        leaders = sorted(comm.nodes.index(node) for node in {*comm.nodes})
-        parts = _parts(result, leaders)
-        own = parts.pop(comm.rank)
-        self.mine, self._folded = transfer.empty(result.size), result[own]
-        arrived = {rank: transfer.empty(self._folded.size) for rank in parts}
-        operands = arrived | {comm.rank: self.mine[own]}
-        self._operands = [operands[rank] for rank in leaders]
-        self.nbytes = sum(each.nbytes for each in (self.mine, *arrived.values()))
+        comm, dtype = setup.comm, setup.mine[0].dtype
+        self._comm, self._name, self._call = comm, setup.name, call
+        self.transfer, self._mine, self.result = transfer, mine, result
+        self.rank, self.ranks = comm.rank, _leaders_of(comm)
+        nleaders = len(self.ranks)
+        self.is_shared = _is_shared(count, dtype.itemsize, nleaders)
+        most = count if setup.on_gpu else nleaders * _PIECE_NBYTES // dtype.itemsize
+        self._pieces = [slice(at, at + most) for at in range(0, count, most)]
+        size = max(part.stop - part.start for part in self.parts(min(most, count)).values())
+        self.arrived = {rank: transfer.empty(size) for rank in self.ranks if rank != comm.rank}
+        held = [each for each in (mine, *self.arrived.values()) if each is not None]
+        self.nbytes = sum(each.nbytes for each in held)
+        self._row = Layout(count, dtype).of_field()
+        self._bound: dict[int, list[_Exchange]] = {}
+        self._packed = [] if mine is None else self._bind(mine)
 
-        def messages(outgoing: Iterable[Any], incoming: Iterable[Any], tag: int) -> MpiMessages:
-            ends = [Message(rank, tag, ()) for rank in parts]
-            given, got = ([*map(transfer.buffer, arrays)] for arrays in (outgoing, incoming))
-            return MpiMessages(comm, name, ends, ends, given, got, call)
+    def reduce(self, field: Any, stream: Any) -> None:
+        """Combine the fields of all leaders. Host-blocking."""
+        if self._mine is not None:
+            self.transfer.fetch(field, stream, self._mine)
+            for each in self._packed:
+                each.reduce()
+            return
+        array = as_numpy(field, "a field")
+        try:
+            for each in self._exchanges_at(address_of(array)):
+                each.reduce()
+        except BaseException:
+            never_free(array)  # messages may be under way
+            raise
 
-        tag = 2 * (call == "dot")
-        scattered = [self.mine[part] for part in parts.values()]
-        self._steps = [messages(scattered, arrived.values(), tag)]
-        if self._folded.size < result.size:
+    def _exchanges_at(self, address: int) -> list[_Exchange]:
+        """Return those of the field at an address, in place of the oldest if there are many."""
+        found = self._bound.get(address)
+        if found is None:
+            if len(self._bound) == _MAX_BOUND:
+                for each in self._bound.pop(next(iter(self._bound))):
+                    each.close()
+            found = self._bound[address] = self._bind(array_at(address, self._row))
+        return found
+
+    def _bind(self, mine: Any) -> list[_Exchange]:
+        """Make the exchanges of packed elements, piece by piece."""
+        result = mine if self.result is None else self.result
+        return [_Exchange(self, mine[piece], result[piece]) for piece in self._pieces]
+
+    def parts(self, size: int) -> dict[int, slice]:
+        """Return the part of so many elements that each leader folds, by rank."""
+        count = len(self.ranks)
+        ends = [size * at // count for at in range(count + 1)]
+        parts = map(slice, ends, ends[1:]) if self.is_shared else [slice(0, size)] * count
+        return dict(zip(self.ranks, parts, strict=True))
+
+    def messages(self, outgoing: Iterable[Any], incoming: Iterable[Any], step: int) -> MpiMessages:
+        """Make those of one step to and from the others."""
+        ends = [Message(rank, 2 * (self._call == "dot") + step, ()) for rank in self.arrived]
+        given, got = ([*map(self.transfer.buffer, arrays)] for arrays in (outgoing, incoming))
+        return MpiMessages(self._comm, self._name, ends, ends, given, got, self._call)
+
+    def close(self) -> bool:
+        """Free the requests; return whether no message is under way."""
+        made = [self._packed, *self._bound.values()]
+        are_over = [each.close() for exchanges in made for each in exchanges]
+        return all(are_over)
+
+
+class _Exchange:
+    """One exchange between the leaders, on one of them; `mine` is a piece of its node's result."""
+
+    def __init__(self, leaders: _Leaders, mine: Any, result: Any) -> None:
+        parts = leaders.parts(result.size)
+        own = parts.pop(leaders.rank)
+        self._transfer, self._share = leaders.transfer, result[own]
+        arrived = {rank: each[: self._share.size] for rank, each in leaders.arrived.items()}
+        operands = arrived | {leaders.rank: mine[own]}
+        self._operands = [operands[rank] for rank in leaders.ranks]
+        # A fold may overwrite one of its first two operands, but no other.
+        is_small = self._share.nbytes < _MIN_IN_PLACE_NBYTES
+        is_apart = leaders.result is None and (is_small or leaders.rank not in leaders.ranks[:2])
+        self._folded = next(iter(arrived.values())) if is_apart else self._share
+        scattered = [mine[part] for part in parts.values()]
+        self._steps = [leaders.messages(scattered, arrived.values(), 0)]
+        if leaders.is_shared:
             gathered = [result[part] for part in parts.values()]
-            self._steps.append(messages([self._folded] * len(parts), gathered, tag + 1))
+            self._steps.append(leaders.messages([self._folded] * len(parts), gathered, 1))
 
     def reduce(self) -> None:
-        """Combine `mine` of all leaders in the shared result. Host-blocking."""
+        """Combine the elements of all leaders in the result. Host-blocking."""
         scatter, *gather = self._steps
         scatter.exchange()
         self._transfer.fold(self._operands, self._folded)
         for step in gather:
             step.exchange()
+        if self._folded is not self._share:
+            self._share[...] = self._folded
 
     def close(self) -> bool:
         """Free the requests; return whether no message is under way."""
@@ -212,10 +301,18 @@ class _Leaders:
         return all(are_over)
 
 
-def _parts(result: Any, leaders: Sequence[int]) -> dict[int, slice]:
-    """Return the part of a result that each leader folds, by rank: all of a small one."""
-    size, count = result.size, len(leaders)
-    if result.nbytes < max(MIN_SHARED_NBYTES, count * result.itemsize):
-        return dict.fromkeys(leaders, slice(0, size))
-    ends = [size * at // count for at in range(count + 1)]
-    return dict(zip(leaders, map(slice, ends, ends[1:]), strict=True))
+def _leaders_of(comm: PlanComm) -> list[int]:
+    """Return the first rank of each node, in ascending order."""
+    return sorted(comm.nodes.index(node) for node in {*comm.nodes})
+
+
+def _is_sent_as_is(setup: PlanSetup, count: int) -> bool:
+    """Whether this rank's field needs no packing, and is worth messages of its own."""
+    layout, nleaders = setup.mine[0], len({*setup.comm.nodes})
+    is_packed = not setup.on_gpu and layout.is_packed(packing_order(setup))
+    return is_packed and _is_shared(count, layout.dtype.itemsize, nleaders)
+
+
+def _is_shared(count: int, itemsize: int, nleaders: int) -> bool:
+    """Whether leaders share so many elements; of fewer each folds all."""
+    return count * itemsize >= max(MIN_SHARED_NBYTES, nleaders * itemsize)

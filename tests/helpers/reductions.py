@@ -5,7 +5,7 @@ Needs no pytest, so that scenes of the fault tests use it too.
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
@@ -63,6 +63,20 @@ def folded(op: str, arrays: list[np.ndarray]) -> np.ndarray:
         return located(op, np.stack(arrays))
     with np.errstate(all="ignore"):
         return functools.reduce(UFUNCS[op], arrays).astype(arrays[0].dtype)
+
+
+def over_nodes(stage, node) -> tuple[list[list[int]], Callable[..., np.ndarray]]:
+    """The ranks of each node; and the function of op, dtype, shape and seed of their result."""
+    nodes: dict[int, list[int]] = {}
+    for rank, first in stage.gather((stage.rank, node.ranks[0])):
+        nodes.setdefault(first, []).append(rank)
+    groups = [nodes[first] for first in sorted(nodes)]
+
+    def right(op, dtype, shape, seed):
+        parts = [[values(dtype, shape, rank, seed) for rank in group] for group in groups]
+        return folded(op, [folded(op, part) for part in parts])
+
+    return groups, right
 
 
 def located(op: str, each: np.ndarray) -> np.ndarray:

@@ -189,20 +189,12 @@ def test_calls_in_another_order_on_one_rank(way):
 
 
 def over_nodes(stage: Stage) -> None:
-    from tests.helpers.reductions import folded, laid_out, on_host, values
+    from tests.helpers.reductions import laid_out, on_host, over_nodes, values
 
     wrong = []
     with stage.node() as node:
         xp = node.xp
-        nodes: dict[int, list[int]] = {}
-        for rank, first in stage.gather((stage.rank, node.ranks[0])):
-            nodes.setdefault(first, []).append(rank)
-        groups = [nodes[first] for first in sorted(nodes)]
-
-        def right(op, dtype, shape, seed):
-            parts = [[values(dtype, shape, rank, seed) for rank in group] for group in groups]
-            return folded(op, [folded(op, part) for part in parts])
-
+        groups, right = over_nodes(stage, node)
         cases = [("sum", "f8", (3,)), ("max", "i4", (5, 7)), ("sum", "c16", (30_000,))]
         cases += [("prod", "f4", (70, 90)), ("min", "?", (1,)), ("sum", "f2", (40_001,))]
         cases += [("sum", "f8", (0,)), ("sum", "u1", (200_003,)), ("sum", "f8", ())]
@@ -245,6 +237,66 @@ def test_over_nodes(nodes):
     check_over_nodes(nodes, "host")
 
 
+def other_arrays_over_nodes(stage: Stage, limits: dict[str, int]) -> None:
+    """Large arrays, new ones and kept ones in turns; the last rank's have gaps in one case."""
+    from unittest import mock
+
+    from mpishare.reduction import across_nodes
+    from tests.helpers.reductions import laid_out, over_nodes, values
+
+    wrong, shape = [], (301, 300)
+    with stage.node() as node, mock.patch.multiple(across_nodes, **limits):
+        _, right = over_nodes(stage, node)
+        wanted = [right("sum", "f8", shape, seed) for seed in range(4)]
+        given = [values("f8", shape, stage.rank, seed) for seed in range(4)]
+        for forms in ("C", "C"), ("F", "F"), ("C", "strided"):
+            form = forms[stage.rank == stage.size - 1]
+            kept = [laid_out(np, given[0], form) for _ in range(across_nodes._MAX_BOUND + 2)]
+            with mpishare.Allreduce(stage.world, kept[0], node=node) as total:
+                for call in range(3 * len(kept)):
+                    is_new = call % 3 == stage.rank
+                    field = laid_out(np, given[0], form) if is_new else kept[call // 2 % len(kept)]
+                    field[...] = given[call % 4]
+                    total.reduce(field)
+                    if field.tobytes() != wanted[call % 4].tobytes():
+                        wrong.append((form, call))
+    report({"wrong": wrong})
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"_MAX_BOUND": 3}, {"_PIECE_NBYTES": 40_000, "_MIN_IN_PLACE_NBYTES": 8}],
+    ids=["whole", "pieces"],
+)
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1 + 1", "in turn"])
+def test_other_arrays_over_nodes(nodes, limits):
+    """Each call sends and stores its own, of more arrays than a leader keeps requests of."""
+    played = play_on(nodes, other_arrays_over_nodes, limits, shared=True)
+    played.ended_well()
+    assert [played.rank(rank)["wrong"] for rank in range(size_of(nodes))] == [[]] * size_of(nodes)
+
+
+def staging_over_nodes(stage: Stage) -> None:
+    with stage.node() as node:
+        staging = []
+        for field in np.ones(1 << 20), np.ones(2 << 20)[::2]:
+            with mpishare.Allreduce(stage.world, field, node=node) as total:
+                total.reduce(field)
+                nbytes = sum(each.staging_nbytes for each in total._engines)
+                staging.append(nbytes / field.nbytes)
+    report({"staging": staging})
+
+
+def test_large_fields_are_not_copied_for_messages():
+    """Half of the field arrives; the ranks of a node also share slots and the result."""
+    played = play_on("2 + 1", staging_over_nodes, shared=True)
+    played.ended_well()
+    (leader, packed), _, (alone, packed_alone) = (played.rank(rank)["staging"] for rank in range(3))
+    assert alone < 0.6
+    assert leader < 1.9
+    assert min(packed_alone, packed) > 2.4
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1"])
 def test_over_nodes_of_gpus(nodes):
@@ -275,10 +327,10 @@ def test_a_capture_over_nodes_is_refused():
         assert played.rank(rank)["found"] == [2.0] * 3
 
 
-def late_over_nodes(stage: Stage, is_leader: bool) -> None:
+def late_over_nodes(stage: Stage, is_leader: bool, count: int) -> None:
     stage.quiet()
     node = stage.node(timeout_s=1.0)
-    x = np.ones(4)
+    x = np.ones(count)
     total = mpishare.Allreduce(stage.world, x, node=node)
     total.reduce(x)
     if stage.rank == (2 if is_leader else 3):
@@ -289,10 +341,11 @@ def late_over_nodes(stage: Stage, is_leader: bool) -> None:
     stage.attempt("close", node.close)
 
 
+@pytest.mark.parametrize("count", [4, 100_000], ids=["small", "large"])
 @pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "other"])
-def test_a_rank_of_another_node_that_does_not_come(is_leader):
+def test_a_rank_of_another_node_that_does_not_come(is_leader, count):
     """The leader here names that of the other node; the others here are told."""
-    played = play_on("2 + 2", late_over_nodes, is_leader, shared=True)
+    played = play_on("2 + 2", late_over_nodes, is_leader, count, shared=True)
     first = played.raised(0, "call", "PeerTimeout")
     assert "rank 2 of the plan's communicator" in first.text, first.text
     assert 0.9 <= first.seconds < 2.5
@@ -300,6 +353,40 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
     for rank in (0, 1):
         assert played.told(rank, "then").error in ("PeerTimeout", "PeerError")
         played.worked([rank], "close")
+
+
+def interrupted_over_nodes(stage: Stage) -> None:
+    import gc
+    import signal
+    import weakref
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stage.quiet()
+    node = stage.node(timeout_s=1.0)
+    x = np.ones(100_000)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    total.reduce(x)
+    kept = weakref.ref(x)
+    if stage.rank == 0:
+        earlier = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        stage.attempt("call", total.reduce, x)
+        signal.signal(signal.SIGALRM, earlier)
+    else:
+        time.sleep(0.5)
+    stage.attempt("close", node.close)
+    del x, total, node
+    gc.collect()
+    report({"is_kept": kept() is not None})
+
+
+def test_an_array_whose_messages_are_under_way_is_not_freed():
+    """MPI may read it at any time; one whose calls are over is not held."""
+    played = play_on("1 + 1", interrupted_over_nodes, shared=True)
+    played.raised(0, "call", "KeyboardInterrupt")
+    assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
 
 
 def mismatched_over_nodes(stage: Stage) -> None:
