@@ -291,11 +291,15 @@ def _find(agreed: AgreedFields) -> _Cells:
     # Over all directions, so that a tag does not depend on `corners`.
     tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
 
+    axes_of = dict(zip(layouts, axes, strict=True))
+
     def message(transfer: Transfer, peer: int, box: Box) -> Message:
-        parts = (
-            Part.of_box(field, each, box.along(own, each.shape))
-            for field, (each, own) in enumerate(zip(layouts, axes, strict=True))
-        )
+        # Fields of one layout have the same cells.
+        first = {
+            layout: Part.of_box(0, layout, box.along(own, layout.shape))
+            for layout, own in axes_of.items()
+        }
+        parts = (first[layout].of_field(field) for field, layout in enumerate(layouts))
         return Message.of(peer, tags[transfer.direction], parts)
 
     return _Cells(

@@ -224,12 +224,12 @@ def _require_distinct(sends: Places, recvs: Places) -> None:
 
 def _messages(setup: PlanSetup, places: Places) -> list[Message]:
     """Return one message with cells of all fields for each peer; empty ones are left out."""
+    axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
     found = []
     for peer, indices in sorted(places.items()):
-        parts = (
-            Part.of_indices(field, each, axis, indices)
-            for field, (each, axis) in enumerate(zip(setup.mine, setup.same["axis"], strict=True))
-        )
+        # Fields of one layout have the same cells.
+        first = {each: Part.of_indices(0, each, axis, indices) for each, axis in axis_of.items()}
+        parts = (first[each].of_field(field) for field, each in enumerate(setup.mine))
         found.append(Message.of(peer, 0, parts))
     return [message for message in found if message.parts]
 

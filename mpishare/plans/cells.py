@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in zip(self.lower, self.upper, strict=True))
+        return tuple(map(sub, self.upper, self.lower))
 
     @property
     def size(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 ALIGN = 16
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """The cells of one field in one message: a box, or all cells at some places along an axis."""
 
     field: int  # index among the plan's fields
@@ -35,7 +33,8 @@ class Part:
     @classmethod
     def of_box(cls, field: int, layout: FieldLayout, box: Box, far: int | None = None) -> Part:
         """Return the part of a box in the axes of the field."""
-        return cls(field, box.shape, box.size * layout.dtype.itemsize, box.slices, box, far=far)
+        shape = box.shape
+        return cls(field, shape, prod(shape) * layout.dtype.itemsize, box.slices, box, far=far)
 
     @classmethod
     def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
@@ -51,6 +50,10 @@ class Part:
         if places is not None and places.step == 1:
             box = Box((0,) * len(shape), layout.shape).within(axis, places.start, places.stop)
         return cls(field, tuple(shape), nbytes, tuple(key), box, axis)
+
+    def of_field(self, field: int) -> Part:
+        """Return the same cells of another field, which has the layout of this one."""
+        return Part(field, *self[1:])
 
     def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
         """Return one of `count` pieces, possibly empty.

@@ -210,25 +210,25 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
         comm=comm,
         on_gpu=on_gpu,
         takes_any=given.takes_any,
-        layouts=[_layouts(reply["layouts"], given, node, on_gpu=on_gpu) for reply in replies],
+        layouts=_layouts([reply["layouts"] for reply in replies], given, node, on_gpu=on_gpu),
         same=replies[0]["same"],
         begin=start.begin,
     )
 
 
 def _layouts(
-    replied: Sequence[Any], given: GivenFields, node: Node, *, on_gpu: bool
-) -> list[FieldLayout]:
-    """Return the layouts of a rank's fields, whose dtypes and memory are those of this rank's."""
+    replied: Sequence[Sequence[Any]], given: GivenFields, node: Node, *, on_gpu: bool
+) -> list[list[FieldLayout]]:
+    """Return the layouts of all ranks' fields, whose dtypes and memory are those of this rank's."""
     device = node.device.ordinal if on_gpu and node.device else None
+    mine = [(each.dtype, device if each.device is None else each.device) for each in given.layouts]
+    layout = cache(FieldLayout)  # fields of one layout share it
     return [
-        FieldLayout(
-            tuple(shape),
-            tuple(strides),
-            mine.dtype,
-            device if mine.device is None else mine.device,
-        )
-        for (shape, strides), mine in zip(replied, given.layouts, strict=True)
+        [
+            layout(tuple(shape), tuple(strides), *rest)
+            for (shape, strides), rest in zip(theirs, mine, strict=True)
+        ]
+        for theirs in replied
     ]
 
 
