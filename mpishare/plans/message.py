@@ -10,7 +10,7 @@ import numpy as np
 from mpishare.plans.cells import Box, Cells, cut_item
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.runtime.route import Route
@@ -173,11 +173,6 @@ class PartKey(NamedTuple):
     field: int  # of the sender
 
 
-def key_of_sent(sender: int, message: Message | MessageInfo, part: Part | PartInfo) -> PartKey:
-    """Return the key of a part that a rank sends."""
-    return PartKey(sender, message.peer, message.tag, part.field)
-
-
 def cells_of(key: PartKey, part: Part | PartInfo) -> Hashable:
     """Return what equals that of another part of the same cells; indices equal no others."""
     return key if part.box is None else (key.sender, key.field, part.box)
@@ -187,7 +182,7 @@ def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Pa
     """Yield the parts of messages that this rank, `sender`, sends."""
     for message in messages:
         for part in message.parts:
-            yield key_of_sent(sender, message, part), part
+            yield PartKey(sender, message.peer, message.tag, part.field), part
 
 
 def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
@@ -198,14 +193,17 @@ def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartK
 
 
 def parts_sent(
-    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: Route | None = None
-) -> Iterator[tuple[PartKey, PartInfo, Route]]:
-    """Yield key, description and route of each part that `senders` send, by `route` or any."""
+    messages: Sequence[Sequence[MessageInfo]],
+    senders: Iterable[int],
+    route: Route,
+    receivers: Container[int] | None = None,
+) -> Iterator[tuple[PartKey, PartInfo]]:
+    """Yield key and description of each part that `senders` send by a route; default: to all."""
     for sender in senders:
         for message in messages[sender]:
-            if route in (None, message.route):
+            if message.route == route and (receivers is None or message.peer in receivers):
                 for part in message.parts:
-                    yield key_of_sent(sender, message, part), part, message.route
+                    yield PartKey(sender, message.peer, message.tag, part.field), part
 
 
 def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:

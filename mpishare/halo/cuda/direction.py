@@ -115,13 +115,13 @@ class DirectParts:
         is_any_in_window = any(place for places in setup.locations for place in places)
         boxes = _boxes_received(setup) if is_any_in_window else {}
         self._boxes: dict[PartKey, Box] = {}
-        for key, info, _ in parts_sent(messages, ranks_here, FUSED):
+        for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED):
             box = boxes.get(key)
             is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
             is_in_window = setup.locations[key.receiver][key.field] is not None
             if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
                 self._boxes[key] = box
-        self.keys = set(self._boxes)
+        self.keys = self._boxes.keys()
         self._setup = setup
 
     def ghosts(self, key: PartKey) -> tuple[Part, FieldLayout, int]:

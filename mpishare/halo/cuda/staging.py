@@ -44,7 +44,7 @@ def staging_layout(
     ranks_here: Sequence[int],
     rank: int,
     sharing: Container[int] = (),
-    direct: Container[PartKey] = (),
+    direct: Iterable[PartKey] = (),
 ) -> StagingLayout:
     """Return the layout of the staging buffer of `rank`, the receiver. Pure integers."""
     fused, copied = (_sizes(messages, ranks_here, route, {rank}) for route in (FUSED, COPY))
@@ -54,8 +54,8 @@ def staging_layout(
     for key, count in _flag_counts(fused, neighbors, rank, sharing).items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
-    for key, _, _ in parts_sent(messages, [rank]):
-        if key in direct:
+    for key in direct:
+        if key.sender == rank:
             layout.ready[key] = at
             at += _FLAG_NBYTES
     begin = padded(at, _ALIGN)  # the flags come first
@@ -90,8 +90,8 @@ def _sizes(
     messages: Messages, ranks_here: Iterable[int], route: Route, receivers: Container[int]
 ) -> dict[PartKey, int]:
     """Return the bytes of each part that these receivers get by a route."""
-    parts = parts_sent(messages, ranks_here, route)
-    return {key: part.nbytes for key, part, _ in parts if key.receiver in receivers}
+    parts = parts_sent(messages, ranks_here, route, receivers)
+    return {key: part.nbytes for key, part in parts}
 
 
 def _double_buffer(sizes: Mapping[PartKey, int], begin: int) -> tuple[dict[PartKey, int], int, int]:

@@ -213,7 +213,7 @@ def _sources(
     mine, messages = setup.comm.rank, setup.messages_by_rank(is_reverse=is_reverse)
     keys = {key: part.key for key, part in sent(sends, mine)}
     found = {}
-    for key, info, _ in parts_sent(messages, setup.comm.ranks_here, HOST):
+    for key, info in parts_sent(messages, setup.comm.ranks_here, HOST):
         is_mine = (key.sender == mine) != (key.receiver == mine)
         layout = setup.layouts[key.sender][key.field]
         is_read = key in staging.unstaged or is_read_in_place(layout, info)

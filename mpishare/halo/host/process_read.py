@@ -127,7 +127,7 @@ class PeerReads:
         self._peers = PeerProcesses(setup)
         sent = parts_sent(messages, comm.ranks_here if messages else (), HOST)
         others = [
-            (key, part) for key, part, _ in sent if key.sender != key.receiver and may_be_read(part)
+            (key, part) for key, part in sent if key.sender != key.receiver and may_be_read(part)
         ]
         self._boxes = dict(_are_read(others, self._layouts))
         self.keys = frozenset(self._boxes) - self._unreadable()

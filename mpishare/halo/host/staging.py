@@ -79,7 +79,7 @@ class Staging:
         for rank in ranks_here:
             begin = end
             packed: dict[Hashable, int] = {}  # the same cells once, whoever receives them
-            for key, part, _ in parts_sent(messages, (rank,), HOST):
+            for key, part in parts_sent(messages, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
                     at = packed.setdefault(cells_of(key, part), end)
                     self._offsets[key] = at
