@@ -57,8 +57,8 @@ def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
 
 def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
     """Raise `ValueError` if two cells share memory: MPI may not receive into both."""
-    for number, each in enumerate(layouts):
-        require_distinct_cells(each, f"field {number}")
+    for each in dict.fromkeys(layouts):
+        require_distinct_cells(each, f"field {layouts.index(each)}")
     numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
     if len(numbers) > 1:
         kept = [layouts[n] for n in numbers]

@@ -38,7 +38,7 @@ class FieldLayout:
         """Return the layout of an array in host memory."""
         return cls(array.shape, array.strides, array.dtype, None)
 
-    @property
+    @cached_property
     def span_nbytes(self) -> int:
         """Bytes from the first byte of the first element to the last byte of the last."""
         return span_nbytes(self.shape, self.strides, self.dtype.itemsize)
