@@ -113,7 +113,7 @@ def work_of(kinds, address):
         return len(loaded) << 20
 
     work = WorkList([LAYOUT], [16], upload)
-    flags = list(range(1, 1 + len(list(chunks(8 * N, shares_gpu=True)))))
+    flags = list(range(1, 1 + chunks(8 * N, shares_gpu=True)[0]))
     part = Part.of_box(0, LAYOUT, SENT)
     ghosts = Ghosts(Part.of_box(0, LAYOUT, GHOST), LAYOUT, address, 4242)
     work.add_copy(PUT_LL, Part.of_box(0, LAYOUT, Box((1, 0), (2, 2))), Slot(8))

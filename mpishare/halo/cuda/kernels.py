@@ -75,17 +75,17 @@ class Launcher(PlanLauncher):
         All launches of a launcher count the same epochs: they must be for the same parts. Few small
         parts get a kernel with a block per chunk. The word at `abort` ends all waits.
         """
-        parts, log_chunks = work.ll_parts(), work.log_ll_chunks
-        blocks = len(parts) << log_chunks
+        nparts, log_chunks = work.nparts, work.log_ll_chunks
+        blocks = nparts << log_chunks
         is_small = (
             work.is_ll
-            and len(parts) <= _MAX_LL_PARTS
+            and nparts <= _MAX_LL_PARTS
             and len(self._layouts) <= _MAX_LL_FIELDS
             and blocks <= self.max_blocks // 2  # half of the most: see `Fused.beside`
         )
         if is_small:
             state = self.state("fused_ll", blocks + 1)
-            return functools.partial(self._prepare_ll, parts, log_chunks, state, abort)
+            return functools.partial(self._prepare_ll, work.ll_parts(), log_chunks, state, abort)
         return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
 
     def _prepare_ll(

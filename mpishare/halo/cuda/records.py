@@ -21,8 +21,8 @@ PART_RECORD = np.dtype(
         ("unit", "<i4"),
     ]
 )
-PART = struct.Struct(f"<q{AXES}qQ{AXES}I4i")
-"""The same record, faster to pack in Python."""
+CELLS, FIELD = struct.Struct(f"<q{AXES}qQ{AXES}I2i"), struct.Struct("<2i")
+"""The same record, faster to pack in Python: the cells of a part, then its field and unit."""
 
 ITEM_RECORD = np.dtype(
     [
@@ -40,8 +40,7 @@ ITEM_RECORD = np.dtype(
         ("log_columns", "<i4"),
     ]
 )
-REST_OF_ITEM = struct.Struct("<QqQQQIIiiii")
-"""The fields of an item after its part."""
+ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiii")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 

@@ -70,7 +70,7 @@ def _flag_counts(
 ) -> dict[PartKey, int]:
     """Return a flag for each chunk of a part, and one for each neighbor that sends no part."""
     counts = {
-        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
+        key: chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)[0]
         for key, nbytes in fused.items()
         if not uses_ll(nbytes)
     }

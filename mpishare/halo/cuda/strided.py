@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.records import AXES
+from mpishare.halo.cuda.records import AXES, CELLS
 from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import ALIGN
 
@@ -40,8 +40,20 @@ class StridedCells:
         offset, shape, strides, _ = part.cells(layout)
         return _strided_cells(offset, shape, along, strides, layout.dtype.itemsize, alignment)
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The record of the cells, where they lie at no named places."""
+        return self.pack(0)
 
-# Many fields of one layout have the same cells.
+    def pack(self, places: int) -> bytes:
+        """Return the record of the cells; their places along an axis lie at an address."""
+        rest = (0,) * (AXES - len(self.steps))
+        axes = len(self.extents), self.along
+        # NumPy takes many times as long to make a record.
+        return CELLS.pack(self.first, *self.steps, *rest, places, *self.extents, *rest, *axes)
+
+
+# Chunks of a part have the same cells, and so have places in many fields of one layout.
 @lru_cache(maxsize=256)
 def _strided_cells(
     first: int,
