@@ -39,6 +39,7 @@ class Buffers(PlanBuffers):
         self.stages: list[MpiStage] = []
         self.unpacked: Any = None
         self.in_place: InPlaceMessages | None = None
+        self._stalled_on = {peer: self.flags.stalled_on(peer) for peer in direction.peers(FUSED)}
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
@@ -79,7 +80,7 @@ class Buffers(PlanBuffers):
             self._addresses_of_flags(key),
             self._ghosts_of(key),
             far,
-            self.flags.stalled_on(peer),
+            self._stalled_on[peer],
             shares_gpu=direction.shares_gpu(peer),
         )
 
@@ -96,8 +97,9 @@ class Buffers(PlanBuffers):
         return Ghosts(*self._direction.direct.ghosts(key), ready)
 
     def _addresses_of_flags(self, key: PartKey) -> Sequence[int]:
-        offsets = self._layouts[key.receiver].flags.get(key, ())
-        return [self.address_of(key.receiver) + offset for offset in offsets]
+        offsets = self._layouts[key.receiver].flags.get(key)
+        base = self.address_of(key.receiver)
+        return [base + offset for offset in offsets] if offsets else ()
 
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""

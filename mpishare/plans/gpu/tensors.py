@@ -23,10 +23,8 @@ class TensorAddresses:
     """
 
     def __init__(self, layouts: Sequence[FieldLayout]) -> None:
-        self._wanted: list[tuple[Any, tuple[int, ...] | None]] = []
-        for each in layouts:
-            kind = True, each.shape, each.dtype, each.device, True, False, False, False
-            self._wanted.append((kind, None if 0 in each.shape else _in_elements(each)))
+        wanted = {each: _wanted(each) for each in dict.fromkeys(layouts)}
+        self._wanted = [wanted[each] for each in layouts]
 
     def of(self, fields: Sequence[Any]) -> tuple[int, ...] | None:
         """Return those of a call; None if a field is no such tensor, or needs the slow path."""
@@ -41,6 +39,12 @@ class TensorAddresses:
                 return None
             addresses.append(field.data_ptr())
         return tuple(addresses)
+
+
+def _wanted(layout: FieldLayout) -> tuple[Any, tuple[int, ...] | None]:
+    """Return the `_kind_of` a tensor with this layout, and its strides; None for any strides."""
+    kind = True, layout.shape, layout.dtype, layout.device, True, False, False, False
+    return kind, None if 0 in layout.shape else _in_elements(layout)
 
 
 def _in_elements(layout: FieldLayout) -> tuple[int, ...]:
