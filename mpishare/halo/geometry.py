@@ -377,16 +377,17 @@ def _transfer(
     if sender is None or receiver is None:
         return None
     theirs, target = blocks[sender], blocks[receiver].ghosts(direction)
-    if any(step and not cells for step, cells in zip(direction, target.shape, strict=True)):
+    shape = target.shape
+    if any(step and not cells for step, cells in zip(direction, shape, strict=True)):
         return None
     first = []
-    for axis, (step, cells) in enumerate(zip(direction, target.shape, strict=True)):
+    for axis, (step, cells) in enumerate(zip(direction, shape, strict=True)):
         extent = theirs.extents[axis]
         _require_match(axis, step, (sender, extent), (receiver, cells))
         first.append(theirs.widths[axis][0] + (extent - cells if step < 0 else 0))
-    last = (begin + cells for begin, cells in zip(first, target.shape, strict=True))
+    last = (begin + cells for begin, cells in zip(first, shape, strict=True))
     source = Box(tuple(first), tuple(last))
-    return Transfer(direction, sender, receiver, source, target) if target.size else None
+    return Transfer(direction, sender, receiver, source, target) if prod(shape) else None
 
 
 def _require_match(
