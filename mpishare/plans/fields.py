@@ -78,25 +78,18 @@ def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
 def locations(
     context: NodeContext, fields: Sequence[Any], layouts: Sequence[FieldLayout]
 ) -> list[Location | None]:
-    """Return where this rank's fields lie in windows, for ranks that would store into them."""
-    if not fields or layouts[0].device is None:
-        return [None] * len(layouts)
-    return locations_in_windows(context, _addresses(fields, layouts), layouts)
-
-
-def locations_in_windows(
-    context: NodeContext, addresses: Sequence[int], layouts: Sequence[FieldLayout]
-) -> list[Location | None]:
     """Return each field's location in a window; None if other ranks cannot store there.
 
     Without MPS the ranks of a GPU take turns, and the flag would cost the sender one more turn.
     """
+    if not fields or layouts[0].device is None:
+        return [None] * len(layouts)
     device, mine = context.backend.device, context.uuids[context.rank]
     if device is None or not device.mps or context.uuids.count(mine) < 2:
         return [None] * len(layouts)
     found = [
         context.locate(address, layout.span_nbytes)
-        for address, layout in zip(addresses, layouts, strict=True)
+        for address, layout in zip(_addresses(fields, layouts), layouts, strict=True)
     ]
     return [each if each and context.uuids[each.rank] == mine else None for each in found]
 
