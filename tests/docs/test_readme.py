@@ -106,7 +106,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     faster = [1 / over for over in (*small, middle)]
     assert f"{span(faster[:-1], 1)} times as fast as the fastest library up to 1 MiB" in text
     less, more = 100 * (1 - middle), 100 * (large - 1)
-    assert f"with {less:.0f} % less time at 16 MiB and {more:.0f} % more at 64 MiB" in text
+    assert f"At 16 MiB it takes {less:.0f} % less time, at 64 MiB {more:.0f} % more" in text
     assert f"up to 16 MiB: {span(faster, 1)} times as fast as the fastest library" in text
     assert f"({large:.2f} of PyTorch's symmetric memory, " in text
     by_hand, after_each = (
