@@ -17,7 +17,7 @@ import numpy as np
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import MpiShareError
+from mpishare.errors import ClosedError, MpiShareError
 from mpishare.memory.memory import address_of
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import Layout, array_at, as_numpy
@@ -26,7 +26,7 @@ from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.operation import packing_order, quiet_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
@@ -154,7 +154,7 @@ class AcrossNodes(PlanEngine):
         """
         try:
             if self._leaders is not None:
-                self._leaders.reduce(field, stream)
+                self._leaders.reduce(field, stream, self._require_open)
             if not self._is_alone:
                 self._pass_on()
             if self._result is not None:
@@ -163,6 +163,11 @@ class AcrossNodes(PlanEngine):
             if not isinstance(error, MpiShareError):
                 self._agreement.leave(self._call, error)
             raise
+
+    def _require_open(self) -> None:
+        """Raise if a signal handler has closed the plan amid a call, and freed its messages."""
+        if self._done is NO_WORDS:
+            raise ClosedError(f"{self._call} failed: the plan was closed while it was in the call")
 
     def _pass_on(self) -> None:
         """Signal that the result is there, as the leader; wait for that, as another rank."""
@@ -215,19 +220,21 @@ class _Leaders:
         self._bound: dict[int, list[_Exchange]] = {}
         self._packed = [] if mine is None else self._bind(mine)
 
-    def reduce(self, field: Any, stream: Any) -> None:
+    def reduce(self, field: Any, stream: Any, require_open: Callable[[], None]) -> None:
         """Combine the fields of all leaders. Host-blocking."""
-        if self._mine is not None:
-            self.transfer.fetch(field, stream, self._mine)
-            for each in self._packed:
-                each.reduce()
-            return
-        array = as_numpy(field, "a field")
         try:
-            for each in self._exchanges_at(address_of(array)):
+            if self._mine is None:
+                field = as_numpy(field, "a field")
+                exchanges = self._exchanges_at(address_of(field))
+            else:
+                self.transfer.fetch(field, stream, self._mine)
+                exchanges = self._packed
+            for each in exchanges:
                 each.reduce()
+                require_open()
         except BaseException:
-            never_free(array)  # messages may be under way
+            if self._mine is None:
+                never_free(field)  # messages may be under way
             raise
 
     def _exchanges_at(self, address: int) -> list[_Exchange]:

@@ -7,6 +7,7 @@ from math import prod
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import MpiShareError
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
@@ -156,10 +157,13 @@ class Allreduce(BasePlan):
             if across:
                 self._refuse_capture("reduce", x, stream)
             self._engine.reduce(x, stream)
+            if "reduce" in across:
+                across["reduce"].reduce(x, stream)
         except (TypeError, ValueError) as error:
             raise self._named("reduce", error) from None
-        if across and "reduce" in across:
-            across["reduce"].reduce(x, stream)
+        except BaseException as error:
+            self._leave_amid("reduce", error)
+            raise
 
     def dot(
         self, x: Array, y: Array, out: Array | None = None, stream: Stream | None = None
@@ -199,11 +203,22 @@ class Allreduce(BasePlan):
             if self._across:
                 self._refuse_capture("dot", x, stream)
             result = self._engine.dot(x, y, out, stream)
+            if "dot" in self._across:
+                self._across["dot"].reduce(result, stream)
         except (TypeError, ValueError) as error:
             raise self._named("dot", error) from None
-        if "dot" in self._across:
-            self._across["dot"].reduce(result, stream)
+        except BaseException as error:
+            self._leave_amid("dot", error)
+            raise
         return result
+
+    def _leave_amid(self, call: str, error: BaseException) -> None:
+        """Leave the node by an interrupt, as one between the sums of the node and of all nodes.
+
+        This rank would take the result for that of a later call.
+        """
+        if self._across and not isinstance(error, MpiShareError):
+            self._agreement.leave(f"{self.name}: {call}", error)
 
     def _connect_nodes(self, setup: PlanSetup) -> None:
         """Make what goes from node to node. Collective."""

@@ -389,6 +389,76 @@ def test_an_array_whose_messages_are_under_way_is_not_freed():
     assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
 
 
+def interrupted_between(stage: Stage, call: str) -> None:
+    import sys
+
+    from mpishare.reduction.across_nodes import AcrossNodes
+
+    def interrupt(frame, event, _) -> None:
+        if event == "call" and frame.f_code is AcrossNodes.reduce.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    stage.quiet()
+    node = stage.node(timeout_s=1.0)
+    x = np.ones(100_000)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    arguments = (x,) if call == "reduce" else (x, x)
+    getattr(total, call)(*arguments)
+    if stage.rank == 1:
+        sys.setprofile(interrupt)  # Python calls handlers of signals where a function begins
+    stage.attempt("call", getattr(total, call), *arguments)
+    stage.attempt("then", getattr(total, call), *arguments)
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("call", ["reduce", "dot"])
+def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
+    """This rank has not got the result: it must not take that for one of a later call."""
+    played = play_on("2 + 1", interrupted_between, call, shared=True)
+    played.raised(1, "call", "KeyboardInterrupt")
+    played.raised(1, "then", "ClosedError")
+    played.raised(0, "then", "PeerError")
+
+
+def closed_over_nodes(stage: Stage, where: str, step: int) -> None:
+    stage.quiet()
+    node = stage.node(timeout_s=2.0)
+    x = np.ones(step * 100_000)[::step]
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    leaders = total._across["reduce"]._leaders
+    (exchange,) = leaders._exchanges_at(x.ctypes.data) if step == 1 else leaders._packed
+    inner = exchange if where == "between" else exchange._steps[0]
+    name = "_transfer" if where == "between" else "_tests"
+    if where == "between":  # of the two steps
+
+        class Closing:
+            def fold(self, *arguments: object) -> None:
+                total.close()
+
+        setattr(inner, name, Closing())
+    else:  # while messages are under way
+
+        def close() -> bool:
+            if not total.is_closed:
+                total.close()
+            return True
+
+        setattr(inner, name, [close, *inner._tests])
+    x[...] = stage.rank + 1
+    stage.attempt("call", total.reduce, x)
+    report({"found": [float(x[0]), float(x[-1])]})
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["as it is", "packed"])
+@pytest.mark.parametrize("where", ["between", "amid"])
+def test_a_handler_that_closes_the_plan_amid_a_large_sum_over_nodes(where, step):
+    """As handlers on all ranks may: the sum is not complete, and must not seem so."""
+    played = play_on("1 + 1", closed_over_nodes, where, step, shared=True)
+    for rank in range(2):
+        played.raised(rank, "call", "ClosedError")
+
+
 def mismatched_over_nodes(stage: Stage) -> None:
     stage.quiet()
     node = stage.node(timeout_s=2.0)

@@ -12,7 +12,8 @@ struct Epochs {
     Word begun, done;
 };
 
-// The functions below return the epoch of a call. Their last argument is a word for the host.
+// The functions below return the epoch of a call. Their last argument is a word for the host. It has
+// `done` from the begin of the last kernel on: memory that this reads stays, even if its owner ends.
 __device__ __forceinline__ Word begin_epoch(Epochs* epochs, volatile Word* begun) {
     const Word epoch = epochs->done + 1;
     if (blockIdx.x == 0 && threadIdx.x == 0) *begun = epochs->begun = epoch;
