@@ -71,13 +71,15 @@ def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] =
             MPI.COMM_WORLD.Abort(1)
 
 
-def abort_as(
-    rank: int, why: object, wait: Callable[[], object], is_averted: Callable[[], bool] = bool
+def abort_saying(
+    why: object, wait: Callable[[], object], is_averted: Callable[[], bool] = bool
 ) -> None:
     """Print why this rank aborts the job, wait for the other ranks, and abort as `abort_after`."""
+    from mpi4py import MPI
 
     def last_words() -> None:
-        say(f"mpishare: rank {rank} aborts the job: {why}\n")
+        # Not the rank in a node: a job may have several.
+        say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
         wait()
 
     abort_after(last_words, is_averted)
@@ -179,4 +181,4 @@ def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], boo
     # The others write theirs. Then one after the other: where two abort at once, Open MPI's
     # launcher may never end.
     turn_s = HEARD_S * (1 + rank % 8 / 8)
-    abort_as(rank, why, lambda: wait_briefly(is_over, turn_s), is_averted)
+    abort_saying(why, lambda: wait_briefly(is_over, turn_s), is_averted)

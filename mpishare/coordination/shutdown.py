@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.coordination.abort import AtEnd, abort_as, is_output_read, say, wait_briefly
+from mpishare.coordination.abort import AtEnd, abort_saying, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import State
 from mpishare.coordination.uncaught import uncaught
 from mpishare.coordination.waits import of_this_thread
@@ -88,7 +88,7 @@ class Shutdown:
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
                 remove_abandoned()
             finally:
-                abort_as(self._agreement.rank, failure(), self._let_others_abort)
+                abort_saying(failure(), self._let_others_abort)
 
     def _let_others_abort(self) -> None:
         """Let the others print why the job ends, too."""
@@ -118,7 +118,7 @@ class Shutdown:
             wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
-            abort_as(agreement.rank, f"it has left the node, and {why}", bool)
+            abort_saying(f"it has left the node, and {why}", bool)
 
     def _let_others_speak(self, error: BaseException) -> None:
         """Wait for the others' output where `mpi4py` may abort the job for an error that they
@@ -132,11 +132,10 @@ class Shutdown:
 
     def _abort_for_other_nodes(self) -> None:
         """Abort the job after an exception: ranks on other nodes would wait for this one."""
-        from mpi4py import MPI
 
         why = "an exception ended this rank, and ranks on other nodes would wait for it"
         self._agreement.block.mark_aborting()
-        abort_as(MPI.COMM_WORLD.rank, why, self._wait_for_turn)
+        abort_saying(why, self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""

@@ -87,7 +87,7 @@ class Arrays:
         if found.kind != wanted.kind:
             raise ValueError(
                 f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}. "
-                "Give an array like it, or make another plan, of this shape and dtype"
+                f"Give one of shape {side.shape} and {side.layout.dtype}, or make another plan"
             )
         return array
 
