@@ -81,7 +81,8 @@ class PeerTimeout(MpiShareError, TimeoutError):
     Attributes
     ----------
     ranks : tuple of int
-        The missing ranks. Empty where they cannot be known: when ``Node()`` itself waits.
+        The missing ranks. Empty where they cannot be known: when ``Node()`` itself waits, or the
+        close of a plan over several nodes.
     timeout_s : float, seconds
         The deadline that was in force.
     """
