@@ -132,7 +132,6 @@ class Shutdown:
 
     def _abort_for_other_nodes(self) -> None:
         """Abort the job after an exception: ranks on other nodes would wait for this one."""
-
         why = "an exception ended this rank, and ranks on other nodes would wait for it"
         self._agreement.block.mark_aborting()
         abort_saying(why, self._wait_for_turn)

@@ -9,7 +9,7 @@ from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
 from mpishare.memory.arguments import require_bool
-from mpishare.plans.message import Message, Part
+from mpishare.plans.message import Message, Part, parts_of_fields
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.cells import Box
     from mpishare.plans.fields import GivenFields
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.setup import AgreedFields, PlanStart
 
 
@@ -294,12 +295,10 @@ def _find(agreed: AgreedFields) -> _Cells:
     axes_of = dict(zip(layouts, axes, strict=True))
 
     def message(transfer: Transfer, peer: int, box: Box) -> Message:
-        # Fields of one layout have the same cells.
-        first = {
-            layout: Part.of_box(0, layout, box.along(own, layout.shape))
-            for layout, own in axes_of.items()
-        }
-        parts = (first[layout].of_field(field) for field, layout in enumerate(layouts))
+        def part(layout: FieldLayout) -> Part:
+            return Part.of_box(0, layout, box.along(axes_of[layout], layout.shape))
+
+        parts = parts_of_fields(layouts, part)
         return Message.of(peer, tags[transfer.direction], parts)
 
     return _Cells(

@@ -11,7 +11,7 @@ import numpy as np
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.memory.arguments import is_int
-from mpishare.plans.message import Message, Part
+from mpishare.plans.message import Message, Part, parts_of_fields
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.setup import PlanStart
 
     Places = dict[int, np.ndarray[Any, Any]]
@@ -225,13 +226,15 @@ def _require_distinct(sends: Places, recvs: Places) -> None:
 def _messages(setup: PlanSetup, places: Places) -> list[Message]:
     """Return one message with cells of all fields for each peer; empty ones are left out."""
     axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
-    found = []
-    for peer, indices in sorted(places.items()):
-        # Fields of one layout have the same cells.
-        first = {each: Part.of_indices(0, each, axis, indices) for each, axis in axis_of.items()}
-        parts = (first[each].of_field(field) for field, each in enumerate(setup.mine))
-        found.append(Message.of(peer, 0, parts))
-    return [message for message in found if message.parts]
+
+    def message(peer: int, indices: Any) -> Message:
+        def part(layout: FieldLayout) -> Part:
+            return Part.of_indices(0, layout, axis_of[layout], indices)
+
+        return Message.of(peer, 0, parts_of_fields(setup.mine, part))
+
+    found = [message(*each) for each in sorted(places.items())]
+    return [each for each in found if each.parts]
 
 
 def _require_counts(counts: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from mpishare.plans.cells import Box, Cells, cut_item
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.runtime.route import Route
@@ -204,6 +204,15 @@ def parts_sent(
             if message.route == route and (receivers is None or message.peer in receivers):
                 for part in message.parts:
                     yield PartKey(sender, message.peer, message.tag, part.field), part
+
+
+def parts_of_fields(
+    layouts: Sequence[FieldLayout], make: Callable[[FieldLayout], Part]
+) -> Iterator[Part]:
+    """Yield the parts of all fields, made once for each layout: its fields have the same cells."""
+    made = {layout: make(layout) for layout in dict.fromkeys(layouts)}
+    for field, layout in enumerate(layouts):
+        yield made[layout].of_field(field)
 
 
 def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:

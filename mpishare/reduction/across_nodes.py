@@ -17,7 +17,7 @@ import numpy as np
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError, MpiShareError
+from mpishare.errors import MpiShareError, closed_amid
 from mpishare.memory.memory import address_of
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import Layout, array_at, as_numpy
@@ -41,7 +41,7 @@ _PIECE_NBYTES = 4 << 20
 """The most that a leader folds at once in host memory: 128 MiB at once take three times as long."""
 _MIN_IN_PLACE_NBYTES = 1 << 20
 """Fewer bytes are copied in less time than it takes to write what another core has just read."""
-_MAX_BOUND = 16  # fields of which a leader keeps the MPI requests
+_MAX_BOUND = 16  # fields whose MPI requests a leader keeps
 
 
 class Transfer:
@@ -113,7 +113,7 @@ class AcrossNodes(PlanEngine):
         self._agreement = setup.context.agreement
         self._memory_barrier = setup.context.memory_barrier
         self._spins_per_yield = setup.context.spins_per_yield
-        self._call = f"{setup.name}: {call}"
+        self._name, self._call = setup.name, f"{setup.name}: {call}"
         self._transfer = transfer
         self._leader = next(iter(comm.ranks_here))
         self._epoch = 0
@@ -167,7 +167,7 @@ class AcrossNodes(PlanEngine):
     def _require_open(self) -> None:
         """Raise if a signal handler has closed the plan amid a call, and freed its messages."""
         if self._done is NO_WORDS:
-            raise ClosedError(f"{self._call} failed: the plan was closed while it was in the call")
+            raise closed_amid(self._name)
 
     def _pass_on(self) -> None:
         """Signal that the result is there, as the leader; wait for that, as another rank."""

@@ -23,7 +23,7 @@ import numpy as np
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError, mismatch
+from mpishare.errors import closed_amid, mismatch
 from mpishare.plans.message import padded
 from mpishare.runtime.context import Location
 
@@ -180,7 +180,7 @@ class Slots:
 
     def refuse(self, *_: Any) -> NoReturn:
         """Raise the error of a plan that a handler of a signal has closed in one of its calls."""
-        raise ClosedError(f"{self.name} was closed while it was in a call")
+        raise closed_amid(self.name)
 
     def _call(self, value: int) -> str:
         return f"{self.name}: {CALLS[value & 1]}"

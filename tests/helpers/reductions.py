@@ -65,7 +65,7 @@ def folded(op: str, arrays: list[np.ndarray]) -> np.ndarray:
         return functools.reduce(UFUNCS[op], arrays).astype(arrays[0].dtype)
 
 
-def over_nodes(stage, node) -> tuple[list[list[int]], Callable[..., np.ndarray]]:
+def results_of_nodes(stage, node) -> tuple[list[list[int]], Callable[..., np.ndarray]]:
     """The ranks of each node; and the function of op, dtype, shape and seed of their result."""
     nodes: dict[int, list[int]] = {}
     for rank, first in stage.gather((stage.rank, node.ranks[0])):

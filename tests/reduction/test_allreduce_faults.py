@@ -189,12 +189,12 @@ def test_calls_in_another_order_on_one_rank(way):
 
 
 def over_nodes(stage: Stage) -> None:
-    from tests.helpers.reductions import laid_out, on_host, over_nodes, values
+    from tests.helpers.reductions import laid_out, on_host, results_of_nodes, values
 
     wrong = []
     with stage.node() as node:
         xp = node.xp
-        groups, right = over_nodes(stage, node)
+        groups, right = results_of_nodes(stage, node)
         cases = [("sum", "f8", (3,)), ("max", "i4", (5, 7)), ("sum", "c16", (30_000,))]
         cases += [("prod", "f4", (70, 90)), ("min", "?", (1,)), ("sum", "f2", (40_001,))]
         cases += [("sum", "f8", (0,)), ("sum", "u1", (200_003,)), ("sum", "f8", ())]
@@ -242,11 +242,11 @@ def other_arrays_over_nodes(stage: Stage, limits: dict[str, int]) -> None:
     from unittest import mock
 
     from mpishare.reduction import across_nodes
-    from tests.helpers.reductions import laid_out, over_nodes, values
+    from tests.helpers.reductions import laid_out, results_of_nodes, values
 
     wrong, shape = [], (301, 300)
     with stage.node() as node, mock.patch.multiple(across_nodes, **limits):
-        _, right = over_nodes(stage, node)
+        _, right = results_of_nodes(stage, node)
         wanted = [right("sum", "f8", shape, seed) for seed in range(4)]
         given = [values("f8", shape, stage.rank, seed) for seed in range(4)]
         for forms in ("C", "C"), ("F", "F"), ("C", "strided"):
@@ -422,32 +422,27 @@ def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
 
 
 def closed_over_nodes(stage: Stage, where: str, step: int) -> None:
+    from types import SimpleNamespace
+
     stage.quiet()
     node = stage.node(timeout_s=2.0)
     x = np.ones(step * 100_000)[::step]
     total = mpishare.Allreduce(stage.world, x, node=node)
     leaders = total._across["reduce"]._leaders
     (exchange,) = leaders._exchanges_at(x.ctypes.data) if step == 1 else leaders._packed
-    inner = exchange if where == "between" else exchange._steps[0]
-    name = "_transfer" if where == "between" else "_tests"
+
+    def close(*_: object) -> bool:
+        if not total.is_closed:
+            total.close()
+        return True
+
     if where == "between":  # of the two steps
-
-        class Closing:
-            def fold(self, *arguments: object) -> None:
-                total.close()
-
-        setattr(inner, name, Closing())
+        exchange._transfer = SimpleNamespace(fold=close)
     else:  # while messages are under way
-
-        def close() -> bool:
-            if not total.is_closed:
-                total.close()
-            return True
-
-        setattr(inner, name, [close, *inner._tests])
+        messages = exchange._steps[0]
+        messages._tests = [close, *messages._tests]
     x[...] = stage.rank + 1
     stage.attempt("call", total.reduce, x)
-    report({"found": [float(x[0]), float(x[-1])]})
 
 
 @pytest.mark.parametrize("step", [1, 2], ids=["as it is", "packed"])

@@ -32,6 +32,15 @@ class StagingLayout:
     parity_offset: int = 0  # from the first buffer to the second
     nbytes: int = 0
 
+    def place(self, sizes: Mapping[PartKey, int], begin: int = 0) -> None:
+        """Place parts of these sizes in two buffers, from `begin` to the end."""
+        at = begin
+        for key, nbytes in sizes.items():
+            self.parts[key] = at
+            at += padded(nbytes)
+        self.parity_offset = padded(at - begin, _ALIGN)
+        self.nbytes = begin + 2 * self.parity_offset
+
 
 def silent_key(sender: int, receiver: int) -> PartKey:
     """Return the key of the flag of a fused neighbor that sends no part."""
@@ -61,7 +70,7 @@ def staging_layout(
     begin = padded(at, _ALIGN)  # the flags come first
     # An LL word is half data, half flag.
     sizes = {key: 2 * nbytes if uses_ll(nbytes) else nbytes for key, nbytes in fused.items()}
-    layout.parts, layout.parity_offset, layout.nbytes = _double_buffer(sizes | copied, begin)
+    layout.place(sizes | copied, begin)
     return layout
 
 
@@ -81,8 +90,7 @@ def _flag_counts(
 def pinned_layout(messages: Messages, ranks_here: Sequence[int]) -> StagingLayout:
     """Return the layout of the node's pinned host memory."""
     layout = StagingLayout()
-    sizes = _sizes(messages, ranks_here, PINNED, ranks_here)
-    layout.parts, layout.parity_offset, layout.nbytes = _double_buffer(sizes, 0)
+    layout.place(_sizes(messages, ranks_here, PINNED, ranks_here))
     return layout
 
 
@@ -92,13 +100,3 @@ def _sizes(
     """Return the bytes of each part that these receivers get by a route."""
     parts = parts_sent(messages, ranks_here, route, receivers)
     return {key: part.nbytes for key, part in parts}
-
-
-def _double_buffer(sizes: Mapping[PartKey, int], begin: int) -> tuple[dict[PartKey, int], int, int]:
-    """Return the offsets of parts in the first buffer, the offset of the second, and its end."""
-    offsets, at = {}, begin
-    for key, nbytes in sizes.items():
-        offsets[key] = at
-        at += padded(nbytes)
-    parity_offset = padded(at - begin, _ALIGN)
-    return offsets, parity_offset, begin + 2 * parity_offset

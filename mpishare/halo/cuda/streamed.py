@@ -64,8 +64,7 @@ class StreamedRoutes:
         self._beside_in_place: driver.Launch | None = None
         self._has_signals = bool(buffers.flags.streamed)
         self._handshake = Handshake(self._backend, buffers.flags)
-        epochs = launcher.state("epochs")
-        self._make_packs(direction, buffers, launcher, alignments, epochs)
+        self._make_packs(direction, buffers, launcher, alignments)
         by_stream = [
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
@@ -73,11 +72,12 @@ class StreamedRoutes:
 
         def unpack(messages: Iterable[Packed]) -> driver.Launch:
             work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
+            epochs = launcher.state("epochs")
             return launcher.prepare("unpack", work.load(), epochs, buffers.flags.done)
 
         def receive(messages: Sequence[Packed]) -> list[driver.Launch]:
             if direction.is_reverse:
-                return [*_adds(messages, launcher, alignments, epochs)]
+                return [*_adds(messages, launcher, alignments)]
             return [unpack(messages)] if any(messages) else []
 
         self._unpacks = receive(by_stream)
@@ -86,12 +86,7 @@ class StreamedRoutes:
         self._unpacks_of_stages = [receive(stage.received) for stage in self.stages]
 
     def _make_packs(
-        self,
-        direction: Direction,
-        buffers: Buffers,
-        launcher: Launcher,
-        alignments: Sequence[int],
-        epochs: int,
+        self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
     ) -> None:
         """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
         kind = PACK_AND_ZERO if direction.is_reverse else PACK
@@ -100,6 +95,7 @@ class StreamedRoutes:
 
         def pack(parts: Packed, own: Iterable[tuple[Part, Part]] = ()) -> driver.Launch:
             work = _copies(kind, parts, launcher, alignments, own)
+            epochs = launcher.state("epochs")
             return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
 
         first, *rest = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
@@ -274,14 +270,14 @@ def _copies(
 
 
 def _adds(
-    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int], epochs: int
+    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield a launch per pass of each message."""
     for parts in chain.from_iterable(map(_passes, messages)):
         work = launcher.work_list(alignments)
         for part, slot, rows in parts:
             work.add_sum(part, slot, rows)
-        yield launcher.prepare("add", work.load(), epochs)
+        yield launcher.prepare("add", work.load(), launcher.state("epochs"))
 
 
 def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:

@@ -141,14 +141,8 @@ class GpuTransfer(CudaTransfer):
 
     def _enqueue_fold(self, addresses: Sequence[int], into: int, count: int) -> None:
         function = kernel_of("fold", self._operation, len(addresses), self._device, "ROW")
-        arguments = [
-            Shape(),
-            address_array(addresses),
-            into,
-            0,
-            count,
-            *NO_EPOCH,
-        ]  # a row, no shape
+        of_row = Shape(), address_array(addresses)  # a row has no shape
+        arguments = [*of_row, into, 0, count, *NO_EPOCH]
         blocks = max(1, min(-(-count // _THREADS), _MAX_BLOCKS))
         driver.Launch(function, blocks, _THREADS, arguments, self._name).enqueue(self._own)
 
