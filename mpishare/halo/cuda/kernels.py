@@ -147,8 +147,8 @@ class Launcher(PlanLauncher):
             return []
         nothing, zeros = self.work_list(()), self.zeros(32)
         items = nothing.load()
-        epochs = self.zeros(16), self.zeros(8)
-        rest = {"fused": (zeros, zeros), "pack": epochs, "unpack": epochs, "add": epochs[:1]}
+        epochs = self.zeros(24), self.zeros(8)
+        rest = {"fused": (zeros, zeros), "pack": epochs, "unpack": epochs, "add": epochs}
         return [
             self._prepare_ll(nothing.records(), 0, zeros, zeros)
             if name == "fused_ll"

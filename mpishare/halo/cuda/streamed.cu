@@ -22,7 +22,9 @@ extern "C" __global__ void unpack(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
     volatile Word* done
 ) {
-    copy_items(fields, items, count, end_epoch(epochs, done));
+    const Word epoch = end_epoch(epochs);
+    copy_items(fields, items, count, epoch);
+    publish_epoch(epochs, done, epoch);
 }
 
 template <class Number>
@@ -37,15 +39,17 @@ __device__ void sum(const Item& item, const Fields& fields, const char* from) {
 }
 
 // Adds packed cells to a field. No cell is named twice in a launch, and messages have launches of
-// their own: so the order of the sums is fixed. An `unpack` behind them ends their epoch.
+// their own: so the order of the sums is fixed. The last one ends the epoch, and is given `done`.
 extern "C" __global__ void add(
-    const __grid_constant__ Fields fields, const Item* items, unsigned count, const Epochs* epochs
+    const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
+    volatile Word* done
 ) {
-    const Word epoch = epochs->begun;
+    const Word epoch = done ? end_epoch(epochs) : epochs->begun;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         const Item& item = items[i];
 #define CASE(element, Number) \
     case element: sum<Number>(item, fields, packed_of(item, epoch)); break;
         switch (item.element) { EACH_ADDED(CASE) }
     }
+    if (done) publish_epoch(epochs, done, epoch);
 }

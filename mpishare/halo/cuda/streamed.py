@@ -72,16 +72,16 @@ class StreamedRoutes:
 
         def unpack(messages: Iterable[Packed]) -> driver.Launch:
             work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
-            epochs = launcher.state("epochs")
+            epochs = launcher.state("epochs", 3)
             return launcher.prepare("unpack", work.load(), epochs, buffers.flags.done)
 
         def receive(messages: Sequence[Packed]) -> list[driver.Launch]:
             if direction.is_reverse:
-                return [*_adds(messages, launcher, alignments)]
+                return _adds(messages, launcher, alignments, buffers.flags.done)
             return [unpack(messages)] if any(messages) else []
 
         self._unpacks = receive(by_stream)
-        if self._has_signals and (direction.is_reverse or not self._unpacks):
+        if self._has_signals and not self._unpacks:
             self._unpacks.append(unpack(()))  # which ends the epoch
         self._unpacks_of_stages = [receive(stage.received) for stage in self.stages]
 
@@ -95,7 +95,7 @@ class StreamedRoutes:
 
         def pack(parts: Packed, own: Iterable[tuple[Part, Part]] = ()) -> driver.Launch:
             work = _copies(kind, parts, launcher, alignments, own)
-            epochs = launcher.state("epochs")
+            epochs = launcher.state("epochs", 3)
             return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
 
         first, *rest = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
@@ -270,14 +270,18 @@ def _copies(
 
 
 def _adds(
-    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int]
-) -> Iterator[driver.Launch]:
-    """Yield a launch per pass of each message."""
-    for parts in chain.from_iterable(map(_passes, messages)):
+    messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int], done: int
+) -> list[driver.Launch]:
+    """Return a launch per pass of each message; the last ends the epoch."""
+    passes = [*chain.from_iterable(map(_passes, messages))]
+    launches, epochs = [], launcher.state("epochs", 3)
+    for number, parts in enumerate(passes, start=1):
         work = launcher.work_list(alignments)
         for part, slot, rows in parts:
             work.add_sum(part, slot, rows)
-        yield launcher.prepare("add", work.load(), launcher.state("epochs"))
+        is_last = number == len(passes)
+        launches.append(launcher.prepare("add", work.load(), epochs, done if is_last else 0))
+    return launches
 
 
 def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:

@@ -21,7 +21,7 @@ extern "C" __global__ void fold(
     const __grid_constant__ Shape shape, const __grid_constant__ Peers rows, char* field, Word first,
     Word count, Word parity, Epochs* epochs, volatile Word* done
 ) {
-    const Word epoch = epochs ? end_epoch(epochs, done) : 0, here = (epoch & 1) * parity;
+    const Word epoch = epochs ? end_epoch(epochs) : 0, here = (epoch & 1) * parity;
     const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
     for (Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
         Number total = reinterpret_cast<const Number*>(rows.at[0] + here)[i];
@@ -30,4 +30,5 @@ extern "C" __global__ void fold(
             total = combine(total, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
         *element(field, shape, first + i) = total;
     }
+    if (epochs) publish_epoch(epochs, done, epoch);
 }

@@ -49,7 +49,7 @@ class StreamedRoute:
         group = self._group
         self._buffers = buffers
         self._handshake = Handshake(group.backend, buffers.flags).both
-        epochs = self._parity_offset, group.zeros(16)
+        epochs = self._parity_offset, group.zeros(24)
         self._begin, self._end = (*epochs, buffers.flags.begun), (*epochs, buffers.flags.done)
         self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
