@@ -89,12 +89,12 @@ def _above(files: Iterable[str], top: Path, own: PurePosixPath) -> Iterator[Limi
         folder = top / group
         try:
             limit = (folder / of_limit).read_text().strip()
+            if limit == "max" or int(limit) >= _NO_LIMIT:
+                continue  # before the statistics, which the kernel sums over all processors
             used = int((folder / of_usage).read_text())
             stat = (folder / "memory.stat").read_text()
         except OSError:
             continue  # the top of version 2 and groups that are not mounted have no such files
-        if limit == "max" or int(limit) >= _NO_LIMIT:
-            continue
         cache = re.search(rf"^{of_cache} (\d+)$", stat, re.MULTILINE)
         left = int(limit) - used + (int(cache[1]) if cache else 0)
         yield Limit(int(limit), max(left, 0), f"/{group}" if group.parts else "/")
