@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import UnsupportedError
+from mpishare.halo.cuda.staging import StagingLayout
 from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.rows import fill, values, wrong
@@ -323,3 +324,53 @@ def test_plans_alike_have_memory_of_their_own(node, nbytes, count):
         exchange_all(turn)
     for halo, _ in made:
         halo.close()
+
+
+HOG = r"""
+extern "C" __global__ void hog(unsigned long long ns) {
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - begin < ns);
+}
+"""
+
+
+@TWO
+@pytest.mark.parametrize("buffers", [2, 1])
+def test_cells_are_not_overwritten_before_they_are_unpacked(node, monkeypatch, buffers):
+    """Rank 1 unpacks slowly, and has answered before: nothing but the parity holds rank 0 back.
+
+    The control has one buffer, and must lose cells.
+    """
+    xp, count = node.xp, 4 * MIB // 8
+    if len(set(node.comm.allgather(node.device.uuid)[:2])) == 1:
+        pytest.skip("ranks 0 and 1 share a GPU")
+    if buffers == 1:
+        place = StagingLayout.place
+
+        def place_once(self, *arguments):
+            place(self, *arguments)
+            self.parity_offset = 0
+
+        monkeypatch.setattr(StagingLayout, "place", place_once)
+    hog, stream = xp.RawKernel(HOG, "hog"), xp.cuda.Stream(non_blocking=True)
+    multiprocessors = xp.cuda.Device(node.device.ordinal).attributes["MultiProcessorCount"]
+    blocks = 2 * multiprocessors - 4  # two of which fill one
+    sends, recvs = ({1: [0]}, {}) if node.rank == 0 else ({}, {0: [1]} if node.rank == 1 else {})
+    field, wrong_cells = xp.zeros((2, count)), xp.zeros((), "i8")
+    with mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node) as halo:
+        if node.comm.allreduce(node.rank < 2 and set(halo.routes.values()) != {"fused"}):
+            pytest.skip("routes other than fused")
+        for is_hogged in (False, True):
+            node.barrier()
+            if is_hogged and node.rank == 1:
+                with stream:
+                    hog((blocks,), (1024,), (np.uint64(20_000_000),))
+            for step in range(1, 41):
+                field[0] = step
+                halo.exchange(field)
+                if node.rank == 1:
+                    wrong_cells += (field[1] != step).sum()
+        node.synchronize()
+        lost = node.comm.bcast(int(wrong_cells), root=1)
+    assert bool(lost) == (buffers == 1), lost
