@@ -161,10 +161,17 @@ def mismatch(
     return error
 
 
-def departure_error(call: str, departures: dict[int, str]) -> PeerError:
-    """Return the error of a call that could not end, since other ranks had left before it."""
+def departure_error(
+    call: str, departures: dict[int, str], missing: Collection[int], timeout_s: float
+) -> PeerError | PeerTimeout:
+    """Return the error of a call that could not end, since other ranks had left before it.
+
+    A `PeerTimeout` where they left since others are `missing`.
+    """
     verb = "has" if len(departures) == 1 else "have"
     whole = f"{call} failed: {name_ranks(departures)} {verb} left: {_joined(departures)}"
+    if missing:
+        return PeerTimeout(whole, ranks=missing, timeout_s=timeout_s)
     return PeerError(whole, failures=departures)
 
 
@@ -221,11 +228,6 @@ def late_unknown(call: str, timeout_s: float) -> PeerTimeout:
     """Return the error where the missing ranks cannot be known."""
     what = f"{call} failed: not every rank of the communicator arrived"
     return late(what, timeout_s, f". All of its ranks must call it. {_UNSEEN_DEATH}")
-
-
-def left_for(call: str, departures: dict[int, str], missing: set[int], s: float) -> PeerTimeout:
-    """Return the error where ranks have left, since others are missing."""
-    return PeerTimeout(str(departure_error(call, departures)), ranks=missing, timeout_s=s)
 
 
 def describe_death(dead: Iterable[int], rank: int, size: int) -> str:

@@ -617,7 +617,7 @@ class Node(NotPicklable):
         failure = self._context.agreement.failure
         state = ", closed" if self._is_closed else ""
         if not state and failure is not None:
-            state = f", broken by {type(failure()).__name__}"
+            state = f", broken by {type(failure).__name__}"
         return (
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"

@@ -47,8 +47,7 @@ def naming_missing(
             poll(lambda: not absent(), _STATUS_S)
             if missing := absent():
                 raise agreement.timed_out(call, missing) from None
-            late = error
-            raise agreement.fail_and_tell(lambda: late, fatal=True) from None
+            raise agreement.fail_and_tell(error, fatal=True) from None
 
 
 def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
@@ -92,4 +91,4 @@ def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool
     """Whether one of the ranks will not come, since its node is broken."""
     if was_broken or node.failure is None:
         return any(map(node.block.is_ending, ranks))
-    return not {*ranks}.isdisjoint(getattr(node.failure(), "ranks", ()))
+    return not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))

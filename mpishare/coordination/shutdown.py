@@ -54,7 +54,7 @@ class Shutdown:
         if failure is None:
             self._agreement.block.depart(State.EXITED)
         else:
-            self._agreement.tell(failure())  # so that this rank is not taken for the cause
+            self._agreement.tell(failure)  # so that this rank is not taken for the cause
             self._abort_if_unheard()
             if error is not None:
                 self._let_others_speak(error)
@@ -68,14 +68,14 @@ class Shutdown:
         if failure is not None and not is_heard and not in_finalize:
             # No call raised it: the data of this rank may be wrong, and nothing else would report
             # that.
-            say(f"mpishare: rank {agreement.rank}: {failure()}\n")
+            say(f"mpishare: rank {agreement.rank}: {failure}\n")
         self._abort_if_fatal()
         self._depart()
         self._watcher.stop()
         agreement.block.barrier.close()
         if in_finalize:
             text = "MPI was finalized while the node was open"
-            agreement.fail(lambda: ClosedError(text), fatal=False)
+            agreement.fail(ClosedError(text), fatal=False)
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
@@ -88,13 +88,13 @@ class Shutdown:
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
                 remove_abandoned()
             finally:
-                abort_saying(failure(), self._let_others_abort)
+                abort_saying(failure, self._let_others_abort)
 
     def _let_others_abort(self) -> None:
         """Let the others print why the job ends, too."""
         agreement, block = self._agreement, self._agreement.block
         if agreement.failure is not None:
-            agreement.tell(agreement.failure())
+            agreement.tell(agreement.failure)
         block.mark_aborting()
         wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
         self._wait_for_turn()

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
-from functools import partial
+from copy import copy
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -32,7 +32,6 @@ from mpishare.errors import (
     describe,
     describe_stragglers,
     late_ranks,
-    left_for,
 )
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ class Waits:
         self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
-        # Makes the error that every later call raises; None while the node is whole.
-        self.failure: Callable[[], MpiShareError] | None = None
+        # The error of which every later call raises a copy; None while the node is whole.
+        self.failure: MpiShareError | None = None
         # What fails if a rank leaves now, for the watchdog to name.
         self.subject = "the node"
         # A rank died or timed out: MPI cannot be finalized in order.
@@ -111,24 +110,19 @@ class Waits:
         finally:
             self.subject = outer
 
-    def fail(
-        self, failure: Callable[[], MpiShareError], *, fatal: bool
-    ) -> Callable[[], MpiShareError]:
+    def fail(self, failure: MpiShareError, *, fatal: bool) -> MpiShareError:
         """Mark the node broken; return the first reason. The watchdog's thread calls it too."""
         with self._lock:
             if self.failure is None:
                 self.is_fatal = fatal
-                self.failure = failure
+                self.failure = copy(failure)  # without a traceback, and what its frames hold
             return self.failure
 
     def leave(self, call: str, error: BaseException) -> None:
         """Leave the node by an exception: publish it, and refuse later calls here."""
-        text = describe(error)
         self.tell(error)
-        self.fail(
-            lambda: ClosedError(f"the node was left by an exception in {call}: {text}"),
-            fatal=False,
-        )
+        text = f"the node was left by an exception in {call}: {describe(error)}"
+        self.fail(ClosedError(text), fatal=False)
         self.is_raised = True
 
     def step_out(self, call: str, error: BaseException) -> None:
@@ -145,19 +139,18 @@ class Waits:
     def tell(self, error: BaseException) -> None:
         """Publish that this rank leaves and why; the first reason stands."""
         # Ranks of another node have other numbers: only missing ranks of this one count.
-        own = None if self.failure is None else self.failure()
-        missing = own.ranks if isinstance(own, PeerTimeout) else ()
+        missing = self.failure.ranks if isinstance(self.failure, PeerTimeout) else ()
         is_cause = type(error) is not PeerError
         self.block.depart(State.LEFT, describe(error), missing, is_cause=is_cause)
 
-    def fail_and_tell(self, failure: Callable[[], Failure], *, fatal: bool) -> Failure:
-        """Break the node, publish why and which ranks are missing; return the error."""
+    def fail_and_tell(self, failure: Failure, *, fatal: bool) -> Failure:
+        """Break the node, publish why and which ranks are missing; return the error to raise."""
         self.fail(failure, fatal=fatal)
-        return self._raised(failure())
+        return self._raised(failure)
 
     def _refuse(self) -> None:
         if self.failure is not None:
-            raise self._raised(self.failure())
+            raise self._raised(self.failure)
         why = (
             "an object of mpishare was used in another thread than the one that made it. Order "
             "between ranks is order between calls: make them all in one thread."
@@ -170,13 +163,13 @@ class Waits:
         raise UnsupportedError(why)
 
     def _raised(self, failure: Failure) -> Failure:
-        """Return the error for the main thread, once it is published that this rank leaves by it.
+        """Return a copy for the main thread, once it is published that this rank leaves by it.
 
         From then on the program may overwrite cells that a slow neighbor still reads in place.
         """
         self.is_raised = True
         self.tell(failure)
-        return failure
+        return copy(failure)
 
     # --- the ranks
 
@@ -243,9 +236,7 @@ class Waits:
         left.pop(self.rank, None)
         reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
         missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
-        failure: Callable[[], MpiShareError] = partial(departure_error, call, reasons)
-        if missing:
-            failure = partial(left_for, call, reasons, missing, self.timeout_s)
+        failure = departure_error(call, reasons, missing, self.timeout_s)
         self.fail(failure, fatal=bool(missing))
 
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
@@ -263,14 +254,14 @@ class Waits:
 
     def timed_out(self, call: str, awaited: Sequence[int]) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
-        return self._raised(self.fail_late(call, awaited)())
+        return self._raised(self.fail_late(call, awaited))
 
-    def fail_late(self, call: str, awaited: Sequence[int]) -> Callable[[], MpiShareError]:
+    def fail_late(self, call: str, awaited: Sequence[int]) -> MpiShareError:
         """Break the node since ranks are missing; the watchdog's thread calls it too."""
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
-        return self.fail(partial(late_ranks, call, ranks, self.timeout_s, self.here), fatal=True)
+        return self.fail(late_ranks(call, ranks, self.timeout_s, self.here), fatal=True)
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""
@@ -286,7 +277,7 @@ class Waits:
                 *awaited_calls({call, *calls.values()}),
             ]
         )
-        return self.fail_and_tell(lambda: MismatchError(text, failures=failures), fatal=False)
+        return self.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
 
 
 class WaitMonitor:
@@ -370,7 +361,7 @@ def of_this_thread() -> list[Waits]:
 
 def _after_fork() -> None:
     for waits in _all:
-        waits.failure = lambda: UnsupportedError(
+        waits.failure = UnsupportedError(
             "an object of mpishare was used in a forked process. MPI and CUDA do not survive a "
             "fork: start processes with the `spawn` method, or use the object in its own process."
         )

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mpishare.coordination import robust_futex
@@ -94,10 +93,8 @@ class Watchdog:
         """Check at once: another rank has released counters, so the node is broken."""
         with self._lock:
             self._check_deaths()
-        self._agreement.fail(
-            lambda: peer_error("a call", dict.fromkeys(self._agreement.others, "gave the node up")),
-            fatal=False,
-        )
+        failures = dict.fromkeys(self._agreement.others, "gave the node up")
+        self._agreement.fail(peer_error("a call", failures), fatal=False)
 
     def pending(self) -> dict[str, list[int]]:
         """Return the pending ranks of each object that waits on a stream."""
@@ -124,7 +121,7 @@ class Watchdog:
                     return
         except Exception as error:
             text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
-            self._agreement.fail(lambda: MpiShareError(text), fatal=True)
+            self._agreement.fail(MpiShareError(text), fatal=True)
 
     def _pause(self) -> bool:
         """Wait a period, or until the next rank dies; return whether to stop."""
@@ -178,7 +175,7 @@ class Watchdog:
         dead = dead or [*filter(self._has_died, agreement.others)]
         if dead:
             where = agreement.rank, agreement.size
-            agreement.fail(partial(died, dead, *where, agreement.timeout_s), fatal=True)
+            agreement.fail(died(dead, *where, agreement.timeout_s), fatal=True)
             if block.say_death():
                 # Before any system call, in which the main thread gets Python's lock: a launcher
                 # that ends the job may leave this process a few milliseconds.
@@ -232,10 +229,9 @@ class Watchdog:
     def _end_process(self) -> None:
         # The main thread hangs elsewhere, most likely in a message to the dead rank.
         agreement = self._agreement
-        why = agreement.failure() if agreement.failure is not None else ""
         say(
-            f"mpishare: rank {agreement.rank} ends: {why} No call to mpishare has ended here "
-            f"for {self.grace_s:g} s since.\n"
+            f"mpishare: rank {agreement.rank} ends: {agreement.failure} No call to mpishare has "
+            f"ended here for {self.grace_s:g} s since.\n"
         )
         remove_abandoned()  # shared memory that the dead rank was about to publish
         os._exit(1)

@@ -198,10 +198,8 @@ class AnyFields:
             "must give fields of the same dtypes and axes, and each rank must give them in the "
             "strides in which it gave them first."
         )
-        raise agreement.fail_and_tell(
-            lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),
-            fatal=False,
-        )
+        failures = dict.fromkeys(ahead, "gave fields seen before")
+        raise agreement.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
 
 
 def _key_of(fields: Sequence[Any]) -> Any:

@@ -135,4 +135,4 @@ class MpiMessages:
             return agreement.timed_out(self._call, here)
         where = f"rank {self._comm.rank} of {self._comm.size}"
         error = late_elsewhere(self._call, pending, here, agreement.timeout_s, where)
-        return agreement.fail_and_tell(lambda: error, fatal=True)
+        return agreement.fail_and_tell(error, fatal=True)

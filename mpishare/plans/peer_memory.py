@@ -45,4 +45,4 @@ class PeerProcesses:
                 f"{call} failed: cells in a field of rank {owner} cannot be read: "
                 f"{os.strerror(error)}. Fields in windows need no permission to be read."
             )
-            raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
+            raise agreement.fail_and_tell(MpiShareError(text), fatal=False)

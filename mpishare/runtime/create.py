@@ -135,7 +135,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     shutdown.cancel()
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
-    agreement.fail(lambda: closed("the node"), fatal=False)
+    agreement.fail(closed("the node"), fatal=False)
 
 
 def _leave(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -134,7 +133,7 @@ class WindowDevice(NodeObject):
             return
         here, call = self.agreement, f"{self.name}: a wait in a kernel"
         if ranks := self._marked(start, _OVERWRITTEN):
-            here.fail(partial(overwritten, call, ranks, here.here), fatal=True)
+            here.fail(overwritten(call, ranks, here.here), fatal=True)
         elif ranks := self._marked(start, _LATE):
             here.fail_late(call, ranks)
 
