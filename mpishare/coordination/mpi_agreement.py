@@ -1,4 +1,8 @@
-"""Agreement by MPI messages: across nodes, and before a node has its control block."""
+"""Steps by MPI messages: across nodes, and before a node has its control block.
+
+MPI does not report which ranks are missing. Nodes know it of theirs, and where these wait, so each
+wait for messages is watched by one node or by several.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,23 @@ import ctypes
 import json
 import logging
 import struct
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.missing_ranks import bystanding
 from mpishare.coordination.poll import poll
+from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from mpi4py import MPI
 
-    from mpishare.coordination.waits import WaitMonitor
+    from mpishare.coordination.waits import Waits
 
 T = TypeVar("T")
 
@@ -29,35 +35,112 @@ log = logging.getLogger("mpishare")
 _ROW_NBYTES = 256
 _LENGTH = struct.Struct("q")
 _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
+# By then a waiting rank has published its wait.
+_STATUS_S = 4 * PUBLISH_S
 
 
-def allgather(
-    comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: WaitMonitor | None = None
-) -> list[Any]:
-    """Return every rank's value, which JSON can hold. Collective over `comm`, host-blocking.
+class NodeWatch(WaitMonitor):
+    """Watches the messages of a call for the ranks of a node that must make it. Made by `watching`.
 
-    Raises `PeerTimeout` if it is not complete in time, without the missing ranks, which MPI does
-    not report. Where there is a node, its monitor may raise earlier.
+    `look` is called at each check; its exception ends the wait.
     """
-    from mpi4py import MPI
 
-    data = json.dumps(value).encode()
-    # Most values are short: those that fit travel with their lengths, in one collective.
-    mine = bytearray(_ROW_NBYTES)
-    _LENGTH.pack_into(mine, 0, len(data))
-    if len(data) <= _SHORT_NBYTES:
-        mine[_LENGTH.size : _LENGTH.size + len(data)] = data
-    rows = bytearray(_ROW_NBYTES * comm.size)
-    wait_request(comm.Iallgather(mine, rows), comm, call, timeout_s, mine, rows, monitor=monitor)
-    lengths = [_LENGTH.unpack_from(rows, at)[0] for at in range(0, len(rows), _ROW_NBYTES)]
-    if max(lengths) <= _SHORT_NBYTES:
-        texts, begins = rows, [*range(_LENGTH.size, len(rows), _ROW_NBYTES)]
-    else:
-        texts, begins = bytearray(sum(lengths)), [0, *accumulate(lengths[:-1])]
-        request = comm.Iallgatherv(data, [texts, lengths, MPI.BYTE])
-        wait_request(request, comm, call, timeout_s, data, texts, lengths, monitor=monitor)
-    pairs = zip(begins, lengths, strict=True)
-    return [json.loads(texts[begin : begin + length].decode()) for begin, length in pairs]
+    def __init__(
+        self, node: Waits, ranks: Collection[int], call: str, look: Callable[[], object]
+    ) -> None:
+        self._node, self._look, self.call = node, look, call
+        self._absent = partial(_absent, node, ranks, call)
+        super().__init__(node, call, self._absent, self._check_and_look)
+
+    def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
+        """Wait for a request; name the missing ranks, if these are of the node.
+
+        After a `PeerTimeout` the node is broken: a collective that is late cannot be cancelled.
+        """
+        node = self._node
+        if self.poll(request.Test):
+            return
+        # Those that have just come get the time to publish it.
+        poll(lambda: not self._absent(), _STATUS_S)
+        if missing := self._absent():
+            raise node.timed_out(self.call, missing)
+        raise node.fail_and_tell(late_unknown(self.call, node.timeout_s), fatal=True)
+
+    def _check_and_look(self) -> None:
+        self._node.check()
+        self._look()
+
+
+@contextmanager
+def watching(
+    node: Waits, ranks: Collection[int], call: str, look: Callable[[], object] = int
+) -> Iterator[NodeWatch]:
+    """Watch the waits of a call within the block, as `NodeWatch`."""
+    # Both end last: this rank must not seem missing before it has left.
+    with node.waiting_in(call), NodeWatch(node, ranks, call, look) as watch:
+        yield watch
+
+
+class Bystanders:
+    """Watch the messages of a call that has no node itself: all nodes of this thread that can.
+
+    A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
+    error on both. Of a node that was broken before, or is about to be since this rank has left a
+    block, only the ranks whose processes end are missed: the others may have caught the error, and
+    come.
+    """
+
+    def __init__(self, call: str, timeout_s: float) -> None:
+        self.call, self.timeout_s = call, timeout_s
+
+    def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
+        """Wait for a request of a communicator; the missing ranks are not known."""
+        call = self.call
+        nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
+        were_broken = {node for node, _ in nodes if _is_breaking(node)}
+        with ExitStack() as watched:
+            monitors = [
+                watched.enter_context(WaitMonitor(node, call, partial(_absent, node, ranks, call)))
+                for node, ranks in nodes
+            ]
+
+            def look() -> None:
+                for (node, ranks), monitor in zip(nodes, monitors, strict=True):
+                    if node.failure is None:
+                        monitor.look()
+                    elif _is_missed(node, ranks, was_broken=node in were_broken):
+                        node.check()
+
+            if not poll(request.Test, self.timeout_s, look, warn=self._warn):
+                raise late_unknown(call, self.timeout_s)
+
+    def _warn(self, waited_s: float) -> None:
+        log.warning(
+            "this rank has waited %.0f s in %s: not every rank of the communicator has called it "
+            "(which ones cannot be known yet)",
+            waited_s,
+            self.call,
+        )
+
+
+Watch = NodeWatch | Bystanders
+
+
+def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
+    """Return the ranks that do not wait in this call now."""
+    found = {rank: node.block.status(rank) for rank in ranks if rank != node.rank}
+    return [rank for rank, each in found.items() if each is None or each.call != call]
+
+
+def _is_breaking(node: Waits) -> bool:
+    return node.failure is not None or (node.block.is_open and node.block.is_ahead)
+
+
+def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
+    """Whether one of the ranks will not come, since its node is broken."""
+    if was_broken or node.failure is None:
+        return any(map(node.block.is_ending, ranks))
+    return not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
 
 
 def never_free(*held: Any) -> None:
@@ -68,59 +151,54 @@ def never_free(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-def wait_request(
-    request: MPI.Request,
-    comm: MPI.Comm,
-    call: str,
-    timeout_s: float,
-    *memory: Any,
-    monitor: WaitMonitor | None = None,
-) -> None:
-    """Wait for a request with a deadline; a collective that is late cannot be cancelled.
+def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: Any) -> None:
+    """Wait for a collective with a deadline; one that is late cannot be cancelled.
 
-    Without a monitor the communicator has no node yet: then it warns of stragglers by itself, and
-    if the collective is never over the job is aborted at exit.
+    Without a node of its own the job is aborted at exit, if the collective is never over.
     """
-
-    def warn(waited_s: float) -> None:
-        log.warning(
-            "this rank has waited %.0f s in %s: not every rank of the communicator has called it "
-            "(which ones cannot be known yet)",
-            waited_s,
-            call,
-        )
-
-    def wait() -> None:
-        if monitor is None:
-            with bystanding(comm, call) as look:
-                is_over = poll(request.Test, timeout_s, look, warn=warn)
-        else:
-            is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
-        if not is_over:
-            raise late_unknown(call, timeout_s)
-
     try:
-        wait()
+        watch.wait(request, comm)
     except BaseException as failure:
         never_free(request, memory)
         agreed = is_agreed(failure)
         failure.is_unanswered = not agreed  # type: ignore[attr-defined]
-        if monitor is None and agreed:
+        if agreed and isinstance(watch, Bystanders):
             abort_at_exit(str(failure), request.Test)
         raise
 
 
-def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) -> list[Any]:
+def allgather(comm: MPI.Comm, value: Any, watch: Watch) -> list[Any]:
+    """Return every rank's value, which JSON can hold. Collective over `comm`, host-blocking."""
+    from mpi4py import MPI
+
+    data = json.dumps(value).encode()
+    # Most values are short: those that fit travel with their lengths, in one collective.
+    mine = bytearray(_ROW_NBYTES)
+    _LENGTH.pack_into(mine, 0, len(data))
+    if len(data) <= _SHORT_NBYTES:
+        mine[_LENGTH.size : _LENGTH.size + len(data)] = data
+    rows = bytearray(_ROW_NBYTES * comm.size)
+    wait_request(comm.Iallgather(mine, rows), comm, watch, mine, rows)
+    lengths = [_LENGTH.unpack_from(rows, at)[0] for at in range(0, len(rows), _ROW_NBYTES)]
+    if max(lengths) <= _SHORT_NBYTES:
+        texts, begins = rows, [*range(_LENGTH.size, len(rows), _ROW_NBYTES)]
+    else:
+        texts, begins = bytearray(sum(lengths)), [0, *accumulate(lengths[:-1])]
+        request = comm.Iallgatherv(data, [texts, lengths, MPI.BYTE])
+        wait_request(request, comm, watch, data, texts, lengths)
+    pairs = zip(begins, lengths, strict=True)
+    return [json.loads(texts[begin : begin + length].decode()) for begin, length in pairs]
+
+
+def agree(comm: MPI.Comm, work: Callable[[], Any], watch: Watch) -> list[Any]:
     """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
-    return agree_keeping(comm, call, lambda: (None, work()), timeout_s)[1]
+    return agree_keeping(comm, lambda: (None, work()), watch)[1]
 
 
 def agree_keeping(
     comm: MPI.Comm,
-    call: str,
     work: Callable[[], tuple[T, Any]],
-    timeout_s: float,
-    monitor: WaitMonitor | None = None,
+    watch: Watch,
     *,
     arrived: Callable[[], object] = int,
 ) -> tuple[T, list[Any]]:
@@ -141,9 +219,9 @@ def agree_keeping(
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = allgather(comm, call, [call, own, reply], timeout_s, monitor)
+    replies = allgather(comm, [watch.call, own, reply], watch)
     arrived()
-    results = settle(call, replies, None if own is None else error, comm.rank, "communicator")
+    results = settle(watch.call, replies, None if own is None else error, comm.rank, "communicator")
     if error is not None:
         raise error
     return kept, results

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.coordination.control_block import ControlBlock
-    from mpishare.coordination.waits import WaitMonitor
+    from mpishare.coordination.mpi_agreement import Watch
 
 T = TypeVar("T")
 
@@ -50,12 +50,7 @@ class RankGroup:
 
     @classmethod
     def of(
-        cls,
-        given: MPI.Intracomm,
-        call: str,
-        timeout_s: float,
-        monitor: WaitMonitor | None,
-        meet: Callable[[bool], bool] = bool,
+        cls, given: MPI.Intracomm, watch: Watch, meet: Callable[[bool], bool] = bool
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
@@ -71,7 +66,7 @@ class RankGroup:
             found._is_left = True
             found = None
         if found is None:
-            found = cls(duplicate(given, call, timeout_s, monitor))
+            found = cls(duplicate(given, watch))
             cls._all.append(found)
         ranks.Free()
         found.plans += 1
@@ -124,29 +119,16 @@ class RankGroup:
             self._ranks.Free()
             self.comm.Free()
 
-    def step_keeping(
-        self,
-        call: str,
-        work: Callable[[], tuple[T, Any]],
-        timeout_s: float,
-        monitor: WaitMonitor | None = None,
-    ) -> tuple[T, list[Any]]:
+    def step_keeping(self, work: Callable[[], tuple[T, Any]], watch: Watch) -> tuple[T, list[Any]]:
         """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
         self._mark(is_waiting=True)
         arrived = partial(self._mark, is_waiting=False)
-        return agree_keeping(self.comm, call, work, timeout_s, monitor, arrived=arrived)
+        return agree_keeping(self.comm, work, watch, arrived=arrived)
 
-    def wait(
-        self,
-        request: MPI.Request,
-        call: str,
-        timeout_s: float,
-        *memory: Any,
-        monitor: WaitMonitor | None = None,
-    ) -> None:
+    def wait(self, request: MPI.Request, watch: Watch, *memory: Any) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
         self._mark(is_waiting=True)
-        wait_request(request, self.comm, call, timeout_s, *memory, monitor=monitor)
+        wait_request(request, self.comm, watch, *memory)
         self._mark(is_waiting=False)
 
 
@@ -190,11 +172,9 @@ def translate(ranks: Sequence[int], comm: MPI.Comm, other: MPI.Comm) -> list[int
     return found
 
 
-def duplicate(
-    given: MPI.Intracomm, call: str, timeout_s: float, monitor: WaitMonitor | None = None
-) -> MPI.Intracomm:
+def duplicate(given: MPI.Intracomm, watch: Watch) -> MPI.Intracomm:
     """Return a duplicate of a communicator. Collective, host-blocking."""
-    with making_communicators(call):
+    with making_communicators(watch.call):
         comm, request = given.Idup()
-        wait_request(request, given, call, timeout_s, comm, monitor=monitor)
+        wait_request(request, given, watch, comm)
     return comm

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
-from mpishare.coordination.missing_ranks import naming_missing
+from mpishare.coordination.mpi_agreement import watching
 from mpishare.coordination.objects import Dropped
 from mpishare.memory.shared import place
 
@@ -67,8 +67,8 @@ class PlanComm:
             return agreement.step_keeping(call, work)
         agreement.begin_by_messages(call)
         self.context.memory_barrier()
-        with naming_missing(agreement, self._node_ranks, call) as monitor:
-            made = self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)
+        with watching(agreement, self._node_ranks, call) as watch:
+            made = self._ranks.group.step_keeping(work, watch)
         self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
         return made
 
@@ -101,9 +101,8 @@ class PlanComm:
         return theirs, their_counts
 
     def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
-        agreement = self.context.agreement
-        with naming_missing(agreement, self._node_ranks, call) as monitor:
-            self._ranks.group.wait(request, call, agreement.timeout_s, *memory, monitor=monitor)
+        with watching(self.context.agreement, self._node_ranks, call) as watch:
+            self._ranks.group.wait(request, watch, *memory)
 
     def take_memory(self, call: str, nbytes: int) -> PlanMemory:
         """Return host memory that the plan's ranks on this node share. Collective over all."""
@@ -178,11 +177,8 @@ class PlanRanks:
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
             if None in here:
-                with naming_missing(context.agreement, (), call) as monitor:
-                    timeout_s = context.agreement.timeout_s
-                    _, here = group.step_keeping(
-                        call, lambda: (None, _here(context)), timeout_s, monitor
-                    )
+                with watching(context.agreement, (), call) as watch:
+                    _, here = group.step_keeping(lambda: (None, _here(context)), watch)
             found = context.plan_ranks[group] = cls(group, context, here)
             if found.is_of_one_node:
                 group.blocks.append(context.agreement.block)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
-from mpishare.coordination.missing_ranks import naming_missing
+from mpishare.coordination.mpi_agreement import Bystanders, watching
 from mpishare.coordination.rank_group import translate
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.coordination.mpi_agreement import Watch
     from mpishare.coordination.rank_group import RankGroup
-    from mpishare.coordination.waits import WaitMonitor, Waits
+    from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.report import Report
@@ -107,21 +108,21 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
 
 
 @contextmanager
-def setup_deadline(
+def watching_setup(
     node: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
-) -> Iterator[tuple[float, WaitMonitor | None]]:
-    """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
+) -> Iterator[Watch]:
+    """Yield the watch over a wait for a plan's ranks.
 
-    With the monitor a `PeerTimeout` names the missing ranks of the node; it also calls `look`,
-    which may raise.
+    That of a given node names its missing ranks in a `PeerTimeout`, and calls `look`, which may
+    raise.
     """
     if not isinstance(node, Node):
-        yield _DEFAULT_TIMEOUT_S, None
+        yield Bystanders(call, _DEFAULT_TIMEOUT_S)
         return
     agreement = node._context.agreement
     agreement.check()
-    with naming_missing(agreement, agreement.ranks_in(comm), call, look) as monitor:
-        yield agreement.timeout_s, monitor
+    with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
+        yield watch
 
 
 def own_communicator(node: Any, comm: MPI.Intracomm) -> MPI.Intracomm:

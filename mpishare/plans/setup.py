@@ -32,7 +32,7 @@ from mpishare.plans.node_cache import (
     own_communicator,
     ranks_left_out,
     report_of,
-    setup_deadline,
+    watching_setup,
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
@@ -106,10 +106,10 @@ def plan_setup(
     require_intracomm(call, given, wanted)
     held = None
     try:
-        with setup_deadline(node, given, call) as (timeout_s, monitor):
+        with watching_setup(node, given, call) as watch:
             meet = bool if is_inner else meeting(node, given, call)
             own = own_communicator(node, given)
-            held = Holdings(RankGroup.of(own, call, timeout_s, monitor, meet))
+            held = Holdings(RankGroup.of(own, watch, meet))
         with ranges.span(call):
             yield PlanStart(call, given, node, held)
     except PeerTimeout:
@@ -165,9 +165,9 @@ def agree_on_found(
             wrong.append(error)
             raise
 
-    watch = partial(start.watch, wrong)
-    with setup_deadline(start.given_node, start.given_comm, call, watch) as (timeout_s, monitor):
-        (given, kept), replies = group.step_keeping(call, look_and_note, timeout_s, monitor)
+    look_at_others = partial(start.watch, wrong)
+    with watching_setup(start.given_node, start.given_comm, call, look_at_others) as watch:
+        (given, kept), replies = group.step_keeping(look_and_note, watch)
     require_same(call, [reply["same"] for reply in replies], group.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept

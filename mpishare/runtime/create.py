@@ -14,7 +14,7 @@ from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, agree_keeping, allgather
+from mpishare.coordination.mpi_agreement import Bystanders, agree, agree_keeping, allgather
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
@@ -71,18 +71,19 @@ def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s
         check_singleton(MPI.COMM_WORLD.size, os.environ, library)
         warn_of_equal_pids(library, os.environ)
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
-        all_comm = duplicate(comm, CALL, deadline_s, None)
+        watch = Bystanders(CALL, deadline_s)
+        all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
-        node_comm, color, notes = _find_node(all_comm, deadline_s)
+        chosen, why_host = choose_backend(all_comm, backend, timeout_s, watch)
+        node_comm, color, notes = _find_node(all_comm, watch)
         undo.callback(node_comm.Free)
 
         def build() -> tuple[NodeParts, list[Any]]:
-            made = _build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes)
+            made = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
             undo.callback(destroy_node, made.context, made.shutdown)  # if another node fails
             return made, [color, made.context.uuids[made.context.rank]]
 
-        parts, replies = agree_keeping(all_comm, CALL, build, deadline_s)
+        parts, replies = agree_keeping(all_comm, build, watch)
     elsewhere = [uuid for node, uuid in replies if node != color]
     parts.context.all_uuids = [*parts.context.uuids, *elsewhere]
     parts.comms = node_comm, all_comm
@@ -152,21 +153,21 @@ def _leave(
 
 
 @contextlib.contextmanager
-def _making_communicator(deadline_s: float) -> Iterator[None]:
+def _making_communicator(watch: Bystanders) -> Iterator[None]:
     """Watch a collective of MPI that blocks, and that a rank may die in."""
-    late = str(late_unknown(CALL, deadline_s))
-    with making_communicators(CALL), abort_when_late(late, deadline_s):
+    late = str(late_unknown(watch.call, watch.timeout_s))
+    with making_communicators(watch.call), abort_when_late(late, watch.timeout_s):
         yield
 
 
-def _find_node(all_comm: MPI.Intracomm, deadline_s: float) -> tuple[MPI.Intracomm, int, list[str]]:
+def _find_node(all_comm: MPI.Intracomm, watch: Bystanders) -> tuple[MPI.Intracomm, int, list[str]]:
     """Return the ranks that share memory, the lowest of them, and notes on oddities."""
     from mpi4py import MPI
 
-    with _making_communicator(deadline_s):
+    with _making_communicator(watch):
         comm = cast("MPI.Intracomm", all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank))
     (first,) = translate([0], comm, all_comm)
-    replies = allgather(all_comm, CALL, places.here(first, all_comm.rank), deadline_s)
+    replies = allgather(all_comm, places.here(first, all_comm.rank), watch)
     known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
     notes = places.oddities(all_comm.rank, known)
     is_split = any(each.group == 0 and each != known[0] for each in known)
@@ -175,7 +176,7 @@ def _find_node(all_comm: MPI.Intracomm, deadline_s: float) -> tuple[MPI.Intracom
     color = places.mates_of(all_comm.rank, known)[0]
     if len({*known}) > len({each.group for each in known}):  # MPI's ranks are of several nodes
         comm.Free()
-        with _making_communicator(deadline_s):
+        with _making_communicator(watch):
             comm = cast("MPI.Intracomm", all_comm.Split(color, all_comm.rank))
     return comm, color, notes
 
@@ -185,14 +186,14 @@ def _build(
     node_comm: MPI.Intracomm,
     chosen: str,
     device: Any,
-    deadline_s: float,
+    watch: Bystanders,
     why_host: str | None,
     notes: list[str],
 ) -> NodeParts:
     from mpi4py import MPI
 
-    block = _control_block(node_comm, deadline_s)
-    agreement = Agreement(block, deadline_s)
+    block = _control_block(node_comm, watch)
+    agreement = Agreement(block, watch.timeout_s)
     agreement.group = node_comm.Get_group()
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
@@ -319,13 +320,13 @@ def _warn(host: str, one_gpu: str | None, pairs: Sequence[Pair]) -> None:
         )
 
 
-def _control_block(node_comm: MPI.Intracomm, deadline_s: float) -> ControlBlock:
+def _control_block(node_comm: MPI.Intracomm, watch: Bystanders) -> ControlBlock:
     def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
-        return agree_keeping(node_comm, CALL, work, deadline_s)
+        return agree_keeping(node_comm, work, watch)
 
     is_maker = node_comm.rank == 0
     # First: of jobs whose processes were all killed.
-    agree(node_comm, CALL, remove_abandoned if is_maker else int, deadline_s)
+    agree(node_comm, remove_abandoned if is_maker else int, watch)
     nbytes = ControlBlock.nbytes_for(node_comm.size)
     memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
     return ControlBlock(memory, node_comm.rank, node_comm.size)

@@ -17,6 +17,8 @@ from mpishare.memory.arguments import require_duration
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mpishare.coordination.mpi_agreement import Watch
+
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
@@ -24,7 +26,7 @@ VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_CHECK", "MPISHARE_HOST_CODE", "MPISHA
 
 
 def choose_backend(
-    all_comm: MPI.Comm, call: str, backend: Any, timeout_s: Any, deadline_s: float
+    all_comm: MPI.Comm, backend: Any, timeout_s: Any, watch: Watch
 ) -> tuple[str, str | None]:
     """Return the backend of all ranks, and why it is the host backend if it was not asked for.
 
@@ -37,8 +39,8 @@ def choose_backend(
         arguments = _check_arguments(backend, timeout_s)
         return arguments, _why_no_gpu(arguments["backend"])
 
-    replies = agree(all_comm, call, check, deadline_s)
-    require_same(call, [arguments for arguments, _ in replies], all_comm.rank)
+    replies = agree(all_comm, check, watch)
+    require_same(watch.call, [arguments for arguments, _ in replies], all_comm.rank)
     if replies[0][0]["backend"] == "host":
         return "host", None
     lacking = {rank: missing for rank, (_, missing) in enumerate(replies) if missing}

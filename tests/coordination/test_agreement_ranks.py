@@ -42,8 +42,9 @@ def step_keeping(request, comm):
         with Node(comm) as node:
             yield functools.partial(node._context.agreement.step_keeping, "a call")
     else:
-        group = RankGroup.of(comm, "a call", 30.0, None)
-        yield lambda work: group.step_keeping("a call", work, 30.0)
+        watch = mpi_agreement.Bystanders("a call", 30.0)
+        group = RankGroup.of(comm, watch)
+        yield lambda work: group.step_keeping(work, watch)
         group.release()
 
 
@@ -165,7 +166,8 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     monkeypatch.setattr(mpi_agreement, "abort_at_exit", lambda why, _: aborts.append(why))
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
-    wait = functools.partial(mpi_agreement.wait_request, Never(), comm, "test", 0.0, *memory)
+    watch = mpi_agreement.Bystanders("test", 0.0)
+    wait = functools.partial(mpi_agreement.wait_request, Never(), comm, watch, *memory)
     assert raised(PeerTimeout, wait).ranks == ()
     del wait
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
