@@ -34,8 +34,9 @@ MAILBOX_NBYTES = 4096
 # volume 3, 9.2.2).
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
-# Of each rank: single words, two texts behind their versions and lengths, and the mail.
-_STATE, _EXITS, _ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN, _LOOKS = range(8)
+# Of each rank: single words, with the marks behind them, two texts behind their versions and
+# lengths, and the mail.
+_STATE, _EXITS, _LIFE, _LOOKS = range(4)
 _DEPARTURE, _WAIT, _MAIL = SLOT_WORDS, 512, 640  # their first words
 _TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _WAIT - 2)}
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
@@ -54,6 +55,19 @@ class State(IntEnum):
     LEFT = 2
     # The process ended without closing the node.
     EXITED = 3
+
+
+class Mark(IntEnum):
+    """What a rank publishes once, and for good: the number of its word."""
+
+    # Its process ends, and makes no further call.
+    ENDING = 4
+    # All its output is out, and it only waits to abort the job.
+    ABORTING = 5
+    # It has seen another rank dead.
+    SAW_DEATH = 6
+    # It releases counters: the end of a wait may then be no signal.
+    BROKEN = 7
 
 
 class Status(NamedTuple):
@@ -93,9 +107,9 @@ class Departure(NamedTuple):
     """How a rank left a node, or the block of one of its objects, by an exception."""
 
     text: str
-    missing: tuple[int, ...]  # ranks whose absence is the reason
-    is_cause: bool  # False where it left only because another rank failed
-    leaves_messages: bool  # of a collective that it began, and others may never answer
+    missing: tuple[int, ...] = ()  # ranks whose absence is the reason
+    is_cause: bool = True  # False where it left only because another rank failed
+    leaves_messages: bool = False  # of a collective that it began, and others may never answer
 
     def pack(self) -> str:
         """Return the text that `unpack` reads, which has room for six bytes a character."""
@@ -195,44 +209,24 @@ class ControlBlock:
         is_marked = self._each[_LIFE][rank] & robust_futex.DIED
         return bool(is_marked) and self.state(rank) == State.PRESENT
 
-    def mark_ending(self) -> None:
-        """Publish that the process of this rank ends and makes no further call."""
-        self._each[_ENDING][self.rank] = 1
+    # --- marks
 
-    def is_ending(self, rank: int) -> bool:
-        """Whether the process of that rank ends or has ended."""
-        return bool(self._each[_ENDING][rank]) or not self.is_running(rank)
-
-    def mark_aborting(self) -> None:
-        """Publish that all output of this rank is out, and that it only waits to abort the job."""
-        self._each[_ABORTING][self.rank] = 1
-
-    def is_aborting(self, rank: int) -> bool:
-        return bool(self._each[_ABORTING][rank]) and self.is_running(rank)
-
-    def is_silent(self, rank: int) -> bool:
-        """Whether that rank writes no more output."""
-        return not self.is_running(rank) or self.is_aborting(rank)
-
-    def say_death(self) -> bool:
-        """Publish that this rank has seen another one dead; return whether it is the first to."""
-        is_first = not self.is_death_said()
-        self._each[_SAW_DEATH][self.rank] = 1
-        return is_first
-
-    def is_death_said(self) -> bool:
-        """Whether any rank has seen another one dead."""
-        return any(self._each[_SAW_DEATH].tolist())
-
-    def mark_broken(self) -> None:
-        """Publish, before any counter is released, that this rank releases counters."""
-        self._each[_BROKEN][self.rank] = 1
+    def mark(self, mark: Mark) -> None:
+        """Publish a mark of this rank, before all that it does from here on."""
+        self._each[mark][self.rank] = 1
         self.sync()
 
-    def is_broken(self) -> bool:
-        """Whether any rank releases counters: the end of a wait may then be no signal."""
+    def has_mark(self, mark: Mark, rank: int) -> bool:
+        return bool(self._each[mark][rank])
+
+    def has_any(self, mark: Mark) -> bool:
+        """Whether any rank has published a mark."""
         self.sync()
-        return any(self._each[_BROKEN].tolist())
+        return any(self._each[mark].tolist())
+
+    def is_past(self, mark: Mark, rank: int) -> bool:
+        """Whether that rank has published a mark, or its process has ended."""
+        return self.has_mark(mark, rank) or not self.is_running(rank)
 
     # --- departures: of a rank from the node, or from the block of one of its objects
 
@@ -280,32 +274,17 @@ class ControlBlock:
         """Whether that rank has left by an exception: the node, or a block of an object."""
         return self.state(rank) == State.LEFT or self.is_outside(rank)
 
-    def depart(
-        self, state: State, text: str = "", missing: Sequence[int] = (), *, is_cause: bool = True
-    ) -> None:
+    def depart(self, state: State, departure: Departure | None = None) -> None:
         """Publish how this rank leaves, unless the node is closed; the first reason stands.
 
-        `missing` are the ranks whose absence is the reason. `is_cause` is False where this rank
-        leaves only because another one failed.
+        In the state `PRESENT` it has left the block of an object of the node, by an exception.
         """
-        if self._is_mine_and_present():
-            if state == State.LEFT:
-                self._publish_departure(text, missing, is_cause, self.is_in_messages)
+        if self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT:
+            if departure is not None:
+                self._publish(_DEPARTURE, departure.pack())
+            self._each[_EXITS][self.rank] += state == State.PRESENT
             self._each[_STATE][self.rank] = state
             self.sync()  # before the program overwrites memory that others may be reading
-
-    def step_out(self, text: str, *, is_cause: bool) -> None:
-        """Publish that this rank has left the block of an object of the node by an exception."""
-        if self._is_mine_and_present():
-            self._publish_departure(text, (), is_cause, False)
-            self._each[_EXITS][self.rank] += 1
-            self.sync()
-
-    def _is_mine_and_present(self) -> bool:
-        return self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT
-
-    def _publish_departure(self, text: str, missing: Sequence[int], *flags: bool) -> None:
-        self._publish(_DEPARTURE, Departure(text, (*missing,), *flags).pack())
 
     def departure(self, rank: int) -> Departure | None:
         """Return how that rank left by an exception; None if it did not."""

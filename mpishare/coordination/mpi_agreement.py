@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
+from mpishare.coordination.control_block import Mark
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
@@ -139,7 +140,7 @@ def _is_breaking(node: Waits) -> bool:
 def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
     """Whether one of the ranks will not come, since its node is broken."""
     if was_broken or node.failure is None:
-        return any(map(node.block.is_ending, ranks))
+        return any(node.block.is_past(Mark.ENDING, rank) for rank in ranks)
     return not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.abort import AtEnd, abort_saying, is_output_read, say, wait_briefly
-from mpishare.coordination.control_block import State
+from mpishare.coordination.control_block import Mark, State
 from mpishare.coordination.uncaught import uncaught
 from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import ClosedError, PeerError, name_ranks
@@ -42,7 +42,7 @@ class Shutdown:
         self.cancel = AtEnd(self._end).cancel
 
     def _depart(self) -> None:
-        self._agreement.block.mark_ending()
+        self._agreement.block.mark(Mark.ENDING)
         error = uncaught()
         self._finish(error is None)
         if error is not None:
@@ -95,9 +95,14 @@ class Shutdown:
         agreement, block = self._agreement, self._agreement.block
         if agreement.failure is not None:
             agreement.tell(agreement.failure)
-        block.mark_aborting()
-        wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
+        block.mark(Mark.ABORTING)
+        wait_briefly(lambda: self._are_others_silent() and is_output_read())
         self._wait_for_turn()
+
+    def _are_others_silent(self) -> bool:
+        """Whether the other ranks write no more output."""
+        agreement = self._agreement
+        return all(agreement.block.is_past(Mark.ABORTING, rank) for rank in agreement.others)
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.
@@ -124,20 +129,22 @@ class Shutdown:
         """Wait for the others' output where `mpi4py` may abort the job for an error that they
         caused.
         """
-        block = self._agreement.block
         wait_briefly(is_output_read)
-        block.mark_aborting()
+        self._agreement.block.mark(Mark.ABORTING)
         if type(error) is PeerError:
-            wait_briefly(lambda: all(map(block.is_silent, self._agreement.others)))
+            wait_briefly(self._are_others_silent)
 
     def _abort_for_other_nodes(self) -> None:
         """Abort the job after an exception: ranks on other nodes would wait for this one."""
         why = "an exception ended this rank, and ranks on other nodes would wait for it"
-        self._agreement.block.mark_aborting()
+        self._agreement.block.mark(Mark.ABORTING)
         abort_saying(why, self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""
         agreement, block = self._agreement, self._agreement.block
-        before = [rank for rank in agreement.others if rank < agreement.rank]
-        wait_briefly(lambda: not any(map(block.is_aborting, before)))
+
+        def is_aborting(rank: int) -> bool:
+            return block.has_mark(Mark.ABORTING, rank) and block.is_running(rank)
+
+        wait_briefly(lambda: not any(map(is_aborting, range(agreement.rank))))

@@ -13,7 +13,7 @@ from copy import copy
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mpishare.coordination.control_block import ControlBlock, State, Status
+from mpishare.coordination.control_block import ControlBlock, Departure, Mark, State, Status
 from mpishare.coordination.deadlock import (
     awaited_calls,
     find_cycle,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
-
-    from mpishare.coordination.control_block import Departure
 
 Failure = TypeVar("Failure", bound=MpiShareError)
 
@@ -134,14 +132,17 @@ class Waits:
         if self.failure is not None or self.block.is_in_messages:
             self.leave(call, error)
         else:
-            self.block.step_out(describe(error), is_cause=type(error) is not PeerError)
+            self.block.depart(State.PRESENT, self._departure(error))
 
     def tell(self, error: BaseException) -> None:
         """Publish that this rank leaves and why; the first reason stands."""
+        self.block.depart(State.LEFT, self._departure(error))
+
+    def _departure(self, error: BaseException) -> Departure:
         # Ranks of another node have other numbers: only missing ranks of this one count.
         missing = self.failure.ranks if isinstance(self.failure, PeerTimeout) else ()
         is_cause = type(error) is not PeerError
-        self.block.depart(State.LEFT, describe(error), missing, is_cause=is_cause)
+        return Departure(describe(error), missing, is_cause, self.block.is_in_messages)
 
     def fail_and_tell(self, failure: Failure, *, fatal: bool) -> Failure:
         """Break the node, publish why and which ranks are missing; return the error to raise."""
@@ -217,7 +218,7 @@ class Waits:
             raise ClosedError(f"{call} failed: a signal handler closed the node")
         # Checked again, since a rank may signal and leave, or die, just after. Where counters are
         # released, their values are no signals.
-        if self.failure is not None and (self.block.is_broken() or pending()):
+        if self.failure is not None and (self.block.has_any(Mark.BROKEN) or pending()):
             self._refuse()
         if not self.block.are_all_present():
             gone = [*filter(self.block.has_gone, self.others)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.abort import say, say_at_once
-from mpishare.coordination.control_block import State
+from mpishare.coordination.control_block import Mark, State
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.errors import (
     MpiShareError,
@@ -141,7 +141,7 @@ class Watchdog:
         self._broken_at = self._broken_at or time.monotonic()
         if self._releases:
             # Published first, and repeated: a stream of this or another rank may still write.
-            self._block.mark_broken()
+            self._block.mark(Mark.BROKEN)
             self._block.pool.release_all()
         is_owed = agreement.is_fatal and not agreement.is_raised
         if is_owed and time.monotonic() - self._broken_at > self.grace_s:
@@ -165,7 +165,7 @@ class Watchdog:
         return (
             block.is_being_killed(self._next)
             or not block.are_all_present()
-            or block.is_death_said()
+            or block.has_any(Mark.SAW_DEATH)
             or not all(block.is_running((block.rank + by) % block.size) for by in neighbors)
         )
 
@@ -176,7 +176,9 @@ class Watchdog:
         if dead:
             where = agreement.rank, agreement.size
             agreement.fail(died(dead, *where, agreement.timeout_s), fatal=True)
-            if block.say_death():
+            is_first = not block.has_any(Mark.SAW_DEATH)
+            block.mark(Mark.SAW_DEATH)
+            if is_first:
                 # Before any system call, in which the main thread gets Python's lock: a launcher
                 # that ends the job may leave this process a few milliseconds.
                 say_at_once(f"mpishare: {describe_death(dead, *where)}\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
+from mpishare.coordination.control_block import Mark
 from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
 
 _FINISH_S = 5.0
+_BROKEN = Mark.BROKEN  # here, since a member of an enum takes longer to look up
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
 
@@ -371,7 +373,7 @@ class NodeContext:
         if self._children.kernels and agreement.failure is None:
             for child in self._children.registered():
                 child._check_kernels()
-        is_released = self.backend.has_streams and agreement.block.is_broken()
+        is_released = self.backend.has_streams and agreement.block.has_any(_BROKEN)
         if agreement.failure is None and is_released:
             self.watchdog.look()
         agreement.check()

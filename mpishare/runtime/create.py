@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
-from mpishare.coordination.control_block import ControlBlock, State
+from mpishare.coordination.control_block import ControlBlock, Departure, State
 from mpishare.coordination.mpi_agreement import Bystanders, agree, agree_keeping, allgather
 from mpishare.coordination.rank_group import (
     duplicate,
@@ -140,11 +140,15 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
 
 def _leave(
-    agreement: Agreement, watchdog: Watchdog, backend: Backend | None, state: State, text: str = ""
+    agreement: Agreement,
+    watchdog: Watchdog,
+    backend: Backend | None,
+    state: State,
+    departure: Departure | None = None,
 ) -> None:
     """Publish how this rank leaves, and release its part of a node."""
     block = agreement.block
-    block.depart(state, text)  # before the lock goes, so that the end is not taken for a death
+    block.depart(state, departure)  # before the lock goes, so that the end is not taken for a death
     watchdog.stop()
     if backend is not None:
         backend.unregister(block.memory)
@@ -231,7 +235,8 @@ def _build(
         seen = [each["seen"] for each in replies]
         report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
-        _leave(agreement, watchdog, made[0] if made else None, State.LEFT, describe(error))
+        departure = Departure(describe(error))
+        _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise

@@ -21,7 +21,7 @@ from mpishare import (
 )
 from mpishare.backends import native
 from mpishare.coordination import mpi_agreement
-from mpishare.coordination.control_block import State
+from mpishare.coordination.control_block import Departure, State
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.memory import shared
 from tests.helpers.held import held
@@ -190,7 +190,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(comm):
                     except UnsupportedError:
                         status = 0
                     node.close()
-                    node._context.agreement.block.depart(State.LEFT, "child")
+                    node._context.agreement.block.depart(State.LEFT, Departure("child"))
                 finally:
                     os._exit(status)
             assert os.waitpid(child, 0)[1] == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, State
+from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, Departure, State
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
 from mpishare.memory import shared
 from tests.helpers.latch import within
@@ -35,11 +35,11 @@ def blocks():
 
 @pytest.mark.parametrize("state", [State.CLOSED, State.LEFT, State.EXITED])
 def test_departure_is_seen_by_all(blocks, state):
-    blocks[1].depart(state, "ValueError: no such file")
+    left = {1: Departure("ValueError: no such file")} if state is State.LEFT else {}
+    blocks[1].depart(state, left.get(1))
     for block in blocks:
         assert block.state(1) is state
-        left = {1: ("ValueError: no such file", (), True, False)}
-        assert block.departures() == (left if state is State.LEFT else {})
+        assert block.departures() == left
         assert block.state(0) is block.state(2) is State.PRESENT
 
 
@@ -47,13 +47,13 @@ def test_a_departure_is_out_before_what_the_program_does_next(blocks, monkeypatc
     """It may overwrite cells that others read, which look at the state after that."""
     seen = []
     monkeypatch.setattr(blocks[1], "sync", lambda: seen.append(blocks[0].state(1)))
-    blocks[1].depart(State.LEFT)
+    blocks[1].depart(State.LEFT, Departure("gone"))
     assert seen[-2:] == [State.PRESENT, State.LEFT]
 
 
 def test_first_departure_stands(blocks):
-    blocks[1].depart(State.LEFT, "first")
-    blocks[1].depart(State.CLOSED, "second")
+    blocks[1].depart(State.LEFT, Departure("first"))
+    blocks[1].depart(State.CLOSED, Departure("second"))
     assert blocks[0].state(1) is State.LEFT
     assert blocks[0].departures() == {1: ("first", (), True, False)}
 
@@ -62,7 +62,7 @@ def test_first_departure_stands(blocks):
     "text", ["", "é" * 2000, "\ud800 lone", "x" * 1_000_000, "\x00", "\U0001f600" * 500]
 )
 def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
-    blocks[1].depart(State.LEFT, text)
+    blocks[1].depart(State.LEFT, Departure(text))
     found, missing, is_cause, _ = blocks[0].departures()[1]
     assert missing == ()
     assert is_cause
@@ -297,7 +297,7 @@ def test_no_two_ranks_write_to_one_cache_line():
 
 
 def test_the_ranks_that_were_missed_are_told(blocks):
-    blocks[1].depart(State.LEFT, "\ud800" * 1000, range(1000))
+    blocks[1].depart(State.LEFT, Departure("\ud800" * 1000, tuple(range(1000))))
     text, missing, *_ = blocks[0].departures()[1]
     assert text == "?" * len(text)
     assert missing == tuple(range(64))
