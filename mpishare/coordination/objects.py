@@ -10,12 +10,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.errors import ClosedError, closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 class NotPicklable:
@@ -39,7 +39,7 @@ class NodeObject(NotPicklable):
     _kind = "object"  # in errors
     _number: int = 0  # of a window
     _context: Any  # the `NodeContext`
-    _registration: Registration | None = None
+    _entry: Entry | None = None  # while it is registered
     _is_closed = False
     _closes_first = False  # a plan: its fields may lie in windows
     _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
@@ -71,8 +71,8 @@ class NodeObject(NotPicklable):
 
     def __del__(self) -> None:
         """Register as dropped, in any thread; frees no memory."""
-        if self._registration is not None and not self._is_closed:
-            self._registration.note(self)  # a strong reference from here on, until it is closed
+        if self._entry is not None and not self._is_closed:
+            self._entry.note(self)
 
     def _is_over(self) -> bool:
         """Return whether the work is done that this rank's calls have enqueued."""
@@ -114,17 +114,31 @@ class NodeObject(NotPicklable):
         self._context.agreement.step_out(f"the with block of {self.name}", error)
 
 
-class Registration(NamedTuple):
-    """An object's entry among the children of its node."""
+class Entry:
+    """A registered object of a node, held weakly until its finalizer has run, then strongly."""
 
-    # In the order in which this rank has registered objects.
-    place: int
-    # Dropped objects of its ranks; None for a part of another object, which closes it.
-    dropped: Dropped | None
-    # Its number in `dropped`.
-    number: int
-    # Makes the reference to the object strong again; called in any thread.
-    note: Callable[[Any], None]
+    def __init__(self, item: NodeObject, dropped: Dropped | None, noted: list[Entry]) -> None:
+        self._seen = weakref.ref(item)
+        self._held: NodeObject | None = None
+        self._noted = noted  # of the node
+        self.dropped = dropped  # None for a part of another object, which closes it
+        self.number = 0 if dropped is None else dropped.next_number()
+
+    @property
+    def item(self) -> NodeObject | None:
+        """The object; None amid its end, as its weak references end before its finalizer runs."""
+        return self._seen() if self._held is None else self._held
+
+    def note(self, item: NodeObject) -> None:
+        """Note that the object was dropped, and hold it. Called by its finalizer in any thread."""
+        self._held = item
+        self._noted.append(self)
+
+    def end(self) -> None:
+        """Let the object go, which is closed."""
+        self._held = None
+        if self.dropped is not None:
+            self.dropped.forget(self.number)
 
 
 class Dropped:
@@ -135,7 +149,7 @@ class Dropped:
 
     def __init__(self) -> None:
         self._last = 0
-        # Objects that this rank has dropped, held until they are closed.
+        # Objects that this rank has dropped, and has not closed.
         self._here: dict[int, NodeObject] = {}
         self._unpublished: set[int] = set()
         # By how many ranks each was dropped, as far as that is published.
@@ -181,52 +195,32 @@ class Dropped:
 
 
 class Children:
-    """The registered objects of one rank. All methods but `registered` are for the main thread.
-
-    A strong reference would keep an object from being dropped. So the node holds it weakly until
-    its finalizer has run, then strongly until all its ranks have closed it.
-    """
+    """The registered objects of one rank. All methods but `registered` are for the main thread."""
 
     def __init__(self) -> None:
-        self._last = 0
-        self._by_place: dict[int, Callable[[], Any]] = {}
-        self._noted: list[Any] = []  # appended to by finalizers, in whatever thread
+        self._entries: dict[Entry, None] = {}  # in the order in which this rank registered them
+        self._noted: list[Entry] = []
         self.kernels = 0  # how many of them have kernels of users that wait
 
-    def add(self, child: Any, dropped: Dropped | None) -> None:
+    def add(self, child: NodeObject, dropped: Dropped | None) -> None:
         """Register an object of the ranks that share `dropped`."""
-        self._last += 1
-        number = 0 if dropped is None else dropped.next_number()
-        child._registration = Registration(self._last, dropped, number, self._noted.append)
-        self._by_place[self._last] = weakref.ref(child)
+        child._entry = Entry(child, dropped, self._noted)
+        self._entries[child._entry] = None
         self.kernels += child._has_kernels
 
-    def remove(self, child: Any) -> None:
-        place, dropped, number, _ = child._registration
-        child._registration = None
+    def remove(self, child: NodeObject, entry: Entry) -> None:
+        child._entry = None
         self.kernels -= child._has_kernels
-        del self._by_place[place]
-        if dropped is not None:
-            dropped.forget(number)
+        del self._entries[entry]
+        entry.end()
 
     def registered(self) -> list[Any]:
         """Return the open objects, the oldest first; also called in the watchdog's thread."""
-        found = {place: child() for place, child in list(self._by_place.items())}
-        # The garbage collector ends weak references before it calls finalizers.
-        for child in list(self._noted):
-            if (registration := child._registration) is not None:
-                found[registration.place] = child
-        return [found[place] for place in sorted(found) if found[place] is not None]
+        return [item for entry in list(self._entries) if (item := entry.item) is not None]
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`."""
         while self._noted:
-            child = self._noted[-1]
-            if child._registration is not None:
-                self._hold(child, child._registration)
-            self._noted.remove(child)
-
-    def _hold(self, child: Any, registration: Registration) -> None:
-        self._by_place[registration.place] = lambda: child
-        if registration.dropped is not None:
-            registration.dropped.add(registration.number, child)
+            entry = self._noted.pop()
+            if entry.item is not None and entry.dropped is not None:
+                entry.dropped.add(entry.number, entry.item)

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from mpishare.coordination import robust_futex
@@ -58,7 +58,7 @@ class Watchdog:
         # Returns the objects that may have put waits on streams; called in the thread too.
         self.objects: Callable[[], list[NodeObject]] = list
         self._lock = threading.RLock()
-        self._pending_since: dict[tuple[int, int], float] = {}
+        self._pending_since: dict[tuple[str, int], float] = {}
         self._stop = threading.Event()
         self._next = (self._block.rank + 1) % self._block.size
         self._next_life = self._block.life_address(self._next)
@@ -79,15 +79,11 @@ class Watchdog:
             self._thread.join(1e-3)
 
     @contextmanager
-    def removing(self, waiting: NodeObject) -> Iterator[None]:
+    def removing(self) -> Iterator[None]:
         """Keep the thread from checking objects while one is removed from `objects`."""
-        if not self._block.is_mine:
-            yield  # a forked child has no such thread, and the lock may be held for good
-            return
-        with self._lock:
+        # A forked child has no such thread, and the lock may be held for good.
+        with self._lock if self._block.is_mine else nullcontext():
             yield
-            for rank in self._agreement.others:
-                self._pending_since.pop((id(waiting), rank), None)
 
     def look(self) -> None:
         """Check at once: another rank has released counters, so the node is broken."""
@@ -221,7 +217,7 @@ class Watchdog:
         self._pending_since = since = {}
         for item in self.objects():
             for rank in {*item._pending()}.intersection(self._agreement.others):
-                key = id(item), rank
+                key = item.name, rank
                 since[key] = before.get(key, now)
                 if now - since[key] > STRAGGLER_S:
                     since[key] = math.inf  # warned of

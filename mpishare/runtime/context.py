@@ -207,10 +207,10 @@ class NodeContext:
 
     def unregister(self, child: NodeObject) -> None:
         """Remove an object, before any memory that the watchdog reads is unmapped."""
-        if child._registration is None:
+        if child._entry is None:
             return
-        with self.watchdog.removing(child):
-            self._children.remove(child)
+        with self.watchdog.removing():
+            self._children.remove(child, child._entry)
         if child._memories:
             del self._segments[child._number]
             self.windows_version += 1
