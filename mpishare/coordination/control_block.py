@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import struct
+import time
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 
 # Of each rank: single words, with the marks behind them, two texts behind their versions and
 # lengths, and the mail.
-_STATE, _EXITS, _LIFE, _LOOKS = range(4)
+_STATE, _EXITS, _LIFE, _LOOKED = range(4)
 _DEPARTURE, _WAIT, _MAIL = SLOT_WORDS, 512, 640  # their first words
 _TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _WAIT - 2)}
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
@@ -71,10 +72,12 @@ class Mark(IntEnum):
 
 
 class Status(NamedTuple):
-    version: int
-    looks: int
+    """The wait of a rank; times by the clock that the processes of a machine share."""
+
     call: str
     awaited: tuple[int, ...]
+    begun_ns: int  # when it began to wait for just these ranks
+    looked_ns: int  # when it last found that it still waits
 
 
 class MemoryBarrier:
@@ -111,17 +114,6 @@ class Departure(NamedTuple):
     is_cause: bool = True  # False where it left only because another rank failed
     leaves_messages: bool = False  # of a collective that it began, and others may never answer
 
-    def pack(self) -> str:
-        """Return the text that `unpack` reads, which has room for six bytes a character."""
-        cut = self.text[:_MAX_TEXT].encode(errors="replace")[: 2 * _MAX_TEXT]
-        said = cut.decode(errors="ignore"), self.missing[:_MAX_MISSING], *self[2:]
-        return json.dumps(said, ensure_ascii=False)
-
-    @classmethod
-    def unpack(cls, packed: str) -> Departure:
-        text, missing, is_cause, leaves_messages = json.loads(packed)
-        return cls(text, tuple(missing), is_cause, leaves_messages)
-
 
 class ControlBlock:
     """One rank's view of its node's control block.
@@ -140,7 +132,7 @@ class ControlBlock:
         self.pool_start = size * _RANK_WORDS
         # Single words, each by rank.
         self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(8)]
-        self._statuses: dict[int, Status] = {}  # as read last
+        self._waits: dict[int, tuple[int, Any]] = {}  # as read last, by rank
         self._pid = os.getpid()
         self.is_open = True
         # Whether this rank is in a collective by messages of a communicator of mpishare's.
@@ -281,15 +273,17 @@ class ControlBlock:
         """
         if self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT:
             if departure is not None:
-                self._publish(_DEPARTURE, departure.pack())
+                text = departure.text[:_MAX_TEXT].encode(errors="replace")[: 2 * _MAX_TEXT]
+                missing = departure.missing[:_MAX_MISSING]
+                self._publish(_DEPARTURE, [text.decode(errors="ignore"), missing, *departure[2:]])
             self._each[_EXITS][self.rank] += state == State.PRESENT
             self._each[_STATE][self.rank] = state
             self.sync()  # before the program overwrites memory that others may be reading
 
     def departure(self, rank: int) -> Departure | None:
         """Return how that rank left by an exception; None if it did not."""
-        found = self._published(rank, _DEPARTURE) if self.has_left(rank) else None
-        return None if found is None else Departure.unpack(found[2])
+        _, found = self._published(rank, _DEPARTURE) if self.has_left(rank) else (0, None)
+        return found and Departure(found[0], tuple(found[1]), *found[2:])
 
     def departures(self) -> dict[int, Departure]:
         """Return how ranks left by an exception, of all that did or are outside."""
@@ -299,36 +293,32 @@ class ControlBlock:
 
     def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
         # A list cut short does no harm: a cycle through the omitted ranks ends by the deadline.
-        self._publish(_WAIT, json.dumps([call, list(awaited)[:_MAX_AWAITED]]))
+        self._publish(_WAIT, [call, [*awaited[:_MAX_AWAITED]], time.monotonic_ns()])
 
-    def look(self) -> None:
-        """Publish that this rank has checked again and still waits."""
-        self._each[_LOOKS][self.rank] += 1
+    def look(self, now_ns: int) -> None:
+        """Publish that this rank still waits, as it has checked since a time."""
+        self._each[_LOOKED][self.rank] = now_ns
 
     def end_wait(self) -> None:
-        self._publish(_WAIT, "")
+        self._publish(_WAIT, None)
 
     def status(self, rank: int) -> Status | None:
         """Return the published wait of that rank; None without one, or if it cannot be read."""
+        looked_ns = self._each[_LOOKED][rank]
+        self.sync()  # this first: behind the version it could be that of a later wait
         # Of many ranks all look at the waits of all others, again and again: each is parsed once.
-        known, looks = self._statuses.get(rank), self._each[_LOOKS][rank]
-        self.sync()  # looks first: behind the version they could be those of a later wait
-        if known is not None and known.version == self.words[rank * _RANK_WORDS + _WAIT]:
-            return known._replace(looks=looks)
-        found = self._published(rank, _WAIT)
-        if found is None or not found[2]:
-            return None
-        version, looks, text = found
-        call, awaited = json.loads(text)
-        status = self._statuses[rank] = Status(version, looks, call, tuple(awaited))
-        return status
+        known = self._waits.get(rank)
+        if known is None or known[0] != self.words[rank * _RANK_WORDS + _WAIT]:
+            known = self._waits[rank] = self._published(rank, _WAIT)
+        wait = known[1]
+        return wait and Status(wait[0], tuple(wait[1]), wait[2], looked_ns)
 
-    # --- texts, each with a version that is odd while it is being written
+    # --- texts of JSON, each with a version that is odd while it is being written
 
-    def _publish(self, place: int, text: str) -> None:
-        """Replace a text of this rank."""
+    def _publish(self, place: int, value: Any) -> None:
+        """Replace a text of this rank, by a value that fits."""
         at = self.rank * _RANK_WORDS + place
-        data = text.encode(errors="replace")[: _TEXT_NBYTES[place]]
+        data = json.dumps(value).encode()[: _TEXT_NBYTES[place]]
         self.words[at] += 1
         self.sync()
         self.words[at + 1] = len(data)
@@ -336,19 +326,19 @@ class ControlBlock:
         self.sync()
         self.words[at] += 1
 
-    def _published(self, rank: int, place: int) -> tuple[int, int, str] | None:
-        """Return the version of a text, that rank's looks, and the text; None if it changes."""
+    def _published(self, rank: int, place: int) -> tuple[int, Any]:
+        """Return the version of a text and its value; None if there is none, or it changes."""
         at = rank * _RANK_WORDS + place
         for _ in range(_TRIES):
             version = self.words[at]
             self.sync()
-            nbytes, looks = min(self.words[at + 1], _TEXT_NBYTES[place]), self._each[_LOOKS][rank]
+            nbytes = min(self.words[at + 1], _TEXT_NBYTES[place])
             text = bytes(self._bytes[8 * (at + 2) : 8 * (at + 2) + nbytes])
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
-                return version, looks, text.decode(errors="replace")
+                return version, json.loads(text or "null")
             os.sched_yield()  # it is being written
-        return None
+        return -1, None
 
     # --- mailboxes: double-buffered, so that a fast rank never overwrites mail still being read
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mpishare.coordination.control_block import ControlBlock, Status
 
@@ -21,6 +22,9 @@ _AWAITED = {
 
 # A waiting rank checks again and again; one that has not for so long is stopped.
 _STOPPED_S = 0.5
+
+# A cycle of waits must stand still for this long before it is called a deadlock.
+_STILL_NS = 500_000_000
 
 # The time that a rank waiting elsewhere is given to publish why it leaves.
 _REASON_S = 1.0
@@ -42,7 +46,7 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         seen.add(rank)
         # The wait is read first: a rank that leaves publishes that before it ends its wait.
         status = block.status(rank)
-        if status is not None and status.awaited and _still_looks(block, rank, status):
+        if status is not None and status.awaited and _still_looks(block, rank):
             path.extend(status.awaited)
         elif (left := block.departure(rank)) and left.missing:
             path.extend(left.missing)
@@ -70,14 +74,15 @@ def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
     return [rank for rank in ranks if block.has_left(rank)]
 
 
-def _still_looks(block: ControlBlock, rank: int, status: Status) -> bool:
-    """Whether a rank still checks, or has gone on from where it waited."""
+def _still_looks(block: ControlBlock, rank: int) -> bool:
+    """Whether a rank checks again, or has gone on from where it waited."""
+    now_ns = time.monotonic_ns()
 
-    def has_moved() -> bool:
-        now = block.status(rank)
-        return now is None or (now.version, now.looks) != (status.version, status.looks)
+    def has_looked() -> bool:
+        status = block.status(rank)
+        return status is None or max(status.begun_ns, status.looked_ns) > now_ns
 
-    return poll(has_moved, _STOPPED_S)
+    return poll(has_looked, _STOPPED_S)
 
 
 def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]:
@@ -98,3 +103,13 @@ def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]
                 seen[rank] = status
                 path.extend(status.awaited)
     return seen if is_closed else {}
+
+
+def stands_still(block: ControlBlock, cycle: Mapping[int, Status]) -> bool:
+    """Whether each rank has looked in vain when all waits of a cycle had been there for a while.
+
+    A rank that was merely stopped has not looked since then, and may go on with its next look.
+    """
+    waits = [*cycle.values(), *filter(None, [block.status(block.rank)])]
+    since_ns = max(status.begun_ns for status in waits) + _STILL_NS
+    return all(status.looked_ns > since_ns for status in waits)

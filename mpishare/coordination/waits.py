@@ -19,6 +19,7 @@ from mpishare.coordination.deadlock import (
     find_cycle,
     left_meanwhile,
     root_causes,
+    stands_still,
 )
 from mpishare.coordination.poll import poll
 from mpishare.errors import (
@@ -51,7 +52,7 @@ _BRIEF_LOOKS = 200
 # A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
 
-# A cycle of waits must stand still for this long before it is called a deadlock.
+# The ranks look for a cycle of waits as often as this.
 _CYCLE_S = 0.5
 
 
@@ -299,9 +300,8 @@ class WaitMonitor:
         self._pending = pending
         self._check = check
         self._look_at = time.monotonic() + PUBLISH_S
-        self._cycle_since = time.monotonic()
+        self._cycle_at = time.monotonic() + _CYCLE_S
         self._published: list[int] | None = None
-        self._cycle: dict[int, Status] = {}
 
     def poll(self, is_done: Callable[[], object]) -> bool:
         """Wait with the deadline of the node; return whether it came."""
@@ -320,13 +320,12 @@ class WaitMonitor:
         if self._published != awaited:
             waits.block.begin_wait(self._call, awaited)
             self._published = awaited
-        waits.block.look()
-        if now - self._cycle_since > _CYCLE_S:
-            self._cycle_since = now
+        waits.block.look(int(1e9 * now))
+        if now > self._cycle_at:
+            self._cycle_at = now + _CYCLE_S
             cycle = find_cycle(waits.block, awaited)
-            if cycle and _stands_still(self._cycle, cycle):
+            if cycle and stands_still(waits.block, cycle):
                 raise waits.deadlock(self._call, cycle)
-            self._cycle = cycle
 
     def warn(self, waited_s: float) -> None:
         """Name the stragglers in a warning; for `poll`."""
@@ -340,15 +339,6 @@ class WaitMonitor:
     def __exit__(self, *_: Any) -> None:
         if self._published is not None and self._waits.block.is_open:
             self._waits.block.end_wait()
-
-
-def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
-    # Each rank is in the same wait and has checked again since, in vain. A rank that was merely
-    # stopped has not, and may go on with its next check.
-    return before.keys() == now.keys() and all(
-        now[rank].version == status.version and now[rank].looks > status.looks + 1
-        for rank, status in before.items()
-    )
 
 
 _all: weakref.WeakSet[Waits] = weakref.WeakSet()
