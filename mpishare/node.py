@@ -79,14 +79,11 @@ class Node(NotPicklable):
         device: GivenDevice | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        parts = create_node(comm, backend, device, timeout_s)
-        self._context = parts.context
-        self._shutdown = parts.shutdown
-        self._report = parts.report
-        self._comms = parts.comms
+        self._context, self._shutdown = create_node(comm, backend, device, timeout_s)
         self._is_closed = False
-        self.comm: MPI.Intracomm = parts.comms[0]
-        self.ranks: tuple[int, ...] = tuple(member.given_rank for member in parts.report.members)
+        self.comm: MPI.Intracomm = self._context.comms[0]
+        members = self._context.report.members
+        self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)
 
     @property
     def rank(self) -> int:
@@ -101,7 +98,7 @@ class Node(NotPicklable):
     @property
     def leader(self) -> int:
         """The rank in `comm` that allocates memory by default: the lowest."""
-        return self._report.leader
+        return self._context.report.leader
 
     @property
     def is_leader(self) -> bool:
@@ -135,16 +132,16 @@ class Node(NotPicklable):
         a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call reads
         the room in /dev/shm and the limits on memory: 1 ms.
         """
-        last, backend = self._report, self._context.backend
+        context, last = self._context, self._context.report
         is_known = last.exports_pools is not None
-        self._report = replace(
+        context.report = replace(
             last,
-            exports_pools=last.exports_pools if is_known else backend.exports_pools(),
+            exports_pools=last.exports_pools if is_known else context.backend.exports_pools(),
             pairs=last.pairs or host_pairs(self.size),
-            gpu_messages=self._context.gpu_messages,
+            gpu_messages=context.gpu_messages,
             surroundings=last.surroundings and last.surroundings.with_room(),
         )
-        return self._report
+        return context.report
 
     def allocate(
         self,
@@ -509,7 +506,7 @@ class Node(NotPicklable):
         PeerTimeout, PeerError
             If a rank is gone or late: also in a kernel that was launched before.
         """
-        shared = self._report.time_sliced_gpus
+        shared = self._context.report.time_sliced_gpus
         launch_kernel(self._context, kernel, grid, block, args, stream, shared_mem, shared)
 
     def barrier(self) -> None:
@@ -583,7 +580,7 @@ class Node(NotPicklable):
             self._abandon()
             raise
         self._is_closed = True
-        for comm in self._comms:
+        for comm in context.comms:
             comm.Free()
         for text in context.end_closing():
             warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -12,7 +12,6 @@ from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.plans import routes
-from mpishare.plans.node_cache import report_of
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
@@ -168,7 +167,7 @@ class RoutedPlan(BasePlan):
 
     def _open_on_routes(self, setup: RoutedSetup) -> None:
         """Register with the node, once the engines are made; warn of slow routes, log all."""
-        report = report_of(setup.node)
+        report = setup.context.report
         routes.warn(setup.name, setup.comm, report, setup.routes)
         self._open_on(setup)
         if self._log.isEnabledFor(logging.INFO):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.context import NodeContext
-    from mpishare.runtime.report import Report
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -103,7 +102,7 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
     ]
     if node is None or not beside:
         return []
-    found = translate(beside, comm.comm, node._comms[-1])
+    found = translate(beside, comm.comm, node._context.comms[-1])
     return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
 
 
@@ -132,7 +131,7 @@ def own_communicator(node: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
     """
     from mpi4py import MPI
 
-    comms: Sequence[MPI.Intracomm] = node._comms if isinstance(node, Node) else ()
+    comms: Sequence[MPI.Intracomm] = node._context.comms if isinstance(node, Node) else ()
     same = MPI.IDENT, MPI.CONGRUENT
     return next((own for own in comms if MPI.Comm.Compare(own, comm) in same), comm)
 
@@ -147,11 +146,6 @@ def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]
         if comm.size == agreement.size == 1 + len(agreement.ranks_in(comm)):
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
-
-
-def report_of(node: Node) -> Report:
-    """Return the report as it was when the node was made: `Node.report` reads some of it anew."""
-    return node._report
 
 
 def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from mpishare.errors import MpiShareError
-from mpishare.plans.node_cache import report_of
 
 if TYPE_CHECKING:
     from mpishare.plans.engine import PlanSetup
@@ -22,7 +21,7 @@ class PeerProcesses:
 
     def __init__(self, setup: PlanSetup) -> None:
         self._comm = setup.comm
-        report, ranks_here = report_of(setup.node), setup.comm.ranks_here
+        report, ranks_here = setup.context.report, setup.comm.ranks_here
         self.pids = {rank: report.members[place].pid for rank, place in ranks_here.items()}
         ranks = {place: rank for rank, place in ranks_here.items()}
         pairs = () if report.surroundings is None else report.surroundings.unreadable

@@ -31,7 +31,6 @@ from mpishare.plans.node_cache import (
     name_plan,
     own_communicator,
     ranks_left_out,
-    report_of,
     watching_setup,
 )
 from mpishare.runtime import ranges
@@ -274,7 +273,7 @@ def agree_on_routes(
     `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
     messages belong, if they are not all of it.
     """
-    pairs, route = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
+    pairs, route = setup.context.report.pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:

@@ -27,6 +27,8 @@ from mpishare.memory.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpi4py import MPI
+
     from mpishare.backends import Backend
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.counters import CounterPool
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from mpishare.memory.allocation import Steps
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
-    from mpishare.runtime.report import Member
+    from mpishare.runtime.report import Member, Report
 
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
 
@@ -60,6 +62,11 @@ class NodeContext:
     process id in its PID namespace, and its GPU, which is empty on the host backend. `ncpus` is the
     number of processors for all its ranks together.
     """
+
+    # As it was when the node was made, or when the user last asked for it.
+    report: Report
+    # The node's communicator, which belongs to the user, and the duplicate of the given one.
+    comms: tuple[MPI.Intracomm, ...]
 
     def __init__(
         self,

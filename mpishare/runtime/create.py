@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,16 +51,9 @@ node_log = logging.getLogger("mpishare.node")
 CALL = "Node"
 
 
-@dataclass
-class NodeParts:
-    context: NodeContext
-    shutdown: Shutdown
-    report: Report
-    # The node's communicator, which now belongs to the user, and the duplicate of the given one.
-    comms: tuple[MPI.Intracomm, ...] = ()
-
-
-def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+def create_node(
+    comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any
+) -> tuple[NodeContext, Shutdown]:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     install()
     MPI = load_mpi()  # noqa: N806  a module
@@ -78,25 +71,24 @@ def create_node(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s
         node_comm, color, notes = _find_node(all_comm, watch)
         undo.callback(node_comm.Free)
 
-        def build() -> tuple[NodeParts, list[Any]]:
-            made = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
-            undo.callback(destroy_node, made.context, made.shutdown)  # if another node fails
-            return made, [color, made.context.uuids[made.context.rank]]
+        def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
+            context, shutdown = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
+            undo.callback(destroy_node, context, shutdown)  # if another node fails
+            return (context, shutdown), [color, context.uuids[context.rank]]
 
-        parts, replies = agree_keeping(all_comm, build, watch)
-    elsewhere = [uuid for node, uuid in replies if node != color]
-    parts.context.all_uuids = [*parts.context.uuids, *elsewhere]
-    parts.comms = node_comm, all_comm
+        (context, shutdown), replies = agree_keeping(all_comm, build, watch)
+    context.comms = node_comm, all_comm
+    context.all_uuids = [*context.uuids, *(uuid for node, uuid in replies if node != color)]
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
-        parts.context.rank,
-        parts.context.size,
-        parts.report.members[0].host,
+        context.rank,
+        context.size,
+        context.report.members[0].host,
         chosen,
-        parts.report.leader,
-        parts.context.backend.device or why_host or "no GPU",
+        context.report.leader,
+        context.backend.device or why_host or "no GPU",
     )
-    return parts
+    return context, shutdown
 
 
 @contextlib.contextmanager
@@ -193,7 +185,7 @@ def _build(
     watch: Bystanders,
     why_host: str | None,
     notes: list[str],
-) -> NodeParts:
+) -> tuple[NodeContext, Shutdown]:
     from mpi4py import MPI
 
     block = _control_block(node_comm, watch)
@@ -233,7 +225,7 @@ def _build(
         )
         context = _make_context(agreement, backend, watchdog, members, replies)
         seen = [each["seen"] for each in replies]
-        report = _report(context, members, why_host, notes, survey.result(facts, seen))
+        context.report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
         departure = Departure(describe(error))
         _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
@@ -241,10 +233,9 @@ def _build(
             abort_at_exit(describe(error))
         raise
     has_other_nodes = all_comm.size > node_comm.size
-    shutdown = Shutdown(
+    return context, Shutdown(
         agreement, watchdog, context.finish_at_exit, has_other_nodes=has_other_nodes
     )
-    return NodeParts(context, shutdown, report)
 
 
 def _make_context(

@@ -53,7 +53,7 @@ def test_attributes(node, comm):
 
 def test_comm_has_the_ranks_of_the_node_and_is_private(node, comm):
     # The same ranks in another context: not the given one, nor what mpishare itself talks on.
-    for other in (comm, *node._comms[1:]):
+    for other in (comm, *node._context.comms[1:]):
         assert MPI.Comm.Compare(node.comm, other) == MPI.CONGRUENT
 
 

@@ -13,7 +13,6 @@ from mpishare.plans import routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
-from mpishare.plans.node_cache import report_of
 from mpishare.reduction.cuda.group import Buffers, Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
@@ -220,6 +219,6 @@ def _route_to_peers(setup: PlanSetup) -> Route:
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
-    found = routes.choose(comm, report_of(setup.node).pairs, others, forced, on_gpu=True)
+    found = routes.choose(comm, setup.context.report.pairs, others, forced, on_gpu=True)
     # Within a node a reduction has no messages: host memory is the nearest.
     return slowest(PINNED if route.is_of_mpi else route for route in found.values())
