@@ -56,33 +56,33 @@ def is_output_read() -> bool:
     return not any(map(_unread_nbytes, (1, 2)))
 
 
-def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] = bool) -> None:
-    """Abort the job once this last output was read, since an abort cuts off unread output.
+def abort_after(
+    text: str, wait: Callable[[], object] = bool, is_averted: Callable[[], bool] = bool
+) -> None:
+    """Print a last text, wait for the other ranks, and abort the job once all output was read.
 
-    Does nothing if the reason to abort has gone by then.
+    An abort cuts off unread output. Does nothing if the reason to abort has gone by then.
     """
     from mpi4py import MPI
 
     try:
-        last_words()
+        say(text)
+        wait()
         wait_briefly(is_output_read)
     finally:  # whatever signal comes meanwhile
         if not is_averted():
             MPI.COMM_WORLD.Abort(1)
 
 
-def abort_saying(
-    why: object, wait: Callable[[], object], is_averted: Callable[[], bool] = bool
+def abort_because(
+    why: object, wait: Callable[[], object] = bool, is_averted: Callable[[], bool] = bool
 ) -> None:
-    """Print why this rank aborts the job, wait for the other ranks, and abort as `abort_after`."""
+    """Print why this rank aborts the job, and abort as `abort_after`."""
     from mpi4py import MPI
 
-    def last_words() -> None:
-        # Not the rank in a node: a job may have several.
-        say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
-        wait()
-
-    abort_after(last_words, is_averted)
+    # Not the rank in a node: a job may have several.
+    text = f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n"
+    abort_after(text, wait, is_averted)
 
 
 def _unread_nbytes(fd: int) -> int:
@@ -181,4 +181,4 @@ def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], boo
     # The others write theirs. Then one after the other: where two abort at once, Open MPI's
     # launcher may never end.
     turn_s = HEARD_S * (1 + rank % 8 / 8)
-    abort_saying(why, lambda: wait_briefly(is_over, turn_s), is_averted)
+    abort_because(why, lambda: wait_briefly(is_over, turn_s), is_averted)

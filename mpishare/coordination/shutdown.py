@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.coordination.abort import AtEnd, abort_saying, is_output_read, say, wait_briefly
+from mpishare.coordination.abort import AtEnd, abort_because, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import Mark, State
 from mpishare.coordination.uncaught import uncaught
 from mpishare.coordination.waits import of_this_thread
@@ -42,24 +42,28 @@ class Shutdown:
         self.cancel = AtEnd(self._end).cancel
 
     def _depart(self) -> None:
-        self._agreement.block.mark(Mark.ENDING)
+        agreement, block = self._agreement, self._agreement.block
+        block.mark(Mark.ENDING)
         error = uncaught()
         self._finish(error is None)
         if error is not None:
             # All nodes before the wait for the others of one: they may wait in another one.
-            for node in (self._agreement, *of_this_thread()):
+            for node in (agreement, *of_this_thread()):
                 if node.failure is None:
                     node.leave("the program", error)
-        failure = self._agreement.failure
-        if failure is None:
-            self._agreement.block.depart(State.EXITED)
-        else:
-            self._agreement.tell(failure)  # so that this rank is not taken for the cause
-            self._abort_if_unheard()
-            if error is not None:
-                self._let_others_speak(error)
-                if self._has_other_nodes and not self._agreement.is_fatal:
-                    self._abort_for_other_nodes()
+        if agreement.failure is None:
+            block.depart(State.EXITED)
+            return
+        agreement.tell(agreement.failure)  # so that this rank is not taken for the cause
+        self._abort_if_unheard()
+        if error is not None:
+            wait_briefly(is_output_read)
+            block.mark(Mark.ABORTING)  # as `mpi4py` may do now
+            if type(error) is PeerError:  # the others, which caused it, speak first
+                wait_briefly(self._are_others_silent)
+            if self._has_other_nodes and not agreement.is_fatal:
+                why = "an exception ended this rank, and ranks on other nodes would wait for it"
+                abort_because(why, self._wait_for_turn)
 
     def _end(self, in_finalize: bool) -> None:
         """Publish the end of this rank, and stop what uses the memory of the node."""
@@ -88,7 +92,7 @@ class Shutdown:
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
                 remove_abandoned()
             finally:
-                abort_saying(failure, self._let_others_abort)
+                abort_because(failure, self._let_others_abort)
 
     def _let_others_abort(self) -> None:
         """Let the others print why the job ends, too."""
@@ -123,22 +127,7 @@ class Shutdown:
             wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
-            abort_saying(f"it has left the node, and {why}", bool)
-
-    def _let_others_speak(self, error: BaseException) -> None:
-        """Wait for the others' output where `mpi4py` may abort the job for an error that they
-        caused.
-        """
-        wait_briefly(is_output_read)
-        self._agreement.block.mark(Mark.ABORTING)
-        if type(error) is PeerError:
-            wait_briefly(self._are_others_silent)
-
-    def _abort_for_other_nodes(self) -> None:
-        """Abort the job after an exception: ranks on other nodes would wait for this one."""
-        why = "an exception ended this rank, and ranks on other nodes would wait for it"
-        self._agreement.block.mark(Mark.ABORTING)
-        abort_saying(why, self._wait_for_turn)
+            abort_because(f"it has left the node, and {why}")
 
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""

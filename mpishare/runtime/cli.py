@@ -131,5 +131,5 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
         raise
     except BaseException:
         text = f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}"
-        abort_after(lambda: say(text))
+        abort_after(text)
         raise
