@@ -42,6 +42,7 @@ class NodeObject(NotPicklable):
     _entry: Entry | None = None  # while it is registered
     _is_closed = False
     _closes_first = False  # a plan: its fields may lie in windows
+    _outlives_python = False  # a plan: its calls under way end after the interpreter does
     _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
     _memories: Sequence[Any] = ()  # of a window: each rank's segment
 
@@ -77,10 +78,6 @@ class NodeObject(NotPicklable):
     def _is_over(self) -> bool:
         """Return whether the work is done that this rank's calls have enqueued."""
         return True
-
-    def _finish_at_exit(self, deadline: float) -> None:
-        """Wait at process exit, up to the deadline, for the work that began: others wait for it."""
-        self._context.wait_at_exit(self._is_over, deadline)
 
     def _closed(self, call: str) -> ClosedError:
         """Return the error of a call after `close`; its name begins with that of the object."""

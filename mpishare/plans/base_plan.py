@@ -25,7 +25,7 @@ class BasePlan(NodeObject):
     """A plan: agreed on once, used many times."""
 
     _kind = "plan"
-    _closes_first = True
+    _closes_first = _outlives_python = True
     _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
     _setup: PlanSetup
@@ -115,12 +115,8 @@ class BasePlan(NodeObject):
         never_free([*self._engines], self._held())
         self._forget()
 
-    def _finish_at_exit(self, deadline: float) -> None:
-        never_free(self)  # calls under way end after the interpreter does
-        if self._is_in_call():
-            return
-        for engine in self._engines:
-            engine.finish_at_exit(deadline)
+    def _is_over(self) -> bool:
+        return self._is_in_call() or all(engine.is_over() for engine in self._engines)
 
     def _pending(self) -> list[int]:
         return sorted({rank for engine in self._engines for rank in engine.pending()})

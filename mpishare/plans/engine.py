@@ -121,9 +121,9 @@ class PlanEngine(Protocol):
         """Ranks of the node whose call this rank's stream waits for."""
         return []
 
-    def finish_at_exit(self, deadline: float) -> None:  # noqa: ARG002
-        """At process exit: wait until all calls that began are over, up to the deadline."""
-        return
+    def is_over(self) -> bool:
+        """Whether all calls that began are over, and the others need nothing of this rank."""
+        return True
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the deadline of the node."""

@@ -6,7 +6,7 @@ import operator
 import time
 import warnings
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ from mpishare.backends import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.counters import Counters, whole_slots
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
@@ -396,24 +397,22 @@ class NodeContext:
     # --- closing
 
     def finish_at_exit(self, waits: bool) -> None:
-        """At process exit: wait a moment for the work that began, unless an exception ends it."""
+        """At process exit: wait a moment for the work that began, unless an exception ends it.
+
+        The others wait for that work. Polls, since a process that exits cannot start a thread.
+        """
         deadline = time.monotonic() + (_FINISH_S if waits else 0.0)
         for child in self.children:
-            child._finish_at_exit(deadline)
+            if child._outlives_python:
+                never_free(child)
+            self._wait_at_exit(child, deadline)
 
-    def wait_at_exit(self, is_over: Callable[[], bool], deadline: float) -> bool:
-        """Wait for work on streams, up to the deadline; return whether it is over.
-
-        Polls, since a process that exits cannot start a thread.
-        """
-        try:
+    def _wait_at_exit(self, child: NodeObject, deadline: float) -> None:
+        with suppress(CudaError):  # work on a failed GPU never ends
             poll(
-                lambda: is_over() or self.agreement.failure is not None,
+                lambda: child._is_over() or self.agreement.failure is not None,
                 deadline - time.monotonic(),
             )
-            return is_over()
-        except CudaError:
-            return False  # work on a failed GPU never ends
 
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams are done. Collective."""

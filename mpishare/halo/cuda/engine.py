@@ -251,8 +251,8 @@ class CudaEngine(CudaPlanEngine):
         """See `Engine.ahead`."""
         return self._flags.ahead()
 
-    def _is_over(self) -> bool:
-        return super()._is_over() and self._backend.is_done(self._stream)
+    def is_over(self) -> bool:
+        return super().is_over() and self._backend.is_done(self._stream)
 
     def _close_launches(self) -> None:
         for launches in self._launches:

@@ -125,14 +125,11 @@ class CudaPlanEngine:
     def pending(self) -> list[int]:
         return self._flags.pending()
 
-    def finish_at_exit(self, deadline: float) -> None:
-        """Wait until all calls have ended here, and the others have read what was packed for them.
+    def is_over(self) -> bool:
+        """Whether all calls have ended here, and the others have read what was packed for them.
 
         Replays of a user's graph are not seen.
         """
-        self._context.wait_at_exit(self._is_over, deadline)
-
-    def _is_over(self) -> bool:
         return self._chain.is_over() and self._flags.are_read()
 
     def drain(self) -> None:
