@@ -47,31 +47,22 @@ class HostMemory(Memory):
         self._start, self._free = start, free
         self.has_own_pages = not start and free is None
 
-    def publish(self) -> str:
-        """Give the memory a name."""
-        return shared.publish(self._open())
-
-    def retract(self, name: str) -> None:
-        """Remove the name, and close the file: the mapping does not need it."""
-        shared.forget(name)
-        if self._memory is not None:
-            self._memory.close_file()
-
     def close(self) -> bool:
         """Unmap; memory with live arrays is unmapped with the last of them."""
         self._release()
         return True
 
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
-        return HostMemory(self._open(), self._start + offset, nbytes, free)
+        return HostMemory(self.whole(), self._start + offset, nbytes, free)
 
-    def _open(self) -> SharedMemory:
+    def whole(self) -> SharedMemory:
+        """Return all of the memory, of which this may be a part."""
         if self._memory is None:
             raise ValueError("the memory is closed")
         return self._memory
 
     def _new_anchor(self) -> Any:
-        return host_anchor(self._open().buffer, self.nbytes, self._start)
+        return host_anchor(self.whole().buffer, self.nbytes, self._start)
 
     def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
         return host_array(anchor, layout)
@@ -89,7 +80,7 @@ class HostBackend(Backend):
     xp = np
 
     def __init__(self) -> None:
-        self._published: dict[str, HostMemory] = {}
+        self._published: dict[str, SharedMemory] = {}
         self._pools: weakref.WeakSet[HostPool] = weakref.WeakSet()
 
     def allocate(self, nbytes: int) -> HostMemory:
@@ -98,8 +89,9 @@ class HostBackend(Backend):
     def publish(self, memory: Memory) -> str:
         if not isinstance(memory, HostMemory):
             raise TypeError(f"{memory!r} is not memory of the host backend")
-        token = memory.publish()
-        self._published[token] = memory
+        whole = memory.whole()
+        token = shared.publish(whole)
+        self._published[token] = whole
         return token
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
@@ -111,7 +103,9 @@ class HostBackend(Backend):
         return shared.open_file(token, os.O_RDONLY)
 
     def retract(self, token: str) -> None:
-        self._published.pop(token).retract(token)
+        memory = self._published.pop(token)
+        shared.forget(token)
+        memory.close_file()  # the mapping does not need it
 
     def in_place(self, descriptors: Descriptors, timeout_s: float) -> HostInPlace:
         return HostInPlace(self._pools, descriptors, timeout_s)
