@@ -3,16 +3,15 @@
 
 #include "wait.h"
 
+/* A step of a round: to raise a word of its own, or to wait for one of another rank. */
 typedef struct {
-    Word *mine;
-    Word **awaited;
-    long *slots; /* of the awaited words, for the caller */
-    Py_ssize_t count;
-} Round;
+    Word *word;
+    long slot; /* of an awaited word, for the caller; -1 of one that is raised */
+} Step;
 
 typedef struct {
     PyObject_HEAD
-    Round *rounds;
+    Step *steps;
     Py_ssize_t count;
     int looks_per_yield;
     int spreads_bit;
@@ -20,57 +19,40 @@ typedef struct {
 
 static void fence_dealloc(Fence *self)
 {
-    for (Py_ssize_t at = 0; self->rounds != NULL && at < self->count; at++) {
-        PyMem_Free(self->rounds[at].awaited);
-        PyMem_Free(self->rounds[at].slots);
-    }
-    PyMem_Free(self->rounds);
+    PyMem_Free(self->steps);
     free_object(self);
 }
 
-/* The word of a slot; NULL with an error where there is none. */
-static Word *word_of(const Py_buffer *words, long slot)
+/* Adds a step with the word of a slot; -1 with an error where there is none. */
+static int add_step(Fence *self, const Py_buffer *words, long slot, bool is_awaited)
 {
-    if (slot >= 0 && (size_t)slot < (size_t)words->len / sizeof(Word))
-        return (Word *)words->buf + slot;
-    if (!PyErr_Occurred())
-        PyErr_Format(PyExc_IndexError, "there is no slot %ld", slot);
-    return NULL;
-}
-
-static int read_round(Round *round, const Py_buffer *words, PyObject *given)
-{
-    long mine;
-    PyObject *slots;
-    if (!PyArg_ParseTuple(given, "lO!", &mine, &PyList_Type, &slots) ||
-        (round->mine = word_of(words, mine)) == NULL)
+    if (slot < 0 || (size_t)slot >= (size_t)words->len / sizeof(Word)) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_IndexError, "there is no slot %ld", slot);
         return -1;
-    round->count = PyList_Size(slots);
-    round->awaited = PyMem_Calloc(round->count + 1, sizeof *round->awaited);
-    round->slots = PyMem_Calloc(round->count + 1, sizeof *round->slots);
-    if (round->awaited == NULL || round->slots == NULL) {
+    }
+    Step *steps = PyMem_Realloc(self->steps, (size_t)(self->count + 1) * sizeof *steps);
+    if (steps == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (Py_ssize_t at = 0; at < round->count; at++) {
-        round->slots[at] = PyLong_AsLong(PyList_GetItem(slots, at));
-        if ((round->awaited[at] = word_of(words, round->slots[at])) == NULL)
-            return -1;
-    }
+    self->steps = steps;
+    steps[self->count++] = (Step){(Word *)words->buf + slot, is_awaited ? slot : -1};
     return 0;
 }
 
 static int read_rounds(Fence *self, const Py_buffer *words, PyObject *rounds)
 {
-    self->rounds = PyMem_Calloc(PyList_Size(rounds) + 1, sizeof *self->rounds);
-    if (self->rounds == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->count = PyList_Size(rounds);
-    for (Py_ssize_t at = 0; at < self->count; at++)
-        if (read_round(self->rounds + at, words, PyList_GetItem(rounds, at)))
+    for (Py_ssize_t number = 0; number < PyList_Size(rounds); number++) {
+        long mine;
+        PyObject *slots;
+        if (!PyArg_ParseTuple(PyList_GetItem(rounds, number), "lO!", &mine, &PyList_Type, &slots) ||
+            add_step(self, words, mine, false))
             return -1;
+        for (Py_ssize_t at = 0; at < PyList_Size(slots); at++)
+            if (add_step(self, words, PyLong_AsLong(PyList_GetItem(slots, at)), true))
+                return -1;
+    }
     return 0;
 }
 
@@ -103,14 +85,14 @@ static PyObject *fence_meet(Fence *self, PyObject *given)
     const uint64_t mask = self->spreads_bit ? 1 : 0;
     const uint64_t least = value & ~mask;
     uint64_t bit = value & mask;
-    for (Py_ssize_t number = 0; number < self->count; number++) {
-        const Round *round = self->rounds + number;
-        store_release(round->mine, least | bit);
-        for (Py_ssize_t at = 0; at < round->count; at++) {
-            if (!wait_word(round->awaited[at], least, self->looks_per_yield))
-                return PyLong_FromLong(round->slots[at]);
-            bit |= load_acquire(round->awaited[at]) & mask;
+    for (const Step *step = self->steps; step < self->steps + self->count; step++) {
+        if (step->slot < 0) {
+            store_release(step->word, least | bit);
+            continue;
         }
+        if (!wait_word(step->word, least, self->looks_per_yield))
+            return PyLong_FromLong(step->slot);
+        bit |= load_acquire(step->word) & mask;
     }
     return PyLong_FromLong(bit ? -2 : -1);
 }
