@@ -71,9 +71,7 @@ class Slots:
         self._memory = comm.take_memory(name, begin + 2 * count * stride)
         self.nbytes = self._memory.nbytes
         words = self._memory.buffer[:begin].cast("Q")
-        self._control = [
-            words[SLOT_WORDS * at : SLOT_WORDS * (at + 1)] for at in range(len(self._ranks))
-        ]
+        self._control = [words[at : at + SLOT_WORDS] for at in range(0, len(words), SLOT_WORDS)]
         self.parity = 0  # of the last use; flipped before each
         self.place = self._ranks.index(comm.rank)  # among the ranks on this node
         self._mine = self._control[self.place]
@@ -116,9 +114,9 @@ class Slots:
             np.ndarray,
             self._dtype,
             self.size,
+            len(self._ranks),
             self.place,
-            self._control,
-            *self.pair,
+            self._memory.buffer,
             context.looks_per_yield,
         ).reduce
 

@@ -363,12 +363,19 @@ def test_a_broken_node_another_thread_and_a_capture_are_left_to_python(module):
     assert words[0] == exchange.epoch == 2  # what was refused has published nothing
 
 
+def sum_of_two(module, count):
+    """A sum on the first of two ranks; the words of both, and the slots of both in two uses."""
+    memory = np.zeros(32 + 4 * -(-count // 16) * 16)
+    words, slots = memory[:32].view("u8").reshape(2, 16), memory[32:].reshape(2, 2, -1)
+    slots = slots[..., :count]
+    made = module.Reduce("sum float64", np.ndarray, np.dtype("f8"), count, 2, 0, memory, 1)
+    return made.reduce, words, slots
+
+
 def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
     """The others may be reading it."""
-    words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, 1))
+    reduce, words, slots = sum_of_two(module, 1)
     field = np.array([3.0])
-    parts = map(list, (words, *slots))
-    reduce = module.Reduce("sum float64", np.ndarray, field.dtype, 1, 0, *parts, 1).reduce
     assert reduce(field, 0, 4, False) == 4  # the other one has not come
     assert slots[0, 0] == 3
     slots[0] = [[70.0], [5.0]]  # a value that only a second copy would overwrite
@@ -379,10 +386,8 @@ def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
 
 def test_a_shared_sum_that_is_called_again_goes_on_where_it_was(module):
     count = 48  # doubles; rank 0 folds 16, which fill a slot of words
-    words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, count))
+    reduce, words, slots = sum_of_two(module, count)
     field = np.full(count, 3.0)
-    parts = map(list, (words, *slots))
-    reduce = module.Reduce("sum float64", np.ndarray, field.dtype, count, 0, *parts, 1).reduce
     slots[0, 1] = 4
     assert reduce(field, 0, 4, True) == 4  # the other one has not come
     words[1, 0] = 4
@@ -496,17 +501,16 @@ def test_a_sum_whose_slots_or_arrays_are_wrong(module):
         "array_type": np.ndarray,
         "dtype": field.dtype,
         "nelements": 2,
+        "nranks": 1,
         "place": 0,
-        "control": [np.zeros(16, "u8")],
-        "even": [np.zeros(2)],
-        "odd": [np.zeros(2)],
+        "memory": np.zeros(3 * 16),
         "looks_per_yield": 1,
     }
     wrong = [
         {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None},
-        {"nelements": -1}, {"nelements": 3}, {"nelements": 1 << 62}, {"place": 1}, {"place": -1},
-        {"control": [np.zeros(1, "u8")]}, {"even": []}, {"odd": [None]}, {"odd": [np.zeros(1)]},
-        {"looks_per_yield": 0},
+        {"nelements": -1}, {"nelements": 17}, {"nelements": 1 << 62}, {"nelements": 1 << 60},
+        {"place": 1}, {"place": -1}, {"nranks": 0}, {"nranks": 2}, {"nranks": 1 << 60},
+        {"memory": np.zeros(47)}, {"memory": None}, {"looks_per_yield": 0},
     ]  # fmt: skip
     for each in wrong:
         with pytest.raises((TypeError, ValueError, AttributeError)):

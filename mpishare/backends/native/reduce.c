@@ -13,8 +13,8 @@ typedef void (*Fold)(void *into, void *const *from, Py_ssize_t nranks, Py_ssize_
 
 typedef struct {
     PyObject_HEAD
-    Word **control;  /* of each rank: the words of even and of odd epochs */
-    void **slots[2]; /* of each rank, for even and for odd uses */
+    char *memory;    /* as `Slots` lays it out: see `control_of` and `slot_of` */
+    size_t stride;   /* bytes from slot to slot */
     void **operands; /* of a fold */
     void *unaligned; /* room for a result, if the field is not aligned */
     PyObject *array_type, *dtype;
@@ -102,9 +102,6 @@ static int find_fold(const char *name)
 
 static void reduce_dealloc(Reduce *self)
 {
-    PyMem_Free(self->control);
-    PyMem_Free(self->slots[0]);
-    PyMem_Free(self->slots[1]);
     PyMem_Free(self->operands);
     PyMem_Free(self->unaligned);
     Py_CLEAR(self->array_type);
@@ -112,27 +109,41 @@ static void reduce_dealloc(Reduce *self)
     free_object(self);
 }
 
-/* The addresses of a buffer for each rank, which have room for that many bytes. */
-static void *read_buffers(PyObject *buffers, Py_ssize_t nranks, size_t nbytes)
+enum { SLOT_NBYTES = 128 }; /* as in mpishare.coordination.counters */
+
+/* The words of a rank for even and for odd epochs. */
+static Word *control_of(const Reduce *self, Py_ssize_t rank)
 {
-    if (PyList_Size(buffers) != nranks)
-        return PyErr_Format(PyExc_ValueError, "a buffer for each of %zd ranks is needed", nranks);
-    void **found = PyMem_Calloc((size_t)nranks + 1, sizeof *found);
-    if (found == NULL)
-        return PyErr_NoMemory();
-    for (Py_ssize_t at = 0; at < nranks && !PyErr_Occurred(); at++) {
-        Py_buffer view;
-        if (PyObject_GetBuffer(PyList_GetItem(buffers, at), &view, PyBUF_WRITABLE))
-            break;
-        found[at] = view.buf;
-        if ((size_t)view.len < nbytes)
-            PyErr_Format(PyExc_ValueError, "a buffer has %zd bytes of %zu", view.len, nbytes);
-        PyBuffer_Release(&view); /* the caller sees to it that the memory stays */
+    return (Word *)(void *)(self->memory + rank * SLOT_NBYTES);
+}
+
+/* The elements of a rank in an even or an odd use, behind the words of all ranks. */
+static char *slot_of(const Reduce *self, long parity, Py_ssize_t rank)
+{
+    return self->memory + self->nranks * SLOT_NBYTES +
+           (size_t)(parity * self->nranks + rank) * self->stride;
+}
+
+/* Takes the address of the memory of all ranks. */
+static int read_memory(Reduce *self, PyObject *buffer)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE))
+        return -1;
+    const size_t nbytes = (size_t)self->nelements * self->itemsize;
+    self->memory = view.buf;
+    self->stride = (nbytes + SLOT_NBYTES - 1) / SLOT_NBYTES * SLOT_NBYTES;
+    const size_t of_rank = (size_t)view.len / (size_t)self->nranks;
+    PyBuffer_Release(&view); /* the caller sees to it that the memory stays */
+    if (of_rank < SLOT_NBYTES + 2 * self->stride) {
+        PyErr_Format(PyExc_ValueError, "a rank has %zu bytes of memory", of_rank);
+        return -1;
     }
-    if (!PyErr_Occurred())
-        return found;
-    PyMem_Free(found);
-    return NULL;
+    self->operands = PyMem_Calloc((size_t)self->nranks, sizeof *self->operands);
+    self->unaligned = PyMem_Malloc(nbytes);
+    if (self->operands == NULL || self->unaligned == NULL)
+        PyErr_NoMemory();
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Finds the operation on elements of the dtype, which are numbers that it knows, or pairs of them. */
@@ -150,7 +161,7 @@ static int read_operation(Reduce *self, const char *operation)
         return -1;
     const Py_ssize_t nbytes = (Py_ssize_t)folds[row].nbytes;
     if (itemsize <= 0 || itemsize % nbytes || self->nelements < 0 ||
-        self->nelements > PY_SSIZE_T_MAX / itemsize) {
+        self->nelements > PY_SSIZE_T_MAX / itemsize / 4) {
         PyErr_Format(PyExc_ValueError, "%s of %zd elements of %zd bytes", operation,
                      self->nelements, itemsize);
         return -1;
@@ -163,35 +174,22 @@ static int read_operation(Reduce *self, const char *operation)
 
 static int read_arguments(Reduce *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"operation", "array_type", "dtype", "nelements",       "place",
-                            "control",   "even",       "odd",   "looks_per_yield", NULL};
+    static char *names[] = {"operation", "array_type", "dtype",           "nelements", "nranks",
+                            "place",     "memory",     "looks_per_yield", NULL};
     const char *operation;
-    PyObject *array_type, *dtype, *control, *even, *odd;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sOOnnO!O!O!i", names, &operation,
-                                     &array_type, &dtype, &self->nelements, &self->place,
-                                     &PyList_Type, &control, &PyList_Type, &even, &PyList_Type,
-                                     &odd, &self->looks_per_yield) ||
+    PyObject *array_type, *dtype, *memory;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sOOnnnOi", names, &operation,
+                                     &array_type, &dtype, &self->nelements, &self->nranks,
+                                     &self->place, &memory, &self->looks_per_yield) ||
         require_looks(self->looks_per_yield))
         return -1;
     self->array_type = Py_NewRef(array_type);
     self->dtype = Py_NewRef(dtype);
-    self->nranks = PyList_Size(control);
     if (self->place < 0 || self->place >= self->nranks) {
         PyErr_Format(PyExc_ValueError, "there is no place %zd", self->place);
         return -1;
     }
-    if (read_operation(self, operation))
-        return -1;
-    const size_t nbytes = (size_t)self->nelements * self->itemsize;
-    if (!(self->control = read_buffers(control, self->nranks, 2 * sizeof(Word))) ||
-        !(self->slots[0] = read_buffers(even, self->nranks, nbytes)) ||
-        !(self->slots[1] = read_buffers(odd, self->nranks, nbytes)))
-        return -1;
-    self->operands = PyMem_Calloc((size_t)self->nranks, sizeof *self->operands);
-    self->unaligned = PyMem_Malloc(nbytes);
-    if (self->operands == NULL || self->unaligned == NULL)
-        PyErr_NoMemory();
-    return PyErr_Occurred() ? -1 : 0;
+    return read_operation(self, operation) || read_memory(self, memory) ? -1 : 0;
 }
 
 static PyObject *reduce_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -223,7 +221,7 @@ static int fits(const Reduce *self, PyObject *given, Py_ssize_t *nelements)
 static bool have_met(Reduce *self, uint64_t value)
 {
     for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
-        const Word *word = self->control[rank] + (value >> 1 & 1);
+        const Word *word = control_of(self, rank) + (value >> 1 & 1);
         if (!wait_word(word, value & ~(uint64_t)1, self->looks_per_yield) ||
             load_acquire(word) != value)
             return false;
@@ -234,8 +232,6 @@ static bool have_met(Reduce *self, uint64_t value)
 typedef struct {
     size_t begin, nbytes;
 } Share;
-
-enum { SLOT_NBYTES = 128 }; /* as in mpishare.coordination.counters */
 
 /* What a rank folds: whole pairs of cache lines but for the last rank's. */
 static Share share_of(const Reduce *self, Py_ssize_t nelements, Py_ssize_t place)
@@ -249,10 +245,10 @@ static Share share_of(const Reduce *self, Py_ssize_t nelements, Py_ssize_t place
 }
 
 /* Folds a share of the slots into the same place of the field. */
-static void fold_share(Reduce *self, char *field, void *const *slots, Share share, bool is_aligned)
+static void fold_share(Reduce *self, char *field, long parity, Share share, bool is_aligned)
 {
     for (Py_ssize_t rank = 0; rank < self->nranks; rank++)
-        self->operands[rank] = (char *)slots[rank] + share.begin;
+        self->operands[rank] = slot_of(self, parity, rank) + share.begin;
     void *into = is_aligned ? field + share.begin : self->unaligned;
     const Py_ssize_t count = (Py_ssize_t)(share.nbytes / self->itemsize) * self->width;
     self->fold(into, self->operands, self->nranks, count);
@@ -275,24 +271,24 @@ static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t 
     if (PyErr_Occurred())
         return NULL;
     char *field = PyArray_DATA(array);
-    void **slots = self->slots[parity];
+    char *slot = slot_of(self, parity, self->place);
     const bool is_aligned = PyArray_FLAGS(array) & NPY_ARRAY_ALIGNED;
-    Word *first_word = self->control[self->place] + (value >> 1 & 1);
-    Word *last_word = self->control[self->place] + (last >> 1 & 1);
+    Word *first_word = control_of(self, self->place) + (value >> 1 & 1);
+    Word *last_word = control_of(self, self->place) + (last >> 1 & 1);
     const Share whole = {0, (size_t)nelements * self->itemsize};
     /* Called again after a wait, it goes on where it was: the others may read the slot. */
     if (!is_shared || load_acquire(last_word) != last) {
         if (load_acquire(first_word) != value) {
-            memcpy(slots[self->place], field, whole.nbytes);
+            memcpy(slot, field, whole.nbytes);
             store_release(first_word, value);
         }
         if (!have_met(self, value))
             return PyLong_FromUnsignedLongLong(value);
         const Share mine = is_shared ? share_of(self, nelements, self->place) : whole;
-        fold_share(self, field, slots, mine, is_aligned);
+        fold_share(self, field, parity, mine, is_aligned);
         if (!is_shared)
             Py_RETURN_NONE;
-        memcpy((char *)slots[self->place] + mine.begin, field + mine.begin, mine.nbytes);
+        memcpy(slot + mine.begin, field + mine.begin, mine.nbytes);
         store_release(last_word, last);
     }
     if (!have_met(self, last))
@@ -300,7 +296,7 @@ static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t 
     for (Py_ssize_t at = 1; at < self->nranks; at++) { /* no two begin at the same slot */
         const Py_ssize_t rank = (self->place + at) % self->nranks;
         const Share theirs = share_of(self, nelements, rank);
-        memcpy(field + theirs.begin, (char *)slots[rank] + theirs.begin, theirs.nbytes);
+        memcpy(field + theirs.begin, slot_of(self, parity, rank) + theirs.begin, theirs.nbytes);
     }
     Py_RETURN_NONE;
 }
@@ -315,7 +311,7 @@ static PyMethodDef reduce_methods[] = {
 };
 
 static PyType_Slot reduce_slots[] = {
-    {Py_tp_doc, "Reduce(operation, array_type, dtype, nelements, place, control, even, odd, "
+    {Py_tp_doc, "Reduce(operation, array_type, dtype, nelements, nranks, place, memory, "
                 "looks_per_yield)"},
     {Py_tp_new, reduce_new},
     {Py_tp_dealloc, reduce_dealloc},
