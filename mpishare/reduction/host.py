@@ -21,7 +21,7 @@ from mpishare.reduction.operation import packing_order, quiet_runner
 from mpishare.reduction.slots import DOT, REDUCE, Slots, capacity, folds_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
@@ -46,7 +46,6 @@ class HostReduce(PlanEngine):
         shape, self._dtype = layout.shape, layout.dtype
         self._shape, self._strides = shape, layout.strides
         self._quietly = quiet_runner()
-        self._local_dot = LocalDot(layout.dtype)
         self._sum = np.empty(1, layout.dtype)
         count, nranks = prod(shape), len(setup.comm.ranks_here)
         size = capacity(count if nranks > 1 else 1, layout.dtype.itemsize)
@@ -150,7 +149,7 @@ class HostReduce(PlanEngine):
         return target if out is None else out
 
     def _dot(self, x: Array, y: Array) -> None:
-        self._local_dot.into(self._sum, x, y)
+        store_dot(self._sum, x, y)
         if self._has_others:
             self._combine_sums(self._sum)
 
@@ -194,45 +193,18 @@ class HostReduce(PlanEngine):
         self._slots.close()
 
 
-class LocalDot:
-    """The dot product of two arrays of this process, block by block in a fixed order.
+def store_dot(total: Array, x: Array, y: Array) -> None:
+    """Store the dot product of two arrays of this process in `total`, of one element.
 
-    A block is smaller than those for which a BLAS library starts threads: the bits depend on the
-    arrays alone, not on the number of threads.
+    Block by block, in the order in which the elements lie. A block is smaller than those for which
+    a BLAS library starts threads: the bits depend on the arrays alone, not on the number of
+    threads.
     """
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._scratch = np.empty((2, _BLOCK), dtype)
-
-    def into(self, total: Array, x: Array, y: Array) -> None:
-        """Store the dot product of two arrays of the same shape in `total`, of one element."""
-        if x.size <= _BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
-            total[...] = np.vdot(x, y)
-            return
-        total[...] = 0
-        for a, b in self._blocks(x, y):
-            np.add(total, np.vdot(a, b), out=total)
-
-    def _blocks(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield both arrays in pieces of one axis, contiguous, in the order of their elements."""
-        if x.flags.f_contiguous and y.flags.f_contiguous:
-            x, y = x.T, y.T
-        if x.flags.c_contiguous and y.flags.c_contiguous:
-            x, y = x.reshape(-1), y.reshape(-1)  # views
-            for at in range(0, x.size, _BLOCK):
-                yield x[at : at + _BLOCK], y[at : at + _BLOCK]
-        else:
-            yield from self._gathered(x, y)
-
-    def _gathered(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield pieces that are copied together: the last axes as far as they fit."""
-        if x.size <= _BLOCK:
-            pair = self._scratch[:, : x.size]
-            for part, array in zip(pair, (x, y), strict=True):
-                part.reshape(array.shape)[...] = array
-            yield pair[0], pair[1]
-            return
-        step = _BLOCK * len(x) // x.size  # along the first axis
-        for at in range(0, len(x), max(step, 1)):
-            piece = slice(at, at + step) if step else at
-            yield from self._gathered(x[piece], y[piece])
+    if x.size <= _BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
+        total[...] = np.vdot(x, y)
+        return
+    total[...] = 0
+    contiguous: Any = [["readonly", "contig"]] * 2  # NumPy's stubs lack the latter
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    for a, b in np.nditer((x, y), flags, contiguous, buffersize=_BLOCK):
+        np.add(total, np.vdot(a, b), out=total)

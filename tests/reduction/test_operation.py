@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpishare.plans.layout import FieldLayout
 from mpishare.reduction import operation
-from mpishare.reduction.host import LocalDot
+from mpishare.reduction.host import store_dot
 from mpishare.reduction.operation import Operation, quiet_runner
 from mpishare.reduction.slots import folds_all
 from tests.helpers.reductions import FORMS, UFUNCS, folded, laid_out, pairs
@@ -80,7 +80,7 @@ def test_a_local_dot_product(shape, forms, seed):
     rng = np.random.default_rng(seed)
     x, y = (laid_out(np, rng.integers(-99, 99, shape), form) for form in forms)
     total = np.empty(1, int)
-    LocalDot(x.dtype).into(total, x, y)
+    store_dot(total, x, y)
     assert total[0] == (x * y).sum()
 
 
@@ -92,7 +92,7 @@ def test_a_local_dot_product_of_many_blocks(form, shape):
     rng = np.random.default_rng(3)
     x, y = (laid_out(np, rng.standard_normal(shape), form) for _ in range(2))
     total = np.empty(1)
-    LocalDot(x.dtype).into(total, x, y)
+    store_dot(total, x, y)
     right = float(sum(Fraction(a) * Fraction(b) for a, b in zip(x.flat, y.flat, strict=True)))
     assert math.isclose(total[0], right, rel_tol=1e-12, abs_tol=1e-12 * x.size)
 
@@ -100,7 +100,7 @@ def test_a_local_dot_product_of_many_blocks(form, shape):
 def test_the_first_factor_is_conjugated():
     x, y = np.array([1 + 2j, 3j]), np.array([2 - 1j, 5])
     total = np.empty(1, complex)
-    LocalDot(x.dtype).into(total, x, y)
+    store_dot(total, x, y)
     assert total[0] == np.vdot(x, y)
 
 
@@ -113,7 +113,7 @@ def test_bits_do_not_depend_on_where_an_array_lies():
         moved = base[:, shift : shift + 20_000]
         moved[...] = x, y
         total = np.empty(1)
-        LocalDot(x.dtype).into(total, moved[0], moved[1])
+        store_dot(total, moved[0], moved[1])
         found.add(total.tobytes())
     assert len(found) == 1
 
