@@ -33,13 +33,11 @@ from mpishare.plans.message import sent
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.parts import Incoming, Outgoing, Sender
+    from mpishare.halo.host.parts import RoutePart, Sender
     from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, Part
-
-_UNSTAGED = None, None, None
+    from mpishare.plans.message import Message
 
 
 def adds(module: Any, dtype: np.dtype[Any]) -> bool:
@@ -56,6 +54,7 @@ class CompiledRoute(HostRoute):
         # Ranks without the compiled part read staging alone; ghosts are zeroed at once.
         self._may_read = setup.is_compiled and not is_reverse
         self._peer_reads = PeerReads(setup, setup.sends if self._may_read else ())
+        self._peers, self._call = self._peer_reads.peers, f"{setup.name}: exchange"
         self._staging = Staging(setup, is_reverse=is_reverse, unstaged=self._peer_reads.keys)
 
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -82,7 +81,7 @@ class CompiledRoute(HostRoute):
                 (control[rank] + 8 * CONSUMED, rank in parts.readers) for rank in self._receivers
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
-            out=tuple(map(self._lower_outgoing, parts.outgoing)),
+            out=tuple(map(self._lower, parts.outgoing)),
             zeroed=tuple(self._lower_zeroed(sends)) if is_reverse else (),
             is_reverse=is_reverse,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
@@ -96,48 +95,40 @@ class CompiledRoute(HostRoute):
         added = layout.dtype.name if self._is_reverse else None
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, added
 
-    def _within(self, part: Part | Outgoing) -> Any:
-        """Return the copy of a part of a field of mine to the same place in one like it."""
-        layout = self._layouts[self._comm.rank][part.field]
-        cells = Cells.of_key(layout, part.key)
-        return lower(cells, cells, layout.dtype.itemsize, by=cells)
-
-    def _staged(self, part: Outgoing | Incoming, *, is_sent: bool) -> tuple[Any, Any, Any]:
-        """Return the copy between a part and its buffer, and the addresses of both buffers."""
-        if part.buffers is None:
-            return _UNSTAGED
-        layout = self._layouts[self._comm.rank][part.field]
-        cells, packed = Cells.of_key(layout, part.key), Cells.of_array(part.buffers[0])
-        ends = (packed, cells) if is_sent else (cells, packed)
-        even, odd = map(address_of, part.buffers)
-        return lower(*ends, layout.dtype.itemsize, by=cells), even, odd
-
     def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:
         for _, part in sent(sends, self._comm.rank):
-            yield part.field, part.field, *_UNSTAGED, self._within(part), ()
-
-    def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
-        within = self._within(part) if part.in_place else None
-        return part.field, part.field, *self._staged(part, is_sent=True), within, ()
+            layout = self._setup.mine[part.field]
+            cells = Cells.of_key(layout, part.key)
+            zeroed = lower(cells, cells, layout.dtype.itemsize, by=cells)
+            yield part.field, part.field, None, None, None, zeroed, ()
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
-        parts = tuple(self._lower_incoming(sender.rank, part) for part in sender.parts)
+        parts = tuple(map(self._lower, sender.parts))
         block, rank = self._context.agreement.block, self._comm.ranks_here[sender.rank]
-        pid = self._peer_reads.pid(sender.rank)
+        pid = self._peers.pids[sender.rank]
         alive = block.state_address(rank), block.lock_of(rank)
         return sender.rank, control[sender.rank], *alive, pid, parts
 
-    def _lower_incoming(self, sender: int, part: Incoming) -> tuple[Any, ...]:
-        far, is_own = part.name.field, sender == self._comm.rank
-        direct, reads = None, tuple[Any, ...]()
+    def _lower(self, part: RoutePart) -> tuple[Any, ...]:
+        """Return both fields, the copy to or from both buffers, the copy in place, and the reads.
+
+        What is sent in place goes to the same place of a field like it: see `PeerReads.shadow`.
+        """
+        name, layout = part.name, self._setup.mine[part.field]
+        is_sent, is_own = name.receiver != self._comm.rank, name.receiver == name.sender
+        cells, size = Cells.of_key(layout, part.key), layout.dtype.itemsize
+        staged = even = odd = direct = None
+        if part.buffers is not None:
+            packed = Cells.of_array(part.buffers[0])
+            staged = lower(*((packed, cells) if is_sent else (cells, packed)), size, by=cells)
+            even, odd = map(address_of, part.buffers)
         if part.in_place or is_own:
-            layout = self._layouts[self._comm.rank][part.field]
-            source = Cells.of_key(self._layouts[sender][far], part.source_key)
-            cells = Cells.of_key(layout, part.key)
-            direct = lower(cells, source, layout.dtype.itemsize, by=cells if is_own else source)
-        if part.buffers is None and not is_own:
-            reads = tuple(self._peer_reads.reads[part.name])
-        return part.field, far, *self._staged(part, is_sent=False), direct, reads
+            source = cells
+            if not is_sent:
+                source = Cells.of_key(self._layouts[name.sender][name.field], part.source_key)
+            direct = lower(cells, source, size, by=cells if is_own else source)
+        reads = self._peer_reads.reads.get(name, ())
+        return part.field, name.field, staged, even, odd, direct, tuple(reads)
 
     # --- what C asks
 
@@ -179,14 +170,14 @@ class CompiledRoute(HostRoute):
     def require_here(self, sender: int, is_read: int) -> None:
         """Raise if a rank whose field was read where it is has left, or its process has ended."""
         if is_read:
-            self._peer_reads.check(sender, 0)
+            self._peers.require_read(self._call, sender, 0)
         self._context.memory_barrier()
         if self._context.agreement.block.state(self._comm.ranks_here[sender]) != State.PRESENT:
             self._staging.wait_for(lambda: [sender])  # raises, with the reason
 
     def refuse_read(self, sender: int, error: int) -> None:
         """Raise since cells of another process could not be read."""
-        self._peer_reads.check(sender, error)
+        self._peers.require_read(self._call, sender, error)
 
     # --- an exchange
 

@@ -19,7 +19,7 @@ from mpishare.plans.message import PartKey, cells_of, parts_sent, received, sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.halo.host.route import Array
     from mpishare.halo.host.staging import Staging
@@ -113,23 +113,12 @@ def is_read_in_place(layout: FieldLayout, part: PartInfo | Part) -> bool:
     return run_nbytes(layout, part.box) >= _MIN_RUN_NBYTES
 
 
-class Outgoing(NamedTuple):
-    """A part that this rank sends to another one.
+class RoutePart(NamedTuple):
+    """A part that this rank sends or receives: `key` indexes it here, `source_key` at its sender.
 
-    `in_place`: read where it is if the field is in a window; else it is packed from there too.
-    """
-
-    field: int
-    key: Any
-    buffers: Buffers
-    in_place: bool
-
-
-class Incoming(NamedTuple):
-    """A part that this rank receives: `key` indexes it here, `source_key` in the sender's field.
-
-    `source_key` is None if the part is not a box: then only the sender knows its indices.
-    `in_place`: as that of the sender's `Outgoing`.
+    `source_key` is None if another rank sends the part and it is not a box: then only that rank
+    knows its indices. `in_place`: read where it is if the sender's field lies so; else it is packed
+    from there too.
     """
 
     name: PartKey
@@ -144,7 +133,7 @@ class Sender(NamedTuple):
     """Consecutive parts from one rank of the plan, which may be this one."""
 
     rank: int
-    parts: list[Incoming]
+    parts: list[RoutePart]
 
 
 class RouteParts(NamedTuple):
@@ -154,7 +143,7 @@ class RouteParts(NamedTuple):
     whether `readers` read parts of it where they are, if the field lies so.
     """
 
-    outgoing: list[Outgoing]
+    outgoing: list[RoutePart]
     senders: list[Sender]
     in_place: list[bool]
     readers: list[int]
@@ -175,56 +164,51 @@ def lay_out(
     `may_read` whether receivers may read cells where they are.
     """
     mine = setup.comm.rank
-    sources = _sources(setup, sends, staging, is_reverse=is_reverse, may_read=may_read)
-    outgoing = {}
-    for key, part in sent(sends, mine):
-        if key.receiver != mine:
-            buffers = staging.buffers(key, part.shape)
-            way = cells_of(key, part), buffers is None  # two receivers of the same cells may differ
-            outgoing[way] = Outgoing(part.field, part.key, buffers, sources[key].in_place)
-    incoming = [
-        Incoming(key, part.field, part.key, *sources[key], staging.buffers(key, part.shape))
-        for key, part in received(recvs, mine)
-    ]
-    read = [key for key, _ in sent(sends, mine) if sources[key].in_place]
-    in_place = {key.field for key in read}
+    made = _part_maker(setup, sends, staging, is_reverse=is_reverse, may_read=may_read)
+    incoming = [made(*each) for each in received(recvs, mine)]
+    outgoing, fields_read, readers = {}, set(), set()
+    for name, part in sent(sends, mine):
+        if name.receiver != mine:
+            found = made(name, part)
+            # Two receivers of the same cells may differ.
+            outgoing[cells_of(name, part), found.buffers is None] = found
+            if found.in_place:
+                fields_read.add(part.field)
+                readers.add(name.receiver)
     return RouteParts(
         [*outgoing.values()],
         _by_sender(incoming if is_reverse else _own_first(incoming, mine, setup.mine)),
-        [field in in_place for field in range(len(setup.mine))],
-        sorted({key.receiver for key in read}),
+        [field in fields_read for field in range(len(setup.mine))],
+        sorted(readers),
     )
 
 
-class _Source(NamedTuple):
-    key: Any  # None for the indices of another rank
-    in_place: bool
-
-
-def _sources(
+def _part_maker(
     setup: RoutedSetup,
     sends: Sequence[Message],
     staging: Staging,
     *,
     is_reverse: bool,
     may_read: bool,
-) -> dict[PartKey, _Source]:
-    """Return where each part lies in its sender's field, and whether it is read there."""
-    mine, messages = setup.comm.rank, setup.messages_by_rank(is_reverse=is_reverse)
-    keys = {key: part.key for key, part in sent(sends, mine)}
-    found = {}
-    for key, info in parts_sent(messages, setup.comm.ranks_here, HOST):
-        is_mine = (key.sender == mine) != (key.receiver == mine)
-        layout = setup.layouts[key.sender][key.field]
-        is_read = key in staging.unstaged or is_read_in_place(layout, info)
-        in_place = may_read and is_mine and is_read
-        found[key] = _Source(keys.get(key, info.box and info.box.slices), in_place)
-    return found
+) -> Callable[[PartKey, Part], RoutePart]:
+    messages = setup.messages_by_rank(is_reverse=is_reverse)
+    infos = dict(parts_sent(messages, setup.comm.ranks_here, HOST))
+    own_keys = {name: part.key for name, part in sent(sends, setup.comm.rank)}
+
+    def made(name: PartKey, part: Part) -> RoutePart:
+        info, layout = infos[name], setup.layouts[name.sender][name.field]
+        source_key = own_keys.get(name, info.box and info.box.slices)
+        is_read = name in staging.unstaged or is_read_in_place(layout, info)
+        in_place = may_read and name.sender != name.receiver and is_read
+        buffers = staging.buffers(name, part.shape)
+        return RoutePart(name, part.field, part.key, source_key, in_place, buffers)
+
+    return made
 
 
 def _own_first(
-    parts: Sequence[Incoming], mine: int, layouts: Sequence[FieldLayout]
-) -> list[Incoming]:
+    parts: Sequence[RoutePart], mine: int, layouts: Sequence[FieldLayout]
+) -> list[RoutePart]:
     """Return parts whose order is free with those of one sender together.
 
     Own cells come first, then those of the ranks behind this one: no two begin at the same sender.
@@ -232,25 +216,25 @@ def _own_first(
     own = (part for part in parts if part.name.sender == mine)
     others = (part for part in parts if part.name.sender != mine)
 
-    def from_mine_on(part: Incoming) -> tuple[bool, int]:
+    def from_mine_on(part: RoutePart) -> tuple[bool, int]:
         return part.name.sender < mine, part.name.sender
 
     return [*block_for_cache(own, layouts), *sorted(others, key=from_mine_on)]
 
 
-def _by_sender(parts: Sequence[Incoming]) -> list[Sender]:
+def _by_sender(parts: Sequence[RoutePart]) -> list[Sender]:
     groups = groupby(parts, key=lambda part: part.name.sender)
     return [Sender(rank, list(found)) for rank, found in groups]
 
 
-def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:
+def block_for_cache(parts: Iterable[RoutePart], layouts: Sequence[FieldLayout]) -> list[RoutePart]:
     """Return the same copies within fields, large ones of the same planes a few planes at a time.
 
     These are then made block by block, so that the cache lines of one serve the next. None of the
     copies may read what another one writes.
     """
-    found: list[Incoming] = []
-    groups: dict[tuple[int, range], list[Incoming]] = {}
+    found: list[RoutePart] = []
+    groups: dict[tuple[int, range], list[RoutePart]] = {}
     nbytes_of: dict[tuple[int, range], int] = {}
     for part in parts:
         layout = layouts[part.field]
@@ -276,7 +260,7 @@ def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -
     return found
 
 
-def _plane_nbytes(part: Incoming, layout: FieldLayout) -> int:
+def _plane_nbytes(part: RoutePart, layout: FieldLayout) -> int:
     """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
     keys = (*part.key, *part.source_key)
     if len(part.key) < 2 or not all(isinstance(key, slice) for key in keys):

@@ -124,7 +124,7 @@ class PeerReads:
         self._comm = comm = setup.comm
         self._name = setup.name
         self._layouts = setup.layouts
-        self._peers = PeerProcesses(setup)
+        self.peers = PeerProcesses(setup)
         sent = parts_sent(messages, comm.ranks_here if messages else (), HOST)
         others = [
             (key, part) for key, part in sent if key.sender != key.receiver and may_be_read(part)
@@ -201,10 +201,6 @@ class PeerReads:
             )  # fmt: skip
         return self._shadows[field]
 
-    def pid(self, rank: int) -> int:
-        """Return the process of a rank of the plan."""
-        return self._peers.pids[rank]
-
     def close(self) -> None:
         """Free the memory."""
         self.reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
@@ -213,7 +209,7 @@ class PeerReads:
         """Return the parts that the receiver could not read when the node was made."""
         found, senders = set(), {}
         for key in self._boxes:
-            why = self._peers.unreadable.get((key.receiver, key.sender))
+            why = self.peers.unreadable.get((key.receiver, key.sender))
             if why is not None:
                 found.add(key)
                 if key.receiver == self._comm.rank:
@@ -224,10 +220,6 @@ class PeerReads:
                 self._name, sender, why,
             )  # fmt: skip
         return found
-
-    def check(self, sender: int, error: int) -> None:
-        """Raise if a read failed, or with the sender's own reason if it has left."""
-        self._peers.require_read(f"{self._name}: exchange", sender, error)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:
