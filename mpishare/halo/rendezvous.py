@@ -6,6 +6,7 @@ a hash of the id, so that no rank holds the ids of all.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from mpishare.memory.arguments import is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from mpishare.plans.comm import PlanComm
 
@@ -103,55 +104,30 @@ def homes_of(ids: Array, size: int) -> Array:
     return ((mixed >> np.uint64(33)) % np.uint64(size)).astype(np.min_scalar_type(size))
 
 
-class Search:
-    """One rank's part of the search for the owners of all ghosts.
+def search(ids: Ids, size: int) -> Generator[Any, Any, None]:
+    """Search for the owners of one rank's ghosts: each step is sent what the last one brought.
 
-    Messages to all ranks, and from them, are pairs: numbers, rank by rank, and their count for each
-    rank.
+    The steps yield numbers for all ranks, rank by rank, and their count for each rank; these bring
+    the same of the ranks' numbers for this one. They are owned ids and ghosts for their homes, the
+    owners of requested ids, then, for `require_owners`, ids with two owners and ghosts without one:
+    the number, and some of each. Then ghosts for their owners, and at last the places to send from
+    and to receive to, by rank.
     """
-
-    def __init__(self, ids: Ids, size: int) -> None:
-        self._ids = ids
-        self._size = size
-        self.recvs: Places = {}
-
-    def owned(self) -> tuple[Array, Array]:
-        """Return the ids that this rank owns, for their homes."""
-        order, counts = _grouped(homes_of(self._ids.owned, self._size), self._size)
-        return self._ids.owned[order], counts
-
-    def ghosts(self) -> tuple[Array, Array]:
-        """Return the ids of this rank's ghosts, for their homes."""
-        self._order, counts = _grouped(homes_of(self._ids.ghosts, self._size), self._size)
-        return self._ids.ghosts[self._order], counts
-
-    def owners(
-        self, owned: tuple[Array, Array], ghosts: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
-        """Return the owners of the requested ids."""
-        self._directory = Directory(*owned)
-        ids, counts = ghosts
-        return self._directory.owners_of(ids), counts
-
-    def conflicts(self, owners: Array) -> list[Any]:
-        """Return ids with two owners and ghosts without owner: the number, and some of each."""
-        self._owners = np.empty_like(owners)
-        self._owners[self._order] = owners
-        twice = self._directory.owned_twice()
-        orphans = self._ids.ghosts[self._owners == NO_OWNER]
-        return [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
-
-    def request(self) -> tuple[Array, Array]:
-        """Return the ids of this rank's ghosts, for their owners."""
-        ids = self._ids
-        order, counts = _grouped(self._owners.astype(np.min_scalar_type(self._size)), self._size)
-        self.recvs = _by_rank(ids.ghost_places[order], counts)
-        return ids.ghosts[order], counts
-
-    def granted(self, requested: Array, counts: Array) -> Places:
-        """Return the places of the requested ids, by rank."""
-        places = self._ids.owned_places[np.searchsorted(self._ids.owned, requested)]
-        return _by_rank(places, counts)
+    order, counts = _grouped(homes_of(ids.owned, size), size)
+    owned = yield ids.owned[order], counts
+    order, counts = _grouped(homes_of(ids.ghosts, size), size)
+    requested, counts = yield ids.ghosts[order], counts
+    directory = Directory(*owned)
+    found, _ = yield directory.owners_of(requested), counts
+    owners = np.empty_like(found)
+    owners[order] = found
+    twice, orphans = directory.owned_twice(), ids.ghosts[owners == NO_OWNER]
+    yield [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
+    order, counts = _grouped(owners.astype(np.min_scalar_type(size)), size)
+    recvs = _by_rank(ids.ghost_places[order], counts)
+    requested, counts = yield ids.ghosts[order], counts
+    places = ids.owned_places[np.searchsorted(ids.owned, requested)]
+    yield _by_rank(places, counts), recvs
 
 
 def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
@@ -160,14 +136,14 @@ def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
     Between two ranks they are in the order of the ids. `ValueError` on all ranks if two ranks own
     an id, or none owns a ghost's.
     """
-    search = Search(ids, comm.size)
-    owned = comm.alltoallv(call, search.owned)
-    ghosts = comm.alltoallv(call, search.ghosts)
-    owners, _ = comm.alltoallv(call, lambda: search.owners(owned, ghosts))
-    require_owners(call, comm.step(call, lambda: search.conflicts(owners)))
-    requested = comm.alltoallv(call, search.request)
-    sends, _ = comm.step_keeping(call, lambda: (search.granted(*requested), None))
-    return sends, search.recvs
+    steps, brought = search(ids, comm.size), None
+    for _ in range(3):
+        brought = comm.alltoallv(call, partial(steps.send, brought))
+    require_owners(call, comm.step(call, partial(steps.send, brought)))
+    requested = comm.alltoallv(call, partial(next, steps))
+    places: tuple[Places, Places]
+    places, _ = comm.step_keeping(call, lambda: (steps.send(requested), None))
+    return places
 
 
 def require_owners(call: str, found: Sequence[Any]) -> None:

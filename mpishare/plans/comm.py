@@ -94,9 +94,7 @@ class PlanComm:
         request = self.comm.Ialltoall(counts, their_counts)
         self._wait_request(call, request, counts, their_counts)
         theirs, _ = self.step_keeping(call, lambda: (np.empty(their_counts.sum(), np.int64), None))
-        request = self.comm.Ialltoallv(
-            [numbers, (counts, _begins(counts))], [theirs, (their_counts, _begins(their_counts))]
-        )
+        request = self.comm.Ialltoallv([numbers, counts], [theirs, their_counts])
         self._wait_request(call, request, numbers, theirs, counts, their_counts)
         return theirs, their_counts
 
@@ -117,10 +115,6 @@ class PlanComm:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""
         ranks_here = self.ranks_here
         self.context.agreement.wait(call, lambda: [ranks_here[rank] for rank in pending()])
-
-
-def _begins(counts: Array) -> Array:
-    return np.cumsum(counts) - counts
 
 
 _MAX_POOLED_NBYTES = 1 << 17

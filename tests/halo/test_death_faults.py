@@ -249,7 +249,7 @@ def missing_among_ids(stage: Stage, way: str) -> None:
     from mpishare.halo import rendezvous
 
     node = stage.node(timeout_s=2.0)
-    answer = rendezvous.Search.owners
+    answer = rendezvous.Directory.owners_of
 
     def fail(*arguments):
         if way == "killed":
@@ -261,11 +261,11 @@ def missing_among_ids(stage: Stage, way: str) -> None:
         return answer(*arguments)
 
     if stage.rank == 1:
-        rendezvous.Search.owners = fail
+        rendezvous.Directory.owners_of = fail
     ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
     make = mpishare.NeighborExchange.from_global_ids
     stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)
-    rendezvous.Search.owners = answer
+    rendezvous.Directory.owners_of = answer
     stage.attempt("close", node.close)
     stage.end()
 

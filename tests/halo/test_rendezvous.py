@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpishare.halo.rendezvous import Ids, Search, homes_of, require_owners
+from mpishare.halo.rendezvous import Ids, homes_of, require_owners, search
 
 IDS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
 
@@ -18,20 +18,22 @@ def alltoallv(given_parts):
 
 
 def searched(owned, ghosts):
-    """The whole search, one rank after the other: each with the places that it sends from."""
+    """The whole search, rank after rank: the places that each sends from, and receives to."""
     size = len(owned)
     searches = [
-        Search(Ids(np.array(a + b, np.int64), len(a), len(a + b)), size)
+        search(Ids(np.array(a + b, np.int64), len(a), len(a + b)), size)
         for a, b in zip(owned, ghosts, strict=True)
     ]
-    owned = alltoallv([each.owned() for each in searches])
-    ghosts = alltoallv([each.ghosts() for each in searches])
-    owners = [each.owners(*pair) for each, *pair in zip(searches, owned, ghosts, strict=True)]
-    back = alltoallv(owners)
-    require_owners("a call", [s.conflicts(n) for s, (n, _) in zip(searches, back, strict=True)])
-    requested = alltoallv([each.request() for each in searches])
-    sends = [each.granted(*pair) for each, pair in zip(searches, requested, strict=True)]
-    return searches, sends
+    brought = [None] * size
+
+    def step():
+        return [each.send(found) for each, found in zip(searches, brought, strict=True)]
+
+    for _ in range(3):
+        brought = alltoallv(step())
+    require_owners("a call", step())
+    brought = alltoallv(map(next, searches))
+    return zip(*step(), strict=True)
 
 
 @st.composite
@@ -50,16 +52,16 @@ def meshes(draw):
 def test_every_ghost_meets_the_place_of_its_owner(mesh):
     owned, ghosts = mesh
     places = {each: (rank, at) for rank, ids in enumerate(owned) for at, each in enumerate(ids)}
-    searches, sends = searched(owned, ghosts)
-    for rank, search in enumerate(searches):
+    sends, recvs = searched(owned, ghosts)
+    for rank, targets_by_peer in enumerate(recvs):
         sources = {
             int(to): (peer, int(at))
-            for peer, targets in search.recvs.items()
+            for peer, targets in targets_by_peer.items()
             for to, at in zip(targets, sends[peer][rank], strict=True)
         }
         right = {len(owned[rank]) + at: places[each] for at, each in enumerate(ghosts[rank])}
         assert sources == right
-        assert all(rank in searches[peer].recvs for peer in sends[rank])
+        assert all(rank in recvs[peer] for peer in sends[rank])
 
 
 @settings(deadline=None)
