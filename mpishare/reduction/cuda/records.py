@@ -7,12 +7,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpishare.errors import UnsupportedError
+from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import padded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.types import Order
+    from mpishare.plans.cells import Loop
     from mpishare.reduction.operation import Operation
 
 MAX_AXES = 8
@@ -78,9 +80,10 @@ def shapes_of(
     extents: Sequence[int], strides: Sequence[Strides], itemsize: int, order: Order
 ) -> tuple[list[Shape], Form]:
     """Return the records of fields of one shape, numbered in `order`, and their form."""
-    rows = [*zip(extents, zip(*strides, strict=True), strict=True)]
     row = (itemsize,) * len(strides)
-    axes = _merged(rows if order == "C" else rows[::-1]) or [(1, row)]
+    ends = [Cells(0, tuple(extents), tuple(steps), {}) for steps in strides]
+    fastest_last = range(len(extents)) if order == "C" else range(len(extents))[::-1]
+    axes = _joined(loops(ends, itemsize, reversed(fastest_last)), row)
     if len(axes) > MAX_AXES:
         raise UnsupportedError(
             f"an array whose elements lie along {len(axes)} axes apart from each other: "
@@ -93,17 +96,12 @@ def shapes_of(
     return shapes, "NEAR" if largest < 1 << 31 else "FAR"
 
 
-def _merged(rows: Sequence[tuple[int, Strides]]) -> list[tuple[int, Strides]]:
-    """Join axes, each an extent and the steps of all fields, that one loop can run along."""
-    merged: list[tuple[int, Strides]] = []
-    for extent, steps in rows:
-        if extent == 1:
-            continue
-        if merged and merged[-1][1] == tuple(extent * step for step in steps):
-            merged[-1] = merged[-1][0] * extent, steps
-        else:
-            merged.append((extent, steps))
-    return merged
+def _joined(found: Sequence[Loop], row: Strides) -> list[tuple[int, Strides]]:
+    """Return loops as axes of elements, each an extent and the steps of all fields."""
+    run, *outer = found
+    axes = [(each.extent, each.steps) for each in reversed(outer)]
+    count = run.extent // row[0]
+    return axes if axes and count == 1 else [*axes, (count, row)]
 
 
 def _shape(axes: Sequence[tuple[int, Strides]], field: int) -> Shape:
