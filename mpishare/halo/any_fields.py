@@ -150,7 +150,7 @@ class AnyFields:
                     engine_class,
                     outer,  # calls of one plan are in order, on any streams
                 )
-                pair = EnginePair(setup, sends, recvs)
+                pair = EnginePair(setup)
         except BaseException:
             # A failure on all ranks leaves the plan as it was. No rank may call it again, and get
             # ahead, before all have left the wait in which they compare their counts of calls.

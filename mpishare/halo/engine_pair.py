@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
     from mpishare.plans.layout import Layout
-    from mpishare.plans.message import Message
 
 
 class EnginePair:
@@ -22,12 +21,9 @@ class EnginePair:
     Collective to make, host-blocking.
     """
 
-    def __init__(
-        self, setup: RoutedSetup, sends: Sequence[Message], recvs: Sequence[Message]
-    ) -> None:
+    def __init__(self, setup: RoutedSetup) -> None:
         self.setup = setup
-        self._sends, self._recvs = sends, recvs
-        self.forward = engine_class(setup)(setup, sends, recvs, is_reverse=False)
+        self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
 
     def make_reverse(self) -> Engine:
@@ -35,8 +31,8 @@ class EnginePair:
         if self.reverse is None:
             if unfit := [*filter(None, (why_not_added(each.dtype) for each in self.setup.mine))]:
                 raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
-            make = engine_class(self.setup)
-            self.reverse = make(self.setup, self._recvs, self._sends, is_reverse=True)
+            turned = self.setup.turned(adds=True)
+            self.reverse = engine_class(turned)(turned)
         return self.reverse
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
@@ -62,12 +58,8 @@ class EnginePair:
         return [self.setup]
 
 
-def engine_class(setup: PlanSetup) -> Callable[..., Engine]:
-    """Import the engine for the backend of the fields: ``(setup, sends, recvs, is_reverse=...)``.
-
-    In the reverse, cells that arrive are added, and cells that were sent are set to zero. Making
-    one is collective, host-blocking.
-    """
+def engine_class(setup: PlanSetup) -> Callable[[RoutedSetup], Engine]:
+    """Import the engine for the backend of the fields; making one is collective, host-blocking."""
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 

@@ -47,7 +47,7 @@ class Plan(RoutedPlan):
         if setup.takes_any:
             self._fields = self._forward = AnyFields(setup, agree)
         else:
-            self._fields = EnginePair(setup, sends, recvs)
+            self._fields = EnginePair(setup)
             self._forward = self._fields.forward
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on_routes(setup)

@@ -6,7 +6,7 @@ Fields in host memory are moved by `mpishare.halo.host`, fields in GPU memory by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.plans.node_cache import release_node
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import MessageInfo
+    from mpishare.plans.message import Message, MessageInfo
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
     from mpishare.runtime.stream_chain import StreamChain
@@ -74,8 +74,11 @@ class PlanSetup:
 
 @dataclass(frozen=True)
 class RoutedSetup(PlanSetup):
-    """The setup of a plan that moves cells: its messages, and the route of each."""
+    """The setup of one direction of a plan that moves cells: its messages, the route of each."""
 
+    # This rank's, with their cells in its fields.
+    my_sends: Sequence[Message]
+    my_recvs: Sequence[Message]
     # By rank, for each message, and for each peer.
     sends: list[list[MessageInfo]]
     recvs: list[list[MessageInfo]]
@@ -85,7 +88,9 @@ class RoutedSetup(PlanSetup):
     is_compiled: bool  # all ranks have the compiled part of the host backend
     chain: StreamChain  # orders the plan's calls on CUDA
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
-    calls: tuple[str, str] = ("exchange", "accumulate")  # names of both directions, in errors
+    # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.
+    calls: tuple[str, str] = ("exchange", "accumulate")
+    adds: bool = False  # cells that arrive, and sets to zero those that were sent
     # Layouts of this rank's fields as fast calls get them on GPUs, where not as `mine`.
     seen: Sequence[FieldLayout] = ()
 
@@ -94,13 +99,22 @@ class RoutedSetup(PlanSetup):
         """This rank's route to each peer."""
         return self.routes[self.comm.rank]
 
-    def call_name(self, *, is_reverse: bool) -> str:
-        """Return the name of a direction's calls, `start` and `wait` included, in errors."""
-        return self.calls[is_reverse]
+    @property
+    def full_call(self) -> str:
+        """The name of the plan and of the calls of this direction, in errors."""
+        return f"{self.name}: {self.calls[0]}"
 
-    def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
-        """Return each rank's messages to send; the reverse exchange swaps them with `recvs`."""
-        return self.recvs if is_reverse else self.sends
+    def turned(self, *, adds: bool) -> RoutedSetup:
+        """Return the setup of the other direction."""
+        return replace(
+            self,
+            my_sends=self.my_recvs,
+            my_recvs=self.my_sends,
+            sends=self.recvs,
+            recvs=self.sends,
+            calls=self.calls[::-1],
+            adds=adds,
+        )
 
 
 class PlanEngine(Protocol):
@@ -144,7 +158,7 @@ def never(*_: Any) -> bool:
 
 
 class Engine(PlanEngine, Protocol):
-    """Moves the cells of one plan in one direction: to the ghosts, or back from them.
+    """Moves the cells of one plan in the direction of its `RoutedSetup`.
 
     Making one is collective over the plan and host-blocking; methods are local unless stated
     otherwise, and stream-ordered on CUDA.

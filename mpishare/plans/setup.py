@@ -293,6 +293,8 @@ def agree_on_routes(
     sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
     return RoutedSetup(
         **vars(setup),
+        my_sends=sends,
+        my_recvs=recvs,
         sends=sends_by_rank,
         recvs=recvs_by_rank,
         routes=chosen,

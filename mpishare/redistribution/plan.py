@@ -143,8 +143,7 @@ class Redistribute(RoutedPlan):
             source_side, target_side = sides = _sides(agreed.kept, routed.mine)
             seen = [each.given for each in sides]
             setup = replace(routed, calls=("forward", "backward"), seen=seen)
-            self._messages = sends, recvs
-            engine = engine_class(setup)(setup, sends, recvs, is_reverse=False)
+            engine = engine_class(setup)(setup)
             self._forward = _Way(engine, source_side, target_side, 1, setup.on_gpu)
             self._backward: _Way | None = None
             self._arrays = Arrays(on_gpu=setup.on_gpu)
@@ -355,10 +354,10 @@ class Redistribute(RoutedPlan):
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
 
-        turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
+        turned = setup.turned(adds=False)
         with setup.context.agreement.collective():
             self._agree_on_reverse("backward", there.engine, check, stream)
-            engine = engine_class(turned)(turned, *reversed(self._messages), is_reverse=False)
+            engine = engine_class(turned)(turned)
         self._backward = _Way(engine, there.written, there.read, -1, setup.on_gpu)
         return self._backward
 

@@ -17,7 +17,7 @@ def message(peer, tag):
     return Message(peer, tag, (Part.of_indices(0, LAYOUT, 0, np.array([tag, 0])),))
 
 
-def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
+def direction(rank, routes, uuids, *, adds=False, elsewhere=()):
     """Ranks 0 and 1 send to each other, to themselves, and to rank 2, which sends nothing."""
     size = len(routes)
     routes = [{peer: ROUTES[name] for peer, name in each.items()} for each in routes]
@@ -26,6 +26,8 @@ def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
         [message(me, each.tag) for me in range(2) for each in sends[me] if each.peer == peer]
         for peer in range(size)
     ]
+    if adds:
+        sends, recvs = recvs, sends
     told = {
         kind: [unpack_messages(pack_messages(found[me]), routes[me]) for me in range(size)]
         for kind, found in (("sends", sends), ("recvs", recvs))
@@ -38,12 +40,13 @@ def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
         mine=[LAYOUT],
         layouts=[[LAYOUT]] * size,
         routes=routes,
-        recvs=told["recvs"],
+        **told,
         locations=[[None]] * size,
-        messages_by_rank=lambda *, is_reverse: told["recvs" if is_reverse else "sends"],
+        adds=adds,
+        my_sends=sends[rank],
+        my_recvs=recvs[rank],
     )
-    ends = (recvs[rank], sends[rank]) if is_reverse else (sends[rank], recvs[rank])
-    return Direction(setup, *ends, is_reverse=is_reverse)
+    return Direction(setup)
 
 
 ALL_FUSED = [
@@ -70,7 +73,7 @@ def test_a_forward_direction_copies_a_ranks_own_cells_in_its_fused_kernel():
 
 
 def test_the_reverse_never_uses_a_kernel_that_waits():
-    found = direction(0, ALL_FUSED, APART, is_reverse=True)
+    found = direction(0, ALL_FUSED, APART, adds=True)
     assert found.mine == {0: "copy", 1: "copy", 2: "copy"}
     assert (found.has_fused, found.is_streamed) == (False, True)
     assert list(found.local()) == []

@@ -47,14 +47,14 @@ class Buffers(PlanBuffers):
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
         # Whole messages for sums: their order must not depend on the pieces.
-        count = 1 if each.is_reverse else MAX_STAGES
+        count = 1 if each.adds else MAX_STAGES
         layouts, rank = each.layouts_by_rank, self._comm.rank
         cut = (split(part, layouts, rank, count, on_gpu=on_gpu) for part in (sends, recvs))
         for pieces in zip_longest(*cut, fillvalue=[]):
             self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
         if self.stages:
             self.unpacked = self._comm.context.backend.local_event()
-        is_plain = on_gpu and not each.is_reverse and len(self.stages) == 1
+        is_plain = on_gpu and not each.adds and len(self.stages) == 1
         if is_plain and _go_in_place([*sends, *recvs], each.layouts):
             self.in_place = InPlaceMessages(self._comm, self._name, sends, recvs, each.layouts)
 

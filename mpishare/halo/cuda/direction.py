@@ -25,18 +25,11 @@ MIN_NBYTES = 4 << 20
 class Direction:
     """This rank's messages in one direction, and their routes."""
 
-    def __init__(
-        self,
-        setup: RoutedSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        *,
-        is_reverse: bool,
-    ) -> None:
+    def __init__(self, setup: RoutedSetup) -> None:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
-        self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
+        self.sends, self.recvs, self.adds = setup.my_sends, setup.my_recvs, setup.adds
         uuids = context.all_uuids
         # Ranks of other nodes on this machine count too.
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
@@ -44,7 +37,7 @@ class Direction:
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
 
         def directed(rank: int, peer: int, route: Route) -> Route:
-            if is_reverse:  # sums keep an order, which one kernel cannot
+            if setup.adds:  # sums keep an order, which one kernel cannot
                 return route.in_order
             return LOCAL if route is COPY and peer == rank else route
 
@@ -55,7 +48,7 @@ class Direction:
         self.mine = self.routes[self.rank]
         self.messages: list[list[MessageInfo]] = [
             [info._replace(route=self.routes[rank][info.peer]) for info in infos]
-            for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
+            for rank, infos in enumerate(setup.sends)
         ]
         self.direct = DirectParts(setup, self.messages)
 

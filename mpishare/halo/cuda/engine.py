@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message
 
 
 class Launches(NamedTuple):
@@ -51,14 +50,7 @@ Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 class CudaEngine(CudaPlanEngine):
     """One direction of one plan on CUDA. Collective to make, host-blocking."""
 
-    def __init__(
-        self,
-        setup: RoutedSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        *,
-        is_reverse: bool,
-    ) -> None:
+    def __init__(self, setup: RoutedSetup) -> None:
         super().__init__(setup, setup.chain)
         comm, name = setup.comm, setup.name
         # Others may have made another GPU the current one: JAX does where it finds its GPUs.
@@ -66,7 +58,7 @@ class CudaEngine(CudaPlanEngine):
         self._layouts = setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
-        direction = Direction(setup, sends, recvs, is_reverse=is_reverse)
+        direction = Direction(setup)
         self._buffers: Buffers = Buffers(direction, comm, name)
         where = f"{name}, rank {comm.rank} of {comm.size}"
         self._launcher = Launcher(direction, comm.context, where)

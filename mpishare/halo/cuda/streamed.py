@@ -76,7 +76,7 @@ class StreamedRoutes:
             return launcher.prepare("unpack", work.load(), epochs, buffers.flags.done)
 
         def receive(messages: Sequence[Packed]) -> list[driver.Launch]:
-            if direction.is_reverse:
+            if direction.adds:
                 return _adds(messages, launcher, alignments, buffers.flags.done)
             return [unpack(messages)] if any(messages) else []
 
@@ -89,7 +89,7 @@ class StreamedRoutes:
         self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
     ) -> None:
         """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
-        kind = PACK_AND_ZERO if direction.is_reverse else PACK
+        kind = PACK_AND_ZERO if direction.adds else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
         local = () if direction.has_fused else [*direction.local()]
 

@@ -48,23 +48,22 @@ def adds(module: Any, dtype: np.dtype[Any]) -> bool:
 class CompiledRoute(HostRoute):
     """The messages of one plan between ranks of a node. C keeps the fields from start to wait."""
 
-    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
-        super().__init__(setup, is_reverse=is_reverse)
+    def __init__(self, setup: RoutedSetup) -> None:
+        super().__init__(setup)
         self._context, self._layouts = setup.context, setup.layouts
         # Ranks without the compiled part read staging alone; ghosts are zeroed at once.
-        self._may_read = setup.is_compiled and not is_reverse
+        self._may_read = setup.is_compiled and not setup.adds
         self._peer_reads = PeerReads(setup, setup.sends if self._may_read else ())
         self._peers, self._call = self._peer_reads.peers, f"{setup.name}: exchange"
-        self._staging = Staging(setup, is_reverse=is_reverse, unstaged=self._peer_reads.keys)
+        self._staging = Staging(setup, self._peer_reads.keys)
 
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
         """Make the tables of C. The messages include those of this rank to itself."""
         setup, context, mine = self._setup, self._context, self._comm.rank
-        module, is_reverse = context.compiled, self._is_reverse
+        module = context.compiled
         self._peer_reads.lay_out(recvs)
-        self._parts = parts = lay_out(
-            setup, sends, recvs, self._staging, is_reverse=is_reverse, may_read=self._may_read
-        )
+        parts = lay_out(setup, sends, recvs, self._staging, may_read=self._may_read)
+        self._parts = parts
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
         tables = (table_offset(parity, len(setup.mine)) for parity in (0, 1))
@@ -82,8 +81,8 @@ class CompiledRoute(HostRoute):
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower, parts.outgoing)),
-            zeroed=tuple(self._lower_zeroed(sends)) if is_reverse else (),
-            is_reverse=is_reverse,
+            zeroed=tuple(self._lower_zeroed(sends)) if setup.adds else (),
+            is_reverse=setup.adds,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
@@ -92,7 +91,7 @@ class CompiledRoute(HostRoute):
     # --- the tables
 
     def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
-        added = layout.dtype.name if self._is_reverse else None
+        added = layout.dtype.name if self._adds else None
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, added
 
     def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:

@@ -33,44 +33,33 @@ if TYPE_CHECKING:
     Step = Callable[[Sequence[Array]], None]
 
 
-def _within_node(setup: RoutedSetup, *, is_reverse: bool) -> HostRoute:
+def _within_node(setup: RoutedSetup) -> HostRoute:
     """Make the route in C if it is there and knows these numbers, else the reference."""
     module = setup.context.compiled
     knows = module is not None and all(
-        not is_reverse or adds(module, each.dtype) for each in setup.mine
+        not setup.adds or adds(module, each.dtype) for each in setup.mine
     )
-    return (CompiledRoute if knows else ReferenceRoute)(setup, is_reverse=is_reverse)
+    return CompiledRoute(setup) if knows else ReferenceRoute(setup)
 
 
-ROUTES: dict[Route, Callable[..., HostRoute]] = {MESSAGES: MessageRoute, HOST: _within_node}
+ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {
+    MESSAGES: MessageRoute,
+    HOST: _within_node,
+}
 """What moves the messages of each route, in the order of their starts; they end in the reverse."""
 
 
-def _make_routes(setup: RoutedSetup, *, is_reverse: bool) -> dict[Route, HostRoute]:
+def _make_routes(setup: RoutedSetup) -> dict[Route, HostRoute]:
     """Make the routes that any rank of the plan uses. Collective."""
     used = {HOST}.union(*(each.values() for each in setup.routes))
-    return {
-        route: make(setup, is_reverse=is_reverse) for route, make in ROUTES.items() if route in used
-    }
+    return {route: make(setup) for route, make in ROUTES.items() if route in used}
 
 
 class HostEngine(PlanEngine):
-    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make.
+    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make."""
 
-    `sends` and `recvs` are what this rank sends and receives. In the reverse, received cells are
-    added, and the cells that were sent are set to zero.
-    """
-
-    def __init__(
-        self,
-        setup: RoutedSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        *,
-        is_reverse: bool,
-    ) -> None:
-        self._name = setup.name
-        self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
+    def __init__(self, setup: RoutedSetup) -> None:
+        self._name, self._call = setup.name, setup.full_call
         self._agreement = setup.context.agreement
         self._layouts = setup.mine
         count = len(setup.mine)
@@ -78,12 +67,13 @@ class HostEngine(PlanEngine):
         self._disjoint = Disjoint(setup.mine)
         self._busy = setup.busy
         self._is_open = True
-        made = _make_routes(setup, is_reverse=is_reverse)
+        made = _make_routes(setup)
         self._routes, self._host = [*made.values()], made[HOST]
 
         def lay_out() -> None:
             for route, each in made.items():
-                each.lay_out(*(_by(route, setup, given) for given in (sends, recvs)))
+                messages = setup.my_sends, setup.my_recvs
+                each.lay_out(*(_by(route, setup, given) for given in messages))
 
         try:
             setup.comm.step(setup.name, lay_out)

@@ -26,8 +26,8 @@ class MessageRoute(HostRoute):
         )
         self._outgoing = [*self._packed(sends, outgoing)]
         self._incoming = [*self._packed(recvs, incoming)]
-        call = setup.call_name(is_reverse=self._is_reverse)
-        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming, call)
+        ends = setup.name, sends, recvs, outgoing, incoming, setup.calls[0]
+        self._messages = MpiMessages(setup.comm, *ends)
         self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
 
     def _packed(
@@ -49,7 +49,7 @@ class MessageRoute(HostRoute):
         self._messages.wait()
         for part, cells in self._incoming:
             self.store(arrays[part.field], part.key, cells)
-        if self._is_reverse:
+        if self._adds:
             self.zero(self._sends, arrays)
 
     def close(self) -> None:

@@ -155,7 +155,6 @@ def lay_out(
     recvs: Sequence[Message],
     staging: Staging,
     *,
-    is_reverse: bool,
     may_read: bool,
 ) -> RouteParts:
     """Find out where the cells of these messages come from and where they go.
@@ -163,8 +162,7 @@ def lay_out(
     `sends` and `recvs` are what takes this route, the messages of this rank to itself included;
     `may_read` whether receivers may read cells where they are.
     """
-    mine = setup.comm.rank
-    made = _part_maker(setup, sends, staging, is_reverse=is_reverse, may_read=may_read)
+    mine, made = setup.comm.rank, _part_maker(setup, sends, staging, may_read=may_read)
     incoming = [made(*each) for each in received(recvs, mine)]
     outgoing, fields_read, readers = {}, set(), set()
     for name, part in sent(sends, mine):
@@ -177,22 +175,16 @@ def lay_out(
                 readers.add(name.receiver)
     return RouteParts(
         [*outgoing.values()],
-        _by_sender(incoming if is_reverse else _own_first(incoming, mine, setup.mine)),
+        _by_sender(incoming if setup.adds else _own_first(incoming, mine, setup.mine)),
         [field in fields_read for field in range(len(setup.mine))],
         sorted(readers),
     )
 
 
 def _part_maker(
-    setup: RoutedSetup,
-    sends: Sequence[Message],
-    staging: Staging,
-    *,
-    is_reverse: bool,
-    may_read: bool,
+    setup: RoutedSetup, sends: Sequence[Message], staging: Staging, *, may_read: bool
 ) -> Callable[[PartKey, Part], RoutePart]:
-    messages = setup.messages_by_rank(is_reverse=is_reverse)
-    infos = dict(parts_sent(messages, setup.comm.ranks_here, HOST))
+    infos = dict(parts_sent(setup.sends, setup.comm.ranks_here, HOST))
     own_keys = {name: part.key for name, part in sent(sends, setup.comm.rank)}
 
     def made(name: PartKey, part: Part) -> RoutePart:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class ReferenceRoute(HostRoute):
     """The messages of one plan between ranks of a node."""
 
-    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
-        super().__init__(setup, is_reverse=is_reverse)
+    def __init__(self, setup: RoutedSetup) -> None:
+        super().__init__(setup)
         self._rank = setup.comm.rank
-        self._staging = Staging(setup, is_reverse=is_reverse)
+        self._staging = Staging(setup)
         self._control = self._staging.control[self._rank]
         self._memory_barrier = setup.context.memory_barrier
         self._epoch = 0
@@ -36,9 +36,7 @@ class ReferenceRoute(HostRoute):
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
         self._sends = sends
         self._receivers = sorted({message.peer for message in sends} - {self._rank})
-        self._parts = lay_out(
-            self._setup, sends, recvs, self._staging, is_reverse=self._is_reverse, may_read=False
-        )
+        self._parts = lay_out(self._setup, sends, recvs, self._staging, may_read=False)
 
     def ahead(self) -> list[int]:
         return self._staging.ahead(self._epoch)
@@ -69,7 +67,7 @@ class ReferenceRoute(HostRoute):
                 )
                 self.store(arrays[part.field], part.key, cells)
         self._publish(CONSUMED, epoch)
-        if self._is_reverse:
+        if self._adds:
             self.zero(self._sends, arrays)
 
     def _publish(self, word: int, epoch: int) -> None:

@@ -27,8 +27,8 @@ class HostRoute(ABC):
 
     staging_nbytes = 0
 
-    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
-        self._setup, self._comm, self._is_reverse = setup, setup.comm, is_reverse
+    def __init__(self, setup: RoutedSetup) -> None:
+        self._setup, self._comm, self._adds = setup, setup.comm, setup.adds
 
     @abstractmethod
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -40,7 +40,7 @@ class HostRoute(ABC):
 
     @abstractmethod
     def wait(self, arrays: Sequence[Array]) -> None:
-        """Receive into the same fields; in the reverse, add and then zero what was sent."""
+        """Receive into the same fields; where the setup adds, then zero what was sent."""
 
     @abstractmethod
     def close(self) -> None:
@@ -51,14 +51,14 @@ class HostRoute(ABC):
         return []
 
     def store(self, array: Array, key: Any, cells: Array) -> None:
-        """Overwrite cells with the received ones, or add these in the reverse."""
-        if self._is_reverse:
+        """Overwrite cells with the received ones, or add these."""
+        if self._adds:
             add(array, key, cells)
         else:
             array[key] = cells
 
     def zero(self, sends: Sequence[Message], arrays: Sequence[Array]) -> None:
-        """Set the cells that were sent to zero: the end of the reverse."""
+        """Set the cells that were sent to zero: the end of a call that adds."""
         for message in sends:
             for part in message.parts:
                 arrays[part.field][part.key] = 0

@@ -62,15 +62,12 @@ class Staging:
     `nbytes` those of all ranks, since the memory is there once per node.
     """
 
-    def __init__(
-        self, setup: RoutedSetup, *, is_reverse: bool, unstaged: Collection[PartKey] = ()
-    ) -> None:
+    def __init__(self, setup: RoutedSetup, unstaged: Collection[PartKey] = ()) -> None:
         self._comm = setup.comm
         self.unstaged = unstaged
-        self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
+        self._call = setup.full_call
         self._spins_per_yield = setup.context.spins_per_yield
         self._layouts = setup.layouts
-        messages = setup.messages_by_rank(is_reverse=is_reverse)
         ranks_here = setup.comm.ranks_here
         nbytes = 8 * whole_slots(table_offset(2, len(setup.mine)))
         end = nbytes * len(ranks_here)
@@ -79,7 +76,7 @@ class Staging:
         for rank in ranks_here:
             begin = end
             packed: dict[Hashable, int] = {}  # the same cells once, whoever receives them
-            for key, part in parts_sent(messages, (rank,), HOST):
+            for key, part in parts_sent(setup.sends, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
                     at = packed.setdefault(cells_of(key, part), end)
                     self._offsets[key] = at
