@@ -13,24 +13,22 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.plans.fields import layouts_of
 from mpishare.plans.layout import FieldLayout, Layout, as_list
-from mpishare.plans.setup import agree_on_routes, plan_setup
+from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from mpishare.plans.engine import Engine, RoutedSetup
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.fields import GivenFields
     from mpishare.plans.message import Message
-    from mpishare.plans.setup import AgreedFields, PlanStart
-
-    NewFields = tuple[AgreedFields, Sequence[Message], Sequence[Message]]
-    """Agreed fields and their messages to send and to receive."""
+    from mpishare.plans.setup import Description
 
 log = logging.getLogger("mpishare.halo")
 
@@ -42,18 +40,26 @@ _MAX_NAMED = 4  # fields, in the name of a combination
 _of_array = attrgetter("shape", "strides", "dtype")
 
 
+class FieldCells(Protocol):
+    """Which cells of fields go where."""
+
+    def describe(self, found: GivenFields) -> Description:
+        """Describe fields for an agreement, or raise if they do not fit."""
+        ...
+
+    def messages(self, setup: PlanSetup) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Return this rank's messages of agreed fields: to send, and to receive."""
+        ...
+
+
 class AnyFields:
     """The engines of a plan for fields of any dtype, and of any axes that are not cut.
 
-    The messages of `setup` are those of a field with the axes of the block alone. `agree` is
-    collective, and agrees on new fields.
+    The messages of `setup` are those of a field with the axes of the block alone.
     """
 
-    def __init__(
-        self, setup: RoutedSetup, agree: Callable[[PlanStart, Sequence[Any]], NewFields]
-    ) -> None:
-        self.setup = setup
-        self._agree = agree
+    def __init__(self, setup: RoutedSetup, cells: FieldCells) -> None:
+        self.setup, self._cells = setup, cells
         self._backend = "cuda" if setup.on_gpu else "host"
         self._pairs: list[EnginePair] = []
         self._by_key: dict[Any, EnginePair] = {}
@@ -137,16 +143,18 @@ class AnyFields:
         try:
             with plan_setup(what, outer.group.comm, outer.node, is_inner=True) as start:
                 watch = partial(self._require_none_ahead, what, given)
-                agreed, sends, recvs = self._agree(
-                    replace(start, name=outer.name, backend=self._backend, watch=watch), fields
+                agreed = agree_on_fields(
+                    replace(start, name=outer.name, backend=self._backend, watch=watch),
+                    fields,
+                    outer.same["require"],
+                    self._cells.describe,
                 )
                 # Ranks may be in different combinations: an error names that of each.
                 name = f"{outer.name} of {_name(agreed.setup.same)}"
                 setup = agree_on_routes(
                     replace(agreed.setup, name=name),
                     agreed.arrays,
-                    sends,
-                    recvs,
+                    *self._cells.messages(agreed.setup),
                     engine_class,
                     outer,  # calls of one plan are in order, on any streams
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from mpishare.halo import geometry
@@ -17,28 +17,17 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.halo.any_fields import NewFields
     from mpishare.halo.geometry import Transfer
     from mpishare.memory.types import Fields, Index, RouteName, Width
     from mpishare.node import Node
     from mpishare.plans.cells import Box
+    from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.setup import AgreedFields, PlanStart
+    from mpishare.plans.setup import AgreedFields
 
 
 _CALL = "HaloExchange"
-
-
-class _Cells(NamedTuple):
-    """The geometry of agreed fields, and this rank's messages."""
-
-    grid: Grid
-    block: Block
-    axes: list[tuple[int, ...]]  # of each field, those that the grid cuts
-    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
-    sends: list[Message]
-    recvs: list[Message]
 
 
 class HaloExchange(Plan):
@@ -122,32 +111,18 @@ class HaloExchange(Plan):
         dims: Sequence[SupportsIndex] | None = None,
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
-        def agree(
-            start: PlanStart, fields: Any, grid: Grid | None = None, block: Block | None = None
-        ) -> tuple[AgreedFields, _Cells]:
-            def describe(found: GivenFields) -> Description:
-                cut = _grid_of(cart, dims, periods) if grid is None else grid
-                same = {"corners": require_bool("", "corners", corners)}
-                return _described(cut, found, width, axes, block, same)
-
-            agreed = agree_on_fields(start, fields, require, describe)
-            return agreed, _find(agreed)
-
+        cells = _GridCells(cart, dims, periods, width, axes, corners)
         with plan_setup(_CALL, cart, node, "cart must be a Cartcomm") as start:
-            agreed, cells = agree(start, fields)
-            grid, block = cells.grid, cells.block
-            self.grid: Grid = grid
-            self.block: Block = block
+            agreed = agree_on_fields(start, fields, require, cells.describe)
+            cells.find(agreed)
+            self.grid: Grid = cells.grid
+            self.block: Block = cells.block
             self._transfers = cells.transfers
-            self._axes, self._shapes = cells.axes, [each.shape for each in agreed.setup.mine]
+            self._axes = [tuple(each) for each in agreed.setup.same["axes"]]
+            self._shapes = [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
                 self._axes, self._shapes = fields_of_block(self.block.shape, axes)
-
-            def agree_on_more(start: PlanStart, fields: Sequence[Any]) -> NewFields:
-                agreed, cells = agree(start, fields, grid, block)
-                return agreed, cells.sends, cells.recvs
-
-            super().__init__(agreed, cells.sends, cells.recvs, agree_on_more)
+            super().__init__(agreed, cells)
 
     @cached_property
     def owned(self) -> Index:
@@ -249,66 +224,79 @@ def _grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
     return Grid(found, geometry.normalize_periods(periods, len(found)))
 
 
-def _described(
-    grid: Grid,
-    found: GivenFields,
-    width: Any,
-    axes: Any,
-    expected: Block | None,
-    same: dict[str, Any],
-) -> Description:
-    """Return `same` and the other arguments that all ranks give alike, and this rank's block."""
-    naxes = len(grid.dims)
-    shapes = [field.shape for field in found.layouts]
-    if not 1 <= naxes <= 4:
-        raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
-    if found.takes_any:
-        axes = normalize_block_axes(axes, naxes, shapes[0])
-    elif expected is not None and axes is None:
-        axes = tuple(range(naxes))
-    widths = geometry.normalize_widths(width, naxes)
-    cut_of = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
-    cuts = [cut_of[shape] for shape in shapes]
-    _require_block(cuts, shapes[0], expected)
-    same |= {
-        "dims": grid.dims,
-        "periods": grid.periods,
-        "axes": [cut.axes for cut in cuts],
-        "other axes": [cut.other_extents for cut in cuts],
-    }
-    return Description(same, [cuts[0].block.extents, cuts[0].block.widths])
+class _GridCells:
+    """The cells of fields that a grid cuts, as `Plan` takes them.
 
+    The grid and this rank's block are found with the first fields; later ones must fit them.
+    """
 
-def _find(agreed: AgreedFields) -> _Cells:
-    setup, corners = agreed.setup, agreed.setup.same["corners"]
-    blocks = [
-        Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths in agreed.geometry
-    ]
-    grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
-    geometry.check(grid, blocks, corners=corners)
-    axes = [tuple(each) for each in setup.same["axes"]]
-    rank, layouts = setup.comm.rank, setup.mine
-    sends, recvs = geometry.transfers(grid, rank, blocks, corners=corners)
-    # Over all directions, so that a tag does not depend on `corners`.
-    tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
+    grid: Grid
+    block: Block
+    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
 
-    axes_of = dict(zip(layouts, axes, strict=True))
+    def __init__(
+        self, comm: MPI.Intracomm, dims: Any, periods: Any, width: Any, axes: Any, corners: Any
+    ) -> None:
+        self._find_grid = partial(_grid_of, comm, dims, periods)
+        self._width, self._axes, self._corners = width, axes, corners
+        self._expected: Block | None = None
 
-    def message(transfer: Transfer, peer: int, box: Box) -> Message:
-        def part(layout: FieldLayout) -> Part:
-            return Part.of_box(0, layout, box.along(axes_of[layout], layout.shape))
+    def describe(self, found: GivenFields) -> Description:
+        """Return the arguments that all ranks give alike, and this rank's block."""
+        if self._expected is None:
+            self.grid = self._find_grid()
+        same: dict[str, Any] = {"corners": require_bool("", "corners", self._corners)}
+        cuts = self._cut(found)
+        same |= {
+            "dims": self.grid.dims,
+            "periods": self.grid.periods,
+            "axes": [cut.axes for cut in cuts],
+            "other axes": [cut.other_extents for cut in cuts],
+        }
+        return Description(same, [cuts[0].block.extents, cuts[0].block.widths])
 
-        parts = parts_of_fields(layouts, part)
-        return Message.of(peer, tags[transfer.direction], parts)
+    def _cut(self, found: GivenFields) -> list[_Cut]:
+        axes, naxes = self._axes, len(self.grid.dims)
+        shapes = [field.shape for field in found.layouts]
+        if not 1 <= naxes <= 4:
+            raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
+        if found.takes_any:
+            axes = normalize_block_axes(axes, naxes, shapes[0])
+        elif self._expected is not None and axes is None:
+            axes = tuple(range(naxes))
+        widths = geometry.normalize_widths(self._width, naxes)
+        cut_of = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
+        cuts = [cut_of[shape] for shape in shapes]
+        _require_block(cuts, shapes[0], self._expected)
+        return cuts
 
-    return _Cells(
-        grid,
-        blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks)),
-        axes,
-        (sends, recvs),
-        [message(each, each.receiver, each.source) for each in sends],
-        [message(each, each.sender, each.target) for each in recvs],
-    )
+    def find(self, agreed: AgreedFields) -> None:
+        """Find the block of this rank and its transfers, or raise on all ranks."""
+        blocks = [
+            Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths in agreed.geometry
+        ]
+        grid, corners, rank = self.grid, self._corners, agreed.setup.comm.rank
+        geometry.check(grid, blocks, corners=corners)
+        self._expected = blocks[rank]
+        self.block = blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks))
+        self.transfers = geometry.transfers(grid, rank, blocks, corners=corners)
+
+    def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
+        axes_of = dict(zip(setup.mine, setup.same["axes"], strict=True))
+        # Over all directions, so that a tag does not depend on `corners`.
+        tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
+
+        def message(transfer: Transfer, peer: int, box: Box) -> Message:
+            def part(layout: FieldLayout) -> Part:
+                return Part.of_box(0, layout, box.along(axes_of[layout], layout.shape))
+
+            return Message.of(peer, tags[transfer.direction], parts_of_fields(setup.mine, part))
+
+        sends, recvs = self.transfers
+        return (
+            [message(each, each.receiver, each.source) for each in sends],
+            [message(each, each.sender, each.target) for each in recvs],
+        )
 
 
 def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block | None) -> None:
@@ -320,7 +308,7 @@ def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block |
                 f"field {number} owns {cut.block.extents} cells along the axes of the grid, "
                 f"field 0 {first.block.extents}: a plan is for fields on the same cells"
             )
-    if expected is not None and first.block != expected._replace(start=()):
+    if expected is not None and first.block != expected:
         raise ValueError(
             f"field 0 of shape {shape} has {first.block.shape} cells along its axes "
             f"{first.axes}, which the grid cuts (axes=); the plan was made for a block of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from itertools import starmap
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import ArrayLike
 
-    from mpishare.halo.any_fields import NewFields
     from mpishare.memory.types import Fields, RouteName
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.setup import PlanStart
 
     Places = dict[int, np.ndarray[Any, Any]]
 
@@ -95,7 +94,7 @@ class NeighborExchange(Plan):
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             _require_counts(agreed.geometry)
-            super().__init__(agreed, *_messages_for(agreed.setup, agreed.kept, axis, require))
+            super().__init__(agreed, _PlaceCells(agreed.setup, agreed.kept, axis))
 
     @classmethod
     def from_global_ids(
@@ -159,30 +158,41 @@ class NeighborExchange(Plan):
         with plan_setup(_CALL, comm, node) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             places = find_places(agreed.setup.comm, _CALL, agreed.kept)
-            Plan.__init__(made, agreed, *_messages_for(agreed.setup, places, axis, require))
+            Plan.__init__(made, agreed, _PlaceCells(agreed.setup, places, axis))
         return made
 
 
-def _messages_for(
-    setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any
-) -> tuple[Any, ...]:
-    """Return the arguments of `Plan` beside the agreed fields."""
-    expected = setup.mine[0].shape[setup.same["axis"][0]]
+class _PlaceCells:
+    """The cells at places of fields, to send and to receive, as `Plan` takes them."""
 
-    def describe(found: GivenFields) -> Description:
-        same, extent = _axes_of(found, axis)
-        if extent != expected:
+    def __init__(self, setup: PlanSetup, places: Sequence[Places], axis: Any) -> None:
+        self._places, self._axis = places, axis
+        self._extent = setup.mine[0].shape[setup.same["axis"][0]]
+
+    def describe(self, found: GivenFields) -> Description:
+        same, extent = _axes_of(found, self._axis)
+        if extent != self._extent:
             raise ValueError(
-                f"field 0 has {extent} places along axis {axis}, the plan was made for {expected}"
+                f"field 0 has {extent} places along axis {self._axis}, the plan was made for "
+                f"{self._extent}"
             )
         return Description(same)
 
-    def agree_on_more(start: PlanStart, fields: Sequence[Any]) -> NewFields:
-        agreed = agree_on_fields(start, fields, require, describe)
-        sends, recvs = (_messages(agreed.setup, each) for each in places)
-        return agreed, sends, recvs
+    def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
+        """Return a message with cells of all fields for each peer; empty ones are left out."""
+        axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
 
-    return *(_messages(setup, each) for each in places), agree_on_more
+        def message(peer: int, indices: Any) -> Message:
+            def part(layout: FieldLayout) -> Part:
+                return Part.of_indices(0, layout, axis_of[layout], indices)
+
+            return Message.of(peer, 0, parts_of_fields(setup.mine, part))
+
+        sends, recvs = (
+            [each for each in starmap(message, sorted(places.items())) if each.parts]
+            for places in self._places
+        )
+        return sends, recvs
 
 
 def _axes_of(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
@@ -221,20 +231,6 @@ def _require_distinct(sends: Places, recvs: Places) -> None:
         raise ValueError(
             f"place {both[0]} is in sends and in recvs: a place may be in one of them only"
         )
-
-
-def _messages(setup: PlanSetup, places: Places) -> list[Message]:
-    """Return one message with cells of all fields for each peer; empty ones are left out."""
-    axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
-
-    def message(peer: int, indices: Any) -> Message:
-        def part(layout: FieldLayout) -> Part:
-            return Part.of_indices(0, layout, axis_of[layout], indices)
-
-        return Message.of(peer, 0, parts_of_fields(setup.mine, part))
-
-    found = [message(*each) for each in sorted(places.items())]
-    return [each for each in found if each.parts]
 
 
 def _require_counts(counts: Sequence[Any]) -> None:

@@ -12,15 +12,14 @@ from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.halo.any_fields import NewFields
+    from mpishare.halo.any_fields import FieldCells
     from mpishare.memory.types import Array, Stream
     from mpishare.plans.engine import Engine, RoutedSetup
-    from mpishare.plans.message import Message
-    from mpishare.plans.setup import AgreedFields, PlanStart
+    from mpishare.plans.setup import AgreedFields
 
 
 class Plan(RoutedPlan):
@@ -33,19 +32,14 @@ class Plan(RoutedPlan):
     _noun = "an exchange"
     _ranges = "exchange", "start", "wait", "accumulate"
 
-    def __init__(
-        self,
-        agreed: AgreedFields,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        agree: Callable[[PlanStart, Sequence[Any]], NewFields],
-    ) -> None:
+    def __init__(self, agreed: AgreedFields, cells: FieldCells) -> None:
         self._made_with = MadeWith(agreed.arrays)
-        setup = agree_on_routes(agreed.setup, agreed.arrays, sends, recvs, engine_class)
+        messages = cells.messages(agreed.setup)
+        setup = agree_on_routes(agreed.setup, agreed.arrays, *messages, engine_class)
         self._fields: EnginePair | AnyFields
         self._forward: Engine | AnyFields  # an attribute of its own, for speed
         if setup.takes_any:
-            self._fields = self._forward = AnyFields(setup, agree)
+            self._fields = self._forward = AnyFields(setup, cells)
         else:
             self._fields = EnginePair(setup)
             self._forward = self._fields.forward
