@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from mpishare.memory.visit import Visit
 
 # Version of the messages of doors, of descriptions and of pages.
-VERSION = 3
+VERSION = 4
 
 # Descriptors in one reply: the kernel takes 253.
 MAX_FDS = 200
 
-_MAX_RANKS = 1 << 20
 _TOKEN = re.compile(r"([0-9a-f]{128})?")
 
 
@@ -48,7 +47,6 @@ class Description:
     """A named window as its job describes it; `segments` in the order of their ranks."""
 
     backend: str
-    size: int  # ranks of the node
     segments: tuple[Segment, ...]
     why_not_live: str  # empty if other processes can map its memory
     pid: int  # of the leader of the node
@@ -56,9 +54,8 @@ class Description:
     viewers: tuple[int, ...] = ()  # processes that have attached
     lag: int = 0  # of a channel: frames that a viewer may be behind
 
-    def page_places(self) -> Places:
-        by_rank = {segment.rank: segment.layout.nbytes for segment in self.segments}
-        sizes = [by_rank.get(rank) for rank in range(self.size)]
+    def places(self) -> Places:
+        sizes = [segment.layout.nbytes for segment in self.segments]
         return Places(sizes, self.lag + 1 if self.lag else BUFFERS)
 
     @property
@@ -99,10 +96,8 @@ class Description:
         segments = tuple(_segment(each, dtype) for each in found["segments"])
         described = cls(**found | {"segments": segments})
         ranks = [segment.rank for segment in segments]
-        if ranks != sorted({*ranks}) or ranks[-1] >= described.size:
-            raise HandleError(
-                f"the job told of segments of ranks {printable(ranks)} of {described.size}"
-            )
+        if ranks != sorted({*ranks}):
+            raise HandleError(f"the job told of segments of ranks {printable(ranks)}")
         return described
 
 
@@ -144,7 +139,6 @@ def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
 _WINDOW: dict[str, Callable[[Any], object]] = {
     "backend": lambda value: value in ("cuda", "host"),
     "dtype": _is_text,
-    "size": lambda value: _is_count(value) and 0 < value <= _MAX_RANKS,
     "segments": lambda value: value and _is_list(value, lambda each: isinstance(each, dict)),
     "why_not_live": _is_text,
     "pid": _is_count,

@@ -15,11 +15,11 @@ from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
-from mpishare.windows import page as layout
 from mpishare.windows.description import MAX_FDS, VERSION, Description, Segment
 from mpishare.windows.leases import end_leases
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
-from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
+from mpishare.windows.page import Page, pack_numbers
+from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,17 +64,17 @@ class Publication:
         self._window = self._describe(
             segments, is_in_place=opened.keys() != self._tokens.keys(), lag=lag
         )
-        self._places = self._window.page_places()
+        self._places = self._window.places()
         self._check(call)
         self._number = 0  # of snapshots
         self._fds: list[int] = []
-        self._memory: SharedMemory | None = None
-        self._held = ExitStack()  # that memory, and what is made on it
+        self._page: Page | None = None
+        self._held = ExitStack()  # its memory, and what is made on that
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
         self._address = ""
         self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
-        self._memory = memory = map_on_all_ranks(
+        memory = map_on_all_ranks(
             partial(context.agreement.step_keeping, call),
             self._places.page_nbytes(),
             is_maker=self._is_leader,
@@ -104,8 +104,8 @@ class Publication:
 
     def end(self) -> None:
         """Tell the viewers of a channel that there are no more frames."""
-        if self._memory is not None:
-            layout.store(self._memory, layout.LAST, self._number + 1)
+        if self._page is not None:
+            self._page.header["last"] = self._number + 1
 
     def take(
         self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = _NONE
@@ -114,7 +114,7 @@ class Publication:
         # Counts all calls, even those that raise: else the numbers of the ranks would drift apart
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
-        words = layout.pack_numbers(f"{self.name}: snapshot", numbers)
+        words = pack_numbers(f"{self.name}: snapshot", numbers)
         handle = chain.enter("snapshot", stream)
         if self._snapshots is not None:
             self._snapshots.take(self._number, array, words, handle)
@@ -160,7 +160,7 @@ class Publication:
             for rank, each in segments.items()
         ]
         name = context.backend.name
-        return Description(name, context.size, tuple(parts), why, os.getpid(), lag=lag)
+        return Description(name, tuple(parts), why, os.getpid(), lag=lag)
 
     def _check(self, call: str) -> None:
         """Raise where the window cannot be described to viewers, or no snapshot be taken."""
@@ -181,15 +181,16 @@ class Publication:
         context = self._context
         if self._is_leader:
             os.ftruncate(memory.fd, self._places.blocks()[1])
-        address = context.backend.register(memory)
+        self._page = Page(memory.buffer, self._places)
+        shift = context.backend.register(memory) - memory.address
         self._held.callback(context.backend.unregister, memory)
         if mine is not None:
-            page = Page(memory, address, context.rank, self._places, mine)
-            self._held.callback(page.words.release)
+            index = [segment.rank for segment in self._window.segments].index(context.rank)
+            slot = Slot(self._page, memory.fd, shift, index, mine)
             self._snapshots = (
-                CudaSnapshots(page, context.backend)
+                CudaSnapshots(slot, context.backend)
                 if context.backend.has_streams
-                else HostSnapshots(page, context.memory_barrier)
+                else HostSnapshots(slot, context.memory_barrier)
             )
         job = self._open_door(memory.fd) if self._is_leader else ["", False]
         return [*job, self._open_mine()]
@@ -276,8 +277,8 @@ class Publication:
             self._want_host_copies(0)
 
     def _want_host_copies(self, value: int) -> None:
-        if self._memory is not None:
-            layout.store(self._memory, layout.WANTED, value)
+        if self._page is not None:
+            self._page.header["wanted"] = value
 
     # --- closing
 
@@ -304,5 +305,5 @@ class Publication:
             self._snapshots = None
         while self._fds:
             os.close(self._fds.pop())
-        self._memory = None
+        self._page = None
         self._held.close()

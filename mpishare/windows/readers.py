@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import CudaError, HandleError, format_nbytes
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import whole_pages
-from mpishare.windows import page as layout
 from mpishare.windows.frames import Frame
-from mpishare.windows.page import BEGIN, DEVICE, END, HOST, MARK, NUMBERS, NUMBERS_WORDS
+from mpishare.windows.page import Page, load_barrier, unpack_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    import numpy as np
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.memory.memory import Memory
@@ -46,10 +47,9 @@ class Reader(ABC):
 
     _kept: dict[int, Frame] | None = None  # once it is closed: frames that were copied before
 
-    def __init__(self, fd: int, window: Description, track: int, checked: Sequence[int]) -> None:
-        self.places = window.page_places()
-        page = map_part(fd, self.places.page_nbytes(), 0, is_writable=False)
-        self._page = memoryview(page).cast("Q")
+    def __init__(self, fd: int, window: Description, track: str, checked: Sequence[str]) -> None:
+        places = window.places()
+        self._page = Page(map_part(fd, places.page_nbytes(), 0, is_writable=False), places)
         self._segments = window.segments
         self._checked = checked
         self._track = track
@@ -61,22 +61,20 @@ class Reader(ABC):
         It is the newest, or of a channel the one behind the number `than`; None if there is none
         above `than`.
         """
-        page = self._page
         number = than + 1 if self._reads_all else self._newest()
         if self._kept is not None:
             return self._kept.pop(number, self._missing(number))
         if number <= than or not self._is_complete(number):
             return self._missing(number)
-        layout.load_barrier()
-        arrays = self._copy(number % self.places.buffers)
-        words = [page[at : at + NUMBERS + NUMBERS_WORDS] for at in self._records(number)]
-        words = [memoryview(each.tobytes()).cast("Q") for each in words]
-        layout.load_barrier()
+        load_barrier()
+        arrays = self._copy(number % self._page.places.buffers)
+        records = [words.tobytes() for words in self._records(number)["numbers"]]
+        load_barrier()
         if self._is_overwritten(number):
             return OVERWRITTEN
         numbers: dict[str, Any] = {}
-        for each in reversed(words):
-            numbers |= layout.unpack_numbers(each, 0)
+        for record in reversed(records):
+            numbers |= unpack_numbers(record)
         return Frame(number, arrays, numbers)
 
     def _missing(self, number: int) -> Frame | None:
@@ -85,37 +83,42 @@ class Reader(ABC):
 
     def numbers(self) -> dict[int, int]:
         """Return for each rank the number of its newest snapshot."""
-        return {segment.rank: max(self._ends(segment.rank)) for segment in self._segments}
+        newest = self._tracks["end"].max(axis=1).tolist()
+        return dict(zip(self._ranks, newest, strict=True))
 
     def last(self) -> int | None:
         """Return the number of the last frame of a channel that was ended."""
-        return self._page[layout.LAST] - 1 if self._page[layout.LAST] else None
-
-    def _records(self, number: int) -> list[int]:
-        return [self.places.track(s.rank, self._track, number) for s in self._segments]
-
-    def _newest(self) -> int:
-        """Return the newest snapshot that is complete on all ranks; 0 if there is none."""
-        found = sorted(self._ends(self._segments[0].rank), reverse=True)
-        return next((n for n in found if n and self._is_complete(n)), 0)
-
-    def _ends(self, rank: int) -> list[int]:
-        """Return the numbers of the snapshots in that rank's buffers."""
-        places, buffers = self.places, range(self.places.buffers)
-        return [self._page[places.track(rank, self._track, n) + END] for n in buffers]
-
-    def _is_complete(self, number: int) -> bool:
-        records = self._records(number)
-        return all(self._page[at + word] == number for at in records for word in self._checked)
-
-    def _is_overwritten(self, number: int) -> bool:
-        """Whether any rank has begun to write a later snapshot into the buffer of this one."""
-        return any(self._page[at + BEGIN] > number for at in self._records(number))
+        behind = int(self._page.header["last"])
+        return behind - 1 if behind else None
 
     def failed(self) -> list[int]:
         """Return the ranks that have no room for snapshots in host memory."""
-        ranks = [segment.rank for segment in self._segments]
-        return [rank for rank in ranks if self._page[self.places.slot(rank) + layout.HOST_FAILED]]
+        failed = self._page.slots["host_failed"].tolist()
+        return [rank for rank, is_so in zip(self._ranks, failed, strict=True) if is_so]
+
+    @property
+    def _ranks(self) -> list[int]:
+        return [segment.rank for segment in self._segments]
+
+    @property
+    def _tracks(self) -> np.ndarray[Any, Any]:
+        return self._page.slots["records"][self._track]  # by segment, then by buffer
+
+    def _records(self, number: int) -> np.ndarray[Any, Any]:
+        return self._tracks[:, number % self._page.places.buffers]
+
+    def _newest(self) -> int:
+        """Return the newest snapshot that is complete on all ranks; 0 if there is none."""
+        found = sorted(self._tracks["end"][0].tolist(), reverse=True)
+        return next((n for n in found if n and self._is_complete(n)), 0)
+
+    def _is_complete(self, number: int) -> bool:
+        records = self._records(number)
+        return all((records[word] == number).all() for word in self._checked)
+
+    def _is_overwritten(self, number: int) -> bool:
+        """Whether any rank has begun to write a later snapshot into the buffer of this one."""
+        return bool((self._records(number)["begin"] > number).any())
 
     def close(self, than: int | None) -> None:
         """Unmap, but keep the page as it is, and the frames behind the number `than`."""
@@ -127,7 +130,7 @@ class Reader(ABC):
             kept[than] = frame
         self._kept = kept
         # Not released: another thread may be reading it, and the mapping goes with the last one.
-        self._page = memoryview(self._page.tobytes()).cast("Q")
+        self._page = self._page.copy()
 
     @abstractmethod
     def _copy(self, place: int) -> dict[int, Any]:
@@ -138,14 +141,14 @@ class HostReader(Reader):
     """Reads the buffers in host memory; of a window on GPUs, copies of the buffers there."""
 
     def __init__(self, fd: int, window: Description) -> None:
-        marks = (MARK,) if window.backend == "cuda" else ()
-        super().__init__(fd, window, HOST, (BEGIN, END, *marks))
-        offsets, _ = self.places.blocks()
-        buffers = self.places.buffers
+        marks = ("mark",) if window.backend == "cuda" else ()
+        super().__init__(fd, window, "host", ("begin", "end", *marks))
+        offsets, _ = self._page.places.blocks()
+        buffers = self._page.places.buffers
         self._buffers: dict[int, list[Any]] = {}  # by rank
-        for segment in window.segments:
+        for segment, offset in zip(window.segments, offsets, strict=True):
             step = whole_pages(segment.layout.nbytes)
-            mapping = map_part(fd, buffers * step, offsets[segment.rank], is_writable=False)
+            mapping = map_part(fd, buffers * step, offset, is_writable=False)
             whole = host_anchor(mapping)
             places = [segment.layout._replace(offset=n * step) for n in range(buffers)]
             self._buffers[segment.rank] = [host_array(whole, place) for place in places]
@@ -158,7 +161,7 @@ class CudaReader(Reader):
     """Reads the buffers on the GPUs of the ranks."""
 
     def __init__(self, fd: int, window: Description, backend: CudaBackend) -> None:
-        super().__init__(fd, window, DEVICE, (BEGIN, END))
+        super().__init__(fd, window, "device", ("begin", "end"))
         self._backend = backend
         self._memories: dict[int, Memory] = {}
         self._stream = backend.xp.cuda.Stream(non_blocking=True)
@@ -168,13 +171,13 @@ class CudaReader(Reader):
 
         Without a reason where they do not exist yet, before the first snapshot.
         """
-        for segment in self._segments:
+        for segment, slot in zip(self._segments, self._page.slots, strict=True):
             if segment.uuid not in hidden:
                 continue
-            if not self._page[self.places.slot(segment.rank) + layout.TOKEN_READY]:
+            if not slot["has_token"]:
                 return f"{segment.uuid[:12]} is not visible"
             try:
-                self._buffers_of(segment)
+                self._buffers_of(segment, slot)
             except CudaError as error:
                 return str(error).rstrip(".")
         return ""
@@ -185,10 +188,10 @@ class CudaReader(Reader):
         backend, copies = self._backend, {}
         backend.make_current()
         with on_stream(self._stream):
-            for segment in self._segments:
+            for segment, slot in zip(self._segments, self._page.slots, strict=True):
                 shape, dtype, strides, _ = segment.layout
                 nbytes = segment.layout.nbytes
-                source = self._buffers_of(segment).address + place * whole_pages(nbytes)
+                source = self._buffers_of(segment, slot).address + place * whole_pages(nbytes)
                 target = backend.xp.empty(nbytes, "u1").data
                 if nbytes:
                     backend.copy(target.ptr, source, nbytes, self._stream.ptr)
@@ -198,11 +201,11 @@ class CudaReader(Reader):
         self._stream.synchronize()
         return copies
 
-    def _buffers_of(self, segment: Segment) -> Memory:
+    def _buffers_of(self, segment: Segment, slot: np.void) -> Memory:
         rank = segment.rank
         if rank not in self._memories:
-            token = layout.token_bytes(self._page, self.places.slot(rank)).hex()
-            nbytes = self.places.buffers * (whole_pages(segment.layout.nbytes) + 8)
+            token = slot["token"].tobytes().hex()
+            nbytes = self._page.places.buffers * (whole_pages(segment.layout.nbytes) + 8)
             self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from array import array as array_of
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.errors import describe
-from mpishare.memory.memory import host_anchor, host_array
+from mpishare.memory.memory import address_of, host_anchor, host_array
 from mpishare.memory.shared import reserve_part, whole_pages
-from mpishare.windows import page as layout
-from mpishare.windows.page import BEGIN, DEVICE, END, HOST, NUMBERS, Places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpishare.backends import Backend, Signals
     from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.shared import SharedMemory
+    from mpishare.windows.page import Page
 
 # Bytes per second that a viewer can copy, and leave a core to others.
 _READ_RATE = 4e9
@@ -31,38 +29,29 @@ _SPACING_S = 0.002
 log = logging.getLogger("mpishare.window")
 
 
-class Page:
-    """The page of a window, and this rank's part of the file behind it.
+class Slot:
+    """This rank's slot in the page of a window, and its part of the file behind it.
 
-    `address` is that of the page on this rank's GPU, 0 on the host backend.
+    `fd` is that file; `shift` leads from addresses of the page here to those on the rank's GPU.
     """
 
-    def __init__(
-        self, memory: SharedMemory, address: int, rank: int, places: Places, layout: ArrayLayout
-    ) -> None:
-        sizes = places.sizes
-        self.words = memoryview(memory.buffer).cast("Q")
+    def __init__(self, page: Page, fd: int, shift: int, index: int, layout: ArrayLayout) -> None:
+        places = page.places
+        self.header = page.header
+        self.words = page.slots[index]
         self.layout = layout
         self.nbytes = layout.nbytes
         self.buffers = places.buffers
         self.step = whole_pages(self.nbytes)
-        self.slot = places.slot(rank)
-        self.total_nbytes = sum(filter(None, sizes))
-        self.is_first = all(nbytes is None for nbytes in sizes[:rank])
-        self._places = places
-        self._rank = rank
-        self._fd = memory.fd
-        self._offset = places.blocks()[0][rank]
-        self._address = address
+        self.total_nbytes = sum(places.sizes)
+        self.is_first = not index
+        self._fd = fd
+        self._offset = places.blocks()[0][index]
+        self._shift = shift
 
-    def at(self, track: int, number: int) -> int:
-        """Return the first word of this rank's record of a snapshot."""
-        return self._places.track(self._rank, track, number)
-
-    def addresses(self, track: int, number: int, words: Sequence[int]) -> list[int]:
-        """Return the addresses of words of that record on the GPU."""
-        first = self.at(track, number)
-        return [self._address + 8 * (first + word) for word in words]
+    def address(self, words: np.ndarray[Any, Any]) -> int:
+        """Return the address of the first of these words on the GPU."""
+        return address_of(words) + self._shift
 
     def reserve(self) -> SharedMemory:
         """Reserve and map the host buffers of this rank; `UnsupportedError` if there is no room."""
@@ -74,8 +63,9 @@ class Page:
 class HostSnapshots:
     """Snapshots on the host backend: the call itself copies."""
 
-    def __init__(self, page: Page, memory_barrier: Callable[[], None]) -> None:
-        self._page = page
+    def __init__(self, slot: Slot, memory_barrier: Callable[[], None]) -> None:
+        self._slot = slot
+        self._track = slot.words["records"]["host"]
         self._memory_barrier = memory_barrier
         self._buffers: list[Any] = []  # they keep their memory mapped
 
@@ -84,13 +74,13 @@ class HostSnapshots:
         del stream
         if not self._buffers:
             self.make_buffers()
-        words, at = self._page.words, self._page.at(HOST, number)
-        words[at + BEGIN] = number
+        track, place = self._track, number % len(self._buffers)
+        track["begin"][place] = number
         self._memory_barrier()
-        words[at + NUMBERS : at + NUMBERS + len(numbers)] = memoryview(array_of("Q", numbers))
-        np.copyto(self._buffers[number % len(self._buffers)], array)
+        track["numbers"][place, : len(numbers)] = numbers
+        np.copyto(self._buffers[place], array)
         self._memory_barrier()
-        words[at + END] = number
+        track["end"][place] = number
 
     def close(self, *, is_viewed: bool) -> bool:
         del is_viewed  # what viewers map stays theirs
@@ -99,10 +89,10 @@ class HostSnapshots:
 
     def make_buffers(self) -> None:
         """Take the memory of the copies."""
-        page = self._page
-        whole = host_anchor(page.reserve().buffer)
-        offsets = [place * page.step for place in range(page.buffers)]
-        self._buffers = [host_array(whole, page.layout._replace(offset=at)) for at in offsets]
+        slot = self._slot
+        whole = host_anchor(slot.reserve().buffer)
+        offsets = [place * slot.step for place in range(slot.buffers)]
+        self._buffers = [host_array(whole, slot.layout._replace(offset=at)) for at in offsets]
 
 
 class CudaSnapshots:
@@ -112,26 +102,26 @@ class CudaSnapshots:
     to hold, for copies to the host that run behind.
     """
 
-    def __init__(self, page: Page, backend: Backend) -> None:
-        self._page = page
+    def __init__(self, slot: Slot, backend: Backend) -> None:
+        self._slot = slot
         self._backend = backend
         self._made: tuple[Memory, Records] | None = None
         self._host_copies: HostCopies | None = None
 
     def take(self, number: int, array: Any, numbers: list[int], stream: int) -> None:
         """Enqueue the copy of the segment into the buffer of this number, with these words."""
-        page, backend = self._page, self._backend
+        slot, backend = self._slot, self._backend
         memory, records = self._made or self.make_buffers()
-        place = number % page.buffers
+        place = number % slot.buffers
         # The mark is written behind BEGIN and before the copy: each write is visible everywhere
         # before the next operation on the stream begins.
         records.begin(number, numbers, stream)
-        if page.nbytes:
-            backend.copy(memory.address + place * page.step, array.data.ptr, page.nbytes, stream)
+        if slot.nbytes:
+            backend.copy(memory.address + place * slot.step, array.data.ptr, slot.nbytes, stream)
         records.end(number, stream)
-        if page.words[layout.WANTED]:
+        if slot.header["wanted"]:
             if self._host_copies is None:
-                self._host_copies = HostCopies(page, backend, memory.address)
+                self._host_copies = HostCopies(slot, backend, memory.address)
             self._host_copies.follow(number, numbers, stream)
 
     def close(self, *, is_viewed: bool) -> bool:
@@ -145,17 +135,17 @@ class CudaSnapshots:
 
     def make_buffers(self) -> tuple[Memory, Records]:
         """Take the memory of the copies, and tell viewers where it is."""
-        page, backend = self._page, self._backend
-        memory = backend.allocate(page.buffers * (page.step + 8))
+        slot, backend = self._slot, self._backend
+        memory = backend.allocate(slot.buffers * (slot.step + 8))
         try:
             token = bytes.fromhex(backend.publish(memory))
         except BaseException:
             memory.close()
             raise
-        layout.write_token(page.words, page.slot, token)
-        page.words[page.slot + layout.TOKEN_READY] = 1
-        marks = memory.address + page.buffers * page.step
-        self._made = memory, Records(page, backend, DEVICE, marks)
+        slot.words["token"] = np.frombuffer(token, "u1")
+        slot.words["has_token"] = 1
+        marks = memory.address + slot.buffers * slot.step
+        self._made = memory, Records(slot, backend, "device", marks)
         return self._made
 
 
@@ -165,32 +155,36 @@ class Records:
     `marks` is the address of the marks of the buffers on the GPU, 0 where they are not written.
     """
 
-    def __init__(self, page: Page, backend: Backend, track: int, marks: int = 0) -> None:
-        self._page = page
+    def __init__(self, slot: Slot, backend: Backend, track: str, marks: int = 0) -> None:
+        self._slot = slot
         self._backend = backend
-        self._track = track
+        self._track = slot.words["records"][track]
         self._marks = marks
         self._begins: dict[tuple[int, int], Signals] = {}
         self._ends: dict[int, Signals] = {}
 
     def begin(self, number: int, numbers: list[int], stream: int) -> None:
         """Enqueue the begin of a snapshot, and the numbers beside it."""
-        place = number % self._page.buffers
+        place = number % self._slot.buffers
         key = place, len(numbers)
         if key not in self._begins:
-            words = [BEGIN, *range(NUMBERS, NUMBERS + len(numbers))]
-            addresses = self._page.addresses(self._track, number, words)
-            addresses[1:1] = [self._marks + 8 * place] if self._marks else []
+            first = self.address("numbers", number)
+            addresses = [first + 8 * word for word in range(len(numbers))]
+            marks = [self._marks + 8 * place] if self._marks else []
+            addresses = [self.address("begin", number), *marks, *addresses]
             self._begins[key] = self._backend.signals([("write", each) for each in addresses])
         marks = [number] if self._marks else []
         self._begins[key].enqueue(stream, [number, *marks, *numbers])
 
     def end(self, number: int, stream: int) -> None:
-        place = number % self._page.buffers
+        place = number % self._slot.buffers
         if place not in self._ends:
-            (address,) = self._page.addresses(self._track, number, [END])
-            self._ends[place] = self._backend.signals([("write", address)])
+            self._ends[place] = self._backend.signals([("write", self.address("end", number))])
         self._ends[place].enqueue(stream, [number])
+
+    def address(self, words: str, number: int) -> int:
+        """Return the address of words of the record of a snapshot on the GPU."""
+        return self._slot.address(self._track[words][number % self._slot.buffers :])
 
 
 class HostCopies:
@@ -201,18 +195,18 @@ class HostCopies:
     the three remain unchanged. Memory is reserved and pinned by a thread, since both are slow.
     """
 
-    def __init__(self, page: Page, backend: Backend, source: int) -> None:
-        self._page = page
+    def __init__(self, slot: Slot, backend: Backend, source: int) -> None:
+        self._slot = slot
         self._backend = backend
         self._source = source
         self._held = ExitStack()  # what `_prepare` has made, as far as it came
         self._target = 0
         self._buffer = 0
-        self._records = Records(page, backend, HOST)
+        self._records = Records(slot, backend, "host")
         self._stream: Any = None
         self._event: Any = None
         self._last = 0.0
-        self._spacing_s = _SPACING_S + page.total_nbytes / _READ_RATE
+        self._spacing_s = _SPACING_S + slot.total_nbytes / _READ_RATE
         self._is_ready = False
         self._thread = threading.Thread(target=self._prepare, name="mpishare-host-copies")
         self._thread.start()
@@ -223,25 +217,24 @@ class HostCopies:
         All ranks copy the same numbers, so that there are snapshots of every rank, and no more of
         them than a viewer can read.
         """
-        stride = self._page.words[layout.STRIDE] or 1
+        stride = int(self._slot.header["stride"]) or 1
         if not self._is_ready or number % stride:
             return
-        if self._page.is_first:
+        if self._slot.is_first:
             self._pace(stride)
-        page, backend, own = self._page, self._backend, self._stream
-        place = number % page.buffers
-        buffer, marks = self._buffer, self._source + page.buffers * page.step
+        slot, backend, own = self._slot, self._backend, self._stream
+        place = number % slot.buffers
+        buffer, marks = self._buffer, self._source + slot.buffers * slot.step
         backend.record(self._event, stream)
         backend.wait_event(self._event, own)
-        if page.nbytes:
-            backend.copy(buffer, self._source + place * page.step, page.nbytes, own)
+        if slot.nbytes:
+            backend.copy(buffer, self._source + place * slot.step, slot.nbytes, own)
         # The mark has another number by now if the buffer was overwritten meanwhile.
-        backend.copy(buffer + page.step, marks + 8 * place, 8, own)
+        backend.copy(buffer + slot.step, marks + 8 * place, 8, own)
         self._records.begin(number, numbers, own)
-        if page.nbytes:
-            backend.copy(self._target + place * page.step, buffer, page.nbytes, own)
-        (mark,) = page.addresses(HOST, number, [layout.MARK])
-        backend.copy(mark, buffer + page.step, 8, own)
+        if slot.nbytes:
+            backend.copy(self._target + place * slot.step, buffer, slot.nbytes, own)
+        backend.copy(self._records.address("mark", number), buffer + slot.step, 8, own)
         self._records.end(number, own)
 
     def close(self) -> None:
@@ -255,26 +248,26 @@ class HostCopies:
         now = time.monotonic()
         waited_s, self._last = now - self._last, now
         if waited_s < self._spacing_s:
-            self._page.words[layout.STRIDE] = 2 * stride
+            self._slot.header["stride"] = 2 * stride
         elif waited_s > 4 * self._spacing_s and stride > 1:
-            self._page.words[layout.STRIDE] = stride // 2
+            self._slot.header["stride"] = stride // 2
 
     def _prepare(self) -> None:
-        page, backend, held = self._page, self._backend, self._held
+        slot, backend, held = self._slot, self._backend, self._held
         try:
             backend.make_current()
-            memory = page.reserve()
+            memory = slot.reserve()
             held.callback(memory.close)
             self._target = backend.register(memory)
             held.callback(backend.unregister, memory)
-            self._buffer = held.enter_context(closing(backend.allocate(page.step + 8))).address
+            self._buffer = held.enter_context(closing(backend.allocate(slot.step + 8))).address
             self._event = backend.local_event()
             held.callback(backend.close_events, [self._event])
             self._stream = int(backend.new_stream())
             held.callback(backend.close_stream, self._stream)
         except Exception as error:
             # Not an error of this rank: the page reports it to the viewer that asked.
-            page.words[page.slot + layout.HOST_FAILED] = 1
+            slot.words["host_failed"] = 1
             log.warning(
                 "no snapshots in host memory for viewers without a GPU: %s", describe(error)
             )

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.windows import page as layout
 from mpishare.windows import snapshots
 from tests.helpers.captures import captured
 from tests.helpers.held import gpu_free
@@ -269,14 +268,14 @@ def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
 def test_copies_to_the_host_end_with_their_viewers(node, view_without_gpu):
     window = node.allocate_each(100, fill=0, name="wanted")
     view_without_gpu("there = attach('wanted')")
-    words = window._publication._snapshots._page.words
-    assert words[layout.WANTED] == 1
+    header = window._publication._page.header
+    assert header["wanted"] == 1
     snapshot_until(node, window, view_without_gpu, "there.latest(0.05).number")
     view_without_gpu("there.close()")
-    assert within(5, lambda: words[layout.WANTED] == 0)
+    assert within(5, lambda: header["wanted"] == 0)
     window.snapshot()
     view_without_gpu("there = attach('wanted')")
-    assert words[layout.WANTED] == 1
+    assert header["wanted"] == 1
 
 
 def test_no_room_on_the_host_is_told_to_the_viewer_and_not_to_the_job(
@@ -285,7 +284,7 @@ def test_no_room_on_the_host_is_told_to_the_viewer_and_not_to_the_job(
     def refuse(page):
         raise UnsupportedError("no room")
 
-    monkeypatch.setattr(snapshots.Page, "reserve", refuse)
+    monkeypatch.setattr(snapshots.Slot, "reserve", refuse)
     window = node.allocate_each(100, fill=0, name="roomless")
     view_without_gpu("there = attach('roomless')")
     window.snapshot()

@@ -189,7 +189,7 @@ def test_a_close_that_raises_leaves_nothing_in_the_node(node, monkeypatch):
     node.allocate_each(3, name="stuck").close()
     context.release_retained()
     assert not context.retained
-    assert publication._memory is None
+    assert publication._page is None
 
 
 def test_iteration_gives_each_frame_once_and_ends_with_the_window(node, view):

@@ -17,28 +17,31 @@ from mpishare.memory.door import Door
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.shared import whole_pages
 from mpishare.windows import names
-from mpishare.windows import page as layout
 from mpishare.windows.description import Description, Segment
 from mpishare.windows.frames import Frame
 from mpishare.windows.live import map_on_gpu
-from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK, Places
+from mpishare.windows.page import BUFFERS, Page, Places, pack_numbers, unpack_numbers
 from mpishare.windows.readers import OVERWRITTEN, Reader
+from mpishare.windows.snapshots import Slot
 
-PLACES = Places([8, None, 8])
+
+def page_of(buffers=BUFFERS):
+    """A page in plain memory, of two segments of a word each."""
+    places = Places([8, 8], buffers)
+    return Page(bytearray(places.page_nbytes()), places)
 
 
 @pytest.fixture
 def page():
-    return memoryview(bytearray(PLACES.page_nbytes())).cast("Q")
+    return page_of()
 
 
-def reader_of(page, checked=(BEGIN, END), lag=0):
-    """A reader of a page in plain memory, whose copies are the numbers of the buffers."""
+def reader_of(page, checked=("begin", "end"), lag=0):
+    """A reader of the segments of ranks 0 and 2, whose copies are the numbers of the buffers."""
 
     class PageReader(Reader):
         def __init__(self):
-            self.places = PLACES._replace(buffers=lag + 1) if lag else PLACES
-            self._page, self._track, self._checked = page, HOST, checked
+            self._page, self._track, self._checked = page, "host", checked
             self._segments = [Segment(rank, ArrayLayout((1,), np.dtype("i8"))) for rank in (0, 2)]
             self._reads_all = lag > 0
             self.during = int
@@ -50,12 +53,12 @@ def reader_of(page, checked=(BEGIN, END), lag=0):
     return PageReader()
 
 
-def write(page, rank, number, words=(BEGIN, END, MARK), places=PLACES):
+def write(page, rank, number, words=("begin", "end", "mark")):
     for word in words:
-        page[places.track(rank, HOST, number) + word] = number
+        page.slots["records"]["host"][word][rank // 2, number % page.places.buffers] = number
 
 
-def newest(page, checked=(BEGIN, END)):
+def newest(page, checked=("begin", "end")):
     copied = reader_of(page, checked).read(0)
     return copied.number if copied else 0
 
@@ -67,7 +70,7 @@ def test_the_newest_snapshot_is_whole_on_all_ranks(page):
     assert newest(page) == 0
     write(page, 2, 1)
     assert newest(page) == 1
-    write(page, 0, 4, [BEGIN])
+    write(page, 0, 4, ["begin"])
     assert newest(page) == 0  # the first is being overwritten
     write(page, 2, 2)
     assert newest(page) == 2
@@ -77,8 +80,8 @@ def test_a_snapshot_whose_source_was_overwritten_does_not_count(page):
     for rank in (0, 2):
         write(page, rank, 4)
         write(page, rank, 5)
-    page[PLACES.track(2, HOST, 5) + MARK] = 8
-    assert newest(page, (BEGIN, END, MARK)) == 4
+    write(page, 2, 8, ["mark"])
+    assert newest(page, ("begin", "end", "mark")) == 4
     assert newest(page) == 5
 
 
@@ -87,9 +90,9 @@ def test_snapshots_with_gaps(page):
         for number in (8, 16, 32):
             write(page, rank, number)
     assert newest(page) == 32
-    write(page, 2, 64, [BEGIN])  # where 16 was
+    write(page, 2, 64, ["begin"])  # where 16 was
     assert newest(page) == 32
-    write(page, 0, 256, [BEGIN, END])  # where 16 was: rank 2 has it not
+    write(page, 0, 256, ["begin", "end"])  # where 16 was: rank 2 has it not
     assert newest(page) == 32
 
 
@@ -97,25 +100,24 @@ def test_a_copy_is_torn_if_any_rank_has_begun_another(page):
     for rank in (0, 2):
         write(page, rank, 7)
     reader = reader_of(page)
-    reader.during = lambda: write(page, 2, 8, [BEGIN])
+    reader.during = lambda: write(page, 2, 8, ["begin"])
     assert reader.read(0).number == 7
-    reader.during = lambda: write(page, 2, 10, [BEGIN])
+    reader.during = lambda: write(page, 2, 10, ["begin"])
     assert reader.read(0) is OVERWRITTEN
 
 
 def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
-    places = PLACES._replace(buffers=3)
-    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    page = page_of(3)
     reader = reader_of(page, lag=2)
     assert reader.read(0) is None
     for number in (1, 2):
         for rank in (0, 2):
-            write(page, rank, number, places=places)
+            write(page, rank, number)
     assert [reader.read(than).number for than in (0, 1)] == [1, 2]
     assert reader.read(2) is None
-    write(page, 0, 3, [BEGIN], places=places)
+    write(page, 0, 3, ["begin"])
     assert reader.read(2) is None
-    reader.during = lambda: write(page, 0, 5, [BEGIN], places=places)
+    reader.during = lambda: write(page, 0, 5, ["begin"])
     assert reader.read(0).number == 1
     assert reader.read(1) is OVERWRITTEN  # begun over during the copy
     assert reader.read(1) is OVERWRITTEN  # and before
@@ -123,13 +125,12 @@ def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten():
 
 def test_frames_that_were_copied_before_the_end_come_once_each():
     """One may have been read while the others were copied, which another thread does."""
-    places = PLACES._replace(buffers=5)
-    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    page = page_of(5)
     reader = reader_of(page, lag=4)
     for number in (1, 2, 3):
         for rank in (0, 2):
-            write(page, rank, number, places=places)
-    page[layout.LAST] = 4
+            write(page, rank, number)
+    page.header["last"] = 4
     reader.close(0)
     assert [reader.read(than).number for than in (1, 2)] == [2, 3]
     assert reader.read(3) is None
@@ -140,47 +141,41 @@ def test_frames_that_were_copied_before_the_end_come_once_each():
 
 
 def test_a_frame_that_was_overwritten_before_the_end_is_the_last():
-    places = PLACES._replace(buffers=3)
-    page = memoryview(bytearray(places.page_nbytes())).cast("Q")
+    page = page_of(3)
     reader = reader_of(page, lag=2)
-    write(page, 0, 4, [BEGIN], places=places)
+    write(page, 0, 4, ["begin"])
     reader.close(0)
     assert reader.read(0) is OVERWRITTEN
+
+
+def record_of(words):
+    return np.array(words + [0] * (61 - len(words)), "u8").tobytes()
 
 
 def test_numbers_stand_in_whole_words():
     of_numpy = {"i": np.int32(-3), "f": np.float32(0.5), "b": np.bool_(True)}
     plain = {"time": 0.1, "step": -(1 << 63), "done": True}
     for numbers in ({}, plain, {"\u03b8" * 3: float("inf")}, of_numpy, {"n" * 457: 1}):
-        words = layout.pack_numbers("snapshot", numbers)
-        page = memoryview(bytearray(8 * 64)).cast("Q")
-        for word, value in enumerate(words, layout.NUMBERS):
-            page[word] = value
-        found = layout.unpack_numbers(page, 0)
+        found = unpack_numbers(record_of(pack_numbers("snapshot", numbers)))
         assert found == numbers
         assert {type(value) for value in found.values()} <= {int, float, bool}
     with pytest.raises(ValueError, match="take 528 bytes, of 488"):
-        layout.pack_numbers("snapshot", {"n" * 500: 1})
+        pack_numbers("snapshot", {"n" * 500: 1})
     with pytest.raises(ValueError, match="needs more than 64 bits"):
-        layout.pack_numbers("snapshot", {"step": 1 << 63})
+        pack_numbers("snapshot", {"step": 1 << 63})
     for wrong in ("text", None, 1j, [1], np.ones(1)):
         with pytest.raises(TypeError, match=r"snapshot failed: time=.* is no number: give an int"):
-            layout.pack_numbers("snapshot", {"time": wrong})
+            pack_numbers("snapshot", {"time": wrong})
 
 
 def test_forged_numbers_are_an_error():
-    page = memoryview(bytearray(8 * 64)).cast("Q")
+    forged = []
     for text in (b"[1]", b"{", b'{"":""}', b'{"":[]}', b"\xff\xff"):
-        page[layout.NUMBERS] = len(text)
-        page[layout.NUMBERS + 1] = int.from_bytes(text.ljust(8), "little")
+        forged.append([len(text), int.from_bytes(text.ljust(8), "little")])
+    words = pack_numbers("snapshot", {"n": 1})
+    for record in [*forged, [480, *words[1:]], [1 << 62, *words[1:]]]:
         with pytest.raises(HandleError, match="numbers beside a frame that are none"):
-            layout.unpack_numbers(page, 0)
-    for word, value in enumerate(layout.pack_numbers("snapshot", {"n": 1}), layout.NUMBERS):
-        page[word] = value
-    for length in (480, 1 << 62):
-        page[layout.NUMBERS] = length
-        with pytest.raises(HandleError, match="numbers beside a frame that are none"):
-            layout.unpack_numbers(page, 0)
+            unpack_numbers(record_of(record))
 
 
 def test_the_whole_of_uneven_blocks_with_ghosts():
@@ -210,18 +205,15 @@ def test_strides_use_all_buffers_in_turn():
         assert places[:3] == places[3:6]
 
 
-@pytest.mark.parametrize(
-    "segments", [[0], [8, None, 8], [1 << 21, 1, None, 3 << 20], [None, 5]], ids=str
-)
-def test_blocks_lie_apart_and_behind_the_page(segments):
-    places = Places(segments)
+@pytest.mark.parametrize("sizes", [[0], [8, 8], [1 << 21, 1, 3 << 20], [5]], ids=str)
+def test_blocks_lie_apart_and_behind_the_page(sizes):
+    places = Places(sizes)
     offsets, end = places.blocks()
     before = places.page_nbytes()
-    for offset, nbytes in zip(offsets, segments, strict=True):
-        if nbytes is not None:
-            assert offset >= before
-            assert offset % (2 << 20) == 0
-            before = offset + BUFFERS * whole_pages(nbytes)
+    for offset, nbytes in zip(offsets, sizes, strict=True):
+        assert offset >= before
+        assert offset % (2 << 20) == 0
+        before = offset + BUFFERS * whole_pages(nbytes)
     assert before <= end
 
 
@@ -245,12 +237,15 @@ def test_dense_is_without_gaps_in_any_order(shape, strides, dense):
     assert ArrayLayout(shape, np.dtype("f8"), strides).is_dense is dense
 
 
-def test_a_token_comes_back(page):
-    token = os.urandom(64)
-    slots = [PLACES.slot(rank) for rank in range(3)]
-    layout.write_token(page, slots[1], token)
-    assert layout.token_bytes(page, slots[1]) == token
-    assert layout.token_bytes(page, slots[0]) == layout.token_bytes(page, slots[2]) == bytes(64)
+def test_words_lie_on_the_gpu_as_here(page):
+    slot = Slot(page, -1, 1 << 40, 1, ArrayLayout((1,), np.dtype("i8")))
+    first = slot.address(page.slots[:1].view("u8"))
+    assert first == page.slots.ctypes.data + (1 << 40)
+    assert slot.address(slot.words["records"]["host"]["end"][1:]) == first + (
+        page.slots.itemsize + 128 + 1024 + 8
+    )
+    slot.words["token"] = np.frombuffer(token := os.urandom(64), "u1")
+    assert page.slots["token"].tobytes() == bytes(64) + token
 
 
 class WalledGpu:
@@ -303,7 +298,7 @@ def test_a_name_that_nobody_has_says_what_is_there_and_what_may_be():
     assert "Windows that are there:" in str(told.value)
 
 
-GOOD = Description("host", 1, (Segment(0, ArrayLayout((4,), np.dtype("i8"))),), "", 1).pack()
+GOOD = Description("host", (Segment(0, ArrayLayout((4,), np.dtype("i8"))),), "", 1).pack()
 SEGMENT = GOOD["segments"][0]
 
 
@@ -336,14 +331,13 @@ def test_a_door_that_is_none_of_a_job_but_tells_all_is_attached_to(fake):
         *({"version": 1}, {"version": "2"}, {"version": None}, {"version": "\x1b[2J"}),
         *({"dtype": text} for text in ("__import__('os')._exit(3)", "'<i8'", '"zz"', '"|O"', 3)),
         *({"backend": backend} for backend in ("rocm", "", None, ["host"])),
-        *({"size": size} for size in (0, -1, 1 << 40, "1", True, None)),
         *({"segments": segments} for segments in ([], [None], {}, "a", [SEGMENT] * 2)),
         *({"why_not_live": None}, {"why_not_live": "\x1b[2J"}, {"pid": -1}, {"pid": "1"}),
         *({"since": "now"}, {"viewers": 3}, {"viewers": ["\x1b"]}),
         *({"shape": shape} for shape in (None, [-4], ["a"], [[1]], 4, [1 << 60], [1 << 70])),
         *({"shape": shape} for shape in ([0, 1 << 40, 1 << 40], [1] * 80)),
         *({"strides": strides} for strides in ([1 << 40], [8, 8], [-8], "8", [8.0])),
-        *({"rank": rank} for rank in (1, -1, "0", None)),
+        *({"rank": rank} for rank in (1 << 63, -1, "0", True, None)),
         *({"uuid": None}, {"uuid": "\n"}, {"token": None}, {"token": "zz"}, {"token": "00"}),
         {"shape": [1 << 30]},
     ],
@@ -372,7 +366,7 @@ def test_a_description_that_is_wrong_is_refused_in_words(fake, wrong):
     [
         ({}, 2, "speaks version None"),
         ([GOOD, *[{}] * 99], 0, "0 files came with the window, not 2"),
-        (GOOD | {"segments": [SEGMENT | {"rank": r} for r in range(9)], "size": 9}, 8, "too small"),
+        (GOOD | {"segments": [SEGMENT | {"rank": r} for r in range(9)]}, 8, "too small"),
         (GOOD | {"version": 9}, 99, "speaks version 9"),
     ],
     ids=["nothing", "no file", "small files", "many files"],
