@@ -10,13 +10,13 @@ from mpishare.memory.door import Door
 from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
-    from mpishare.memory.door import Visitor
+    from mpishare.memory.door import Opening, Visitor
 
 
 class Descriptors:
     def __init__(self) -> None:
         self._lent: dict[str, int] = {}
-        self._address = ""
+        self._opening: Opening | None = None
         self._door: Door | None = None
 
     @property
@@ -28,17 +28,18 @@ class Descriptors:
 
     def lend(self, fd: int) -> str:
         """Return a token with which other ranks `borrow` this descriptor, until `take_back`."""
-        if not self._lent:
-            self._address = self.door.open("rank", self._answer)
+        if self._opening is None:
+            self._opening = self.door.open("rank", self._answer)
         key = os.urandom(8).hex()
         self._lent[key] = fd
-        return f"{self._address}/{key}"
+        return f"{self._opening.address}/{key}"
 
     def take_back(self, token: str) -> None:
         """Stop lending it, once every rank has borrowed it or failed to. The caller closes it."""
         del self._lent[token.rpartition("/")[2]]
-        if not self._lent:
-            self.door.shut(self._address)
+        if not self._lent and self._opening is not None:
+            self._opening.shut()
+            self._opening = None
 
     def borrow(self, rank: int, token: str, timeout_s: float) -> int:
         """Return this process's own descriptor for another rank's file. Blocks.

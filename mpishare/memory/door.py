@@ -23,7 +23,8 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.errors import HandleError
 
@@ -46,26 +47,17 @@ _STRANGERS = 64
 # After so many connections of other users in a row the door rests: they get a few percent of this
 # process's time, however fast they connect.
 _REST_S = 0.05
-# Keys of requests that are remembered; see `Door.leases`.
+# Keys of requests that are remembered; see `Opening.leases`.
 _MARKS = ("attaches", "maps", "wants_host_copies")
 
 
 @dataclass(eq=False)
 class Visitor:
-    """A connection to an address, and the lease that it stands for."""
+    """A connection to an opening, and the lease that it stands for."""
 
-    address: str
     connection: socket.socket
     pid: int
-    is_counted: bool
     asked: dict[str, Any] = field(default_factory=dict)
-
-
-class _Opening(NamedTuple):
-    listener: socket.socket
-    answer: Answer
-    left: Left
-    most: int | None
 
 
 class Door:
@@ -76,14 +68,13 @@ class Door:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # an answer may read the leases
-        self._selector = selectors.DefaultSelector()
-        self._openings: dict[str, _Opening] = {}
-        self._visitors: list[Visitor] = []
+        # An answer may read the leases. It is notified when these change.
+        self._changed = threading.Condition(threading.RLock())
+        self._selector = selectors.EpollSelector()  # a wait sees what others register meanwhile
+        self._openings: list[Opening] = []
         self._strangers = 0
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._end = os.eventfd(0, os.EFD_CLOEXEC)
+        self._selector.register(self._end, selectors.EVENT_READ)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -96,8 +87,8 @@ class Door:
         left: Left = lambda _: None,
         *,
         most: int | None = None,
-    ) -> str:
-        """Answer at a new address from now on, and return it.
+    ) -> Opening:
+        """Answer at a new address from now on.
 
         The address begins with `name`, as a mark in a list of sockets. `most` limits the visitors
         of this process at all such addresses together, to save its descriptors; ranks of the job
@@ -112,103 +103,66 @@ class Door:
         except BaseException:
             listener.close()
             raise
-        with self._lock:
-            self._openings[address] = _Opening(listener, answer, left, most)
-            self._selector.register(listener, selectors.EVENT_READ, address)
+        opening = Opening(self, address, listener, answer, left, most)
+        with self._changed:
+            self._openings.append(opening)
+            accept = partial(self._accept, opening)
+            self._selector.register(listener, selectors.EVENT_READ, accept)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
             self._thread.start()
-        self._wake_writer.send(b"w")
-        return address
-
-    def leases(self, address: str, asked: str = "") -> list[int]:
-        """Return the process identifiers of the visitors of an address that hold a lease.
-
-        With `asked`, one of `_MARKS`: only of visitors whose last request with that key had a true
-        value.
-        """
-        with self._lock:
-            return [each.pid for each in self._at(address) if not asked or each.asked.get(asked)]
-
-    def notify(self, address: str, message: dict[str, Any]) -> None:
-        """Send a message to all leases of an address; a visitor with a full socket misses it."""
-        with self._lock:
-            text = json.dumps(message | {UNASKED: True}).encode()
-            for visitor in self._at(address):
-                with contextlib.suppress(OSError):
-                    visitor.connection.send(text, socket.MSG_DONTWAIT)
-
-    def withdraw(self, address: str) -> None:
-        """Stop answering at an address; its leases go on."""
-        with self._lock:
-            self._stop(address)
-
-    def shut(self, address: str) -> None:
-        """Stop answering at an address, and end its leases."""
-        with self._lock:
-            self._stop(address)
-            for visitor in self._at(address):
-                self._end(visitor)
+        return opening
 
     def close(self) -> None:
         """Shut all addresses, and end the thread, once it has given its present answer."""
         if self._is_closed:
             return  # in a fork
-        for address in {*self._openings, *(each.address for each in self._visitors)}:
-            self.shut(address)
-        self._is_closed = True
-        self._wake_writer.send(b"w")
+        with self._changed:
+            while self._openings:
+                self._openings[-1].shut()
+            self._is_closed = True
+        os.eventfd_write(self._end, 1)
         if self._thread is not None:
             self._thread.join()
         self._close_own()
 
-    def _at(self, address: str) -> list[Visitor]:
-        return [visitor for visitor in self._visitors if visitor.address == address]
-
     def _close_own(self) -> None:
         self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
+        os.close(self._end)
         os.close(self._spare)
 
     def _close_copies(self) -> None:
         """In a fork: close its copies of the sockets, so that the parent's end with the parent."""
-        self._lock = threading.RLock()  # its holder is not in this process
+        self._changed = threading.Condition(threading.RLock())  # its holder is not in this process
         self._is_closed = True
-        # Not unregistered: the selector's file is the parent's.
+        for key in self._selector.get_map().values():
+            # Not unregistered: the selector's file is the parent's.
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._close_own()
-        for opening in self._openings.values():
-            opening.listener.close()
-        for visitor in self._visitors:
-            visitor.connection.close()
-        self._openings, self._visitors = {}, []
 
     def _serve(self) -> None:
-        while not self._is_closed:
+        while True:
             ready = self._selector.select()
-            with self._lock:
+            with self._changed:
+                if self._is_closed:
+                    return
                 for key, _ in ready:
-                    if key.fileobj is self._wake_reader:
-                        with contextlib.suppress(BlockingIOError):
-                            self._wake_reader.recv(64)
-                    elif isinstance(key.data, str):
-                        self._accept(key.data)
-                    elif key.data in self._visitors:
-                        self._reply(key.data)
+                    key.data()
             if self._strangers >= _STRANGERS:
                 self._strangers = 0
                 time.sleep(_REST_S)
 
-    def _accept(self, address: str) -> None:
-        if address not in self._openings:
+    def _accept(self, opening: Opening) -> None:
+        listener, most = opening._listener, opening._most
+        if listener is None:
             return  # shut since
-        opening = self._openings[address]
         try:
-            connection, _ = opening.listener.accept()
+            connection, _ = listener.accept()
         except OSError as error:  # the visitor is gone, or this process has no descriptor left
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._strangers += 1  # of any user: it costs as much
-                self._turn_away(opening.listener)
+                self._turn_away(listener)
             return
         pid, uid = peer_of(connection)
         if uid != os.getuid():
@@ -216,14 +170,12 @@ class Door:
             connection.close()
             return
         self._strangers = 0
-        n_counted = sum(visitor.is_counted for visitor in self._visitors)
-        if opening.most is not None and n_counted >= opening.most:
-            _refuse(connection, f"it has {opening.most} visitors already")
+        n_counted = sum(len(each._visitors) for each in self._openings if each._most is not None)
+        if most is not None and n_counted >= most:
+            _refuse(connection, f"it has {most} visitors already")
             return
         connection.setblocking(False)
-        visitor = Visitor(address, connection, pid, opening.most is not None)
-        self._visitors.append(visitor)
-        self._selector.register(connection, selectors.EVENT_READ, visitor)
+        opening._admit(Visitor(connection, pid))
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""
@@ -232,13 +184,67 @@ class Door:
             _refuse(listener.accept()[0], "its process has no descriptor left (ulimit -n)")
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _stop(self, address: str) -> None:
-        if address in self._openings:
-            listener = self._openings.pop(address).listener
-            self._selector.unregister(listener)
-            listener.close()
+
+@dataclass(eq=False)
+class Opening:
+    """An address at which a door answers, until it is shut, and the visitors there."""
+
+    _door: Door
+    address: str
+    _listener: socket.socket | None  # None once it is withdrawn
+    _answer: Answer
+    _left: Left
+    _most: int | None
+    _visitors: list[Visitor] = field(default_factory=list)
+
+    def leases(self, asked: str = "") -> list[int]:
+        """Return the process identifiers of the visitors that hold a lease.
+
+        With `asked`, one of `_MARKS`: only of visitors whose last request with that key had a true
+        value.
+        """
+        with self._door._changed:
+            return [each.pid for each in self._visitors if not asked or each.asked.get(asked)]
+
+    def end_leases(self, timeout_s: float, asked: str = "") -> list[int]:
+        """Notify all visitors; return the processes that hold a lease after some time. Blocks.
+
+        `asked` as in `leases`. A visitor with a full socket misses the message.
+        """
+        text = json.dumps({"is_over": True, UNASKED: True}).encode()
+        with self._door._changed:
+            for visitor in self._visitors:
+                with contextlib.suppress(OSError):
+                    visitor.connection.send(text, socket.MSG_DONTWAIT)
+            self._door._changed.wait_for(lambda: not self.leases(asked), timeout_s)
+            return self.leases(asked)
+
+    def withdraw(self) -> None:
+        """Stop answering; the leases go on. May be repeated."""
+        with self._door._changed:
+            if self._listener is not None and not self._door._is_closed:
+                self._door._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+                self._answer, self._left = _withdrawn, lambda _: None
+
+    def shut(self) -> None:
+        """Stop answering, and end the leases. May be repeated."""
+        with self._door._changed:
+            if self in self._door._openings and not self._door._is_closed:
+                self.withdraw()
+                while self._visitors:
+                    self._end(self._visitors[-1])
+                self._door._openings.remove(self)
+
+    def _admit(self, visitor: Visitor) -> None:
+        self._visitors.append(visitor)
+        reply = partial(self._reply, visitor)
+        self._door._selector.register(visitor.connection, selectors.EVENT_READ, reply)
 
     def _reply(self, visitor: Visitor) -> None:
+        if visitor not in self._visitors:
+            return  # shut since
         try:
             text = visitor.connection.recv(NBYTES)
         except BlockingIOError:
@@ -251,8 +257,9 @@ class Door:
         fds: Sequence[int] = ()
         try:
             request = json.loads(text)
-            reply, fds = self._answered(visitor, request)
+            reply, fds = self._answer(request, visitor)
             visitor.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
+            self._door._changed.notify_all()
         except Exception as error:  # any error: the job goes on, the visitor gets it as the reply
             reply = {"refused": f"{type(error).__name__}: {error}"}
         if reply is None:
@@ -264,17 +271,14 @@ class Door:
 
     def _end(self, visitor: Visitor) -> None:
         self._visitors.remove(visitor)
-        self._selector.unregister(visitor.connection)
+        self._door._selector.unregister(visitor.connection)
         visitor.connection.close()
-        if visitor.address in self._openings:
-            self._openings[visitor.address].left(visitor)
+        self._door._changed.notify_all()
+        self._left(visitor)
 
-    def _answered(
-        self, visitor: Visitor, request: dict[str, Any]
-    ) -> tuple[dict[str, Any] | None, Sequence[int]]:
-        if visitor.address not in self._openings:
-            raise HandleError("the address is withdrawn")
-        return self._openings[visitor.address].answer(request, visitor)
+
+def _withdrawn(*_: object) -> NoReturn:
+    raise HandleError("the address is withdrawn")
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.windows.leases import end_leases
+from mpishare.windows.leases import LET_GO_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +33,6 @@ class PoolDoor:
     """
 
     def __init__(self, door: Door, key: bytes, backend: Backend, blocks: OwnBlocks) -> None:
-        self._door = door
         self._table = blocks.table
         self._held = blocks.held_outside
         self._slots: dict[Visitor, set[int]] = {}  # that each visitor holds
@@ -48,15 +47,16 @@ class PoolDoor:
         # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
         self._fds = [blocks.memory.export()]
         try:
-            self.address = door.open("pool", self._answer, self._left, most=MOST_OPENERS)
+            self._opening = door.open("pool", self._answer, self._left, most=MOST_OPENERS)
         except BaseException:
             os.close(self._fds.pop())
             raise
+        self.address = self._opening.address
 
     @property
     def openers(self) -> list[int]:
         """The processes that map the pool."""
-        return self._door.leases(self.address)
+        return self._opening.leases()
 
     def end(self) -> bool:
         """Lend no more blocks; return whether no other process needs the memory any longer.
@@ -66,12 +66,12 @@ class PoolDoor:
         """
         if self._has_gpu and not self._is_ended:
             self._is_ended = True
-            end_leases(self._door, self.address)
+            self._opening.end_leases(LET_GO_S)
         return not self._has_gpu or not self.openers
 
     def close(self) -> None:
         """End all leases. May be repeated."""
-        self._door.shut(self.address)
+        self._opening.shut()
         while self._fds:
             os.close(self._fds.pop())
 

@@ -16,7 +16,7 @@ from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.windows.description import MAX_FDS, VERSION, Description, Segment
-from mpishare.windows.leases import end_leases
+from mpishare.windows.leases import LET_GO_S
 from mpishare.windows.names import door_name, job_id, listed, visit_mine
 from mpishare.windows.page import Page, pack_numbers
 from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Slot
@@ -24,7 +24,7 @@ from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Slot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpishare.memory.door import Visitor
+    from mpishare.memory.door import Opening, Visitor
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
     from mpishare.memory.visit import Visit
@@ -71,7 +71,7 @@ class Publication:
         self._page: Page | None = None
         self._held = ExitStack()  # its memory, and what is made on that
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
-        self._address = ""
+        self._opening: Opening | None = None
         self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
         memory = map_on_all_ranks(
@@ -134,9 +134,9 @@ class Publication:
 
     def abandon(self) -> None:
         """Stop answering, and end all leases."""
-        if self._address:
-            self._context.descriptors.door.shut(self._address)
-            self._address = ""
+        if self._opening is not None:
+            self._opening.shut()
+            self._opening = None
 
     def discard(self) -> None:
         """Undo the creation, before any viewer knows of it."""
@@ -212,19 +212,19 @@ class Publication:
             fd = context.backend.descriptor(token)
             if fd is not None:
                 self._fds.append(fd)
-        self._address = context.descriptors.door.open(
+        self._opening = context.descriptors.door.open(
             door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
         )
         # Of two that open the same name at once, each looks for the other after this.
         self._window = replace(self._window, since=time.monotonic_ns())
-        return [job, self._is_taken(job)]
+        return [job, self._is_taken(job, self._opening.address)]
 
-    def _is_taken(self, job: str) -> bool:
+    def _is_taken(self, job: str, mine: str) -> bool:
         """Whether a window of this job had the name before, in whatever process."""
         others = [
             window
             for window in listed()
-            if (window.job, window.name) == (job, self.name) and window.address != self._address
+            if (window.job, window.name) == (job, self.name) and window.address != mine
         ]
         visits, _ = visit_mine(others, _ANSWER_S, 0.0)
         older = [self._is_older(visit) for visit in visits.values()]  # closes all of them
@@ -256,7 +256,7 @@ class Publication:
         if request.get("wants_host_copies"):
             self._want_host_copies(1)
             return {}, []
-        viewers = self._context.descriptors.door.leases(self._address, "attaches")
+        viewers = self._leases("attaches")
         return replace(self._window, viewers=tuple(viewers)).pack(), []
 
     def _warn_of_cut_off(self, pid: int, missed: int) -> None:
@@ -273,8 +273,11 @@ class Publication:
             )
 
     def _viewer_left(self, _: Visitor) -> None:
-        if not self._context.descriptors.door.leases(self._address, "wants_host_copies"):
+        if not self._leases("wants_host_copies"):
             self._want_host_copies(0)
+
+    def _leases(self, asked: str) -> list[int]:
+        return [] if self._opening is None else self._opening.leases(asked)
 
     def _want_host_copies(self, value: int) -> None:
         if self._page is not None:
@@ -284,17 +287,17 @@ class Publication:
 
     def _end(self) -> list[int]:
         """On the leader: stop answering, notify the viewers, wait while any maps GPU memory."""
-        if not self._is_leader or not self._address:
+        opening = self._opening
+        if opening is None:  # on another rank, or all have gone
             return []
-        door = self._context.descriptors.door
         if not self._context.backend.has_streams:
-            self.abandon()
-            return []
-        if not self._is_ended:
-            door.withdraw(self._address)
-            end_leases(door, self._address, "maps")
+            viewers = []
+        elif self._is_ended:
+            viewers = opening.leases("maps")
+        else:
+            opening.withdraw()
+            viewers = opening.end_leases(LET_GO_S, "maps")
             self._is_ended = True
-        viewers = door.leases(self._address, "maps")
         if not viewers:
             self.abandon()
         return viewers

@@ -24,8 +24,8 @@ from tests.helpers.planted import needs_two_users
 NAME = "test"
 
 
-def visit_of(address, timeout_s=5.0):
-    return Visit(address, NAME, timeout_s)
+def visit_of(opening, timeout_s=5.0):
+    return Visit(opening.address, NAME, timeout_s)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def door():
 
 
 @pytest.fixture
-def address(door):
-    """Of an opening that answers nothing to whatever it is asked."""
+def opening(door):
+    """One that answers nothing to whatever it is asked."""
     return door.open(NAME, lambda request, _: ({}, []))
 
 
@@ -45,8 +45,8 @@ def test_a_descriptor_travels(door, tmp_path):
     path = Path(tmp_path, "file")
     path.write_text("the same file")
     with path.open() as file:
-        address = door.open(NAME, lambda request, _: ({"echo": request["word"]}, [file.fileno()]))
-        with visit_of(address) as visit:
+        opening = door.open(NAME, lambda request, _: ({"echo": request["word"]}, [file.fileno()]))
+        with visit_of(opening) as visit:
             reply, fds = visit.ask({"word": "hello"}, most_fds=1)
             assert reply == {"echo": "hello"}
             assert os.pread(fds[0], 100, 0) == b"the same file"
@@ -54,32 +54,33 @@ def test_a_descriptor_travels(door, tmp_path):
             os.close(fds[0])
 
 
-def test_a_lease_ends_with_its_process(door, address):
+def test_a_lease_ends_with_its_process(door, opening):
     source = (
         "import sys; from mpishare.memory.visit import Visit\n"
-        f"visit = Visit({address!r}, 'test', 5.0)\n"
+        f"visit = Visit({opening.address!r}, 'test', 5.0)\n"
         "visit.ask({}); print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", source], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"in\n"
-        assert door.leases(address) == [process.pid]
+        assert opening.leases() == [process.pid]
         process.kill()
         process.wait()
-        assert within(5, lambda: not door.leases(address))
+        assert within(5, lambda: not opening.leases())
 
 
 def test_each_opening_has_an_address_of_its_own(door):
     """One that is known could be bound by another user in between."""
-    addresses = [door.open(NAME, lambda request, _, n=n: ({"n": n}, [])) for n in range(2)]
-    for n, address in enumerate(addresses):
-        with visit_of(address) as visit:
+    openings = [door.open(NAME, lambda request, _, n=n: ({"n": n}, [])) for n in range(2)]
+    for n, opening in enumerate(openings):
+        with visit_of(opening) as visit:
             assert visit.ask({}) == ({"n": n}, [])
-        door.shut(address)
+        opening.shut()
         with pytest.raises(HandleError, match="nobody answers for test"):
-            visit_of(address)
-    assert door.open(NAME, lambda request, _: ({}, [])) not in addresses
+            visit_of(opening)
+    addresses = [each.address for each in openings]
+    assert door.open(NAME, lambda request, _: ({}, [])).address not in addresses
     with pytest.raises(ValueError, match="too long by"):
         door.open("x" * 120, lambda request, _: ({}, []))
 
@@ -89,9 +90,9 @@ def test_an_address_that_somebody_has_bound_is_left_for_another(door, monkeypatc
     monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(tokens))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(f"\0mpishare/{os.getuid()}/{NAME}/taken")
-        address = door.open(NAME, lambda request, _: ({}, []))
-        assert address.endswith("/free")
-        with visit_of(address) as visit:
+        opening = door.open(NAME, lambda request, _: ({}, []))
+        assert opening.address.endswith("/free")
+        with visit_of(opening) as visit:
             assert visit.ask({}) == ({}, [])
         with pytest.raises(HandleError, match="random addresses"):
             door.open(NAME, lambda request, _: ({}, []))
@@ -103,15 +104,15 @@ def test_what_an_answer_raises_is_told_and_the_door_goes_on(door):
             raise KeyError("nonsense")
         return {"fine": True}, []
 
-    address = door.open(NAME, answer)
-    with visit_of(address) as visit:
+    opening = door.open(NAME, answer)
+    with visit_of(opening) as visit:
         with pytest.raises(UnsupportedError, match="KeyError: 'nonsense'"):
             visit.ask({"a": 1})
         assert visit.ask({}) == ({"fine": True}, [])
 
 
-def test_a_slow_visitor_stops_nobody(door, address):
-    with visit_of(address), visit_of(address) as other:  # the first never asks
+def test_a_slow_visitor_stops_nobody(door, opening):
+    with visit_of(opening), visit_of(opening) as other:  # the first never asks
         assert other.ask({}) == ({}, [])
 
 
@@ -125,18 +126,18 @@ def busy(door):
         assert go_on.wait(30)
         return {}, []
 
-    address = door.open(NAME, answer)
+    opening = door.open(NAME, answer)
     with contextlib.ExitStack() as stack:
         stack.callback(go_on.set)
-        first = stack.enter_context(visit_of(address))
+        first = stack.enter_context(visit_of(opening))
         first._connection.send(b"{}")
         assert is_held.wait(5)
         with contextlib.suppress(BlockingIOError):
             while True:
                 waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 stack.enter_context(waiting).setblocking(False)
-                waiting.connect(f"\0{address}")
-        yield address, go_on
+                waiting.connect(f"\0{opening.address}")
+        yield opening, go_on
 
 
 def test_a_door_that_does_not_answer_is_a_timeout(door, busy):
@@ -146,21 +147,21 @@ def test_a_door_that_does_not_answer_is_a_timeout(door, busy):
     assert 0.2 <= time.monotonic() - begin < 2
     busy[1].set()
     held = threading.Event()
-    address = door.open(NAME, lambda request, _: (held.wait(10) and {}, []))
-    with visit_of(address, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
+    opening = door.open(NAME, lambda request, _: (held.wait(10) and {}, []))
+    with visit_of(opening, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
         visit.ask({})
     held.set()
 
 
 def test_three_hundred_ranks_that_come_at_once_are_all_answered(busy):
     """More than a backlog holds, and than the viewers that a job takes."""
-    address, go_on = busy
+    opening, go_on = busy
     are_in = threading.Barrier(300)
 
     def come(number):
         if number == 299:
             go_on.set()
-        with visit_of(address, 30) as visit:
+        with visit_of(opening, 30) as visit:
             answer = visit.ask({})
             are_in.wait(30)  # all hold their leases at the same time
         return answer
@@ -193,7 +194,7 @@ def test_what_is_no_door_is_told_in_words(said):
         listener.bind(f"\0test-{os.getpid()}")
         listener.listen()
         before = held().fds
-        with visit_of(f"test-{os.getpid()}") as visit, listener.accept()[0] as connection:
+        with Visit(f"test-{os.getpid()}", NAME, 5.0) as visit, listener.accept()[0] as connection:
             socket.send_fds(connection, [said], [0, 1])
             with pytest.raises(HandleError, match="test is answered by a process that is no"):
                 visit.ask({})
@@ -214,15 +215,15 @@ def test_words_of_a_door_cannot_move_the_cursor(door):
     assert len(str(told.value)) < 600
 
 
-def test_what_a_visitor_asked_is_not_kept(door, address):
-    with visit_of(address) as visit:
+def test_what_a_visitor_asked_is_not_kept(door, opening):
+    with visit_of(opening) as visit:
         for number in range(100):
             visit.ask({str(number): True, "maps": [number]})
-        assert len(door._visitors[0].asked) <= 3
-        assert door.leases(address, "maps") == []
+        assert len(opening._visitors[0].asked) <= 3
+        assert opening.leases("maps") == []
         visit.ask({"maps": True})
         visit.ask({})
-        assert door.leases(address, "maps") == [os.getpid()]
+        assert opening.leases("maps") == [os.getpid()]
 
 
 STRANGERS = """
@@ -238,21 +239,21 @@ print(time.monotonic() - begin)
 
 @needs_two_users
 def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
-    address = door.open(NAME, lambda request, _: ({}, []), most=3)
-    command = [sys.executable, "-c", STRANGERS, address]
+    opening = door.open(NAME, lambda request, _: ({}, []), most=3)
+    command = [sys.executable, "-c", STRANGERS, opening.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
         assert within(5, lambda: door._strangers)
         for _ in range(3):
-            with visit_of(address, 20) as visit:
+            with visit_of(opening, 20) as visit:
                 assert visit.ask({}) == ({}, [])
         assert float(strangers.stdout.readline()) > 0.4  # at full speed it takes 0.15
-    assert within(5, lambda: not door.leases(address))
+    assert within(5, lambda: not opening.leases())
 
 
-def test_a_shut_name_ends_its_leases(door, address):
-    with visit_of(address) as visit:
+def test_a_shut_name_ends_its_leases(door, opening):
+    with visit_of(opening) as visit:
         visit.ask({})
-        door.shut(address)
+        opening.shut()
         with pytest.raises(HandleError, match="is gone"):
             visit.ask({})
 
@@ -260,8 +261,8 @@ def test_a_shut_name_ends_its_leases(door, address):
 def test_no_descriptor_is_left():
     def once():
         door = Door()
-        address = door.open(NAME, lambda request, _: ({}, [0]))
-        with visit_of(address) as visit:
+        opening = door.open(NAME, lambda request, _: ({}, [0]))
+        with visit_of(opening) as visit:
             _, fds = visit.ask({}, most_fds=1)
             os.close(fds[0])
         door.close()
@@ -274,38 +275,48 @@ def test_no_descriptor_is_left():
     assert threading.active_count() == 1
 
 
-def test_a_withdrawn_address_keeps_its_leases(door, address):
-    with visit_of(address) as visit:
+def test_a_withdrawn_address_keeps_its_leases(door, opening):
+    with visit_of(opening) as visit:
         visit.ask({"maps": True})
-        door.withdraw(address)
-        assert door.leases(address) == door.leases(address, "maps") == [os.getpid()]
-        assert door.leases(address, "attaches") == []
+        opening.withdraw()
+        assert opening.leases() == opening.leases("maps") == [os.getpid()]
+        assert opening.leases("attaches") == []
         assert not visit.is_over()
         with pytest.raises(HandleError, match="nobody answers"):
-            visit_of(address)
+            visit_of(opening)
         with pytest.raises(UnsupportedError, match="withdrawn"):
             visit.ask({"attaches": True})
-        assert door.leases(address, "attaches") == []
-        door.notify(address, {"is_over": True})
+        assert opening.leases("attaches") == []
+        opening.end_leases(0)
         assert within(5, visit.is_over)
-        door.shut(address)
-        assert within(5, lambda: not door.leases(address))
+        opening.shut()
+        assert within(5, lambda: not opening.leases())
+
+
+def test_the_end_of_leases_is_awaited_for_so_long(opening):
+    with visit_of(opening) as visit, visit_of(opening) as other:
+        visit.ask({"maps": True})
+        other.ask({})
+        assert opening.end_leases(0.05, "maps") == [os.getpid()]
+        begin = time.monotonic()
+        threading.Timer(0.1, visit.close).start()
+        assert opening.end_leases(20, "maps") == []
+        assert 0.1 <= time.monotonic() - begin < 5
+        assert opening.leases() == [os.getpid()]
 
 
 def test_who_left_is_told(door):
     left = []
-    address = door.open(
-        NAME, lambda request, _: ({}, []), lambda _: left.append(door.leases(address))
-    )
-    with visit_of(address) as visit, visit_of(address) as other:
+    opening = door.open(NAME, lambda request, _: ({}, []), lambda _: left.append(opening.leases()))
+    with visit_of(opening) as visit, visit_of(opening) as other:
         visit.ask({})
         other.ask({})
         visit.close()
         assert within(5, lambda: left == [[os.getpid()]])
 
 
-def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, address):
-    with visit_of(address) as visit:
+def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, opening):
+    with visit_of(opening) as visit:
         visit.ask({})
         thread = threading.Thread(target=visit.wait_until_over)
         thread.start()
@@ -316,22 +327,22 @@ def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, address):
 
 
 def test_too_many_viewers_are_refused_and_cost_nothing(door):
-    addresses = [door.open(NAME, lambda request, _: ({}, []), most=40) for _ in range(2)]
+    openings = [door.open(NAME, lambda request, _: ({}, []), most=40) for _ in range(2)]
     visits = []
     for number in range(40):
-        visits.append(visit_of(addresses[number % 2]))
+        visits.append(visit_of(openings[number % 2]))
         visits[-1].ask({})
     before = held().fds
     refused = pytest.raises(UnsupportedError, match="40 visitors already")
-    with visit_of(addresses[0]) as visit, refused:
+    with visit_of(openings[0]) as visit, refused:
         visit.ask({})
     with visit_of(door.open(NAME, lambda request, _: ({}, []))) as rank:
         assert rank.ask({}) == ({}, [])
         before += 1  # that opening
     visits.pop().close()
-    assert within(5, lambda: len(door._visitors) == 39)
+    assert within(5, lambda: sum(len(each._visitors) for each in openings) == 39)
     assert held().fds == before - 2
-    with visit_of(addresses[0]) as visit:
+    with visit_of(openings[0]) as visit:
         assert visit.ask({}) == ({}, [])
     for visit in visits:
         visit.close()
@@ -342,7 +353,7 @@ def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin():
 import os, resource, sys, time
 from mpishare.memory.door import Door
 door = Door()
-address = door.open("test", lambda request, _: ({}, []))
+opening = door.open("test", lambda request, _: ({}, []))
 files = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
@@ -350,7 +361,7 @@ try:
         files.append(os.dup(0))
 except OSError:
     pass
-print(address, flush=True)
+print(opening.address, flush=True)
 sys.stdin.readline()
 begin = time.process_time()
 time.sleep(0.5)
@@ -368,13 +379,13 @@ sys.stdin.readline()
         text=True,
     ) as process:
         address = process.stdout.readline().strip()
-        with visit_of(address) as visit, pytest.raises(UnsupportedError, match="ulimit -n"):
+        with Visit(address, NAME, 5.0) as visit, pytest.raises(UnsupportedError, match="ulimit"):
             visit.ask({})
         process.stdin.write("\n")
         process.stdin.flush()
         assert float(process.stdout.readline()) < 0.2
         assert process.stdout.readline() == "room\n"
-        with visit_of(address) as visit:
+        with Visit(address, NAME, 5.0) as visit:
             assert visit.ask({}) == ({}, [])
         process.stdin.close()
 
@@ -408,40 +419,44 @@ def fork():
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_keeps_no_door_open(door, fork, address):
-    with visit_of(address) as visit:
+def test_a_forked_child_keeps_no_door_open(door, fork, opening):
+    with visit_of(opening) as visit:
         visit.ask({})
         fork(lambda: None)
-        door.shut(address)
+        opening.shut()
         assert within(5, visit.is_over)
     with pytest.raises(HandleError, match="nobody answers"):
-        visit_of(address, 0.5)
+        visit_of(opening, 0.5)
 
 
-@pytest.mark.parametrize("call", [lambda door, _: door.close(), Door.shut])
+@pytest.mark.parametrize(
+    "call",
+    [lambda door, _: door.close(), lambda _, opening: opening.shut()],
+    ids=["door", "opening"],
+)
 def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, fork, call):
-    address = door.open(NAME, lambda request, _: ({"word": request["word"]}, []))
-    fork(lambda: call(door, address))
-    with visit_of(address, 2.0) as visit:
+    opening = door.open(NAME, lambda request, _: ({"word": request["word"]}, []))
+    fork(lambda: call(door, opening))
+    with visit_of(opening, 2.0) as visit:
         assert visit.ask({"word": "hello"})[0] == {"word": "hello"}
 
 
 def test_what_a_door_says_on_its_own_account_is_no_answer(door):
     """Else a viewer would map memory whose owner has stopped counting who does."""
-    address = door.open(NAME, lambda request, _: ({"asked": True}, []))
-    with visit_of(address) as visit:
+    opening = door.open(NAME, lambda request, _: ({"asked": True}, []))
+    with visit_of(opening) as visit:
         assert visit.ask({}) == ({"asked": True}, [])
-        door.withdraw(address)
-        door.notify(address, {"is_over": True})
+        opening.withdraw()
+        opening.end_leases(0)
         with pytest.raises(HandleError, match="ended the visit"):
             visit.ask({"maps": True})
-        assert door.leases(address, "maps") == []
+        assert opening.leases("maps") == []
 
 
-def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork, address):
-    with visit_of(address) as visit:
+def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork, opening):
+    with visit_of(opening) as visit:
         visit.ask({})
         fork(lambda: (visit.hang_up(), visit.close()))
         assert not visit.is_over()
         visit.ask({})
-        assert door.leases(address) == [os.getpid()]
+        assert opening.leases() == [os.getpid()]

@@ -205,16 +205,15 @@ def test_a_viewer_on_the_gpu_lets_go_when_the_window_closes(node, view):
 def test_an_array_that_is_dropped_ends_the_lease(node, view):
     window = node.allocate_each(1 << 20, "u1", fill=1, name="dropped")
     view("there = attach('dropped'); live = there.array; there.close()")
-    door = node._context.descriptors.door
     publication = window._publication
     if node.rank == 0:
-        assert len(door.leases(publication._address, "maps")) == 1
+        assert len(publication._opening.leases("maps")) == 1
     view("del live")
     if node.rank == 0:
         end = time.monotonic() + 5
-        while door.leases(publication._address, "maps") and time.monotonic() < end:
+        while publication._opening.leases("maps") and time.monotonic() < end:
             time.sleep(0.01)
-        assert not door.leases(publication._address, "maps")
+        assert not publication._opening.leases("maps")
     node.barrier()
 
 

@@ -269,7 +269,7 @@ def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
 def test_the_longest_name_and_job_fit_an_address():
     name = names.door_name(names.job_text("j" * 99), "n" * 40)
     door = Door()
-    address = door.open(name, lambda request, _: ({}, []))
+    address = door.open(name, lambda request, _: ({}, [])).address
     door.close()
     assert len(address.replace(str(os.getuid()), "4294967295", 1)) == 106  # behind a zero
 

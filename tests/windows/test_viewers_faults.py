@@ -84,10 +84,10 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int) -> None:
     if viewer:
         report({"answer": viewer.answer(), "steps": step})
         assert viewer.close() == 0
-        door, end = node._context.descriptors.door, time.monotonic() + 5
-        while door.leases(window._publication._address) and time.monotonic() < end:
+        end = time.monotonic() + 5
+        while window._publication._opening.leases() and time.monotonic() < end:
             time.sleep(0.01)
-        report({"leases": door.leases(window._publication._address)})
+        report({"leases": window._publication._opening.leases()})
     stage.attempt("close", window.close)
     gc.collect()
     report({"before": str(before), "after": str(held())})
@@ -171,8 +171,7 @@ def dying(stage: Stage, name: str) -> None:
     node.synchronize()
     node.barrier()
     if stage.rank == 0:
-        door = node._context.descriptors.door
-        while len(door.leases(window._publication._address, "attaches")) < 2:
+        while len(window._publication._opening.leases("attaches")) < 2:
             time.sleep(0.01)
     stage.world.Barrier()
     stage.die()
@@ -206,8 +205,7 @@ def dying_amid_frames(stage: Stage, names: list[str]) -> None:
     node = stage.node()
     channels = [node.channel(4, name=name, consumers=[]) for name in names]
     if stage.rank == 0:
-        door = node._context.descriptors.door
-        while len(door.leases(channels[1]._publication._address, "attaches")) < 2:
+        while len(channels[1]._publication._opening.leases("attaches")) < 2:
             time.sleep(0.01)
         for channel in channels:
             for value in range(2):
