@@ -590,7 +590,7 @@ class Node(NotPicklable):
         self._is_closed = True
         for child in self._context.children:
             child._abandon()
-        self._context.descriptors.close()
+        self._context.door.close()
 
     def __enter__(self) -> Self:
         """Return the node; raises if it is closed."""

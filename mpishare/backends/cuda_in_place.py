@@ -19,12 +19,13 @@ from mpishare.backends.cuda_memory import (
     open_legacy_handle,
 )
 from mpishare.memory.kinds import FREED, HOST_ON_CUDA, MAPPED, Kind, Refusal, classify
+from mpishare.memory.visit import borrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends.cuda_memory import Mappings
-    from mpishare.memory.descriptors import Descriptors
+    from mpishare.memory.door import Door
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import PointerAttributes
     from mpishare.memory.memory import Memory
@@ -72,13 +73,13 @@ class CudaInPlace(InPlace):
         ordinal: int,
         where: str,
         mappings: Mappings,
-        descriptors: Descriptors,
+        door: Door,
         timeout_s: float,
     ) -> None:
         self._ordinal = ordinal
         self._where = where
         self._mappings = mappings
-        self._descriptors = descriptors
+        self._door = door
         self._timeout_s = timeout_s
         self._given_pools = _Shared[str]()  # tokens
         self._open_blocks = _Shared[int]()  # addresses
@@ -125,12 +126,12 @@ class CudaInPlace(InPlace):
 
     def _lend_pool(self, pool: int) -> tuple[str, Callable[[], None]]:
         fd = cuda_pools.export_pool(pool, self._where)
-        token = self._descriptors.lend(fd)
+        token = self._door.lend(fd)
         return token, partial(self._take_back, [(token, fd)])
 
     def _offer_chunks(self, _found: PointerAttributes, address: int, nbytes: int) -> _Offer:
         start, chunks = cuda_chunks.export_chunks(address, nbytes, self._where)
-        lent = [(self._descriptors.lend(chunk.fd), chunk.fd) for chunk in chunks]
+        lent = [(self._door.lend(chunk.fd), chunk.fd) for chunk in chunks]
         pairs = zip(lent, chunks, strict=True)
         token = ",".join(f"{token}:{chunk.nbytes}" for (token, _), chunk in pairs)
         capacity = sum(chunk.nbytes for chunk in chunks)
@@ -139,7 +140,7 @@ class CudaInPlace(InPlace):
     def _take_back(self, lent: list[tuple[str, int]]) -> None:
         while lent:
             token, fd = lent.pop()
-            self._descriptors.take_back(token)
+            self._door.take_back(token)
             os.close(fd)
 
     # --- import
@@ -180,7 +181,7 @@ class CudaInPlace(InPlace):
     def _import_pool(
         self, rank: int, token: str
     ) -> tuple[cuda_pools.ImportedPool, Callable[[], None]]:
-        fd = self._descriptors.borrow(rank, token, self._timeout_s)
+        fd = borrow(rank, token, self._timeout_s)
         try:
             pool = cuda_pools.import_pool(fd, self._ordinal, self._where)
         finally:
@@ -192,7 +193,7 @@ class CudaInPlace(InPlace):
         try:
             for text in handle.token.split(","):
                 token, _, nbytes = text.partition(":")
-                fd = self._descriptors.borrow(rank, token, self._timeout_s)
+                fd = borrow(rank, token, self._timeout_s)
                 chunks.append(Chunk(fd, int(nbytes)))
             return cuda_chunks.import_chunks(chunks, self._ordinal, self._where)
         finally:

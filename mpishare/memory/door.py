@@ -78,6 +78,8 @@ class Door:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._lending: Opening | None = None  # while anything is lent
+        self._lent: dict[str, int] = {}  # by key
         _doors.add(self)
 
     def open(
@@ -112,6 +114,21 @@ class Door:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
             self._thread.start()
         return opening
+
+    def lend(self, fd: int) -> str:
+        """Return a token with which other ranks `borrow` this descriptor, until `take_back`."""
+        if self._lending is None:
+            self._lending = self.open("rank", lambda asked, _: ({}, [self._lent[asked["key"]]]))
+        key = os.urandom(8).hex()
+        self._lent[key] = fd
+        return f"{self._lending.address}/{key}"
+
+    def take_back(self, token: str) -> None:
+        """Stop lending it, once every rank has borrowed it or failed to. The caller closes it."""
+        del self._lent[token.rpartition("/")[2]]
+        if not self._lent and self._lending is not None:
+            self._lending.shut()
+            self._lending = None
 
     def close(self) -> None:
         """Shut all addresses, and end the thread, once it has given its present answer."""

@@ -162,6 +162,23 @@ class Visit:
         return HandleError(f"the process that answered for {self._name} is gone ({why})")
 
 
+def borrow(rank: int, token: str, timeout_s: float) -> int:
+    """Return this process's own descriptor for a file that another rank lends. Blocks.
+
+    `token` is that of `Door.lend`. Raises as `Visit`; `UnsupportedError` where that rank does not
+    lend it.
+    """
+    address, _, key = token.rpartition("/")
+    with Visit(address, f"rank {rank}", timeout_s) as visit:
+        _, fds = visit.ask({"key": key}, most_fds=1)
+    if len(fds) != 1:
+        raise HandleError(
+            f"rank {rank} lent a file that did not arrive: this process may have no descriptor "
+            "left (ulimit -n)"
+        )
+    return fds[0]
+
+
 def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
     """Connect as soon as there is room; return False at the timeout.
 

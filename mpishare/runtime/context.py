@@ -21,7 +21,7 @@ from mpishare.coordination.rounds import Fence
 from mpishare.errors import CudaError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_int
-from mpishare.memory.descriptors import Descriptors
+from mpishare.memory.door import Door
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
 
@@ -105,9 +105,9 @@ class NodeContext:
         # Why messages of plans cannot go out of GPU memory; empty: they can; None: none go.
         self.gpu_messages: str | None = None
         self.suballocator = Suballocator(backend)
-        # Files that this rank lends to the others, and its door.
-        self.descriptors = Descriptors()
-        self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
+        # Lends files to the other ranks, and answers processes outside the job.
+        self.door = Door()
+        self.in_place = backend.in_place(self.door, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
         # Texts of warnings while the node closes its objects; see `warn`.

@@ -123,7 +123,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     agreement.step(call, context.suballocator.close)
     for ranks in list(context.plan_ranks.values()):
         ranks.close()
-    context.descriptors.close()
+    context.door.close()
     _leave(agreement, context.watchdog, context.backend, State.CLOSED)
     shutdown.cancel()
     node_log.debug("node closed")

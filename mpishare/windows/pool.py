@@ -20,6 +20,7 @@ from mpishare.errors import CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import ArrayLayout
+from mpishare.memory.visit import borrow
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
@@ -387,7 +388,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
             # The proof that a handle is of this pool: the ranks have the key, and the door gives it
             # to processes of this user alone.
             key = os.urandom(32)
-            opened = PoolDoor(context.descriptors.door, key, context.backend, blocks)
+            opened = PoolDoor(context.door, key, context.backend, blocks)
             undo.local.callback(opened.close)
             return opened, [key.hex(), opened.address]
 
@@ -415,7 +416,7 @@ def _share_blocks(
     context: NodeContext, call: str, owner: int, nbytes: int, table: BlockTable, undo: Undo
 ) -> OwnBlocks | OpenBlocks:
     """Make the memory on its owner, map it on the other ranks, and try it. Collective."""
-    backend, descriptors = context.backend, context.descriptors
+    backend, door = context.backend, context.door
     stream = backend.enter(None)[0]
 
     def create() -> tuple[OwnMemory | None, str]:
@@ -425,15 +426,15 @@ def _share_blocks(
         undo.made.callback(memory.close)
         fd = memory.export()
         undo.lent.callback(os.close, fd)
-        token = descriptors.lend(fd)
-        undo.lent.callback(descriptors.take_back, token)
+        token = door.lend(fd)
+        undo.lent.callback(door.take_back, token)
         return memory, token
 
     def import_it() -> tuple[tuple[Any, int], str]:
         if own is not None:
             address = own.allocate(1, stream)
             return (None, address), own.publish(address).hex()
-        fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
+        fd = borrow(owner, tokens[owner], context.agreement.timeout_s)
         undo.lent.callback(os.close, fd)
         memory = backend.import_pool(fd)
         undo.opened.callback(memory.close)

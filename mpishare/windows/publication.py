@@ -212,7 +212,7 @@ class Publication:
             fd = context.backend.descriptor(token)
             if fd is not None:
                 self._fds.append(fd)
-        self._opening = context.descriptors.door.open(
+        self._opening = context.door.open(
             door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
         )
         # Of two that open the same name at once, each looks for the other after this.

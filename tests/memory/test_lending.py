@@ -8,46 +8,46 @@ from pathlib import Path
 import pytest
 
 from mpishare.errors import HandleError, UnsupportedError
-from mpishare.memory.descriptors import Descriptors
+from mpishare.memory.door import Door
+from mpishare.memory.visit import borrow
 from tests.helpers.launch import ROOT
 
 
 @pytest.fixture
-def ranks():
-    ranks = [Descriptors() for _ in range(2)]
-    yield ranks
-    for descriptors in ranks:
-        descriptors.close()
+def door():
+    door = Door()
+    yield door
+    door.close()
 
 
-def test_a_file_is_lent_until_it_is_taken_back(ranks, tmp_path):
+def test_a_file_is_lent_until_it_is_taken_back(door, tmp_path):
     path = Path(tmp_path, "file")
     path.write_text("bytes")
     with path.open() as file:
-        tokens = [ranks[0].lend(file.fileno()) for _ in range(2)]
-        fd = ranks[1].borrow(0, tokens[0], 5.0)
+        tokens = [door.lend(file.fileno()) for _ in range(2)]
+        fd = borrow(0, tokens[0], 5.0)
         assert os.pread(fd, 10, 0) == b"bytes"
         os.close(fd)
-        ranks[0].take_back(tokens[0])
+        door.take_back(tokens[0])
         with pytest.raises(UnsupportedError, match="KeyError"):
-            ranks[1].borrow(0, tokens[0], 5.0)
-        os.close(ranks[1].borrow(0, tokens[1], 5.0))
-        ranks[0].take_back(tokens[1])
+            borrow(0, tokens[0], 5.0)
+        os.close(borrow(0, tokens[1], 5.0))
+        door.take_back(tokens[1])
         with pytest.raises(HandleError, match="nobody answers"):
-            ranks[1].borrow(0, tokens[1], 5.0)
+            borrow(0, tokens[1], 5.0)
 
 
-def test_a_file_that_does_not_arrive_is_an_error(ranks):
+def test_a_file_that_does_not_arrive_is_an_error(door):
     """As the kernel leaves out files for which a process has no descriptor left."""
-    token = ranks[0].lend(0)
+    token = door.lend(0)
     source = f"""
 import os, resource
-from mpishare.memory.descriptors import Descriptors
+from mpishare.memory.visit import borrow
 held = [os.dup(0)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, held[0] + 1))
 os.close(held[0])  # for the socket
 try:
-    Descriptors().borrow(0, {token!r}, 5.0)
+    borrow(0, {token!r}, 5.0)
 except ValueError as error:
     print(error)
 """
@@ -55,4 +55,4 @@ except ValueError as error:
         [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "rank 0 lent a file that did not arrive" in done.stdout, done
-    ranks[0].take_back(token)
+    door.take_back(token)
