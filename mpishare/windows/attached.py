@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.poll import poll
@@ -212,7 +213,7 @@ class Attached:
 
     def __reduce__(self) -> Any:
         """Attach to the same window where it is unpickled."""
-        return attach_again, (self.name, self.job, self._writable)
+        return partial(attach, self.name, job=self.job, writable=self._writable), ()
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ", job ended" if self._is_over else ""
@@ -458,8 +459,3 @@ def _files(visit: Visit, count: int) -> Iterator[list[int]]:
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def attach_again(name: str, job: str, writable: bool = True) -> Attached:
-    """Attach to a pickled window, by default writable, since its job passed it on for use."""
-    return attach(name, job=job, writable=writable)

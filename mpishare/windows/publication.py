@@ -22,7 +22,7 @@ from mpishare.windows.page import Page, pack_numbers
 from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mpishare.memory.door import Opening, Visitor
     from mpishare.memory.memory import ArrayLayout
@@ -193,25 +193,25 @@ class Publication:
                 else HostSnapshots(slot, context.memory_barrier)
             )
         job = self._open_door(memory.fd) if self._is_leader else ["", False]
-        return [*job, self._open_mine()]
+        fds = self._files([context.rank])
+        return [*job, path_of(*fds) if fds else ""]
 
-    def _open_mine(self) -> str:
-        """Return a path that leads to the file of this rank's segment; empty if it has none."""
-        token = self._tokens.get(self._context.rank)
-        fd = None if token is None else self._context.backend.descriptor(token)
-        if fd is None:
-            return ""
-        self._held.callback(os.close, fd)
-        return path_of(fd)
+    def _files(self, ranks: Iterable[int]) -> list[int]:
+        """Open the files of segments, as far as there are any, until the end."""
+        fds = []
+        for token in (self._tokens[rank] for rank in ranks if rank in self._tokens):
+            fd = self._context.backend.descriptor(token)
+            if fd is not None:
+                self._held.callback(os.close, fd)
+                fds.append(fd)
+        return fds
 
     def _open_door(self, page: int) -> list[Any]:
         """Open the door, behind which viewers get the files, that of the page first."""
         context, job = self._context, job_id(os.getpid())
-        self._fds.append(os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC))
-        for token in [] if self._window.why_not_live else self._tokens.values():
-            fd = context.backend.descriptor(token)
-            if fd is not None:
-                self._fds.append(fd)
+        self._fds = [os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC)]
+        self._held.callback(os.close, self._fds[0])
+        self._fds += [] if self._window.why_not_live else self._files(self._tokens)
         self._opening = context.door.open(
             door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
         )
@@ -306,7 +306,5 @@ class Publication:
         """Free the buffers, the page and the files, after the last write there."""
         if self._snapshots is not None and self._snapshots.close(is_viewed=is_viewed):
             self._snapshots = None
-        while self._fds:
-            os.close(self._fds.pop())
         self._page = None
         self._held.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError, closed, format_nbytes
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.attached import attach_again
+from mpishare.windows.attached import attach
 from mpishare.windows.epochs import Epochs
 from mpishare.windows.export import Export, make_export
 from mpishare.windows.leases import warn_if_kept
@@ -325,7 +326,8 @@ class Window(Epochs, NodeObject):
                 "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
                 "(name='...'): then it becomes an attached one on the other side"
             )
-        return attach_again, (self.name, self._publication.job)
+        # Writable, since its job passes it on for use.
+        return partial(attach, self.name, job=self._publication.job, writable=True), ()
 
     def __repr__(self) -> str:
         name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
