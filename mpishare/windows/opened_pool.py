@@ -7,7 +7,6 @@ import math
 import os
 import re
 import threading
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.host import HostBackend
@@ -34,9 +33,7 @@ _KEY = re.compile("[0-9a-f]{64}")
 _LOOK_S = 0.1
 _SLOTS = 4096  # of a message
 
-_opened: dict[str, _OpenedPool] = {}
-# By address: an owner that is stopped holds up nobody who opens other pools.
-_opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_opened: dict[str, _OpenedPool] = {}  # by address
 
 
 class _Lease(Visit):
@@ -83,72 +80,83 @@ class _Lease(Visit):
 
 
 class _OpenedPool:
-    """A pool as this process maps it, once for all of its blocks.
+    """A pool as this process maps it, once for all of its blocks, when the first of them is opened.
 
     It stays mapped until it is closed, or its owner has ended, and no array of it is left: a thread
-    waits for that. Raises as `open_handle`; a handle is checked before anything is mapped.
+    waits for that.
     """
 
-    def __init__(self, address: str, handle: Any, timeout_s: float) -> None:
+    def __init__(self, address: str) -> None:
+        self.lock = threading.Lock()  # of its own: a stopped owner holds up no other pool
+        self.lease: _Lease | None = None  # once it is mapped
         self._address = address
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self.lease = _Lease(address, timeout_s)
+        self._is_over = False
+
+    def is_over(self) -> bool:
+        return self._is_over or (self.lease is not None and self.lease.is_over())
+
+    def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
+        """Open an array, with the lock held. Raises as `open_handle`."""
+        if self.lease is None:
+            try:
+                self._map(handle, timeout_s)
+            except BaseException:
+                self.forget()
+                raise
+        else:
+            self.lease.answer_within(timeout_s)
+        block, layout = unpack(self._key, handle)
+        self._backend.make_current()
+        number, keeper = enter(self._backend, "open_handle", stream)
+        return self._blocks.open(block, layout, number, keeper)
+
+    def forget(self) -> None:
+        """Let another one come in its place."""
+        self._is_over = True
+        if _opened.get(self._address) is self:
+            del _opened[self._address]
+
+    def _map(self, handle: Any, timeout_s: float) -> None:
+        lease = _Lease(self._address, timeout_s)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
-            undo.callback(self.lease.close)
-            reply, fds = self.lease.ask({"version": VERSION}, most_fds=1)
+            undo.callback(lease.close)
+            reply, fds = lease.ask({"version": VERSION}, most_fds=1)
             for fd in fds:
                 received.callback(os.close, fd)
             self._key = _key_of(reply, len(fds))
-            unpack(self._key, handle)
+            unpack(self._key, handle)  # before anything is mapped
             self._backend: Backend = (
                 HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
             )
-            memory = self._backend.import_pool(fds[0])
-            self._blocks = OpenBlocks(self._backend, memory, self.lease)
+            self._blocks = OpenBlocks(self._backend, self._backend.import_pool(fds[0]), lease)
             undo.pop_all()
-        threading.Thread(target=self._serve, name="mpishare-opened", daemon=True).start()
-
-    def is_over(self) -> bool:
-        return self._is_closed or self.lease.is_over()
-
-    def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
-        block, layout = unpack(self._key, handle)
-        with _held(self._lock, timeout_s):
-            if self.is_over():
-                raise HandleError(_ENDED)
-            self.lease.answer_within(timeout_s)
-            self._backend.make_current()
-            number, keeper = enter(self._backend, "open_handle", stream)
-            return self._blocks.open(block, layout, number, keeper)
+        self.lease = lease
+        threading.Thread(
+            target=self._serve, args=[lease], name="mpishare-opened", daemon=True
+        ).start()
 
     # --- in its thread
 
-    def _serve(self) -> None:
+    def _serve(self, lease: _Lease) -> None:
         """Let go of what was dropped; close the pool when it is over and no array is left."""
         backend = self._backend
         backend.enter_thread()
-        while not self._has_ended():
-            self.lease.wait_until_over(_LOOK_S if backend.has_streams else None)
+        is_over = False
+        while not is_over:
+            lease.wait_until_over(_LOOK_S if backend.has_streams else None)
             if backend.has_streams:
                 self._blocks.finish()
+            with self.lock:  # not while an answer is about to be read
+                is_over = lease.is_over()
         poll(self._close, math.inf, pause_s=_LOOK_S)
 
-    def _has_ended(self) -> bool:
-        with self._lock:  # not while an answer is about to be read
-            return self.lease.is_over()
-
     def _close(self) -> bool:
-        with self._lock:
+        with self.lock:
             self._blocks.finish()
-            if not self._blocks.is_empty:
-                return False
-            self._is_closed = True
-            self._blocks.close()
-        if _opened.get(self._address) is self:
-            del _opened[self._address]
-            _opening.pop(self._address, None)
-        return True
+            if is_empty := self._blocks.is_empty:
+                self.forget()
+                self._blocks.close()
+            return is_empty
 
 
 def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float = 10.0) -> Any:
@@ -196,26 +204,16 @@ def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float =
     require_duration("open_handle failed: ", timeout_s)
     try:
         address = address_of(handle)
-        pool = pool_here(address)
-        if pool is not None:
+        if (pool := pool_here(address)) is not None:
             return pool.open(handle, stream)
-        return _opened_pool(address, handle, timeout_s).open(handle, stream, timeout_s)
+        while True:
+            opened = _opened.get(address) or _opened.setdefault(address, _OpenedPool(address))
+            with _held(opened.lock, timeout_s):
+                if not opened.is_over():
+                    return opened.open(handle, stream, timeout_s)
+                opened.forget()
     except HandleError as error:
         raise HandleError(f"open_handle failed: {error}") from None
-
-
-def _opened_pool(address: str, handle: Any, timeout_s: float) -> _OpenedPool:
-    pool = _opened.get(address)
-    if pool is None or pool.is_over():
-        with _held(_opening[address], timeout_s):
-            pool = _opened.get(address)
-            if pool is None or pool.is_over():
-                try:
-                    pool = _opened[address] = _OpenedPool(address, handle, timeout_s)
-                except HandleError:
-                    _opening.pop(address, None)  # forged or gone: nobody comes for it again
-                    raise
-    return pool
 
 
 @contextlib.contextmanager
@@ -251,9 +249,9 @@ def _key_of(reply: dict[str, Any], count: int) -> bytes:
 
 def _forget() -> None:
     """In a fork: the leases are the parent's, and end with it."""
-    _opening.clear()
     for pool in _opened.values():
-        pool.lease.close()
+        if pool.lease is not None:
+            pool.lease.close()
     _opened.clear()
 
 

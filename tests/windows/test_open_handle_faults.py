@@ -116,7 +116,7 @@ def test_what_is_open_outlives_a_killed_owner(owner):
     assert within(5, lambda: threading.active_count() > 1)  # waits for the array
     del array
     assert within(5, nobody_waits)
-    assert address_of(handle) not in opened_pool._opening
+    assert address_of(handle) not in opened_pool._opened
 
 
 def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
@@ -128,7 +128,7 @@ def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
             mpishare.attach(f"owner-{process.pid}", timeout_s=0.2, wait_s=0.1)
         stuck = threading.Thread(target=mpishare.open_handle, args=[handle], daemon=True)
         stuck.start()
-        assert within(5, lambda: opened_pool._opening[address_of(handle)].locked())
+        assert within(5, lambda: opened_pool._opened[address_of(handle)].lock.locked())
         assert mpishare.open_handle(elsewhere).tolist() == [42] * 4
         assert stuck.is_alive()
         process.send_signal(signal.SIGCONT)
@@ -176,7 +176,7 @@ def test_a_changed_handle_maps_nothing(owner):
         with pytest.raises(mpishare.HandleError, match="digest does not match"):
             mpishare.open_handle(changed)
     assert nobody_waits()
-    assert address_of(handle) not in opened_pool._opening
+    assert address_of(handle) not in opened_pool._opened
 
 
 def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):
