@@ -30,7 +30,7 @@ from mpishare.memory.hugepages import make_huge, map_file
 from mpishare.memory.memory import host_anchor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger("mpishare.node")
 
@@ -82,10 +82,11 @@ class SharedMemory:
         self.nbytes = nbytes
         self.buffer: memoryview
         try:
-            with _explained("map", nbytes, {errno.ENOMEM: _no_addresses}):
-                self._mapping, self.buffer = map_(fd, nbytes, offset)
-        except BaseException:
+            self._mapping, self.buffer = map_(fd, nbytes, offset)
+        except BaseException as error:
             self.close_file()
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                raise _refused("map", nbytes, _no_addresses()) from error
             raise
 
     @property
@@ -120,7 +121,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     with _usable_folder():
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        with _explained("reserve", nbytes, _NO_ROOM):
+        with _explained(nbytes):
             os.ftruncate(fd, nbytes)
         return SharedMemory(os.dup(fd), nbytes) if is_sparse else reserve_part(fd, 0, nbytes)
     finally:
@@ -158,22 +159,19 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
 def _room_for(nbytes: int) -> Iterator[None]:
     """Check for room before it is taken, and explain a lack of it that the check did not see."""
     _check_room(nbytes)
-    with _explained("reserve", nbytes, _NO_ROOM):
+    with _explained(nbytes):
         yield
 
 
 @contextlib.contextmanager
-def _explained(
-    verb: str, nbytes: int, explanations: Mapping[int, Callable[[], str]]
-) -> Iterator[None]:
-    """Raise the kernel's refusal as an error with its reason and remedy."""
+def _explained(nbytes: int) -> Iterator[None]:
+    """Raise the kernel's refusal of room as an error with its reason and remedy."""
     try:
         yield
     except OSError as error:
-        explain = explanations.get(error.errno or 0)
-        if explain is None:
-            raise
-        raise _refused(verb, nbytes, explain()) from error
+        if why := _why_no_room(nbytes, error.errno or 0):
+            raise _refused("reserve", nbytes, why) from error
+        raise
 
 
 def _refused(verb: str, nbytes: int, why: str) -> UnsupportedError:
@@ -299,21 +297,33 @@ def _usable_folder() -> Iterator[None]:
 
 
 def _check_room(nbytes: int) -> None:
-    limit = limits.tightest()
-    if nbytes > available_nbytes():  # first: then a larger folder would not help
-        why = _machine_is_full()
-    elif nbytes > free_nbytes():
-        why = _shm_is_full()
-    elif limit is not None and nbytes > limit.left:
+    limit, why = limits.tightest(), _why_no_room(nbytes)
+    if not why and limit is not None and nbytes > limit.left:
         why = (
             f"this job or container may use {format_nbytes(limit.nbytes)} of memory on this "
             f"machine, shared memory included, and has {format_nbytes(limit.left)} left (control "
             f"group {limit.group}). Ask for more: --mem=SIZE in SLURM, --memory=SIZE for a "
             "container."
         )
-    else:
-        return
-    raise _refused("reserve", nbytes, why)
+    if why:
+        raise _refused("reserve", nbytes, why)
+
+
+def _why_no_room(nbytes: int, refusal: int = 0) -> str:
+    """Return the reason of the kernel's refusal; without one, that of one which will come."""
+    # First: then a larger folder would not help.
+    if refusal == errno.ENOMEM or (not refusal and nbytes > available_nbytes()):
+        left = format_nbytes(available_nbytes())
+        return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
+    if refusal == errno.ENOSPC or (not refusal and nbytes > free_nbytes()):
+        return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
+    if refusal == errno.EFBIG:
+        largest = format_nbytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+        return (
+            f"it is a file in {FOLDER}, and this process may make none larger than {largest}. "
+            "Raise that limit with `ulimit -f unlimited`."
+        )
+    return ""
 
 
 def room() -> tuple[int, int]:
@@ -326,23 +336,6 @@ def free_nbytes() -> int:
     return room()[0]
 
 
-def _shm_is_full() -> str:
-    return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
-
-
-def _machine_is_full() -> str:
-    left = format_nbytes(available_nbytes())
-    return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
-
-
-def _file_is_too_large() -> str:
-    largest = format_nbytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
-    return (
-        f"it is a file in {FOLDER}, and this process may make none larger than {largest}. Raise "
-        "that limit with `ulimit -f unlimited`."
-    )
-
-
 def _no_addresses() -> str:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     size = "unlimited" if limit == resource.RLIM_INFINITY else format_nbytes(limit)
@@ -352,14 +345,6 @@ def _no_addresses() -> str:
         f"vm.max_map_count ({count} mappings), and by the memory of the machine where "
         "vm.overcommit_memory is 2."
     )
-
-
-# By the kernel's refusal, where room is reserved.
-_NO_ROOM = {
-    errno.ENOSPC: _shm_is_full,
-    errno.ENOMEM: _machine_is_full,
-    errno.EFBIG: _file_is_too_large,
-}
 
 
 def available_nbytes() -> int:
