@@ -70,13 +70,12 @@ class Door:
     def __init__(self) -> None:
         # An answer may read the leases. It is notified when these change.
         self._changed = threading.Condition(threading.RLock())
-        self._selector = selectors.EpollSelector()  # a wait sees what others register meanwhile
         self._openings: list[Opening] = []
         self._strangers = 0
-        self._end = os.eventfd(0, os.EFD_CLOEXEC)
-        self._selector.register(self._end, selectors.EVENT_READ)
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # None: it holds no descriptors yet
+        self._selector: selectors.EpollSelector
+        self._end: int
+        self._spare: int
         self._is_closed = False
         self._lending: Opening | None = None  # while anything is lent
         self._lent: dict[str, int] = {}  # by key
@@ -102,6 +101,8 @@ class Door:
             listener.setblocking(False)
             address = _bind(listener, name)
             listener.listen(64)
+            if self._thread is None:
+                self._begin()
         except BaseException:
             listener.close()
             raise
@@ -110,10 +111,22 @@ class Door:
             self._openings.append(opening)
             accept = partial(self._accept, opening)
             self._selector.register(listener, selectors.EVENT_READ, accept)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
-            self._thread.start()
         return opening
+
+    def _begin(self) -> None:
+        """Take the descriptors of an open door, and start its thread."""
+        with contextlib.ExitStack() as undo:
+            # A wait of epoll sees what others register meanwhile.
+            self._selector = undo.enter_context(selectors.EpollSelector())
+            self._end = os.eventfd(0, os.EFD_CLOEXEC)
+            undo.callback(os.close, self._end)
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, self._spare)
+            self._selector.register(self._end, selectors.EVENT_READ)
+            thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
+            thread.start()
+            undo.pop_all()
+        self._thread = thread
 
     def lend(self, fd: int) -> str:
         """Return a token with which other ranks `borrow` this descriptor, until `take_back`."""
@@ -138,10 +151,10 @@ class Door:
             while self._openings:
                 self._openings[-1].shut()
             self._is_closed = True
-        os.eventfd_write(self._end, 1)
         if self._thread is not None:
+            os.eventfd_write(self._end, 1)
             self._thread.join()
-        self._close_own()
+            self._close_own()
 
     def _close_own(self) -> None:
         self._selector.close()
@@ -152,6 +165,8 @@ class Door:
         """In a fork: close its copies of the sockets, so that the parent's end with the parent."""
         self._changed = threading.Condition(threading.RLock())  # its holder is not in this process
         self._is_closed = True
+        if self._thread is None:
+            return
         for key in self._selector.get_map().values():
             # Not unregistered: the selector's file is the parent's.
             if isinstance(key.fileobj, socket.socket):
