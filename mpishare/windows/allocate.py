@@ -1,17 +1,20 @@
-"""Creation of a window: its owner allocates and shares the handle, and every rank maps it."""
+"""Creation of windows: a rank allocates and shares the handle, and every rank maps the memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpishare.backends import Exported
+from mpishare.backends.suballocator import rounded
 from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import is_int
-from mpishare.memory.memory import ArrayLayout
+from mpishare.memory.memory import ArrayLayout, cut
 from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.epochs import epoch_counters
@@ -22,11 +25,25 @@ from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from mpishare.backends import Exported
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
+
+Lot: TypeAlias = Mapping[int, ArrayLayout]
+"""One memory of a rank: the segments that lie in it, by the places of their windows in a call."""
+
+
+@dataclass
+class Source:
+    """What becomes a segment of this rank: new memory, or that of an array in place."""
+
+    layout: ArrayLayout
+    values: Any = None  # of new memory: an array or a scalar; without them it is not set
+    exported: Exported | None = None
+    why_copied: str = ""
 
 
 def allocate(
@@ -63,8 +80,8 @@ def allocate(
         for r, each in enumerate(shapes)
         if rank in (None, r)
     }
-    values = None if fill is None else lambda: fill
-    return make_window(context, call, segments, rank, values, name=name)
+    mine = Source(segments[context.rank], fill) if context.rank in segments else None
+    return make_window(context, call, segments, rank, mine, name=name)
 
 
 def make_window(
@@ -72,113 +89,128 @@ def make_window(
     call: str,
     segments: Mapping[int, ArrayLayout],
     owner: int | None,
-    contents: Exported | Callable[[], Any] | None,
+    source: Source | None,
     *,
     name: str | None = None,
     is_part: bool = False,
 ) -> Window:
-    """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
-
-    `segments` has those of the ranks that have one. `contents` is memory of another library that
-    becomes this rank's segment, or returns the values of this rank's segment before the others map
-    it. A window that `is_part` of another object is closed by that.
-    """
-    sizes = [[segments[r].nbytes] if r in segments else [] for r in range(context.size)]
-    mine = [segments[context.rank]] if context.rank in segments else []
-    given = [partial(_write, each, contents) if callable(contents) else contents for each in mine]
-    with ranges.span(call), undoing(context, call) as undo:
-        shared = share_memory(context, call, sizes, given, undo)
-        handles, memories = _firsts(shared[0]), _firsts(shared[1])
-        publication: Publication | None = None
-        if name is not None:
-            publication = Publication(context, call, name, segments, handles)
-            undo.local.callback(publication.discard)
-        counters = context.take_counters(call, epoch_counters(context.size))
-    return Window(
-        context,
-        counters,
-        segments,
-        memories,
-        handles,
-        owner,
-        publication=publication,
-        is_part=is_part,
-    )
+    """Make a window of the segments of some ranks; `source` is of this one. Collective."""
+    lots = [[{0: segments[rank]}] if rank in segments else [] for rank in range(context.size)]
+    mine = [] if source is None else [source]
+    return make_windows(context, call, 1, lots, owner, mine, name=name, is_part=is_part)[0]
 
 
-def _firsts(by_rank: Sequence[Sequence[Any]]) -> dict[int, Any]:
-    return {rank: each[0] for rank, each in enumerate(by_rank) if each}
-
-
-Given = Exported | Callable[["Memory"], None] | None
-"""Memory of another library, or what fills new memory."""
-
-
-def _write(layout: ArrayLayout, values: Callable[[], Any], memory: Memory) -> None:
-    if layout.nbytes:
-        memory.view(layout)[...] = values()
-
-
-def share_memory(
+def make_windows(
     context: NodeContext,
     call: str,
-    sizes: Sequence[Sequence[int]],
-    given: Sequence[Given],
-    undo: Undo,
-) -> tuple[list[list[str]], list[list[Memory]]]:
-    """Share new or exported memories of these sizes by rank; return handles and memories by rank.
+    count: int,
+    lots: Sequence[Sequence[Lot]],
+    owner: int | None,
+    sources: Sequence[Source],
+    *,
+    name: str | None = None,
+    is_part: bool = False,
+) -> list[Window]:
+    """Allocate, share the handles, and map, each on all ranks before any goes on. Collective.
 
-    `given` has, for each memory of this rank, that of another library, or what fills a new one, if
-    anything does. Collective.
+    `lots` has the memories of each rank; `sources` has for each window what becomes this rank's
+    segment. A window that `is_part` of another object is closed by that.
     """
-    sizes_here = sizes[context.rank]
+    layouts, handles, memories = ([dict[int, Any]() for _ in range(count)] for _ in range(3))
+    with ranges.span(call), undoing(context, call) as undo:
+        shared = _share_memory(context, call, lots, sources, undo)
+        for rank, each in enumerate(shared):
+            for lot, (handle, memory) in zip(lots[rank], each, strict=True):
+                # The handle is that of one segment, or of none.
+                one, parts = (handle, [memory]) if len(lot) == 1 else ("", cut(memory, _spans(lot)))
+                for (n, layout), part in zip(lot.items(), parts, strict=True):
+                    layouts[n][rank], handles[n][rank], memories[n][rank] = layout, one, part
+        publication: Publication | None = None
+        if name is not None:
+            publication = Publication(context, call, name, layouts[0], handles[0])
+            undo.local.callback(publication.discard)
+        counters = [context.take_counters(call, epoch_counters(context.size)) for _ in layouts]
+    return [
+        Window(context, *each, owner, publication=publication, is_part=is_part)
+        for each in zip(counters, layouts, memories, handles, strict=True)
+    ]
 
-    def create() -> tuple[list[Memory], None]:
-        made = [_make(context, call, *each, undo) for each in zip(sizes_here, given, strict=True)]
-        if any(isinstance(each, Exported) for each in given):
+
+def _spans(lot: Lot) -> list[tuple[int, int]]:
+    """Return the offset and the bytes of each segment; of several each begins a block."""
+    sizes = [layout.nbytes for layout in lot.values()]
+    if len(sizes) > 1:
+        sizes = [*map(rounded, sizes)]
+    return [*zip(accumulate(sizes, initial=0), sizes, strict=False)]
+
+
+def _share_memory(
+    context: NodeContext,
+    call: str,
+    lots: Sequence[Sequence[Lot]],
+    sources: Sequence[Source],
+    undo: Undo,
+) -> list[list[tuple[str, Memory]]]:
+    """Return the handle and the memory of each lot of each rank. Collective."""
+
+    def offer() -> tuple[list[Memory], list[str]]:
+        mine = lots[context.rank]
+        made = [_make(context, call, lot, sources, undo) for lot in mine]
+        if any(each.exported is not None for each in sources):
             context.drain(call)  # the work on any stream is in the arrays now
-        elif any(given):
+        elif any(each.values is not None for each in sources):
             context.synchronize(None, call)
-        return made, None
+        pairs = zip(mine, made, strict=True)
+        return made, [_publish(context, *pair, sources, undo) for pair in pairs]
 
-    def publish() -> tuple[None, list[str]]:
-        each_here = zip(sizes_here, given, mine, strict=True)
-        return None, [_publish(context, *each, undo) for each in each_here]
-
-    def open_others() -> tuple[list[list[Memory]], None]:
-        memories: list[list[Memory]] = [[] for _ in sizes]
+    def open_others() -> tuple[Mapping[int, list[Memory]], None]:
+        memories: dict[int, list[Memory]] = defaultdict(list, {context.rank: made})
         for rank in context.agreement.others:
-            for packed, nbytes in zip(handles[rank], sizes[rank], strict=True):
-                memory = open_memory(context, context.open_handle(packed, rank, nbytes), rank)
+            for packed, lot in zip(handles[rank], lots[rank], strict=True):
+                handle = context.open_handle(packed, rank, sum(_spans(lot)[-1]))
+                memory = open_memory(context, handle, rank)
                 undo.opened.callback(memory.close)
                 memories[rank].append(memory)
-        memories[context.rank] = mine
         return memories, None
 
     step = partial(context.agreement.step_keeping, call)
-    mine, _ = step(create)
-    _, handles = step(publish)
+    made, handles = step(offer)
     memories, _ = step(open_others)
-    return handles, memories
+    return [[*zip(handles[r], memories[r], strict=True)] for r in range(context.size)]
 
 
-def _make(context: NodeContext, call: str, nbytes: int, given: Given, undo: Undo) -> Memory:
+def _make(
+    context: NodeContext, call: str, lot: Lot, sources: Sequence[Source], undo: Undo
+) -> Memory:
+    """Return the memory of a lot: new and filled, or that of an array in place."""
+    exported = sources[next(iter(lot))].exported
+    if exported is not None:
+        undo.made.callback(exported.memory.close)
+        return exported.memory
+    spans = _spans(lot)
     try:
-        memory = given.memory if isinstance(given, Exported) else context.backend.allocate(nbytes)
+        memory = context.backend.allocate(sum(spans[-1]))
     except UnsupportedError as error:
         raise UnsupportedError(f"{call} failed: {error}") from error
     undo.made.callback(memory.close)
-    if callable(given):
-        given(memory)
+    for (n, layout), (begin, _) in zip(lot.items(), spans, strict=True):
+        values = sources[n].values
+        if values is not None and layout.nbytes:
+            is_host = isinstance(values, np.ndarray)
+            view = memory.view(layout._replace(offset=begin))
+            view[...] = context.backend.xp.asarray(values) if is_host else values
     return memory
 
 
-def _publish(context: NodeContext, nbytes: int, given: Given, memory: Memory, undo: Undo) -> str:
-    if isinstance(given, Exported):
+def _publish(
+    context: NodeContext, lot: Lot, memory: Memory, sources: Sequence[Source], undo: Undo
+) -> str:
+    given = sources[next(iter(lot))].exported
+    if given is not None:
         return context.handle(given.token, given.offset, memory.nbytes, given.capacity, given.kind)
     token = context.backend.publish(memory)
     undo.lent.callback(context.backend.retract, token)
-    return context.handle(token, 0, nbytes, memory.nbytes)
+    return context.handle(token, 0, sum(_spans(lot)[-1]), memory.nbytes)
 
 
 def _check_signals(call: str, signals: Any) -> int:

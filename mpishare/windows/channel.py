@@ -14,7 +14,7 @@ from mpishare.errors import format_nbytes
 from mpishare.memory.arguments import require_bool
 from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.allocate import make_window
+from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
 from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
 from mpishare.windows.names import check_name
@@ -380,7 +380,8 @@ def make_channel(
     counters = context.take_counters(call, count)
     with undoing(context, call) as undo:
         undo.local.callback(context.counter_pool.give, counters)
-        window = make_window(context, call, segments, owner, None, is_part=True)
+        mine = Source(segments[owner]) if context.rank == owner else None
+        window = make_window(context, call, segments, owner, mine, is_part=True)
         undo.made.callback(window.close)
         publication = None if name is None else _publish(context, call, window, same, undo)
     return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
-from mpishare.windows.allocate import make_window
+from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import agree, check_layout, owner_of
 from mpishare.windows.names import check_name
 from mpishare.windows.segment import WindowPart
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.window")
 
 _ON_GPU = (2, 13)  # DLPack's device types kDLCUDA and kDLCUDAManaged
-
-
-@dataclass
-class Source:
-    """This rank's array, and its memory where that is shared in place."""
-
-    array: Any
-    layout: ArrayLayout
-    exported: Exported | None = None
-    why_copied: str = ""
 
 
 @contextmanager
@@ -88,16 +77,13 @@ def share(
             mine.append(inspect_source(context, call, source, copy))
             return same, mine[0].layout.pack()
 
-        def values() -> Any:
-            return context.backend.xp.asarray(mine[0].array)
-
         same, replies = agree(context, call, inspect)
         segments = {rank: ArrayLayout.unpack(reply) for rank, reply in enumerate(replies) if reply}
-        contents = (mine[0].exported or values) if mine else None
-        window = make_window(context, call, segments, same.get("owner"), contents, name=name)
-    for why in filter(None, [each.why_copied for each in mine]):
+        own = mine[0] if mine else None
+        window = make_window(context, call, segments, same.get("owner"), own, name=name)
+    if own is not None and own.why_copied:
         text = "%s: rank %d's array was copied, not shared in place: %s"
-        log.warning(text, window.name, context.rank, why)
+        log.warning(text, window.name, context.rank, own.why_copied)
     return window
 
 
@@ -120,16 +106,16 @@ def inspect_source(
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
     copied = layout._replace(strides=_f_strides(array))
     if copy is True or not layout.nbytes:
-        return Source(array, copied)
+        return Source(copied, array)
     given = _export(context, array, copy)
     if isinstance(given, Exported):
-        return Source(array, layout._replace(strides=tuple(array.strides)), given)
+        return Source(layout._replace(strides=tuple(array.strides)), array, given)
     if copy is False:
         raise UnsupportedError(
             f"{what} failed: the array cannot be shared in place (copy=False): {given.why}. "
             f"{given.remedy}."
         )
-    return Source(array, copied, why_copied=given.why)
+    return Source(copied, array, why_copied=given.why)
 
 
 def _as_array(context: NodeContext, call: str, source: Any) -> Any:

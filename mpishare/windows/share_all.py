@@ -5,27 +5,19 @@ from __future__ import annotations
 import logging
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.suballocator import rounded
-from mpishare.memory.memory import ArrayLayout, cut
-from mpishare.runtime import ranges
-from mpishare.windows.allocate import share_memory
+from mpishare.memory.memory import ArrayLayout
+from mpishare.windows.allocate import make_windows
 from mpishare.windows.arguments import agree, owner_of
-from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.share import address_of, check_copy, inspect_source, let_go, sources
-from mpishare.windows.undo import undoing
-from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.allocate import Given
-    from mpishare.windows.share import Source
+    from mpishare.windows.allocate import Lot, Source
+    from mpishare.windows.window import Window
 
 log = logging.getLogger("mpishare.window")
 
@@ -47,9 +39,12 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
             return same, [packed, *leaves.describe()]
 
         same, replies = agree(context, _CALL, inspect)
-        packed, layouts, numbers = replies[same["owner"]]
-        found = [_Leaf(ArrayLayout.unpack(layout), is_copied) for layout, is_copied in layouts]
-        windows = _make(context, same["owner"], [found[number] for number in numbers], mine)
+        rank = same["owner"]
+        packed, layouts, numbers = replies[rank]
+        found = [(ArrayLayout.unpack(layout), is_copied) for layout, is_copied in layouts]
+        lots: list[Sequence[Lot]] = [()] * context.size
+        lots[rank] = _lots([found[number] for number in numbers])
+        windows = make_windows(context, _CALL, len(numbers), lots, rank, mine)
     _warn_of_copies(windows, mine)
     return unpack(packed, windows)
 
@@ -71,7 +66,7 @@ class _Leaves:
                 "Wrap numbers in numpy.array, and leave out what is not to be shared."
             )
         source = inspect_source(self._context, _CALL, leaf, self._copy, place)
-        array = source.array
+        array = source.values
         key = address_of(array), array.shape, array.strides, array.dtype
         number = self._numbers.get(key) if array.size else None
         if number is None:
@@ -83,73 +78,17 @@ class _Leaves:
 
     def describe(self) -> tuple[list[Any], list[int]]:
         """Return the different layouts, for the other ranks, and which of them each array has."""
-        leaves = [_Leaf(each.layout, each.exported is None) for each in self._sources]
+        leaves = [(each.layout, each.exported is None) for each in self._sources]
         numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaves))}
-        layouts = [[leaf.layout.pack(), leaf.is_copied] for leaf in numbers]
+        layouts = [[layout.pack(), is_copied] for layout, is_copied in numbers]
         return layouts, [numbers[leaf] for leaf in leaves]
 
 
-class _Leaf(NamedTuple):
-    """What all ranks know of an array."""
-
-    layout: ArrayLayout
-    is_copied: bool
-
-
-def _make(
-    context: NodeContext, owner: int, leaves: list[_Leaf], sources: list[Source]
-) -> list[Window]:
-    """Make the windows: of parts of one new allocation, or of what is shared in place."""
-    in_place, copied, spans = _lay_out(leaves)
-    each_nbytes: list[list[int]] = [[]] * context.size
-    each_nbytes[owner] = [leaves[n].layout.nbytes for n in in_place]
-    given: list[Given] = [each.exported for each in sources if each.exported is not None]
-    if copied:
-        each_nbytes[owner].append(sum(nbytes for _, nbytes in spans))
-        fill = partial(_fill, context, leaves, sources, dict(zip(copied, spans, strict=True)))
-        given += [fill] if context.rank == owner else []
-    with ranges.span(_CALL), undoing(context, _CALL) as undo:
-        handles, memories = share_memory(context, _CALL, each_nbytes, given, undo)
-        per_window = epoch_counters(context.size)
-        counters = [context.take_counters(_CALL, per_window) for _ in leaves]
-    found = memories[owner]
-    parts = [*found[:-1], *cut(found[-1], spans)] if copied else found
-    memory_of = dict(zip([*in_place, *copied], parts, strict=True))
-    handle_of = dict(zip(in_place, handles[owner], strict=False))
-    return [
-        Window(
-            context,
-            counters[n],
-            {owner: leaf.layout},
-            {owner: memory_of[n]},
-            {owner: handle_of.get(n, "")},
-            owner,
-        )
-        for n, leaf in enumerate(leaves)
-    ]
-
-
-def _lay_out(leaves: list[_Leaf]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Return the numbers of the arrays in place and of the copies, and the copies' spans."""
-    numbers: tuple[list[int], list[int]] = [], []
-    for number, leaf in enumerate(leaves):
-        numbers[leaf.is_copied].append(number)
-    sizes = [rounded(leaves[number].layout.nbytes) for number in numbers[True]]
-    return *numbers, list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-
-
-def _fill(
-    context: NodeContext,
-    leaves: Sequence[_Leaf],
-    sources: Sequence[Source],
-    spans: Mapping[int, tuple[int, int]],
-    memory: Memory,
-) -> None:
-    whole = memory.array((memory.nbytes,), "u1")  # holds the memory's anchor for all arrays
-    for n, (begin, _) in spans.items():
-        array = context.backend.xp.asarray(sources[n].array)
-        memory.view(leaves[n].layout._replace(offset=begin))[...] = array
-    del whole
+def _lots(leaves: Sequence[tuple[ArrayLayout, bool]]) -> list[Lot]:
+    """Return the memories of the owner: one for each array in place, and one for all copies."""
+    lots: list[Lot] = [{n: layout} for n, (layout, is_copied) in enumerate(leaves) if not is_copied]
+    copies = {n: layout for n, (layout, is_copied) in enumerate(leaves) if is_copied}
+    return [*lots, copies] if copies else lots
 
 
 def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:

@@ -12,7 +12,7 @@ from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.launch_order import LaunchOrder
 from mpishare.runtime.stream_chain import StreamChain
-from mpishare.windows.allocate import make_window
+from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import check_layout
 from mpishare.windows.epochs import epoch_counters
 
@@ -65,8 +65,9 @@ class WindowDevice(NodeObject):
         local = size * stride
         tables = local + _LOCAL_ROWS * stride
         nwords = tables + 2 * size + RECORD.itemsize // 8
-        segments = dict.fromkeys(range(size), check_layout(context, call, nwords, "u8"))
-        self._words = words = make_window(context, call, segments, None, lambda: 0, is_part=True)
+        layout = check_layout(context, call, nwords, "u8")
+        segments, zeros = dict.fromkeys(range(size), layout), Source(layout, 0)
+        self._words = words = make_window(context, call, segments, None, zeros, is_part=True)
         words.name = f"signals of {window.name}"
         self._row = epoch_counters(size) // size
         self.abort = words._counters.address + 8 * self._row * rank
