@@ -33,7 +33,7 @@ from mpishare.windows.undo import undoing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, OwnMemory
+    from mpishare.backends import Backend
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.undo import Undo
@@ -415,51 +415,40 @@ def pool_here(address: str) -> Pool | None:
 def _share_blocks(
     context: NodeContext, call: str, owner: int, nbytes: int, table: BlockTable, undo: Undo
 ) -> OwnBlocks | OpenBlocks:
-    """Make the memory on its owner, map it on the other ranks, and try it. Collective."""
+    """Make the memory on its owner; map it on the other ranks, and try a block. Collective."""
     backend, door = context.backend, context.door
     stream = backend.enter(None)[0]
 
-    def create() -> tuple[OwnMemory | None, str]:
+    def create() -> tuple[OwnBlocks | None, list[str]]:
         if context.rank != owner:
-            return None, ""
+            return None, []
         memory = backend.create_pool(nbytes)
         undo.made.callback(memory.close)
         fd = memory.export()
         undo.lent.callback(os.close, fd)
         token = door.lend(fd)
         undo.lent.callback(door.take_back, token)
-        return memory, token
+        tried = memory.allocate(1, stream)
+        undo.lent.callback(memory.free, [(tried, 1, stream)])
+        own = OwnBlocks(backend, memory, table, partial(_is_dead, context))
+        return own, [token, memory.publish(tried).hex()]
 
-    def import_it() -> tuple[tuple[Any, int], str]:
+    def import_it() -> tuple[OwnBlocks | OpenBlocks, None]:
         if own is not None:
-            address = own.allocate(1, stream)
-            return (None, address), own.publish(address).hex()
-        fd = borrow(owner, tokens[owner], context.agreement.timeout_s)
+            return own, None
+        token, tried = replies[owner]
+        fd = borrow(owner, token, context.agreement.timeout_s)
         undo.lent.callback(os.close, fd)
         memory = backend.import_pool(fd)
         undo.opened.callback(memory.close)
-        return (memory, 0), ""
-
-    def try_it() -> tuple[None, None]:
-        if imported is not None:
-            imported.let_go(imported.open(bytes.fromhex(trials[owner]), 1))
-        return None, None
-
-    def free() -> tuple[None, None]:
-        if own is not None:
-            own.free([(tried, 1, stream)])
-        return None, None
+        memory.let_go(memory.open(bytes.fromhex(tried), 1))
+        return OpenBlocks(backend, memory, table), None
 
     def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         return context.agreement.step_keeping(call, partial(_supported, call, work))
 
-    own, tokens = step(create)
-    (imported, tried), trials = step(import_it)
-    step(try_it)
-    step(free)
-    if own is not None:
-        return OwnBlocks(backend, own, table, partial(_is_dead, context))
-    return OpenBlocks(backend, imported, table)
+    own, replies = step(create)
+    return step(import_it)[0]
 
 
 def _supported(call: str, work: Callable[[], T]) -> T:

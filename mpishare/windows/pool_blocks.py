@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.errors import HandleError, MpiShareError
@@ -21,11 +21,11 @@ from mpishare.errors import HandleError, MpiShareError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, OwnMemory, PeerMemory
+    from mpishare.backends import Backend, OwnMemory, PeerMemory, PoolMemory
     from mpishare.memory.block_table import BlockTable
     from mpishare.memory.memory import ArrayLayout
 
-# Blocks in limbo that one `allocate` checks: all of them in turn, and no call for long.
+# Dropped blocks that one `allocate` checks: all of them in turn, and no call for long.
 _LOOKS = 4
 
 
@@ -33,19 +33,34 @@ class _Watch(weakref.ref[Any]):
     """Reports the block whose arrays are gone."""
 
     __slots__ = ("of",)
-    of: Any
+    of: Block
 
 
 @dataclass(eq=False)
 class Block:
-    address: int
+    address: int  # in this process
     nbytes: int
     slot: int  # with `generation`, its place in the `BlockTable`
     generation: int
-    token: bytes | None = None  # for `PoolMemory.open`, once there is a handle of it
+    token: bytes | None = None  # for `PeerMemory.open`, once there is a handle of it
     stream: int = 0
     keeper: Any = None  # keeps the stream alive
     watch: _Watch | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays on it are alive here."""
+        return self.watch is not None and self.watch() is not None
+
+
+def _watched(
+    memory: PoolMemory, block: Block, layout: ArrayLayout, drop: Callable[[_Watch], None]
+) -> Any:
+    """Return an array on a block; `drop` is called once that and all views of it are gone."""
+    array, anchor = memory.array(block.address, block.nbytes, layout)
+    block.watch = _Watch(anchor, drop)
+    block.watch.of = block
+    return array
 
 
 class OwnBlocks:
@@ -66,7 +81,6 @@ class OwnBlocks:
         self.held_outside: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
         self._dropped: deque[Block] = deque()
-        self._limbo: deque[Block] = deque()
         # Reentrant: CuPy may allocate in the midst of a call, in a finalizer.
         self._lock = threading.RLock()
 
@@ -78,10 +92,10 @@ class OwnBlocks:
     @property
     def is_held(self) -> bool:
         """Whether arrays are alive here."""
-        return len(self._blocks) > len(self._dropped) + len(self._limbo)
+        return any(block.is_held for block in self._blocks.values())
 
     def allocate(self, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
-        """Return an array on a new block, after freeing some of those in limbo."""
+        """Return an array on a new block, after freeing some of those that were dropped."""
         nbytes = layout.nbytes
         with self._lock:
             self.give_back(_LOOKS)
@@ -98,10 +112,7 @@ class OwnBlocks:
                 raise
             block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
             self._blocks[address] = block
-            array, anchor = self.memory.array(address, nbytes, layout)
-            block.watch = _Watch(anchor, self._drop)
-            block.watch.of = block
-            return array
+            return _watched(self.memory, block, layout, self._drop)
 
     def find(self, array: Any) -> tuple[Block, int] | None:
         """Return the block of an array, and the array's offset in it; None if it is in none."""
@@ -118,14 +129,13 @@ class OwnBlocks:
             return block.token
 
     def give_back(self, looks: int | None = None) -> bool:
-        """Free unused blocks among `looks` in limbo, default all; return whether any was freed."""
-        limbo, unused = self._limbo, list[Block]()
-        while self._dropped:
-            limbo.append(self._dropped.popleft())
-        self.table.fence()  # all of them have ended before it
-        for _ in range(len(limbo) if looks is None else min(looks, len(limbo))):
-            block = limbo.popleft()
-            (limbo if self._is_used(block) else unused).append(block)
+        """Free unused ones among `looks` dropped blocks, default all; return whether there are."""
+        dropped, unused = self._dropped, list[Block]()
+        count = len(dropped) if looks is None else min(looks, len(dropped))
+        self.table.fence()  # their generations have ended before it
+        for _ in range(count):
+            block = dropped.popleft()
+            (dropped if self._is_used(block) else unused).append(block)
         if unused:
             self.memory.free([(block.address, block.nbytes, block.stream) for block in unused])
         for block in unused:
@@ -137,11 +147,6 @@ class OwnBlocks:
         """Free the blocks that are no longer used."""
         self.give_back()
 
-    def close(self) -> None:
-        """Free the memory, once every block was given back."""
-        self.memory.close()
-        self.table.close()
-
     def _is_used(self, block: Block) -> bool:
         if self._backend.is_capturing(block.stream):
             return True  # a free would become a part of the graph
@@ -151,29 +156,15 @@ class OwnBlocks:
             return True
         return any(not self._is_dead(rank) for rank in self.table.holders(block.slot))
 
+    def close(self) -> None:
+        """Free the memory, once every block was given back."""
+        self.memory.close()
+        self.table.close()
+
     def _drop(self, watch: _Watch) -> None:
-        if not self.table.is_writable:
-            return
-        block: Block = watch.of
-        self.table.end(block.slot, block.generation)
-        self._dropped.append(block)
-
-
-@dataclass(eq=False)
-class _Opening:
-    address: int
-    slot: int
-    stream: int
-    keeper: Any
-    watch: _Watch | None = None
-
-
-@dataclass
-class _Held:
-    """The openings of this rank in a slot; it keeps them, and so their watches, alive."""
-
-    generation: int
-    openings: set[_Opening] = field(default_factory=set)
+        if self.table.is_writable:
+            self.table.end(watch.of.slot, watch.of.generation)
+            self._dropped.append(watch.of)
 
 
 class Holder(Protocol):
@@ -188,16 +179,16 @@ class Holder(Protocol):
 
 
 class OpenBlocks:
-    """The blocks of a pool that a process which is not its owner opened."""
+    """The blocks of a pool that another process than its owner opened, each as often as it did."""
 
     def __init__(self, backend: Backend, memory: PeerMemory, table: Holder) -> None:
         self._backend = backend
         self._memory = memory
         self._table = table
-        self._held: dict[int, _Held] = {}
-        self._dropped: deque[_Opening] = deque()
-        self._unrecorded: list[_Opening] = []
-        self._recorded: list[tuple[Any, list[_Opening]]] = []
+        self._dropped: deque[Block] = deque()
+        self._held: dict[int, set[Block]] = {}  # by slot, which this process holds
+        self._unrecorded: list[Block] = []
+        self._recorded: list[tuple[Any, list[Block]]] = []
         self._events: list[Any] = []
         self._lock = threading.Lock()
 
@@ -209,16 +200,20 @@ class OpenBlocks:
     @property
     def is_held(self) -> bool:
         """Whether arrays are alive here."""
-        count = sum(len(held.openings) for held in self._held.values())
-        recorded = sum(len(openings) for _, openings in self._recorded)
-        return count > len(self._dropped) + len(self._unrecorded) + recorded
+        with self._lock:
+            return any(block.is_held for held in self._held.values() for block in held)
 
     def open(self, block: Block, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
-        """Return an array on a block of the owner; `HandleError` if that has dropped it."""
+        """Return an array on a block of the owner; `HandleError` if that has dropped it.
+
+        `block` is as a handle describes it, and becomes the record of this opening.
+        """
+        block.stream, block.keeper = stream, keeper
         try:
             with self._lock:
                 self._let_go()
-                return self._open(block, layout, stream, keeper)
+                self._open(block)
+                return _watched(self._memory, block, layout, self._drop)
         finally:
             self.settle()  # blocks that were dropped meanwhile
 
@@ -231,7 +226,7 @@ class OpenBlocks:
                 self._lock.release()
 
     def close(self) -> None:
-        """Unmap the memory, once this rank has released all blocks."""
+        """Unmap the memory, once this process has released all blocks."""
         self._memory.close()
         self._table.close()
 
@@ -243,40 +238,33 @@ class OpenBlocks:
                 self._backend.close_events(self._events)
                 self._events.clear()
 
-    def _open(self, block: Block, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
-        slot, token = block.slot, block.token
-        held = self._held.get(slot)
-        is_new = held is None
-        if held is None:
-            held = _Held(block.generation)
-            is_alive = self._table.hold(slot, block.generation)
+    def _open(self, block: Block) -> None:
+        slot, generation = block.slot, block.generation
+        held = self._held.get(slot, set())
+        if held:
+            is_same = next(iter(held)).generation == generation
+            is_alive = is_same and self._table.is_alive(slot, generation)
         else:
-            is_same = held.generation == block.generation
-            is_alive = is_same and self._table.is_alive(slot, block.generation)
-        if token is None or not is_alive:
+            is_alive = self._table.hold(slot, generation)
+        if block.token is None or not is_alive:
             raise HandleError(
                 "its array was dropped by the owner. Open a handle while the owner keeps its "
                 "array, as until a node.barrier() that comes after."
             )
         try:
-            opening = _Opening(self._memory.open(token, block.nbytes), slot, stream, keeper)
+            block.address = self._memory.open(block.token, block.nbytes)
         except BaseException:
-            if is_new:
+            if not held:
                 self._table.let_go(slot)
             raise
+        held.add(block)
         self._held[slot] = held
-        held.openings.add(opening)
-        array, anchor = self._memory.array(opening.address, block.nbytes, layout)
-        opening.watch = _Watch(anchor, self._drop)
-        opening.watch.of = opening
-        return array
 
     def _drop(self, watch: _Watch) -> None:
-        if not self._table.is_writable:
-            return
-        self._dropped.append(watch.of)
-        if not self._backend.has_streams:
-            self.settle()
+        if self._table.is_writable:
+            self._dropped.append(watch.of)
+            if not self._backend.has_streams:
+                self.settle()
 
     def _let_go(self) -> None:
         while self._dropped:
@@ -288,28 +276,28 @@ class OpenBlocks:
 
     def _record(self) -> None:
         """Record an event on each stream behind the work that uses dropped blocks."""
-        backend, by_stream = self._backend, dict[int, list[_Opening]]()
-        for opening in self._unrecorded:
-            by_stream.setdefault(opening.stream, []).append(opening)
+        backend, by_stream = self._backend, dict[int, list[Block]]()
+        for block in self._unrecorded:
+            by_stream.setdefault(block.stream, []).append(block)
         self._unrecorded = []
-        for stream, openings in by_stream.items():
+        for stream, blocks in by_stream.items():
             if backend.is_capturing(stream):
-                self._unrecorded.extend(openings)  # the event would become a part of the graph
+                self._unrecorded.extend(blocks)  # the event would become a part of the graph
             else:
                 event = self._events.pop() if self._events else backend.local_event()
                 backend.record(event, stream)
-                self._recorded.append((event, openings))
+                self._recorded.append((event, blocks))
 
-    def _is_over(self, event: Any, openings: list[_Opening]) -> bool:
+    def _is_over(self, event: Any, blocks: list[Block]) -> bool:
         if not self._backend.is_event_done(event):
             return False
-        while openings:
-            opening = openings.pop()
-            self._memory.let_go(opening.address)
-            held = self._held[opening.slot]
-            held.openings.discard(opening)
-            if not held.openings:
-                del self._held[opening.slot]
-                self._table.let_go(opening.slot)
+        while blocks:
+            block = blocks.pop()
+            self._memory.let_go(block.address)
+            held = self._held[block.slot]
+            held.discard(block)
+            if not held:
+                del self._held[block.slot]
+                self._table.let_go(block.slot)
         self._events.append(event)
         return True
