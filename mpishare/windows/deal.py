@@ -54,12 +54,12 @@ class DealtPut(Put):
     def __enter__(self) -> Any:
         if self.is_open or self.is_over:
             self.refuse()
-        if self._signals is not None:
-            self._signals.enter(self.stream)
+        if self._has_streams:
+            self._number = self._chain.enter(self._name, self.stream)
         if not self._find_slot():
             self._is_full = True
             try:
-                self._wait_until(self._find_slot, is_on_stream=self._signals is not None)
+                self._wait_until(self._find_slot, is_on_stream=self._has_streams)
             finally:
                 self._is_full = False
         self.is_open = True
@@ -90,7 +90,7 @@ class DealtPut(Put):
 
     def pending(self) -> list[int]:
         """Return the ranks whose streams hold the slots that this rank waits for."""
-        return self._holders() if self._is_full and self._signals is not None else []
+        return self._holders() if self._is_full and self._has_streams else []
 
     def written(self) -> Any:
         """Return the slot of the last frame."""
@@ -122,8 +122,8 @@ class DealtPut(Put):
         at, self._count = self._begins[self._chosen], self._dealt[self._chosen]
         self._view[at + _SLOT] = self._slot
         self._sent_at = at + SENT
-        if self._signals is not None:
-            self._signals.aim(self._chosen)
+        if self._has_streams:
+            self._write = self._writes[self._chosen]
 
     def _wait_until(self, find: Callable[[], bool], *, is_on_stream: bool = False) -> None:
         """Wait on the host for any consumer: for one that asks, or gives a slot back."""

@@ -50,10 +50,11 @@ class Block:
 
     def __init__(self, ring: Ring, call: str, awaited: dict[int, int], mine: Sequence[int]) -> None:
         context, name, counters, arrays = ring
+        backend, address = context.backend, counters.address
         self.stream: Any = None
         self.is_open = False
         self.is_over = False
-        self._call = f"{name}: {call}"
+        self._name, self._call = call, f"{name}: {call}"
         self._count = 0  # of blocks that have ended
         self._arrays = arrays
         self._slots = len(arrays)
@@ -64,10 +65,15 @@ class Block:
         self._agreement = context.agreement
         self._wait_on_host = context.agreement.wait
         self._check_released = context.check_released
-        self._chain = StreamChain(context.backend, name)
-        self._signals: _StreamSignals | None = None
-        if context.backend.has_streams:
-            self._signals = _StreamSignals(ring, self._chain, call, self._places, mine)
+        self._chain = StreamChain(backend, name)
+        self._has_streams = backend.has_streams
+        self._number = 0  # the handle of the block's stream
+        self._awaited = 0  # by streams: the count of the last wait
+        if self._has_streams:
+            self._is_capturing = backend.is_capturing
+            self._waits = backend.signals([("wait", address + 8 * at) for at in self._places])
+            self._writes = [backend.signals([("write", address + 8 * at)]) for at in mine]
+            self._write = self._writes[0]
 
     def __getattr__(self, name: str) -> Any:
         """Refuse attributes of the slot: the block was mistaken for it."""
@@ -94,9 +100,7 @@ class Block:
 
     def pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's streams wait."""
-        if self._signals is None:
-            return []
-        return self._behind(self._places, self._signals.awaited)
+        return self._behind(self._places, self._awaited) if self._has_streams else []
 
     def close(self) -> None:
         """Drop the slots and the stream."""
@@ -118,6 +122,22 @@ class Block:
         if not self._arrays:
             raise ClosedError(f"{failed}: the channel is closed")
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
+
+    def _wait_on_stream(self, count: int) -> None:
+        """Let the stream wait until the counters of the other end are at least `count`."""
+        if self._places:
+            self._waits.enqueue(self._number, [count] * len(self._places))
+        self._awaited = count
+
+    def _write_on_stream(self, count: int) -> None:
+        """Raise the counter of this end, after the stream's work so far."""
+        if self._is_capturing(self._number):
+            raise UnsupportedError(
+                f"{self._call} failed at the end of its block: the stream is being captured into "
+                "a graph. End the capture inside of the block."
+            )
+        self._write.enqueue(self._number, [count])
+        self._chain.leave()
 
     def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
         view = self._view
@@ -143,7 +163,7 @@ class Put(Block):
         super().__init__(ring, "put", awaited, mine)
         self._sent_at = SENT
         self.publication: Publication | None = None  # for processes that attach
-        self._ahead = AHEAD if self._signals is not None else 0
+        self._ahead = AHEAD if self._has_streams else 0
         # The last frame that is known to have a free slot; without a consumer there is no last.
         self._room = self._slots if awaited else ENDED
 
@@ -151,8 +171,8 @@ class Put(Block):
         if self.is_open or self.is_over:
             self.refuse()
         number = self._count + 1
-        if self._signals is not None:
-            self._signals.enter(self.stream)
+        if self._has_streams:
+            self._number = self._chain.enter(self._name, self.stream)
         if number > self._room:
             self._find_room(number)
         self.is_open = True
@@ -162,15 +182,14 @@ class Put(Block):
         was_open, self.is_open = self.is_open, False
         if self._agreement.is_forked:
             return  # the slot is still its parent's
-        number, signals = self._count + 1, self._signals
         if kind is not None:
-            if signals is not None:
-                signals.chain.leave()  # without a signal
+            self._chain.leave()  # without a signal
             return
         if not was_open:
             raise ClosedError(f"{self._call} failed: the channel was closed in its block")
-        if signals is not None:
-            signals.write(number)
+        number = self._count + 1
+        if self._has_streams:
+            self._write_on_stream(number)
         self._memory_barrier()
         self._view[self._sent_at] = self._count = number
         if self.publication is not None:
@@ -195,8 +214,8 @@ class Put(Block):
         oldest = number - self._slots
         # A freed slot is free for the host and for the stream: reading the counter is cheaper.
         self._room = self._reach(self._places, oldest - self._ahead) + self._slots
-        if number > self._room and self._signals is not None:
-            self._signals.wait(oldest)
+        if number > self._room and self._has_streams:
+            self._wait_on_stream(oldest)
 
 
 class Get(Block):
@@ -211,13 +230,13 @@ class Get(Block):
     def __enter__(self) -> Any:
         if self.is_open or self.is_over:
             self.refuse()
-        number, signals = self._count + 1, self._signals
-        if signals is not None:
-            signals.enter(self.stream)
+        number = self._count + 1
+        if self._has_streams:
+            self._number = self._chain.enter(self._name, self.stream)
         if number > self._sent:
             self._find_sent(number)
-        if signals is not None:
-            signals.wait(number)
+        if self._has_streams:
+            self._wait_on_stream(number)
         self.is_open = True
         return self._arrays[number % self._slots]
 
@@ -228,8 +247,8 @@ class Get(Block):
         if self._agreement.is_forked:
             return
         number = self._count + 1
-        if self._signals is not None:
-            self._signals.write(number)
+        if self._has_streams:
+            self._write_on_stream(number)
         else:
             self._memory_barrier()
             self._view[self._mine] = number
@@ -237,9 +256,9 @@ class Get(Block):
 
     def end(self) -> None:
         """Publish that this rank takes no more frames: the producer no longer waits for it."""
-        if self._signals is not None:
-            self._signals.enter(None)
-            self._signals.write(ENDED)
+        if self._has_streams:
+            self._number = self._chain.enter(self._name, None)
+            self._write_on_stream(ENDED)
         else:
             self._memory_barrier()
             self._view[self._mine] = ENDED
@@ -251,53 +270,6 @@ class Get(Block):
             if number > sent:
                 raise EOFError(f"{self._call}: rank {self._ranks[0]} ended the stream")
         self._sent = sent
-
-
-class _StreamSignals:
-    """The counters of one end, waited for and written on the stream of its block."""
-
-    def __init__(
-        self,
-        ring: Ring,
-        chain: StreamChain,
-        call: str,
-        awaited: Sequence[int],
-        mine: Sequence[int],
-    ) -> None:
-        address, backend = ring.counters.address, ring.context.backend
-        self.awaited = 0  # the count of the last wait
-        self._name, self._call = ring.name, call
-        self._count = len(awaited)
-        self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
-        self._writes = [backend.signals([("write", address + 8 * place)]) for place in mine]
-        self._write = self._writes[0]
-        self._is_capturing = backend.is_capturing
-        self.chain = chain
-        self._stream = 0
-
-    def enter(self, stream: Any) -> None:
-        """Begin a block on a stream, which waits for that of the last block."""
-        self._stream = self.chain.enter(self._call, stream)
-
-    def wait(self, count: int) -> None:
-        """Let the stream wait until the counters of the other end are at least `count`."""
-        if self._count:
-            self._waits.enqueue(self._stream, [count] * self._count)
-        self.awaited = count
-
-    def aim(self, index: int) -> None:
-        """Let `write` raise another one of the counters of this end."""
-        self._write = self._writes[index]
-
-    def write(self, count: int) -> None:
-        """Raise the counter of this end, after the stream's work so far."""
-        if self._is_capturing(self._stream):
-            raise UnsupportedError(
-                f"{self._name}: {self._call} failed at the end of its block: the stream is being "
-                "captured into a graph. End the capture inside of the block."
-            )
-        self._write.enqueue(self._stream, [count])
-        self.chain.leave()
 
 
 def free_at(place: int) -> int:

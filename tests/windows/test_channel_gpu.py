@@ -74,7 +74,7 @@ def test_slow_kernels(node, monkeypatch, streams, slow, many, control):
     assert sum(is_in) == 1 + len(channel.consumers)
     slow_ranks = [channel.producer] if slow == "producer" else channel.consumers
     if control and node.rank not in slow_ranks:
-        monkeypatch.setattr(ends(channel)._signals, "wait", lambda count: None)
+        monkeypatch.setattr(ends(channel), "_wait_on_stream", lambda count: None)
     expected = [[number, number] for number in range(FRAMES)]
     found = run(node, channel, streams, slow_ranks)
     assert all(frames == expected for frames in found) != control, found
