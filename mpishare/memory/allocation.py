@@ -27,23 +27,18 @@ def map_on_all_ranks(
     """
     with ExitStack() as undo, ExitStack() as names:
 
-        def create() -> tuple[SharedMemory | None, None]:
+        def offer() -> tuple[SharedMemory | None, str]:
             if not is_maker:
-                return None, None
-            return undo.enter_context(closing(shared.create(nbytes, is_sparse=is_sparse))), None
-
-        def publish() -> tuple[None, str]:
-            if made is None:
                 return None, ""
+            made = undo.enter_context(closing(shared.create(nbytes, is_sparse=is_sparse)))
             name = shared.publish(made)
             names.callback(shared.forget, name)  # once all have attached it, or never will
-            return None, name
+            return made, name
 
         def attach() -> tuple[SharedMemory, None]:
             return made or undo.enter_context(closing(_attach(published, nbytes))), None
 
-        made, _ = step(create)
-        _, published = step(publish)
+        made, published = step(offer)
         memory: SharedMemory = step(attach)[0]
         undo.pop_all()
     return memory
