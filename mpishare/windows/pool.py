@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.undo import Undo
 
 T = TypeVar("T")
 
@@ -372,28 +371,54 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
 
     own, nbytes = agree(context, call, check)[0].values()
     is_owner = context.rank == own
+    backend = context.backend
+    stream = backend.enter(None)[0]
+
+    def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        return context.agreement.step_keeping(call, partial(_supported, call, work))
+
     with ranges.span(call), undoing(context, call) as undo:
         table_nbytes = BlockTable.nbytes_for(context.size)
-        step = partial(context.agreement.step_keeping, call)
-        words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
+        steps = partial(context.agreement.step_keeping, call)
+        words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)
         undo.local.callback(words.close)
         if not is_owner:
             words.close_file()  # its owner reserves the pages
         table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-        blocks = _share_blocks(context, call, own, nbytes, table, undo)
 
-        def open_door() -> tuple[PoolDoor | None, list[str]]:
-            if isinstance(blocks, OpenBlocks):
+        def create() -> tuple[tuple[OwnBlocks, PoolDoor] | None, list[str]]:
+            if not is_owner:
                 return None, []
+            memory = backend.create_pool(nbytes)
+            undo.made.callback(memory.close)
+            fd = memory.export()
+            undo.lent.callback(os.close, fd)
+            lent = context.door.lend(fd)
+            undo.lent.callback(context.door.take_back, lent)
+            block = memory.allocate(1, stream)  # for the other ranks to try
+            undo.lent.callback(memory.free, [(block, 1, stream)])
             # The proof that a handle is of this pool: the ranks have the key, and the door gives it
             # to processes of this user alone.
-            key = os.urandom(32)
-            opened = PoolDoor(context.door, key, context.backend, blocks)
-            undo.local.callback(opened.close)
-            return opened, [key.hex(), opened.address]
+            secret = os.urandom(32)
+            blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
+            door = PoolDoor(context.door, secret, backend, blocks)
+            undo.local.callback(door.close)
+            token = memory.publish(block)
+            return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
 
-        door, replies = context.agreement.step_keeping(call, open_door)
-    key, address = replies[own]
+        def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | None], None]:
+            if made is not None:
+                return made, None
+            fd = borrow(own, lent, context.agreement.timeout_s)
+            undo.lent.callback(os.close, fd)
+            memory = backend.import_pool(fd)
+            undo.opened.callback(memory.close)
+            memory.let_go(memory.open(bytes.fromhex(token), 1))
+            return (OpenBlocks(backend, memory, table), None), None
+
+        made, replies = step(create)
+        lent, token, key, address = replies[own]
+        (blocks, door), _ = step(import_it)
     number = context.next_number("pool")
     return Pool(context, number, own, bytes.fromhex(key), address, blocks, door)
 
@@ -410,45 +435,6 @@ def pool_here(address: str) -> Pool | None:
     if pool is None:
         raise HandleError("this process is a rank of the pool's node, and has dropped the pool")
     return pool
-
-
-def _share_blocks(
-    context: NodeContext, call: str, owner: int, nbytes: int, table: BlockTable, undo: Undo
-) -> OwnBlocks | OpenBlocks:
-    """Make the memory on its owner; map it on the other ranks, and try a block. Collective."""
-    backend, door = context.backend, context.door
-    stream = backend.enter(None)[0]
-
-    def create() -> tuple[OwnBlocks | None, list[str]]:
-        if context.rank != owner:
-            return None, []
-        memory = backend.create_pool(nbytes)
-        undo.made.callback(memory.close)
-        fd = memory.export()
-        undo.lent.callback(os.close, fd)
-        token = door.lend(fd)
-        undo.lent.callback(door.take_back, token)
-        tried = memory.allocate(1, stream)
-        undo.lent.callback(memory.free, [(tried, 1, stream)])
-        own = OwnBlocks(backend, memory, table, partial(_is_dead, context))
-        return own, [token, memory.publish(tried).hex()]
-
-    def import_it() -> tuple[OwnBlocks | OpenBlocks, None]:
-        if own is not None:
-            return own, None
-        token, tried = replies[owner]
-        fd = borrow(owner, token, context.agreement.timeout_s)
-        undo.lent.callback(os.close, fd)
-        memory = backend.import_pool(fd)
-        undo.opened.callback(memory.close)
-        memory.let_go(memory.open(bytes.fromhex(tried), 1))
-        return OpenBlocks(backend, memory, table), None
-
-    def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-        return context.agreement.step_keeping(call, partial(_supported, call, work))
-
-    own, replies = step(create)
-    return step(import_it)[0]
 
 
 def _supported(call: str, work: Callable[[], T]) -> T:
