@@ -33,35 +33,39 @@ class OnRank:
 Distribution: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | Box | OnRank | None"
 
 
-def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) -> Box:
-    """Return the part of one of `size` ranks, in a distribution as users give it.
+def spread(name: str, given: Any, shape: Sequence[int], rank: int, size: int) -> tuple[str, Box]:
+    """Return a distribution as users give it by one name for all its spellings, and a rank's part.
 
     Raises
     ------
     TypeError, ValueError
-        If `given` is no distribution of the shape over so many ranks. `name` is the argument
-        that the error names.
+        If `given` is no distribution of the shape over `size` ranks. `name` is the argument that
+        the error names.
     """
     ndim = len(shape)
     whole = Box((0,) * ndim, tuple(shape))
     if given is None:
-        return whole
+        return "None", whole
     if isinstance(given, OnRank):
         if not is_int(given.rank) or not 0 <= given.rank < size:
             raise ValueError(f"{name} is {given!r}: ranks are 0 to {size - 1}")
-        return whole if rank == given.rank else Box(whole.lower, whole.lower)
+        box = whole if rank == given.rank else Box(whole.lower, whole.lower)
+        return f"OnRank({index(given.rank)})", box
     if isinstance(given, Box):
-        return _checked(name, given, shape)
-    return _cut(_parts(name, given, ndim, size), shape, rank)
-
-
-def _parts(name: str, given: Any, ndim: int, size: int) -> Sequence[int]:
-    """Return the number of ranks along each axis, given these or the one axis that is cut."""
+        return "a Box of each rank", _checked(name, given, shape)
     if is_int(given):
         axis = index(given)
         if not -ndim <= axis < ndim:
             raise ValueError(f"{name} cuts axis {axis}: the array has {ndim} axes")
-        return [size if at == axis % ndim else 1 for at in range(ndim)]
+        parts = [1] * ndim
+        parts[axis] = size
+        return f"axis {axis % ndim}", _cut(parts, shape, rank)
+    parts = _parts(name, given, ndim, size)
+    return str(tuple(parts)), _cut(parts, shape, rank)
+
+
+def _parts(name: str, given: Any, ndim: int, size: int) -> list[int]:
+    """Return the number of ranks along each axis."""
     try:
         parts = [*map(index, given)]
     except TypeError:
@@ -75,19 +79,6 @@ def _parts(name: str, given: Any, ndim: int, size: int) -> Sequence[int]:
             f"axes, whose product is {size}"
         )
     return parts
-
-
-def normal_form(given: Any, ndim: int) -> str:
-    """Return the name of a distribution, the same for all spellings that `box_of` takes."""
-    if given is None:
-        return "None"
-    if isinstance(given, OnRank):
-        return f"OnRank({index(given.rank)})"
-    if isinstance(given, Box):
-        return "a Box of each rank"
-    if is_int(given):
-        return f"axis {index(given) % ndim}"
-    return str(tuple(map(index, given)))
 
 
 def _checked(name: str, given: Box, shape: Sequence[int]) -> Box:

@@ -21,12 +21,7 @@ from mpishare.plans.layout import FieldLayout, Layout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 from mpishare.redistribution.arrays import Arrays, Side
-from mpishare.redistribution.distribution import (
-    box_of,
-    normal_form,
-    require_covered,
-    require_disjoint,
-)
+from mpishare.redistribution.distribution import require_covered, require_disjoint, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -432,9 +427,9 @@ def _described(
     if not shape:
         raise ValueError("shape has no axes")
     order, dtype = _order_of(permute, len(shape)), _dtype_of(dtype)
-    boxes, layouts = [], []
+    names, boxes, layouts = {}, [], []
     for (side, each), axes in zip(given.items(), (range(len(shape)), order), strict=True):
-        box = box_of(side, each, shape, comm.rank, comm.size)
+        names[side], box = spread(side, each, shape, comm.rank, comm.size)
         if prod(box.shape) * dtype.itemsize > sys.maxsize or max(shape) > sys.maxsize:
             raise ValueError(f"this rank's part of the {side}, {box.shape}, is too large")
         strides = compact_strides(box.shape, dtype.itemsize, axes)
@@ -444,7 +439,7 @@ def _described(
         "shape": shape,
         "permute": order,
         "in_place": require_bool("", "in_place", in_place),
-        **{side: normal_form(each, len(shape)) for side, each in given.items()},
+        **names,
     }
     return GivenFields([], layouts, "auto", takes_any=False), Description(same, boxes, order)
 

@@ -8,7 +8,7 @@ import pytest
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import FieldLayout
-from mpishare.redistribution.distribution import box_of, require_covered, require_disjoint
+from mpishare.redistribution.distribution import require_covered, require_disjoint, spread
 from mpishare.redistribution.plan import _sides
 
 
@@ -49,4 +49,4 @@ def test_arrays_of_a_permuted_target_are_known_as_users_pass_them(order):
 
 def test_a_box_whose_corners_are_in_the_wrong_order_is_told_the_order():
     with pytest.raises(ValueError, match="give 0 <= lower <= upper <= extent"):
-        box_of("source", Box((4, 0), (2, 4)), (4, 4), 0, 1)
+        spread("source", Box((4, 0), (2, 4)), (4, 4), 0, 1)
