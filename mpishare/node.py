@@ -11,9 +11,9 @@ from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.report import host_pairs
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel, make_channel
-from mpishare.windows.event import Event, make_event
+from mpishare.windows.event import Event
 from mpishare.windows.launch import launch_kernel
-from mpishare.windows.pool import Pool, make_pool
+from mpishare.windows.pool import Pool
 from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
 from mpishare.windows.window import close_in_turn
@@ -384,7 +384,7 @@ class Node(NotPicklable):
             As `allocate`.
         """
         with self._context.agreement.collective():
-            return make_event(self._context, owner, waiters)
+            return Event(self._context, owner, waiters)
 
     def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
         """Make a pool of memory that one rank allocates array by array, and others open.
@@ -411,7 +411,7 @@ class Node(NotPicklable):
             As `allocate`.
         """
         with self._context.agreement.collective():
-            return make_pool(self._context, owner, max_nbytes)
+            return Pool(self._context, owner, max_nbytes)
 
     def channel(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
@@ -44,29 +44,52 @@ class Event(NodeObject):
 
     _kind = "event"
 
-    def __init__(
-        self,
-        context: NodeContext,
-        name: str,
-        owner: int,
-        waiters: tuple[int, ...],
-        counters: Counters,
-        events: list[Any],
-    ) -> None:
-        self.name = name
-        self.owner = owner
-        self.waiters = waiters
+    def __init__(self, context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> None:
+        call, backend = "Node.event", context.backend
+
+        def check() -> tuple[dict[str, Any], None]:
+            source = owner_of(context, call, owner)
+            ranks = receivers(context, call, source, waiters, ("owner", "waiters"))
+            for waiter in ranks if backend.has_streams else ():
+                if why := context.why_no_event(source, waiter):
+                    raise UnsupportedError(f"{call} failed: {why}")
+            return {"owner": source, "waiters": ranks}, None
+
+        source, ranks = agree(context, call, check)[0].values()
+        with undoing(context, call) as undo:
+
+            def create() -> tuple[list[Any], list[str]]:
+                if context.rank != source:
+                    return [], []
+                events, tokens = backend.events(_EVENTS)
+                undo.made.callback(backend.close_events, events)
+                return events, tokens
+
+            def open_them() -> tuple[list[Any], None]:
+                if context.rank not in ranks:
+                    return made, None
+                events = backend.open_events(tokens[source])
+                undo.opened.callback(backend.close_events, events)
+                return events, None
+
+            made, tokens = context.agreement.step_keeping(call, create)
+            events, _ = context.agreement.step_keeping(call, open_them)
+            counters = context.take_counters(call, SLOT_WORDS * context.size)
+        self.name = f"event {context.next_number('event')}"
+        self.owner: int = source
+        self.waiters: tuple[int, ...] = tuple(ranks)
         self._context = context
         self._counters = counters
         self._events = events
         self._rank = context.rank
         self._view = counters.view
-        self._waiter_slots = [SLOT_WORDS * rank for rank in waiters]
+        self._waiter_slots = [SLOT_WORDS * rank for rank in self.waiters]
         self._memory_barrier = context.memory_barrier
-        self._has_streams = context.backend.has_streams
+        self._has_streams = backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
-        self._chain = StreamChain(context.backend, name)
+        self._chain = StreamChain(backend, self.name)
         self._enter = self._chain.enter
+        context.register(self)
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the work enqueued on my stream so far. Owner only.
@@ -220,43 +243,3 @@ class Event(NodeObject):
         self._context.agreement.check()
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
-
-
-def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:
-    """Make an event. Collective; see `Node.event`."""
-    call = "Node.event"
-    agreement, backend = context.agreement, context.backend
-
-    def check() -> tuple[dict[str, Any], None]:
-        rank = owner_of(context, call, owner)
-        ranks = receivers(context, call, rank, waiters, ("owner", "waiters"))
-        for waiter in ranks if backend.has_streams else ():
-            if why := context.why_no_event(rank, waiter):
-                raise UnsupportedError(f"{call} failed: {why}")
-        return {"owner": rank, "waiters": ranks}, None
-
-    owner, ranks = agree(context, call, check)[0].values()
-    with undoing(context, call) as undo:
-
-        def create() -> tuple[list[Any], list[str]]:
-            if agreement.rank != owner:
-                return [], []
-            events, tokens = backend.events(_EVENTS)
-            undo.made.callback(backend.close_events, events)
-            return events, tokens
-
-        def open_them() -> tuple[list[Any], None]:
-            if agreement.rank not in ranks:
-                return made, None
-            events = backend.open_events(tokens[owner])
-            undo.opened.callback(backend.close_events, events)
-            return events, None
-
-        made, tokens = agreement.step_keeping(call, create)
-        events, _ = agreement.step_keeping(call, open_them)
-        counters = context.take_counters(call, SLOT_WORDS * context.size)
-    event = Event(
-        context, f"event {context.next_number('event')}", owner, tuple(ranks), counters, events
-    )
-    context.register(event)
-    return event

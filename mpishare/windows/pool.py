@@ -62,27 +62,74 @@ class Pool(NodeObject):
 
     _kind = "pool"
 
-    def __init__(
-        self,
-        context: NodeContext,
-        number: int,
-        owner: int,
-        key: bytes,
-        address: str,
-        blocks: OwnBlocks | OpenBlocks,
-        door: PoolDoor | None,
-    ) -> None:
-        self.name = f"pool {number}"
-        self.owner = owner
+    def __init__(self, context: NodeContext, owner: Any, max_nbytes: Any) -> None:
+        call = "Node.pool"
+
+        def check() -> tuple[dict[str, int], None]:
+            nbytes = 0 if max_nbytes is None else count_of(call, "max_nbytes", max_nbytes)
+            return {"owner": owner_of(context, call, owner), "max_nbytes": nbytes}, None
+
+        own, nbytes = agree(context, call, check)[0].values()
+        is_owner = context.rank == own
+        backend = context.backend
+        stream = backend.enter(None)[0]
+
+        def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+            return context.agreement.step_keeping(call, partial(_supported, call, work))
+
+        with ranges.span(call), undoing(context, call) as undo:
+            table_nbytes = BlockTable.nbytes_for(context.size)
+            steps = partial(context.agreement.step_keeping, call)
+            words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)
+            undo.local.callback(words.close)
+            if not is_owner:
+                words.close_file()  # its owner reserves the pages
+            table = BlockTable(words, context.rank, context.size, context.memory_barrier)
+
+            def create() -> tuple[tuple[OwnBlocks, PoolDoor] | None, list[str]]:
+                if not is_owner:
+                    return None, []
+                memory = backend.create_pool(nbytes)
+                undo.made.callback(memory.close)
+                fd = memory.export()
+                undo.lent.callback(os.close, fd)
+                lent = context.door.lend(fd)
+                undo.lent.callback(context.door.take_back, lent)
+                block = memory.allocate(1, stream)  # for the other ranks to try
+                undo.lent.callback(memory.free, [(block, 1, stream)])
+                # The proof that a handle is of this pool: the ranks have the key, and the door
+                # gives it to processes of this user alone.
+                secret = os.urandom(32)
+                blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
+                door = PoolDoor(context.door, secret, backend, blocks)
+                undo.local.callback(door.close)
+                token = memory.publish(block)
+                return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
+
+            def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | None], None]:
+                if made is not None:
+                    return made, None
+                fd = borrow(own, lent, context.agreement.timeout_s)
+                undo.lent.callback(os.close, fd)
+                memory = backend.import_pool(fd)
+                undo.opened.callback(memory.close)
+                memory.let_go(memory.open(bytes.fromhex(token), 1))
+                return (OpenBlocks(backend, memory, table), None), None
+
+            made, replies = step(create)
+            lent, token, key, address = replies[own]
+            (blocks, door), _ = step(import_it)
+        self.name = f"pool {context.next_number('pool')}"
+        self.owner: int = own
         self._context = context
-        self._key = key
-        self._address = address
+        self._key = bytes.fromhex(key)
+        self._address: str = address
         self._blocks = blocks
         self._door = door  # on the owner
         self._is_unmapped = False
         context.register(self)
         _pools[address] = weakref.ref(self)
-        log.info("%s made, of rank %d", self.name, owner)
+        log.info("%s made, of rank %d", self.name, own)
 
     # --- the owner
 
@@ -359,68 +406,6 @@ def enter(backend: Backend, call: str, stream: Any) -> tuple[int, Any]:
             f"{call} failed: the stream is being captured. Call it before the capture."
         )
     return number, keeper
-
-
-def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
-    """Make a pool. Collective; see `Node.pool`."""
-    call = "Node.pool"
-
-    def check() -> tuple[dict[str, int], None]:
-        nbytes = 0 if max_nbytes is None else count_of(call, "max_nbytes", max_nbytes)
-        return {"owner": owner_of(context, call, owner), "max_nbytes": nbytes}, None
-
-    own, nbytes = agree(context, call, check)[0].values()
-    is_owner = context.rank == own
-    backend = context.backend
-    stream = backend.enter(None)[0]
-
-    def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-        return context.agreement.step_keeping(call, partial(_supported, call, work))
-
-    with ranges.span(call), undoing(context, call) as undo:
-        table_nbytes = BlockTable.nbytes_for(context.size)
-        steps = partial(context.agreement.step_keeping, call)
-        words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)
-        undo.local.callback(words.close)
-        if not is_owner:
-            words.close_file()  # its owner reserves the pages
-        table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-
-        def create() -> tuple[tuple[OwnBlocks, PoolDoor] | None, list[str]]:
-            if not is_owner:
-                return None, []
-            memory = backend.create_pool(nbytes)
-            undo.made.callback(memory.close)
-            fd = memory.export()
-            undo.lent.callback(os.close, fd)
-            lent = context.door.lend(fd)
-            undo.lent.callback(context.door.take_back, lent)
-            block = memory.allocate(1, stream)  # for the other ranks to try
-            undo.lent.callback(memory.free, [(block, 1, stream)])
-            # The proof that a handle is of this pool: the ranks have the key, and the door gives it
-            # to processes of this user alone.
-            secret = os.urandom(32)
-            blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
-            door = PoolDoor(context.door, secret, backend, blocks)
-            undo.local.callback(door.close)
-            token = memory.publish(block)
-            return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
-
-        def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | None], None]:
-            if made is not None:
-                return made, None
-            fd = borrow(own, lent, context.agreement.timeout_s)
-            undo.lent.callback(os.close, fd)
-            memory = backend.import_pool(fd)
-            undo.opened.callback(memory.close)
-            memory.let_go(memory.open(bytes.fromhex(token), 1))
-            return (OpenBlocks(backend, memory, table), None), None
-
-        made, replies = step(create)
-        lent, token, key, address = replies[own]
-        (blocks, door), _ = step(import_it)
-    number = context.next_number("pool")
-    return Pool(context, number, own, bytes.fromhex(key), address, blocks, door)
 
 
 def pool_here(address: str) -> Pool | None:
