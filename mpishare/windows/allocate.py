@@ -92,12 +92,16 @@ def make_window(
     source: Source | None,
     *,
     name: str | None = None,
+    words: int = 0,
     is_part: bool = False,
 ) -> Window:
     """Make a window of the segments of some ranks; `source` is of this one. Collective."""
     lots = [[{0: segments[rank]}] if rank in segments else [] for rank in range(context.size)]
     mine = [] if source is None else [source]
-    return make_windows(context, call, 1, lots, owner, mine, name=name, is_part=is_part)[0]
+    (window,) = make_windows(
+        context, call, 1, lots, owner, mine, name=name, words=words, is_part=is_part
+    )
+    return window
 
 
 def make_windows(
@@ -109,12 +113,14 @@ def make_windows(
     sources: Sequence[Source],
     *,
     name: str | None = None,
+    words: int = 0,
     is_part: bool = False,
 ) -> list[Window]:
     """Allocate, share the handles, and map, each on all ranks before any goes on. Collective.
 
     `lots` has the memories of each rank; `sources` has for each window what becomes this rank's
-    segment. A window that `is_part` of another object is closed by that.
+    segment. A window that `is_part` of another object is closed by that, which may use its counters
+    in place of its epochs: then it has so many `words` at least.
     """
     layouts, handles, memories = ([dict[int, Any]() for _ in range(count)] for _ in range(3))
     with ranges.span(call), undoing(context, call) as undo:
@@ -129,7 +135,8 @@ def make_windows(
         if name is not None:
             publication = Publication(context, call, name, layouts[0], handles[0])
             undo.local.callback(publication.discard)
-        counters = [context.take_counters(call, epoch_counters(context.size)) for _ in layouts]
+        words = max(words, epoch_counters(context.size))
+        counters = [context.take_counters(call, words) for _ in layouts]
     return [
         Window(context, *each, owner, publication=publication, is_part=is_part)
         for each in zip(counters, layouts, memories, handles, strict=True)

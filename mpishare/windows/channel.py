@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpishare.backends import handle_of
-from mpishare.coordination.counters import NO_COUNTERS, Counters
+from mpishare.coordination.counters import NO_COUNTERS
 from mpishare.errors import format_nbytes
 from mpishare.memory.arguments import require_bool
 from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
-from mpishare.windows.deal import DealtGet, DealtPut, dealt_counters
+from mpishare.windows.deal import DealtGet, DealtPut
 from mpishare.windows.names import check_name
 from mpishare.windows.page import MOST_LAG
 from mpishare.windows.publication import Publication
-from mpishare.windows.slots import Block, Get, Put, Ring, free_at
+from mpishare.windows.slots import WORDS, Block, Get, Put, Ring, free_at
 from mpishare.windows.undo import Undo, undoing
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class Channel(NodeObject):
         producer: int,
         consumers: tuple[int, ...],
         window: Window,
-        counters: Counters,
         *,
         deal: bool,
         publication: Publication | None = None,
@@ -88,16 +87,15 @@ class Channel(NodeObject):
         self._context = context
         self._check = context.agreement.check
         self._window = window
-        self._counters = counters
+        self._counters = window._counters
         self._sending: Put | None = None
         self._receiving: Get | None = None
         # With an ellipsis, since a frame may have no axes.
         arrays = [window.array[i, ...] for i in range(self.slots)]
-        ring = Ring(context, self.name, counters, arrays)
+        ring = Ring(context, self.name, self._counters, arrays)
         if context.rank == producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
-            is_dealt = deal and consumers
-            self._sending = DealtPut(ring, consumers) if is_dealt else Put(ring, awaited)
+            self._sending = (DealtPut if deal and consumers else Put)(ring, awaited)
             self._sending.publication = publication
         elif context.rank in consumers:
             place = consumers.index(context.rank)
@@ -268,21 +266,16 @@ class Channel(NodeObject):
 
         with context.agreement.collective():
             context.agreement.step(call, finish)
-            counters, window, publication = self._counters, self._window, self._publication
+            publication = self._publication
             viewers = [] if publication is None else publication.let_go(call)
             if viewers:  # they map the copies on a GPU
                 context.retained.append(lambda: publication is None or not publication.let_go(call))
             self._publication = None
             self._abandon()
-            # No stream writes them any more; all ranks join the following steps before one takes
-            # them.
-            if context.rank == 0:
-                context.counter_pool.clear(counters)
             with warnings.catch_warnings():
                 # A loop over the frames leaves its variable bound to the last one.
                 warnings.simplefilter("ignore", ResourceWarning)
-                window.close()
-            context.counter_pool.give(counters)
+                self._window.close()
         log.debug("%s closed", self.name)
 
     @property
@@ -376,15 +369,13 @@ def make_channel(
     # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
     segments = {owner: ArrayLayout((same["slots"], *same["shape"]), np.dtype(dtype))}
-    count = (dealt_counters if deal and ranks else free_at)(len(ranks))
-    counters = context.take_counters(call, count)
+    words = WORDS * (len(ranks) or 1)
     with undoing(context, call) as undo:
-        undo.local.callback(context.counter_pool.give, counters)
         mine = Source(segments[owner]) if context.rank == owner else None
-        window = make_window(context, call, segments, owner, mine, is_part=True)
+        window = make_window(context, call, segments, owner, mine, words=words, is_part=True)
         undo.made.callback(window.close)
         publication = None if name is None else _publish(context, call, window, same, undo)
-    return Channel(context, source, ranks, window, counters, deal=deal, publication=publication)
+    return Channel(context, source, ranks, window, deal=deal, publication=publication)
 
 
 def _publish(

@@ -15,37 +15,27 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.deadlock import find_cycle
 from mpishare.coordination.poll import SPINS
 from mpishare.errors import EpochError
-from mpishare.windows.slots import ENDED, FREE, FULL, SENT, Get, Put
+from mpishare.windows.slots import ASKED, ENDED, FREE, FULL, SENT, WORDS, Get, Put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpishare.windows.slots import Ring
 
 _SLOT = SENT + 1
-_ASKED = FREE + SLOT_WORDS
-_WORDS = _ASKED + SLOT_WORDS  # of one consumer
-
-
-def dealt_counters(consumers: int) -> int:
-    """Return the number of counters of a channel with so many consumers."""
-    return _WORDS * consumers
 
 
 class DealtPut(Put):
     """The producer's end: a block is entered with any free slot, and left with a frame dealt."""
 
-    def __init__(self, ring: Ring, consumers: Sequence[int]) -> None:
-        self._begins = [_WORDS * place for place in range(len(consumers))]
-        awaited = {rank: at + FREE for rank, at in zip(consumers, self._begins, strict=True)}
-        mine = [at + FULL for at in self._begins]
-        super().__init__(ring, awaited, mine)
+    def __init__(self, ring: Ring, awaited: dict[int, int]) -> None:
+        self._begins = [at - FREE for at in awaited.values()]
+        super().__init__(ring, awaited, [at + FULL for at in self._begins])
         self._wait_for_stream = ring.context.wait_until
-        self._dealt = [0] * len(consumers)
+        self._dealt = [0] * len(awaited)
         # The consumer of each slot's last frame, and the number of this frame among its own.
         self._last = [(0, 0)] * len(ring.arrays)
         self._slot = self._chosen = 0
@@ -113,7 +103,7 @@ class DealtPut(Put):
             place = (chosen + step) % count
             at, number = self._begins[place], dealt[place]
             unfinished = number - view[at + FREE]
-            if view[at + _ASKED] > number and -1 < unfinished < fewest:
+            if view[at + ASKED] > number and -1 < unfinished < fewest:
                 fewest, self._chosen = unfinished, place
         return fewest < ENDED
 
@@ -166,13 +156,13 @@ class DealtGet(Get):
     """A consumer's end, on its own counters alone: entering a block asks for a frame."""
 
     def __init__(self, ring: Ring, producer: int, place: int) -> None:
-        whole, begin = ring.counters, _WORDS * place
-        view, address = whole.view[begin : begin + _WORDS], whole.address + 8 * begin
+        whole, begin = ring.counters, WORDS * place
+        view, address = whole.view[begin : begin + WORDS], whole.address + 8 * begin
         mine = whole._replace(view=view, address=address)
         super().__init__(ring._replace(counters=mine), producer, 0)
 
     def __enter__(self) -> Any:
         if not self.is_over:
-            self._view[_ASKED] = self._count + 1
+            self._view[ASKED] = self._count + 1
         super().__enter__()
         return self._arrays[self._view[_SLOT]]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # stream is finite, and a host that fills it would wait in the driver, without a deadline.
 AHEAD = 64
 
-FULL, SENT, FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
+WORDS = 4 * SLOT_WORDS  # of each consumer; all of them look at `full` and `sent` of the first
+FULL, SENT, FREE, ASKED = range(0, WORDS, SLOT_WORDS)  # the places of the counters among them
 # Added to the counter of a rank that sends or takes no more frames.
 ENDED = 1 << 61
 
@@ -273,4 +274,4 @@ class Get(Block):
 
 
 def free_at(place: int) -> int:
-    return FREE + SLOT_WORDS * place
+    return WORDS * place + FREE

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mpishare import EpochError, MismatchError, PeerError
-from mpishare.windows.deal import _ASKED
+from mpishare.windows.slots import ASKED
 from tests.helpers.latch import within
 
 TWO, THREE = pytest.mark.ranks(min=2), pytest.mark.ranks(min=3)
@@ -20,7 +20,7 @@ def deal(channel, values):
 def all_ask(channel):
     view, end = channel._counters.view, channel._sending
     pairs = zip(end._begins, end._dealt, strict=True)
-    return all(view[at + _ASKED] > dealt for at, dealt in pairs)
+    return all(view[at + ASKED] > dealt for at, dealt in pairs)
 
 
 @TWO
