@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -77,7 +76,7 @@ class Channel(NodeObject):
         self.deal = deal
         number = context.next_number("channel")
         self.name = window.name = publication.name if publication else f"channel {number}"
-        self._publication = publication
+        window._publication = publication  # which is closed with it
         self.producer: int = producer
         self.consumers: tuple[int, ...] = consumers
         self.slots: int = window.shape[0]
@@ -266,16 +265,8 @@ class Channel(NodeObject):
 
         with context.agreement.collective():
             context.agreement.step(call, finish)
-            publication = self._publication
-            viewers = [] if publication is None else publication.let_go(call)
-            if viewers:  # they map the copies on a GPU
-                context.retained.append(lambda: publication is None or not publication.let_go(call))
-            self._publication = None
             self._abandon()
-            with warnings.catch_warnings():
-                # A loop over the frames leaves its variable bound to the last one.
-                warnings.simplefilter("ignore", ResourceWarning)
-                self._window.close()
+            self._window.close()
         log.debug("%s closed", self.name)
 
     @property
@@ -285,9 +276,6 @@ class Channel(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         self._context.unregister(self)
-        if self._publication is not None:
-            self._publication.abandon()
-            self._publication = None
         if (end := self._end) is not None:
             end.close()
         # The blocks hold arrays, and an open one may outlive the channel.

@@ -74,6 +74,7 @@ class Window(Epochs, NodeObject):
         self._lent: Any = None
         self._viewers: list[int] = []
         self._device: Any = None  # a `WindowDevice`, if the window has signals
+        self._is_part = is_part
         self._home = context.rank if owner is None else owner
         self.owner = owner
         home = segments[self._home]
@@ -307,6 +308,8 @@ class Window(Epochs, NodeObject):
                 close_windows(self._context, [self])
 
     def _warn_if_kept(self, *, is_held: bool) -> None:
+        if self._is_part:
+            return  # of a channel: a loop over its frames leaves its variable bound to the last one
         viewers = self._viewers if self._context.rank == 0 else []
         name = f"{self.name} of shape {self.shape}"
         warn_if_kept(self._context, name, viewers, is_held=is_held, stacklevel=4)

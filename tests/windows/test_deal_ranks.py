@@ -155,7 +155,7 @@ def test_an_interrupt_behind_a_frame_that_is_sent_loses_none(node, monkeypatch):
     if node.rank == channel.producer:
         for value in range(20):
             with monkeypatch.context() as patched:
-                patched.setattr(channel._publication, "take", interrupt)
+                patched.setattr(channel._window._publication, "take", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     deal(channel, [value])
         channel.end()

@@ -205,7 +205,7 @@ def dying_amid_frames(stage: Stage, names: list[str]) -> None:
     node = stage.node()
     channels = [node.channel(4, name=name, consumers=[]) for name in names]
     if stage.rank == 0:
-        while len(channels[1]._publication._opening.leases("attaches")) < 2:
+        while len(channels[1]._window._publication._opening.leases("attaches")) < 2:
             time.sleep(0.01)
         for channel in channels:
             for value in range(2):
