@@ -10,7 +10,7 @@ from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.report import host_pairs
 from mpishare.windows.allocate import allocate
-from mpishare.windows.channel import Channel, make_channel
+from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
 from mpishare.windows.launch import launch_kernel
 from mpishare.windows.pool import Pool
@@ -460,9 +460,7 @@ class Node(NotPicklable):
             As `allocate`.
         """
         with self._context.agreement.collective():
-            return make_channel(
-                self._context, shape, dtype, slots, producer, consumers, deal, name, lag
-            )
+            return Channel(self._context, shape, dtype, slots, producer, consumers, deal, name, lag)
 
     def launch(
         self,

@@ -66,19 +66,56 @@ class Channel(NodeObject):
     def __init__(
         self,
         context: NodeContext,
-        producer: int,
-        consumers: tuple[int, ...],
-        window: Window,
-        *,
-        deal: bool,
-        publication: Publication | None = None,
+        shape: Any,
+        dtype: Any,
+        slots: Any,
+        producer: Any,
+        consumers: Sequence[int] | None,
+        deal: Any,
+        name: Any,
+        lag: Any,
     ) -> None:
-        self.deal = deal
+        call = "Node.channel"
+
+        def check() -> tuple[dict[str, Any], None]:
+            frame = check_layout(context, call, shape, dtype)
+            source = owner_of(context, call, producer)
+            ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
+            is_dealt = require_bool(f"{call} failed: ", "deal", deal)
+            default = 2 * len(ranks) or 1 if is_dealt else _SLOTS
+            count = default if slots is None else count_of(call, "slots", slots)
+            # All of them can be addressed.
+            check_layout(context, call, (count, *frame.shape), dtype)
+            same = {
+                "shape": frame.shape,
+                "dtype": str(frame.dtype),
+                "slots": count,
+                "producer": source,
+                "consumers": ranks,
+                "deal": is_dealt,
+                "name": check_name(call, name),
+                "lag": count_of(call, "lag", lag, MOST_LAG),
+            }
+            return same, None
+
+        same, _ = agree(context, call, check)
+        context.release_retained()  # else a loop of channels would keep the slots of each
+        source, ranks = same["producer"], tuple(same["consumers"])
+        # With one consumer, in its memory: then stores cross the link, and no loads.
+        owner = ranks[0] if len(ranks) == 1 else source
+        segments = {owner: ArrayLayout((same["slots"], *same["shape"]), np.dtype(dtype))}
+        words = WORDS * (len(ranks) or 1)
+        with undoing(context, call) as undo:
+            mine = Source(segments[owner]) if context.rank == owner else None
+            window = make_window(context, call, segments, owner, mine, words=words, is_part=True)
+            undo.made.callback(window.close)
+            publication = None if name is None else _publish(context, call, window, same, undo)
         number = context.next_number("channel")
         self.name = window.name = publication.name if publication else f"channel {number}"
         window._publication = publication  # which is closed with it
-        self.producer: int = producer
-        self.consumers: tuple[int, ...] = consumers
+        self.producer: int = source
+        self.consumers: tuple[int, ...] = ranks
+        self.deal: bool = same["deal"]
         self.slots: int = window.shape[0]
         self.shape: tuple[int, ...] = window.shape[1:]
         self.dtype: np.dtype[Any] = window.dtype
@@ -89,28 +126,33 @@ class Channel(NodeObject):
         self._counters = window._counters
         self._sending: Put | None = None
         self._receiving: Get | None = None
-        # With an ellipsis, since a frame may have no axes.
-        arrays = [window.array[i, ...] for i in range(self.slots)]
-        ring = Ring(context, self.name, self._counters, arrays)
-        if context.rank == producer:
-            awaited = {rank: free_at(place) for place, rank in enumerate(consumers)}
-            self._sending = (DealtPut if deal and consumers else Put)(ring, awaited)
-            self._sending.publication = publication
-        elif context.rank in consumers:
-            place = consumers.index(context.rank)
-            self._receiving = (DealtGet if deal else Get)(ring, producer, place)
+        self._open_end()
         context.register(self)
         log.info(
             "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
             self.name,
-            producer,
-            list(consumers),
+            source,
+            list(ranks),
             self.slots,
             self.shape,
             self.dtype,
             format_nbytes(self.nbytes),
-            window.owner,
+            owner,
         )
+
+    def _open_end(self) -> None:
+        """Make the blocks of this rank, if it is an end."""
+        rank, window = self._context.rank, self._window
+        # With an ellipsis, since a frame may have no axes.
+        arrays = [window.array[i, ...] for i in range(self.slots)]
+        ring = Ring(self._context, self.name, self._counters, arrays)
+        if rank == self.producer:
+            awaited = {rank: free_at(place) for place, rank in enumerate(self.consumers)}
+            self._sending = (DealtPut if self.deal and awaited else Put)(ring, awaited)
+            self._sending.publication = window._publication
+        elif rank in self.consumers:
+            place = self.consumers.index(rank)
+            self._receiving = (DealtGet if self.deal else Get)(ring, self.producer, place)
 
     def put(self, stream: Stream | None = None) -> Put:
         """Return the block in which the producer writes the next frame. Producer only.
@@ -315,55 +357,6 @@ class Channel(NodeObject):
             f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
             f"slots={self.slots}{self._state()}>"
         )
-
-
-def make_channel(
-    context: NodeContext,
-    shape: Any,
-    dtype: Any,
-    slots: Any,
-    producer: Any,
-    consumers: Sequence[int] | None,
-    deal: Any,
-    name: Any,
-    lag: Any,
-) -> Channel:
-    """Make a channel. Collective; see `Node.channel`."""
-    call = "Node.channel"
-
-    def check() -> tuple[dict[str, Any], None]:
-        frame = check_layout(context, call, shape, dtype)
-        source = owner_of(context, call, producer)
-        ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
-        is_dealt = require_bool(f"{call} failed: ", "deal", deal)
-        default = 2 * len(ranks) or 1 if is_dealt else _SLOTS
-        count = default if slots is None else count_of(call, "slots", slots)
-        check_layout(context, call, (count, *frame.shape), dtype)  # all of them can be addressed
-        same = {
-            "shape": frame.shape,
-            "dtype": str(frame.dtype),
-            "slots": count,
-            "producer": source,
-            "consumers": ranks,
-            "deal": is_dealt,
-            "name": check_name(call, name),
-            "lag": count_of(call, "lag", lag, MOST_LAG),
-        }
-        return same, None
-
-    same, _ = agree(context, call, check)
-    context.release_retained()  # else a loop of channels would keep the slots of each
-    source, ranks = same["producer"], tuple(same["consumers"])
-    # With one consumer, in its memory: then stores cross the link, and no loads.
-    owner = ranks[0] if len(ranks) == 1 else source
-    segments = {owner: ArrayLayout((same["slots"], *same["shape"]), np.dtype(dtype))}
-    words = WORDS * (len(ranks) or 1)
-    with undoing(context, call) as undo:
-        mine = Source(segments[owner]) if context.rank == owner else None
-        window = make_window(context, call, segments, owner, mine, words=words, is_part=True)
-        undo.made.callback(window.close)
-        publication = None if name is None else _publish(context, call, window, same, undo)
-    return Channel(context, source, ranks, window, deal=deal, publication=publication)
 
 
 def _publish(
