@@ -87,4 +87,4 @@ class _Copy(Variant):
 
     def close(self) -> None:
         # The case closes the window, which must have no views left.
-        del self.step, self._received
+        del self._received

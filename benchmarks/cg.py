@@ -24,7 +24,7 @@ from benchmarks.links import Links, mpi_links, mpishare_links, nccl_links, stage
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
-from mpishare.bench.measure import BlockSize, time_each
+from mpishare.bench.measure import time_batches
 from mpishare.bench.report import UPPER_BOUND, Clock
 from mpishare.bench.session import Bound, Session, do_nothing, in_turn
 from scripts.applications.poisson import Poisson, poisson
@@ -86,16 +86,15 @@ class Solve(Variant):
     def verify(self, token: int) -> None:  # noqa: ARG002
         self.problem.verify()
 
-    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+    def time_block(self, session: Session, clock: Clock, iters: int) -> list[float]:  # noqa: ARG002
         samples_s = []
         for _ in range(session.options.iters or _SOLVES):
             session.line_up()
-            (solve_s,) = time_each(self.step, session.synchronize, 1)
+            (solve_s,) = time_batches(self.step, session.synchronize, 1)
             samples_s.append(solve_s / int(self.problem.passes[0]))
         return samples_s
 
     def close(self) -> None:
-        self.session.synchronize()
         self._free()
         del self.advance, self._free
         self.links.close()

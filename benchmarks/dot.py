@@ -54,7 +54,6 @@ class _Dot(Variant):
         self.check.add(float(self._out[0]) != float(_COUNT) * (self._size * token + self._ranks))
 
     def close(self) -> None:
-        self._session.synchronize()
         self._free()
 
 

@@ -112,7 +112,10 @@ class _InTurn(_Others):
     def checked_step(self, token: int) -> None:
         self.fields = self._other(self.fields)
         self.poison()
-        self.check_around(lambda: self.exchange(*self.fields), token)
+        super().checked_step(token)
+
+    def move(self) -> None:
+        self.exchange(*self.fields)
 
 
 def any_by_sendrecv(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Call]:

@@ -22,11 +22,13 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.catalog import UPPER_BOUNDS
+from benchmarks.upper_bounds import Launch
 from mpishare.bench.cases import Case
-from mpishare.bench.comparison import Comparison, Make, Wrapper
+from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.grid import Block, Exchange, Grid
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
-from mpishare.bench.measure import BlockSize, time_batches
+from mpishare.bench.library import captured
+from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent, waitany
 from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
 from mpishare.bench.session import Bound, Session, do_nothing
@@ -68,13 +70,11 @@ def run_calls(session: Session, case: Case) -> None:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
         grid = Grid(session, block)
-        make = partial(_Calls, partial(Exchange, grid, halo_exchange))
+        make = partial(_CallsOfHalo, grid, halo_exchange)
         comparison.add(name, make, nbytes=block.face_nbytes, unfit=grid.unfit)
     if comparison.includes(UPPER_BOUNDS):
-        from benchmarks.upper_bounds import graph_launch
-
-        launch, unfit = graph_launch(session)
-        comparison.add("graph launch", partial(_Calls, launch), kind=UPPER_BOUND, unfit=unfit)
+        launch = captured(session, partial(_CallsOfLaunch, session))
+        comparison.add("graph launch", launch, kind=UPPER_BOUND)
     comparison.run()
 
 
@@ -95,26 +95,25 @@ def _last_axis(grid: Grid) -> Exchange[Grid]:
     return made
 
 
-class _Calls(Wrapper):
-    """The calls of a variant, timed until they return and not until the stream is done."""
+class _Calls(Variant):
+    """Calls that are timed until they return, and not until the stream is done."""
 
     is_calibrated = False
 
-    def __init__(self, make: Make) -> None:
-        super().__init__(make())
-        # The call inside of the step, with as little around it as possible.
-        self.step = self.inner.step
-
-    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+    def time_block(self, session: Session, clock: Clock, iters: int) -> list[float]:  # noqa: ARG002
         samples_s = []
         for _ in range(_BATCHES):
             session.line_up()
             samples_s += time_batches(self.step, do_nothing, 1, _CALLS)
         return samples_s
 
-    def close(self) -> None:
-        del self.step
-        super().close()
+
+class _CallsOfHalo(_Calls, Exchange[Grid]):
+    """Calls of `HaloExchange.exchange`."""
+
+
+class _CallsOfLaunch(_Calls, Launch):
+    """Calls that launch a graph."""
 
 
 def _naive(grid: Grid, *fields: Any) -> Bound:

@@ -21,7 +21,7 @@ from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import add_with_graphs, included, open_library
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Call, Session
+from mpishare.bench.session import Session
 from mpishare.coordination.poll import poll
 from mpishare.errors import counted
 
@@ -247,7 +247,6 @@ class _ByKernel(_Between):
         stream.synchronize()
 
     def close(self) -> None:
-        self.pair.session.synchronize()
         # Views of what is freed.
         self.here = self.source = self.launch = None  # type: ignore[assignment]
         while self.owned:
@@ -326,13 +325,13 @@ class _Ping(_ByKernel):
         self.check.add(self.bad[0])
         self.bad.fill(0)
 
-    def check_around(self, step: Call, token: int) -> None:
+    def checked_step(self, token: int) -> None:
         session = self.pair.session
         self.fill(token)
         self.poison()
         session.line_up()  # the first word may land at once
         self.compared = self.expected
-        step()
+        self.step()
         self.compared = _NULL
         session.line_up()
         self.verify(token)

@@ -105,9 +105,6 @@ class WindowRing(Exchange[Ring]):
         """Move both faces, also where the step does not."""
         self.step()
 
-    def checked_step(self, token: int) -> None:
-        self.check_around(self.move, token)
-
     def close(self) -> None:
         super().close()
         del self.to_left, self.to_right

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
-from mpishare.bench.comparison import Comparison, Make
-from mpishare.bench.grid import Exchange, Problem
+from mpishare.bench.comparison import Comparison, Make, Variant
+from mpishare.bench.grid import Problem
 from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
-from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
+from mpishare.bench.session import Bound, Session, do_nothing, in_turn
 from mpishare.bench.staged import copy_call
 
 _BLOCK = 512
@@ -32,7 +32,9 @@ _FLAG_WORDS = 16
 def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
     """Enter the upper bounds of moving as many bytes to each neighbor. Collective."""
     session, nbytes = problem.session, problem.side_nbytes
-    ring, refusal = _ring(session, nbytes)
+    ring = Ring(session, nbytes)
+    is_whole = session.node.size == session.comm.size
+    refusal = ring.unfit if is_whole else "a ceiling is that of one node"
     device = session.node.device
     is_shared = session.ranks_per_gpu > 1 and device is not None and not device.mps
     spins = "it spins, and ranks share a GPU without MPS" if is_shared else None
@@ -42,25 +44,13 @@ def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
 
     add("copy engine", partial(_Copies, ring), 2 * nbytes, refusal)
     add("SM stores", captured(session, partial(_Stores, ring)), 2 * nbytes, refusal)
-    add("graph launch", captured(session, partial(_Launch, ring, _nothing)), 0, refusal)
+    add("graph launch", captured(session, partial(Launch, session)), 0, refusal)
     add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
 
 
-def graph_launch(session: Session) -> tuple[Make, str | None]:
-    """Return what makes the launch of an empty kernel, and why it cannot run or None."""
-    ring, refusal = _ring(session, 8)
-    return captured(session, partial(_Launch, ring, _nothing)), refusal
-
-
-def _ring(session: Session, nbytes: int) -> tuple[Ring, str | None]:
-    ring = Ring(session, nbytes)
-    is_whole = session.node.size == session.comm.size
-    return ring, ring.unfit if is_whole else "a ceiling is that of one node"
-
-
-def _kernel(ring: Ring, name: str) -> Any:
+def _kernel(session: Session, name: str) -> Any:
     code = Path(__file__).with_suffix(".cu").read_text()
-    return ring.node.xp.RawModule(code=code).get_function(name)
+    return session.node.xp.RawModule(code=code).get_function(name)
 
 
 class _Stores(WindowRing):
@@ -70,15 +60,14 @@ class _Stores(WindowRing):
         threads = -(-ring.words // _WORDS_PER_THREAD)
         blocks = min(-(-threads // _BLOCK), _MAX_BLOCKS)
         arguments = self.to_left[0], self.to_right[0], fields[0], np.int64(ring.words)
-        return partial(_kernel(ring, "store"), (blocks, 2), (_BLOCK,), arguments), do_nothing
+        return partial(
+            _kernel(ring.session, "store"), (blocks, 2), (_BLOCK,), arguments
+        ), do_nothing
 
-    def check_around(self, step: Call, token: int) -> None:
-        self.fill(token)
+    def move(self) -> None:
         self.window.fence()
-        step()
+        self.step()
         self.window.fence()
-        self.verify(token)
-        self.poison()
 
 
 class _Copies(_Stores):
@@ -90,34 +79,35 @@ class _Copies(_Stores):
         return in_turn(*(copy_call(ring.session, to, face) for to, face in pairs)), do_nothing
 
 
-class _Launch(Exchange[Ring]):
-    """A kernel that moves no faces: there is nothing to check."""
+class Launch(Variant):
+    """The launch of an empty kernel: there is nothing to check."""
 
     moves = False
 
-    def check_around(self, step: Call, token: int) -> None:  # noqa: ARG002
-        step()
+    def __init__(self, session: Session) -> None:
+        self.step = partial(_kernel(session, "nothing"), (1,), (1,), ())
+
+    def checked_step(self, token: int) -> None:  # noqa: ARG002
+        self.step()
+
+    def wrong(self) -> int:
+        return 0
 
 
-def _nothing(ring: Ring, *_: Any) -> Bound:
-    return partial(_kernel(ring, "nothing"), (1,), (1,), ()), do_nothing
-
-
-class _Hop(_Launch):
+class _Hop(Launch):
     """A number to both neighbors, and theirs back; checked by the numbers, which it counts."""
 
     def __init__(self, ring: Ring) -> None:
-        node = ring.node
-        self._window = node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
-        self._launches = node.xp.zeros(1, "u8")
-        super().__init__(ring, self._hop)
-
-    def _hop(self, ring: Ring, *_: Any) -> Bound:
+        self._window = ring.node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
+        self._launches = ring.node.xp.zeros(1, "u8")
         to_left = self._window.segment(ring.left)[LEFTWARD]
         to_right = self._window.segment(ring.right)[RIGHTWARD]
         arguments = to_left, to_right, self._window.array, self._launches
-        return partial(_kernel(ring, "hop"), (1,), (1,), arguments), self._window.close
+        self.step = partial(_kernel(ring.session, "hop"), (1,), (1,), arguments)
 
     def wrong(self) -> int:
         # The neighbors that have written less than this rank.
         return int((self._window.array[:, 0] < self._launches).sum())
+
+    def close(self) -> None:
+        self._window.close()

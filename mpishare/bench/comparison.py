@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpishare.bench.cases import BASELINES, Case
-from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
+from mpishare.bench.measure import batches_of, iterations, max_over_ranks, time_batches
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
 from mpishare.bench.session import Call, Session
 from mpishare.bench.signals import StoppedError
@@ -41,7 +41,8 @@ class Variant:
 
     #: Counts wrong words: a `Tally`, or what has its `wrong`.
     check: Any
-    #: Does once what is timed: a method, or where it is one call that call, with nothing around it.
+    #: Does once what is timed: a method, or where it is one call that call, with nothing around it,
+    #: or the launch of a graph. It is deleted before `close`.
     step: Call
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
@@ -66,42 +67,26 @@ class Variant:
         return int(self.check.wrong())
 
     def checked_step(self, token: int) -> None:
-        """Do one step with data, verify what arrived, and poison it for the next."""
-        self.check_around(self.step, token)
-
-    def check_around(self, step: Call, token: int) -> None:
-        """Do the same with `step` in place of this variant's own: a graph of it, for example."""
+        """Move data once, verify what arrived, and poison it for the next."""
         self.fill(token)
-        step()
+        self.move()
         self.verify(token)
         self.poison()
 
-    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:
+    def move(self) -> None:
+        """Do a step, with what moves data where that alone does not."""
+        self.step()
+
+    def time_block(self, session: Session, clock: Clock, iters: int) -> list[float]:
         """Run one timed block after its warm-up and return the samples in seconds."""
         for _ in range(session.options.warmup):
             self.step()
         session.line_up()
-        if clock == "latency":
-            samples_s = time_each(self.step, session.synchronize, size.iters)
-        else:
-            samples_s = time_batches(self.step, session.synchronize, size.batches, size.batch)
+        samples_s = time_batches(self.step, session.synchronize, *batches_of(clock, iters))
         return [each / self.steps for each in samples_s]
 
     def close(self) -> None:
-        """Free what the variant made."""
-
-
-class Wrapper(Variant):
-    """A variant that runs the step of another one in its own way, and is checked as that one is."""
-
-    def __init__(self, inner: Variant) -> None:
-        self.inner = inner
-        self.moves, self.steps = inner.moves, inner.steps
-        for name in ("fill", "poison", "verify", "check_around", "wrong"):
-            setattr(self, name, getattr(inner, name))
-
-    def close(self) -> None:
-        self.inner.close()
+        """Free what the variant made, of which the stream needs nothing any more."""
 
 
 class Comparison:
@@ -240,7 +225,7 @@ class _Timed:
     variant: Variant = field(default_factory=Variant)  # an empty one where it was not made
     is_wrong: bool = False
     token: int = 0
-    size: BlockSize = field(default_factory=lambda: block_size(None, 1.0))
+    iters: int = 1
 
     def start(self) -> None:
         """Make the variant, or find out why that fails."""
@@ -272,12 +257,12 @@ class _Timed:
         step_s = self._trial(_FIRST_TRIAL).min()
         if step_s < _SHORT_S:
             step_s = np.median(self._trial(_SECOND_TRIAL))
-        self.size = block_size(self.session.options.iters, float(step_s))
+        self.iters = self.session.options.iters or iterations(float(step_s))
 
     def _trial(self, count: int) -> NDArray[np.float64]:
         session = self.session
         session.line_up()
-        samples_s = time_each(self.variant.step, session.synchronize, count)
+        samples_s = time_batches(self.variant.step, session.synchronize, count)
         return max_over_ranks(session.comm, samples_s)
 
     def time(self) -> None:
@@ -295,7 +280,7 @@ class _Timed:
             variant.poison()
             session.line_up()
         try:
-            self.samples_s[clock] += variant.time_block(session, clock, self.size)
+            self.samples_s[clock] += variant.time_block(session, clock, self.iters)
         except RefusedError as refused:
             self.reason = str(refused)
             return
@@ -318,4 +303,7 @@ class _Timed:
         return rows
 
     def close(self) -> None:
+        self.session.synchronize()
+        # It may be a graph, or hold views of what is closed.
+        vars(self.variant).pop("step", None)
         self.variant.close()

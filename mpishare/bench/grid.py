@@ -188,8 +188,7 @@ class Exchange(Variant, Generic[P]):
         self.check.verify(self.current(), token)
 
     def close(self) -> None:
-        self.problem.session.synchronize()
-        del self.step, self.fields
+        del self.fields
         self._free()
         del self._free  # windows must have no views left
         for window in reversed(self.windows):

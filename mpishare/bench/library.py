@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpishare.bench.cases import BASELINES, TRIALS, Way
-from mpishare.bench.comparison import Comparison, Variant, Wrapper
+from mpishare.bench.comparison import Comparison, Make, Variant
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
@@ -45,23 +45,15 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         raise UnsupportedError(f"cannot be captured into a graph: {exc}") from exc
 
 
-class Captured(Wrapper):
-    """The step of `inner` as one graph. Collective, see `capture`."""
+def captured(session: Session, make: Make) -> Make:
+    """Return what makes a variant, and one graph of its step. Collective, see `capture`."""
 
-    def __init__(self, session: Session, inner: Variant) -> None:
-        super().__init__(inner)
-        self._synchronize = session.synchronize
-        self.step = partial(capture(session, inner.step).launch, session.stream)
+    def made() -> Variant:
+        variant = make()
+        variant.step = partial(capture(session, variant.step).launch, session.stream)
+        return variant
 
-    def close(self) -> None:
-        self._synchronize()
-        del self.step
-        super().close()
-
-
-def captured(session: Session, make: Callable[[], Variant]) -> Callable[[], Variant]:
-    """Return what makes a variant, and captures its step."""
-    return lambda: Captured(session, make())
+    return made
 
 
 @dataclass(frozen=True)
@@ -240,7 +232,7 @@ def add_libraries(comparison: Comparison, problem: Problem) -> None:
             if way.in_place and problem.has_buffers:
                 continue  # these are put into memory of the library anyway
             library, refusal = open_library(problem.session, getattr(module, way.kind))
-            make: Callable[[], Variant] = partial(LibraryExchange, problem, library, way)
+            make: Make = partial(LibraryExchange, problem, library, way)
             if way.is_captured:
                 make = captured(problem.session, make)
             comparison.add(variant, make, kind=BASELINE, unfit=refusal)

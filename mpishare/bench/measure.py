@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from mpishare.bench.report import Clock
+
 #: How long a timed block may take where ``--iters`` does not say how often it iterates.
 BLOCK_S = 0.01
 _MIN_ITERS, _MAX_ITERS = 5, 1000
@@ -23,34 +24,21 @@ _MIN_ITERS, _MAX_ITERS = 5, 1000
 _BATCHES = 5
 
 
-@dataclass(frozen=True)
-class BlockSize:
-    """How often a timed block iterates."""
-
-    iters: int  # samples of a latency block
-    batches: int  # samples of a throughput block
-    batch: int  # iterations in each of them
+def iterations(step_s: float) -> int:
+    """Return how often steps of this length fit into a timed block."""
+    return min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
 
 
-def block_size(iters: int | None, step_s: float) -> BlockSize:
-    """Return how often a block iterates: `iters` times, or as often as steps fit in `BLOCK_S`."""
-    if iters is None:
-        iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
-    batches = min(_BATCHES, iters)
-    return BlockSize(iters, batches, iters // batches)
-
-
-def time_each(
-    step: Callable[[], object], synchronize: Callable[[], None], count: int
-) -> list[float]:
-    """Time `count` steps with a synchronize after each: the latency clock, in seconds."""
-    return time_batches(step, synchronize, count, 1)
+def batches_of(clock: Clock, iters: int) -> tuple[int, int]:
+    """Return how many batches a timed block has on a clock, and how many iterations each."""
+    batches = iters if clock == "latency" else min(_BATCHES, iters)
+    return batches, iters // batches
 
 
 def time_batches(
-    step: Callable[[], object], synchronize: Callable[[], None], batches: int, batch: int
+    step: Callable[[], object], synchronize: Callable[[], None], batches: int, batch: int = 1
 ) -> list[float]:
-    """Time `batches` times `batch` steps back to back: the throughput clock, in seconds.
+    """Time `batches` times `batch` steps back to back, in seconds.
 
     A sample is the time of a batch with one synchronize, divided by its steps: from the end of the
     batch before to its end, so that no time is lost between.

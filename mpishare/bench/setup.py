@@ -19,7 +19,7 @@ from mpishare import Event, HaloExchange, Node, Window
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, RefusedError, Variant
-from mpishare.bench.measure import BlockSize, time_each
+from mpishare.bench.measure import time_batches
 from mpishare.bench.report import Clock
 from mpishare.bench.session import Session, do_nothing
 
@@ -131,7 +131,7 @@ class Make(Variant):
         attempt = partial(self.session.attempt, self._make)
         with self.around():
             self.session.line_up()
-            samples_s = time_each(lambda: found.append(attempt()), do_nothing, 1)
+            samples_s = time_batches(lambda: found.append(attempt()), do_nothing, 1)
             made, reason = found.pop()
             if made is not None:
                 if self.session.options.check:
@@ -141,7 +141,7 @@ class Make(Variant):
             raise RefusedError(reason)
         return samples_s
 
-    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+    def time_block(self, session: Session, clock: Clock, iters: int) -> list[float]:  # noqa: ARG002
         return self.once()
 
     def checked_step(self, token: int) -> None:

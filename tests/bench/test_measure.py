@@ -1,15 +1,17 @@
 """The benchmark without MPI: clocks, sizes, the command line, the pattern, the notes."""
 
 from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mpishare.bench.cases import CASES, default_cases
 from mpishare.bench.check import POISON, Pattern, word
-from mpishare.bench.comparison import Variant, Wrapper
+from mpishare.bench.comparison import Variant
 from mpishare.bench.environment import command, crowded
-from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
+from mpishare.bench.library import captured
+from mpishare.bench.measure import BLOCK_S, batches_of, iterations, time_batches
 from mpishare.bench.options import Options, parse, parse_nbytes
 from mpishare.runtime.cli import UsageError
 
@@ -25,7 +27,7 @@ def spin(seconds: float) -> None:
 
 def test_latency_clock_counts_the_synchronize_of_each_step() -> None:
     calls = []
-    samples = time_each(lambda: calls.append("step"), lambda: spin(1e-3), 4)
+    samples = time_batches(lambda: calls.append("step"), lambda: spin(1e-3), 4)
     assert calls == ["step"] * 4
     assert len(samples) == 4
     assert min(samples) >= 1e-3
@@ -42,12 +44,13 @@ def test_throughput_clock_has_one_synchronize_a_batch() -> None:
 
 
 def test_plan_fits_the_time_of_a_block() -> None:
-    assert block_size(None, BLOCK_S / 100).iters == pytest.approx(100, abs=1)
-    assert block_size(None, 10.0).iters == 5
-    assert block_size(None, 0.0).iters == 1000
-    found = block_size(7, 10.0)
-    assert (found.iters, found.batches, found.batch) == (7, 5, 1)
-    assert block_size(1, 1.0).batches == 1
+    assert iterations(BLOCK_S / 100) == pytest.approx(100, abs=1)
+    assert iterations(10.0) == 5
+    assert iterations(0.0) == 1000
+    assert batches_of("latency", 7) == (7, 1)
+    assert batches_of("throughput", 7) == (5, 1)
+    assert batches_of("throughput", 1000) == (5, 200)
+    assert batches_of("throughput", 1) == (1, 1)
 
 
 # --- the command line
@@ -178,7 +181,7 @@ def test_no_pattern_has_the_poison_in_it() -> None:
     assert word(0x7FFF, 0xF, 0xFFF) + 0xFFFF_FFFF < POISON
 
 
-# --- notes and wrappers
+# --- notes and graphs
 
 
 def test_the_heading_tells_of_more_ranks_than_cores() -> None:
@@ -191,21 +194,22 @@ def test_the_heading_tells_of_more_ranks_than_cores() -> None:
     assert note.startswith("3 ranks share 2 cores of c: ")
 
 
-def test_a_wrapped_variant_is_checked_as_the_innermost_one() -> None:
-    """An upper bound that moves nothing has a check of its own, however it is wrapped."""
-    checked = []
+def test_a_captured_variant_is_checked_as_it_is_by_the_launch_of_its_graph() -> None:
+    """An upper bound that moves nothing has a check of its own."""
+    seen: list[object] = []
+    graph = SimpleNamespace(launch=lambda stream: seen.append("launch"))
+    stream = SimpleNamespace(begin_capture=lambda: None, end_capture=lambda: graph)
+    session = SimpleNamespace(stream=stream, synchronize=lambda: None)
 
     class Empty(Variant):
-        def check_around(self, step, token) -> None:
-            step()
-            checked.append(token)
+        def checked_step(self, token) -> None:
+            self.step()
+            seen.append(token)
 
         def step(self) -> None:
-            checked.append("step of the innermost")
+            seen.append("call")
 
-    class Other(Wrapper):
-        def step(self) -> None:
-            checked.append(type(self.inner).__name__)
-
-    Other(Other(Empty())).checked_step(7)
-    assert checked == ["Other", 7]
+    made = captured(session, Empty)()
+    assert seen == ["call", "call"]  # once before it is captured
+    made.checked_step(7)
+    assert seen[2:] == ["launch", 7]
