@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from mpishare.bench.cases import Case
-from mpishare.bench.check import Pattern
+from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.session import Call, Session, do_nothing, in_turn
 
@@ -26,10 +27,10 @@ _SLOTS = 8
 
 
 def run(session: Session, case: Case) -> None:
-    pattern, least = Pattern(session.node.xp, 1), min(session.comm.allgather(session.node.size))
+    least = min(session.comm.allgather(session.node.size))
     unfit = "an event needs two ranks on every node" if least < 2 else None
     comparison = Comparison(session, case, unfit=unfit)
-    hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
+    hop, pingpong = partial(_Hop, session), partial(_PingPong, session)
     comparison.add("hop", partial(hop, _event), against=("bcast",))
     comparison.add("pingpong", partial(pingpong, _event), against=("send",))
     comparison.add_baseline("bcast", partial(hop, _bcast))
@@ -62,27 +63,28 @@ class _Hop(Variant):
     def __init__(
         self,
         session: Session,
-        pattern: Pattern,
         signal: MakeSignal,
         owner: int | None = None,
         waiter: int | None = None,
     ) -> None:
-        node, self.check = session.node, pattern
-        self._owner, self._rank = node.leader if owner is None else owner, node.rank
-        self._is_waiter = waiter in (None, node.rank) and node.rank != self._owner
-        self._window = node.allocate((_SLOTS, 1), "u8", owner=self._owner, fill=0)
-        made = signal(session, self._owner, None if waiter is None else [waiter])
+        node, xp = session.node, session.node.xp
+        owner = node.leader if owner is None else owner
+        is_owner, is_waiter = node.rank == owner, waiter in (None, node.rank) and node.rank != owner
+        self._window = node.allocate((_SLOTS, 1), "u8", owner=owner, fill=0)
+        part = Part(0, ..., xp.full(1, word(owner, 0, 0), "u8"))
+        self.check = Check(xp, self._slot(0), [part] * is_owner, [part] * is_waiter, [])
+        made = signal(session, owner, None if waiter is None else [waiter])
         send, receive, self._close_signal = made
-        mine = receive if self._is_waiter else do_nothing
-        self.step = send if self._rank == self._owner else mine
+        self.step = send if is_owner else receive if is_waiter else do_nothing
+
+    def _slot(self, token: int) -> list[Any]:
+        return [self._window.array[token % _SLOTS]]
 
     def fill(self, token: int) -> None:
-        if self._rank == self._owner:
-            self.check.fill(self._window.array[token % _SLOTS], self._owner, 0, token)
+        self.check.fill(self._slot(token), token)
 
     def verify(self, token: int) -> None:
-        if self._is_waiter:
-            self.check.verify(self._window.array[token % _SLOTS], self._owner, 0, token)
+        self.check.verify(self._slot(token), token)
 
     def close(self) -> None:
         self._close_signal()
@@ -94,16 +96,19 @@ class _PingPong(Variant):
 
     moves = False
 
-    def __init__(self, session: Session, pattern: Pattern, signal: MakeSignal) -> None:
-        leader, self.check = session.node.leader, pattern
+    def __init__(self, session: Session, signal: MakeSignal) -> None:
+        leader = session.node.leader
         partner = (leader + 1) % session.node.size
         pairs = (leader, partner), (partner, leader)
-        self._hops = [_Hop(session, pattern, signal, *pair) for pair in pairs]
+        self._hops = [_Hop(session, signal, *pair) for pair in pairs]
         self.step = in_turn(*(hop.step for hop in self._hops))
 
     def checked_step(self, token: int) -> None:
         for hop in self._hops:
             hop.checked_step(token)
+
+    def wrong(self) -> int:
+        return sum(hop.wrong() for hop in self._hops)
 
     def close(self) -> None:
         for hop in self._hops:

@@ -15,13 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 import mpishare
+from benchmarks.ring import in_pairs
 from mpishare import UnsupportedError
 from mpishare.bench.cases import Case
-from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.fence import Ring, WindowRing
+from mpishare.bench.grid import Exchange
 from mpishare.bench.library import add_with_graphs, included, open_library
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Bound, Session, in_turn
 from mpishare.coordination.poll import poll
 from mpishare.errors import counted
 
@@ -41,14 +43,9 @@ _LIMIT_S = 10.0
 _NULL = np.uint64(0)
 
 
-def _refusal(session: Session) -> str | None:
-    is_pair = session.comm.size == session.node.size == 2
-    return None if is_pair else "it is between two ranks of one node"
-
-
 def run_pingpong(session: Session, case: Case) -> None:
-    pair, unfit = _Pair(session, _ROUNDS), _refusal(session)
-    comparison = Comparison(session, case, nbytes=8, unfit=unfit, clocks=("throughput",))
+    pair = _Pair(session, _ROUNDS)
+    comparison = Comparison(session, case, nbytes=8, unfit=pair.unfit, clocks=("throughput",))
     signaled = ("nvshmem put_signal", "nccl barrier", "nccl words")
     comparison.add("put_signal", partial(_OwnPing, pair), against=signaled)
     words = ("nvshmem signal", "nccl words")
@@ -66,17 +63,17 @@ def run_swap(session: Session, case: Case) -> None:
 
 
 def _run_swap(session: Session, case: Case, nbytes: int) -> None:
-    pair, unfit = _Pair(session, nbytes // 8), _refusal(session)
-    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
+    pair = _Pair(session, nbytes // 8)
+    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=pair.unfit)
     most = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
     blocks = sorted({min(max(nbytes >> share, 1), most) for share in _SHARES})
     add = partial(add_with_graphs, comparison, steps=(_STEPS,), mark=", ")
     for count in blocks:
         add(_named("kernel", count), partial(_OwnSwap, pair, blocks=count))
-    add("halo, windows", partial(_Halo, pair, in_window=True))
-    add("halo", partial(_Halo, pair, in_window=False))
-    comparison.add("fence", partial(_Fence, pair))
-    comparison.add("post .. wait", partial(_Post, pair))
+    add("halo, windows", partial(_halo, pair, in_window=True))
+    add("halo", partial(_halo, pair, in_window=False))
+    comparison.add("fence", partial(WindowRing, pair, moves=True))
+    comparison.add("post .. wait", partial(in_pairs, pair, moves=True))
     for name, library, refusal in _libraries(comparison):
         of_library = {"kind": BASELINE, "unfit": refusal}
         for count in blocks:
@@ -99,13 +96,14 @@ def _libraries(comparison: Comparison) -> Any:
         yield name, library, refusal
 
 
-class _Pair:
-    """The two ranks, and how many words each gives the other."""
+class _Pair(Ring):
+    """The two ranks, each of which gives the other a face of so many words."""
 
     def __init__(self, session: Session, words: int) -> None:
-        self.session, self.node, self.words = session, session.node, words
+        super().__init__(session, 8 * words, steps=(1,))
         self.rank, self.peer = session.comm.rank, 1 - session.comm.rank
-        self.pattern = Pattern(self.node.xp, words)
+        is_pair = session.comm.size == session.node.size == 2
+        self.unfit = self.unfit if is_pair else "it is between two ranks of one node"
 
     def zeros(self, count: int, dtype: str = "u8") -> Any:
         return self.node.xp.zeros(count, dtype)
@@ -116,92 +114,25 @@ class _Pair:
         return xp.RawModule(code=file.read_text(), options=options).get_function(name)
 
 
-class _Between(Variant):
-    """A variant in which each of the two ranks gives its words to the other."""
+def _halo(pair: _Pair, *, in_window: bool, steps: int = 1) -> Exchange[_Pair]:
+    """Return a `HaloExchange` of one face: a row of cells of each rank, the ghosts of the other."""
+    shape, node = (4, pair.words), pair.node
+    windows = [node.allocate_each(shape, float, fill=0)] if in_window else []
+    field = windows[0].array if windows else node.xp.zeros(shape)
+    rows = field.view("u8")
+    ends = (rows[1:2], rows[0:1]) if pair.rank else (rows[2:3], rows[3:4])
 
-    def __init__(self, pair: _Pair) -> None:
-        self.pair, self.check = pair, pair.pattern
-        self.source = pair.zeros(pair.words)
+    def bind(*_: Any) -> Bound:
+        cart = pair.comm.Create_cart([2], [False], reorder=False)
+        halo = mpishare.HaloExchange(cart, field, width=1, axes=(0,), node=node)
+        return partial(halo.exchange, field), in_turn(halo.close, cart.Free)
 
-    def received(self) -> Any:
-        """Return where the words of the last step are; may wait for the GPU."""
-        raise NotImplementedError
-
-    def fill(self, token: int) -> None:
-        self.check.fill(self.source, self.pair.rank, 0, token)
-
-    def poison(self) -> None:
-        self.check.poison(self.received())
-
-    def verify(self, token: int) -> None:
-        self.check.verify(self.received(), self.pair.peer, 0, token)
+    made = Exchange(pair, bind, ends, steps=steps)
+    made.windows = windows
+    return made
 
 
-class _Fence(_Between):
-    """A copy into the segment of the other rank, and a fence; two places take turns."""
-
-    def __init__(self, pair: _Pair) -> None:
-        super().__init__(pair)
-        self.window, self.turn = pair.node.allocate_each((2, pair.words), "u8", fill=0), 0
-        there = self.window.segment(pair.peer)
-        self.places, self.copy = [there[0], there[1]], pair.node.xp.copyto
-
-    def step(self) -> None:
-        self.turn = 1 - self.turn
-        self.copy(self.places[self.turn], self.source)
-        self.window.fence()
-
-    def received(self) -> Any:
-        return self.window.array[self.turn]
-
-    def close(self) -> None:
-        del self.places
-        self.window.close()
-
-
-class _Post(_Fence):
-    """The same by post, start, complete and wait."""
-
-    def step(self) -> None:
-        window, peers = self.window, (self.pair.peer,)
-        self.turn = 1 - self.turn
-        window.post(peers)
-        window.start(peers)
-        self.copy(self.places[self.turn], self.source)
-        window.complete()
-        window.wait()
-
-
-class _Halo(_Between):
-    """A `HaloExchange` of one face: a row of cells of each rank, the ghosts of the other."""
-
-    def __init__(self, pair: _Pair, *, in_window: bool, steps: int = 1) -> None:
-        super().__init__(pair)
-        shape, node, self.steps = (4, pair.words), pair.node, steps
-        self.window = node.allocate_each(shape, float, fill=0) if in_window else None
-        field = node.xp.zeros(shape) if self.window is None else self.window.array
-        self.cart = pair.session.comm.Create_cart([2], [False], reorder=False)
-        self.halo = mpishare.HaloExchange(self.cart, field, width=1, axes=(0,), node=node)
-        self.exchange = partial(self.halo.exchange, field)
-        rows = field.view("u8")
-        self.source, self.ghosts = (rows[1], rows[0]) if pair.rank else (rows[2], rows[3])
-
-    def step(self) -> None:
-        for _ in range(self.steps):
-            self.exchange()
-
-    def received(self) -> Any:
-        return self.ghosts
-
-    def close(self) -> None:
-        self.halo.close()
-        self.cart.Free()
-        del self.halo, self.exchange, self.source, self.ghosts
-        if self.window is not None:
-            self.window.close()
-
-
-class _ByKernel(_Between):
+class _ByKernel(Variant):
     """A variant by a kernel that waits for the other rank.
 
     `bind` allocates what it needs and sets `launch`; then it is launched once, within a limit.
@@ -211,7 +142,7 @@ class _ByKernel(_Between):
     here: Any  # where words land
 
     def __init__(self, pair: _Pair, library: Any = None) -> None:
-        super().__init__(pair)
+        self.pair, self.check, self.source = pair, pair.check, pair.zeros(pair.words)
         self.library = library
         self.owned: list[Any] = []  # memory of the library
         self.bind()
@@ -229,6 +160,22 @@ class _ByKernel(_Between):
 
     def bind(self) -> None:
         raise NotImplementedError
+
+    def received(self) -> Any:
+        """Return where the words of the last step are; may wait for the GPU."""
+        raise NotImplementedError
+
+    def _ends(self) -> tuple[Any, Any]:
+        return self.source[None], self.received()[None]
+
+    def fill(self, token: int) -> None:
+        self.check.fill(self._ends(), token)
+
+    def poison(self) -> None:
+        self.check.poison(self._ends())
+
+    def verify(self, token: int) -> None:
+        self.check.verify(self._ends(), token)
 
     def rescue(self) -> None:
         """End the waits of a kernel of mpishare: at their deadline, which raises."""
@@ -318,7 +265,7 @@ class _Ping(_ByKernel):
 
     def fill(self, token: int) -> None:
         super().fill(token)
-        self.check.fill(self.expected, self.pair.peer, 0, token)
+        self.expected[...] = self.pair.face(self.pair.peer, 0, token)
 
     def verify(self, token: int) -> None:
         super().verify(token)

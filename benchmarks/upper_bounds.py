@@ -7,18 +7,20 @@ writes a number to both neighbors and waits for both of theirs, with no data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
+from benchmarks.ring import Copy, Unordered
 from mpishare.bench.comparison import Comparison, Make, Variant
+from mpishare.bench.fence import Ring
 from mpishare.bench.grid import Problem
 from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
-from mpishare.bench.session import Bound, Session, do_nothing, in_turn
+from mpishare.bench.session import Call, Session, in_turn
 from mpishare.bench.staged import copy_call
 
 _BLOCK = 512
@@ -42,8 +44,9 @@ def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
     def add(name: str, make: Make, sent_nbytes: int, unfit: str | None) -> None:
         comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
 
-    add("copy engine", partial(_Copies, ring), 2 * nbytes, refusal)
-    add("SM stores", captured(session, partial(_Stores, ring)), 2 * nbytes, refusal)
+    copies, stores = partial(_copies, session), partial(_stores, session)
+    add("copy engine", partial(Unordered, ring, copies), 2 * nbytes, refusal)
+    add("SM stores", captured(session, partial(Unordered, ring, stores)), 2 * nbytes, refusal)
     add("graph launch", captured(session, partial(Launch, session)), 0, refusal)
     add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
 
@@ -53,30 +56,18 @@ def _kernel(session: Session, name: str) -> Any:
     return session.node.xp.RawModule(code=code).get_function(name)
 
 
-class _Stores(WindowRing):
-    """A kernel stores both faces into the neighbors' segments."""
-
-    def bind(self, ring: Ring, *fields: Any) -> Bound:
-        threads = -(-ring.words // _WORDS_PER_THREAD)
-        blocks = min(-(-threads // _BLOCK), _MAX_BLOCKS)
-        arguments = self.to_left[0], self.to_right[0], fields[0], np.int64(ring.words)
-        return partial(
-            _kernel(ring.session, "store"), (blocks, 2), (_BLOCK,), arguments
-        ), do_nothing
-
-    def move(self) -> None:
-        self.window.fence()
-        self.step()
-        self.window.fence()
+def _stores(session: Session, copies: Sequence[Copy]) -> Call:
+    """Return the launch of a kernel that stores both faces."""
+    (to_left, face), (to_right, _) = copies
+    words = int(face.size)
+    blocks = min(-(-words // (_WORDS_PER_THREAD * _BLOCK)), _MAX_BLOCKS)
+    arguments = to_left, to_right, face, np.int64(words)  # the other face is behind it
+    return partial(_kernel(session, "store"), (blocks, 2), (_BLOCK,), arguments)
 
 
-class _Copies(_Stores):
-    """Two copies of the copy engine, one after the other: one of them saturates the link."""
-
-    def bind(self, ring: Ring, *fields: Any) -> Bound:
-        faces = fields[0]
-        pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
-        return in_turn(*(copy_call(ring.session, to, face) for to, face in pairs)), do_nothing
+def _copies(session: Session, copies: Sequence[Copy]) -> Call:
+    """Return two copies of the copy engine in turn: one of them saturates the link."""
+    return in_turn(*(copy_call(session, to, face) for to, face in copies))
 
 
 class Launch(Variant):
@@ -100,9 +91,8 @@ class _Hop(Launch):
     def __init__(self, ring: Ring) -> None:
         self._window = ring.node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
         self._launches = ring.node.xp.zeros(1, "u8")
-        to_left = self._window.segment(ring.left)[LEFTWARD]
-        to_right = self._window.segment(ring.right)[RIGHTWARD]
-        arguments = to_left, to_right, self._window.array, self._launches
+        to = [self._window.segment(rank)[k] for k, rank in enumerate(ring.targets)]
+        arguments = *to, self._window.array, self._launches
         self.step = partial(_kernel(ring.session, "hop"), (1,), (1,), arguments)
 
     def wrong(self) -> int:

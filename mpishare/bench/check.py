@@ -1,9 +1,8 @@
 """Words that identify their owner, side or field, step and place, so that a stray one is seen.
 
-`Pattern` is for single arrays, `Check` for the fields of an exchange, in parts; those of a halo are
-made by `halo_check`. What ghosts must hold is found from the coordinates of each cell, not from the
-boxes that the variants send: the owner is the rank in whose block the cell lies, the place is its
-place in there.
+`Check` is for the fields of an exchange, in parts; those of a halo are made by `halo_check`. What
+ghosts must hold is found from the coordinates of each cell, not from the boxes that the variants
+send: the owner is the rank in whose block the cell lies, the place is its place in there.
 """
 
 from __future__ import annotations
@@ -45,31 +44,6 @@ class Tally:
         wrong = int(self._wrong)
         self._wrong.fill(0)
         return wrong
-
-
-class Pattern(Tally):
-    """Fill arrays of `count` 64-bit words, and count those that are not what they should be."""
-
-    def __init__(self, xp: Any, count: int) -> None:
-        super().__init__(xp)
-        self._place = xp.arange(count, dtype="u8")
-        self._expected = xp.empty(count, "u8")
-        self._differs = xp.empty(count, bool)
-        # Load all kernels now: loading one later waits for whatever the stream waits for.
-        self.fill(self._expected, 0, 0, 0)
-        self.poison(self._expected)
-        self.verify(self._expected, 0, 0, 0)
-        self.wrong()
-
-    def fill(self, out: Any, owner: int, side: int, step: int) -> None:
-        self._xp.add(self._place, self._xp.uint64(word(owner, side, step)), out=out)
-
-    def poison(self, out: Any) -> None:
-        out.fill(self._xp.uint64(POISON))
-
-    def verify(self, got: Any, owner: int, side: int, step: int) -> None:
-        self.fill(self._expected, owner, side, step)
-        self.compare(got, self._expected, self._differs)
 
 
 @dataclass(frozen=True)

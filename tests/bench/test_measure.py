@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpishare.bench.cases import CASES, default_cases
-from mpishare.bench.check import POISON, Pattern, word
+from mpishare.bench.check import POISON, Check, Part, word
 from mpishare.bench.comparison import Variant
 from mpishare.bench.environment import command, crowded
 from mpishare.bench.library import captured
@@ -157,24 +157,30 @@ def test_the_header_says_by_which_command() -> None:
 # --- the pattern
 
 
-def test_pattern_tells_owner_side_step_and_place() -> None:
-    pattern = Pattern(np, 4)
-    words = np.empty(4, "u8")
-    pattern.fill(words, 3, 1, 7)
-    pattern.verify(words, 3, 1, 7)
-    assert pattern.wrong() == 0
-    for other in ((2, 1, 7), (3, 0, 7), (3, 1, 8)):
-        pattern.verify(words, *other)
-        assert pattern.wrong() == 4
-    pattern.verify(np.roll(words, 1), 3, 1, 7)
-    assert pattern.wrong() == 4
-    words[2] += 1
-    pattern.verify(words, 3, 1, 7)
-    pattern.verify(words, 3, 1, 7)
-    assert pattern.wrong() == 2
-    assert pattern.wrong() == 0
-    pattern.poison(words)
-    assert (words == POISON).all()
+def test_a_check_tells_owner_part_step_and_place() -> None:
+    def check(owner: int, number: int) -> Check:
+        parts = [Part(0, ..., np.arange(4, dtype="u8") + np.uint64(word(owner, 0, 0)), number)]
+        return Check(np, [np.zeros(4, "u8")], parts, parts, [(0, ...)])
+
+    mine, fields = check(3, 1), [np.empty(4, "u8")]
+
+    def wrong(of: Check, step: int) -> int:
+        of.verify(fields, step)
+        return of.wrong()
+
+    mine.fill(fields, 7)
+    assert wrong(mine, 7) == 0
+    assert wrong(mine, 8) == 4
+    assert wrong(check(2, 1), 7) == wrong(check(3, 0), 7) == 4
+    fields[0] = np.roll(fields[0], 1)
+    assert wrong(mine, 7) == 4
+    mine.fill(fields, 7)
+    fields[0][2] += 1
+    mine.verify(fields, 7)
+    assert wrong(mine, 7) == 2
+    assert mine.wrong() == 0
+    mine.poison(fields)
+    assert (fields[0] == POISON).all()
 
 
 def test_no_pattern_has_the_poison_in_it() -> None:
