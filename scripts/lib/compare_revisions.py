@@ -21,8 +21,10 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +61,6 @@ def export(trees: list[str], folder: Path) -> None:
 
 
 @dataclass
-class Case:
-    """One operation of one revision, ready to be timed."""
-
-    seconds: Callable[[int], float]
-    """Take the time of that many calls."""
-    check: Callable[[], bool] = lambda: True
-    close: Callable[[], None] = lambda: None
-
-
-@dataclass
 class Side:
     """One revision: its package, its node, and what ends a call on a stream."""
 
@@ -87,10 +79,14 @@ class Side:
         return tuple((self.rank + step) % self.node.size for step in (-1, 0, 1))
 
 
-Make = Callable[[Side], Case]
+Seconds = Callable[[int], float]
+#: What takes the time of that many calls, and what tells whether a call is right.
+Timed = tuple[Seconds, Callable[[], bool]]
+#: Makes an operation of a revision, yields it ready to be timed, and closes what it made.
+Operation = Callable[[Side], Iterator[Timed]]
 
 
-def looped(call: Callable[[], None]) -> Callable[[int], float]:
+def looped(call: Callable[[], None]) -> Seconds:
     def seconds(count: int) -> float:
         begin = time.perf_counter()
         for _ in range(count):
@@ -100,70 +96,69 @@ def looped(call: Callable[[], None]) -> Callable[[int], float]:
     return seconds
 
 
+def unchecked() -> bool:
+    return True
+
+
 def exchange(
-    nbytes: int,
+    side: Side,
     *,
+    nbytes: int,
     fields: int = 1,
     kind: str = "exchange",
     window: bool = False,
     is_new: bool = False,
-) -> Make:
+) -> Iterator[Timed]:
     """The two faces of fields, in a ring.
 
     `kind`: by one call, by `start` and `wait` ("split"), or the reverse ("accumulate"), in which
     the ghosts are zero after the first call. `is_new`: of a copy that each call makes.
     """
+    node, shape = side.node, (6, nbytes // 8)
+    cart = node.comm.Create_cart([node.size], periods=[True])
+    windows = [node.allocate_each(shape) for _ in range(fields * window)]
+    arrays = [each.array for each in windows] or [node.xp.zeros(shape) for _ in range(fields)]
+    plan = side.package.HaloExchange(cart, arrays, 1, axes=(0,), node=node)
 
-    def make(side: Side) -> Case:
-        node, shape = side.node, (6, nbytes // 8)
-        cart = node.comm.Create_cart([node.size], periods=[True])
-        windows = [node.allocate_each(shape) for _ in range(fields * window)]
-        arrays = [each.array for each in windows] or [node.xp.zeros(shape) for _ in range(fields)]
-        plan = side.package.HaloExchange(cart, arrays, 1, axes=(0,), node=node)
+    def call() -> None:
+        if is_new:
+            arrays[:] = [array.copy() for array in arrays]
+        plan.exchange(*arrays)
 
-        def call() -> None:
-            if is_new:
-                arrays[:] = [array.copy() for array in arrays]
-            plan.exchange(*arrays)
+    def call_split() -> None:
+        plan.start(*arrays)
+        plan.wait()
 
-        def call_split() -> None:
-            plan.start(*arrays)
-            plan.wait()
+    def call_reverse() -> None:
+        plan.accumulate(*arrays)
 
-        def call_reverse() -> None:
-            plan.accumulate(*arrays)
+    calls = {"exchange": call, "split": call_split, "accumulate": call_reverse}
 
-        calls = {"exchange": call, "split": call_split, "accumulate": call_reverse}
+    def check() -> bool:
+        for number, array in enumerate(arrays):
+            array[...] = 10 * side.rank + number
+            if kind != "accumulate":
+                array[[0, -1]] = -1
+        calls[kind]()
+        side.sync()
+        is_right = True
+        for number, array in enumerate(arrays):
+            left, mine, right = (10 * rank + number for rank in side.ring)
+            sums = [0, mine + left, mine, mine, mine + right, 0]
+            wanted = sums if kind == "accumulate" else [left, *[mine] * 4, right]
+            is_right &= bool((array == node.xp.asarray(wanted)[:, None]).all())
+        side.sync()
+        return is_right
 
-        def check() -> bool:
-            for number, array in enumerate(arrays):
-                array[...] = 10 * side.rank + number
-                if kind != "accumulate":
-                    array[[0, -1]] = -1
-            calls[kind]()
-            side.sync()
-            is_right = True
-            for number, array in enumerate(arrays):
-                left, mine, right = (10 * rank + number for rank in side.ring)
-                sums = [0, mine + left, mine, mine, mine + right, 0]
-                wanted = sums if kind == "accumulate" else [left, *[mine] * 4, right]
-                is_right &= bool((array == node.xp.asarray(wanted)[:, None]).all())
-            side.sync()
-            return is_right
-
-        def close() -> None:
-            plan.close()
-            arrays.clear()
-            for each in windows:
-                each.close()
-            cart.Free()
-
-        return Case(looped(calls[kind]), check, close)
-
-    return make
+    yield looped(calls[kind]), check
+    plan.close()
+    arrays.clear()
+    for each in windows:
+        each.close()
+    cart.Free()
 
 
-def reduce(side: Side) -> Case:
+def reduce(side: Side) -> Iterator[Timed]:
     """The sum of one number."""
     array = side.node.xp.zeros(1)
     plan = side.package.Allreduce(side.node.comm, array, node=side.node)
@@ -175,152 +170,132 @@ def reduce(side: Side) -> Case:
         found, array[0] = float(array[0]), 0
         return found == sum(range(side.node.size))
 
-    return Case(looped(lambda: plan.reduce(array)), check, plan.close)
+    yield looped(lambda: plan.reduce(array)), check
+    plan.close()
 
 
-def window_call(kind: str) -> Make:
+def window_call(side: Side, *, kind: str) -> Iterator[Timed]:
     """A fence, or post, start, complete and wait with both neighbors."""
+    window = side.node.allocate_each(2, fill=-1)
+    left, _, right = side.ring
+    peers = sorted({left, right})
 
-    def make(side: Side) -> Case:
-        window = side.node.allocate_each(2, fill=-1)
-        left, _, right = side.ring
-        peers = sorted({left, right})
+    def fence(put: Callable[[], None]) -> None:
+        put()
+        window.fence()
 
-        def fence(put: Callable[[], None]) -> None:
-            put()
-            window.fence()
+    def pairwise(put: Callable[[], None]) -> None:
+        window.post(peers)
+        window.start(peers)
+        put()
+        window.complete()
+        window.wait()
 
-        def pairwise(put: Callable[[], None]) -> None:
-            window.post(peers)
-            window.start(peers)
-            put()
-            window.complete()
-            window.wait()
+    ordered = fence if kind == "fence" else pairwise
 
-        ordered = fence if kind == "fence" else pairwise
+    def put_ranks() -> None:
+        window.segment(right)[0] = side.rank
+        window.segment(left)[1] = side.rank
 
-        def put_ranks() -> None:
-            window.segment(right)[0] = side.rank
-            window.segment(left)[1] = side.rank
+    def check() -> bool:
+        ordered(put_ranks)
+        side.sync()
+        is_right = window.array.tolist() == [left, right]
+        window.fence()  # before the next one writes
+        side.sync()
+        return is_right
 
-        def check() -> bool:
-            ordered(put_ranks)
-            side.sync()
-            is_right = window.array.tolist() == [left, right]
-            window.fence()  # before the next one writes
-            side.sync()
-            return is_right
+    def nothing() -> None:
+        pass
 
-        def nothing() -> None:
-            pass
-
-        return Case(looped(lambda: ordered(nothing)), check, window.close)
-
-    return make
+    yield looped(lambda: ordered(nothing)), check
+    window.close()
 
 
-def event(side: Side) -> Case:
+def event(side: Side) -> Iterator[Timed]:
     """The record of one rank, for which all others wait."""
     found = side.node.event(0)
-    return Case(looped(found.record if side.rank == 0 else found.wait), close=found.close)
+    yield looped(found.record if side.rank == 0 else found.wait), unchecked
+    found.close()
 
 
-def barrier(side: Side) -> Case:
-    return Case(looped(side.node.barrier))
+def barrier(side: Side) -> Iterator[Timed]:
+    yield looped(side.node.barrier), unchecked
 
 
-def allocate(side: Side) -> Case:
-    return Case(looped(lambda: side.node.allocate(1024).close()))
+def allocate(side: Side) -> Iterator[Timed]:
+    yield looped(lambda: side.node.allocate(1024).close()), unchecked
 
 
-def node(side: Side) -> Case:
-    comm = side.node.comm
-
-    def call() -> None:
-        side.package.Node(comm, backend=side.backend).close()
-
-    return Case(looped(call))
+def node(side: Side) -> Iterator[Timed]:
+    make = partial(side.package.Node, side.node.comm, backend=side.backend)
+    yield looped(lambda: make().close()), unchecked
 
 
-def plan(*, is_first: bool) -> Make:
+def plan(side: Side, *, is_first: bool) -> Iterator[Timed]:
     """A plan that is made and closed: the first on a new node, or beside another one."""
+    cart = side.node.comm.Create_cart([side.node.size], periods=[True])
+    make = partial(
+        side.package.HaloExchange, cart, side.node.xp.zeros((6, 512)), width=1, axes=(0,)
+    )
 
-    def make(side: Side) -> Case:
-        cart = side.node.comm.Create_cart([side.node.size], periods=[True])
-        field = side.node.xp.zeros((6, 512))
+    def first(count: int) -> float:
+        seconds = 0.0
+        for _ in range(count):
+            new = side.package.Node(side.node.comm, backend=side.backend)
+            cart.Barrier()
+            seconds += looped(lambda new=new: make(node=new).close())(1)
+            new.close()
+        return seconds
 
-        def made(node: Any) -> Any:
-            return side.package.HaloExchange(cart, field, 1, axes=(0,), node=node)
-
-        def first(count: int) -> float:
-            seconds = 0.0
-            for _ in range(count):
-                new = side.package.Node(side.node.comm, backend=side.backend)
-                cart.Barrier()
-                begin = time.perf_counter()
-                made(new).close()
-                seconds += time.perf_counter() - begin
-                new.close()
-            return seconds
-
-        if is_first:
-            return Case(first, close=cart.Free)
-        kept = made(side.node)
-
-        def close() -> None:
-            kept.close()
-            cart.Free()
-
-        return Case(looped(lambda: made(side.node).close()), close=close)
-
-    return make
+    kept = None if is_first else make(node=side.node)
+    yield first if is_first else looped(lambda: make(node=side.node).close()), unchecked
+    if kept is not None:
+        kept.close()
+    cart.Free()
 
 
 #: What is put on a stream where there is one.
-ORDERED: dict[str, Make] = {
-    "exchange, 8 B": exchange(8),
-    "exchange, 4 KiB": exchange(4096),
-    "exchange, 64 KiB": exchange(65536),
-    "exchange, 1 MiB": exchange(1 << 20),
-    "exchange, 8 B, in windows": exchange(8, window=True),
-    "exchange, 64 KiB, in windows": exchange(65536, window=True),
-    "exchange, 1 MiB, in windows": exchange(1 << 20, window=True),
-    "copy and exchange it, 512 B": exchange(512, is_new=True),
-    "copy and exchange it, 8 KiB": exchange(8 << 10, is_new=True),
-    "copy and exchange it, 72 KiB": exchange(72 << 10, is_new=True),
-    "exchange, 3 fields of 4 KiB": exchange(4096, fields=3),
-    "start and wait, 4 KiB": exchange(4096, kind="split"),
-    "accumulate, 8 B": exchange(8, kind="accumulate"),
-    "accumulate, 64 KiB": exchange(65536, kind="accumulate"),
-    "accumulate, 1 MiB": exchange(1 << 20, kind="accumulate"),
+ORDERED: dict[str, Operation] = {
+    "exchange, 8 B": partial(exchange, nbytes=8),
+    "exchange, 4 KiB": partial(exchange, nbytes=4096),
+    "exchange, 64 KiB": partial(exchange, nbytes=65536),
+    "exchange, 1 MiB": partial(exchange, nbytes=1 << 20),
+    "exchange, 8 B, in windows": partial(exchange, nbytes=8, window=True),
+    "exchange, 64 KiB, in windows": partial(exchange, nbytes=65536, window=True),
+    "exchange, 1 MiB, in windows": partial(exchange, nbytes=1 << 20, window=True),
+    "copy and exchange it, 512 B": partial(exchange, nbytes=512, is_new=True),
+    "copy and exchange it, 8 KiB": partial(exchange, nbytes=8 << 10, is_new=True),
+    "copy and exchange it, 72 KiB": partial(exchange, nbytes=72 << 10, is_new=True),
+    "exchange, 3 fields of 4 KiB": partial(exchange, nbytes=4096, fields=3),
+    "start and wait, 4 KiB": partial(exchange, nbytes=4096, kind="split"),
+    "accumulate, 8 B": partial(exchange, nbytes=8, kind="accumulate"),
+    "accumulate, 64 KiB": partial(exchange, nbytes=65536, kind="accumulate"),
+    "accumulate, 1 MiB": partial(exchange, nbytes=1 << 20, kind="accumulate"),
     "reduce, 8 B": reduce,
-    "fence": window_call("fence"),
-    "post, start, complete, wait": window_call("pairwise"),
+    "fence": partial(window_call, kind="fence"),
+    "post, start, complete, wait": partial(window_call, kind="pairwise"),
     "event": event,
 }
 #: What blocks the host.
-BLOCKING: dict[str, Make] = {
+BLOCKING: dict[str, Operation] = {
     "barrier": barrier,
     "allocate and close": allocate,
     "node, made and closed": node,
-    "first plan, made and closed": plan(is_first=True),
-    "second plan, made and closed": plan(is_first=False),
+    "first plan, made and closed": partial(plan, is_first=True),
+    "second plan, made and closed": partial(plan, is_first=False),
 }
 
 
-def synchronized(make: Make) -> Make:
+def synchronized(side: Side, *, make: Operation) -> Iterator[Timed]:
     """The same with a synchronize after each call."""
-
-    def made(side: Side) -> Case:
-        case = make(side)
+    with contextmanager(make)(side) as (seconds, check):
 
         def call() -> None:
-            case.seconds(1)
+            seconds(1)
             side.sync()
 
-        return Case(looped(call), case.check, case.close)
-
-    return made
+        yield looped(call), check
 
 
 class Comparison:
@@ -334,7 +309,10 @@ class Comparison:
         self.sync: Callable[[], None] = lambda: None
         self.operations = {**ORDERED, **BLOCKING}
         if options.backend == "cuda":
-            waiting = {f"{name}, synchronized": synchronized(m) for name, m in ORDERED.items()}
+            waiting = {
+                f"{name}, synchronized": partial(synchronized, make=make)
+                for name, make in ORDERED.items()
+            }
             self.operations = {**ORDERED, **waiting, **BLOCKING}
         if options.only:
             self.operations = {
@@ -355,7 +333,10 @@ class Comparison:
                 for side in order
             }
             for name, make in self.operations.items():
-                self.compare(name, {side: make(sides[side]) for side in order}, seconds)
+                with ExitStack() as stack:
+                    enter, made = stack.enter_context, contextmanager(make)
+                    self.compare(name, {side: enter(made(sides[side])) for side in order}, seconds)
+                gc.collect()
             for each in nodes.values():
                 each.close()
 
@@ -368,16 +349,15 @@ class Comparison:
             self.sync = self.stream.synchronize
         return made
 
-    def compare(self, name: str, cases: dict[str, Case], seconds: float) -> None:
-        """Time both cases in turn for that long, and close them."""
-        for case in cases.values():
-            self.check(name, case)
-        count = self.count(name, cases)
+    def compare(self, name: str, made: dict[str, Timed], seconds: float) -> None:
+        """Time both sides in turn for that long."""
+        self.check(name, made)
+        count = self.count(name, made)
         found: list[tuple[float, ...]] = []
         end = time.monotonic() + seconds
         while self.comm.bcast(time.monotonic() < end or len(found) < 2):
             order = "abba" if len(found) % 2 == 0 else "baab"
-            batch = [self.batch(cases[side], count) for side in order]
+            batch = [self.batch(made[side], count) for side in order]
             by_side = sorted(zip(order, batch, strict=True), key=lambda pair: pair[0])
             found.append(tuple(took / count for _, took in by_side))
         mine = np.array(found)
@@ -385,21 +365,18 @@ class Comparison:
         self.comm.Allreduce(mine, slowest, op=self.options.max)
         # Columns: both batches of A, then those of B.
         self.rounds[name].append(slowest.reshape(-1, 2, 2).mean(axis=2))
-        for case in cases.values():
-            self.check(name, case)
-            case.close()
-        gc.collect()
+        self.check(name, made)
 
-    def batch(self, case: Case, count: int) -> float:
+    def batch(self, made: Timed, count: int) -> float:
         self.sync()
         self.comm.Barrier()
-        return case.seconds(count)
+        return made[0](count)
 
-    def count(self, name: str, cases: dict[str, Case]) -> int:
+    def count(self, name: str, made: dict[str, Timed]) -> int:
         """How many calls make a batch; the same in every pass."""
         count = self.counts.get(name, 1)
         while name not in self.counts:
-            took = [self.batch(case, count) for case in cases.values()]
+            took = [self.batch(each, count) for each in made.values()]
             is_enough = max(took) >= BATCH_S or count >= MOST_CALLS[self.options.backend]
             if self.comm.allreduce(is_enough, op=self.options.max):
                 self.counts[name] = count
@@ -407,10 +384,11 @@ class Comparison:
                 count *= 2
         return count
 
-    def check(self, name: str, case: Case) -> None:
-        wrong = [rank for rank, ok in enumerate(self.comm.allgather(case.check())) if not ok]
-        if wrong:
-            raise SystemExit(f"{name}: a wrong result on ranks {wrong}")
+    def check(self, name: str, made: dict[str, Timed]) -> None:
+        for _, check in made.values():
+            wrong = [rank for rank, ok in enumerate(self.comm.allgather(check())) if not ok]
+            if wrong:
+                raise SystemExit(f"{name}: a wrong result on ranks {wrong}")
 
     def report(self, trees: list[str]) -> list[str]:
         size, backend = self.comm.size, self.options.backend
