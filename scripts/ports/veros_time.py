@@ -11,17 +11,14 @@ returns.
 
 import argparse
 import importlib.util
-import time
+from itertools import cycle
 
 import numpy as np
-from mpi4py import MPI
+from turns import COMM, times
 from veros import runtime_settings
 
 SIZES = (30, 42, 15), (240, 42, 15)  # cells of the whole grid; the first is Veros' setup `acc`
 FIELDS = 12
-CALLS = 24  # per block
-WARM = 3  # rounds that are not counted: every field has been exchanged, and memory been touched
-COMM = MPI.COMM_WORLD
 
 
 def load(path):
@@ -58,23 +55,16 @@ def compare(forms, size, grid):
                 assert all(other == first for other in others), (dims, dtype, cyclic)
 
 
-def times(forms, size, grid, rounds):
-    """Return for each form the time per call of each round, in microseconds."""
-    random = np.random.default_rng(COMM.rank)
-    shape = local_shape(size, grid)
-    fields = {name: [random.random(shape) for _ in range(FIELDS)] for name in forms}
-    found = {name: [] for name in forms}
-    for at in range(WARM + rounds):
-        order = list(forms) if at % 2 else list(forms)[::-1]
-        for name in order:
-            form, mine = forms[name], fields[name]
-            COMM.Barrier()
-            begin = time.perf_counter()
-            for call in range(CALLS):
-                mine[call % FIELDS] = form(mine[call % FIELDS], ("xt", "yt", "zt"), True)
-            mean = 1e6 * (time.perf_counter() - begin) / CALLS
-            found[name].append(COMM.allreduce(mean, MPI.MAX))
-    return {name: each[WARM:] for name, each in found.items()}
+def in_turn(form, size, grid):
+    """Return the call that exchanges the next field of a form's own."""
+    random, shape = np.random.default_rng(COMM.rank), local_shape(size, grid)
+    fields, turns = [random.random(shape) for _ in range(FIELDS)], cycle(range(FIELDS))
+
+    def call():
+        at = next(turns)
+        fields[at] = form(fields[at], ("xt", "yt", "zt"), True)
+
+    return call
 
 
 def main():
@@ -93,7 +83,8 @@ def main():
     if COMM.rank == 0:
         print(f"{COMM.size} ranks, {grid[0]} x {grid[1]}: the same bits", flush=True)
     for size in SIZES if options.rounds else ():
-        found = times(forms, size, grid, options.rounds)
+        calls = {name: in_turn(form, size, grid) for name, form in forms.items()}
+        found = times(calls, options.rounds)
         if COMM.rank == 0:
             cells = " x ".join(map(str, size))
             ratios = np.divide(found["after"], found["before"])
