@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from others import COLUMNS, SUMS
-from tables import CLOCKS, RUNS, origin, read, size, sizes, us
+from tables import CLOCKS, RUNS, origin, read, size, us
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 42
@@ -159,7 +159,7 @@ def svg(chart: Chart, run: dict) -> str:
     drawn = own | others
     points = [row for line in drawn.values() for row in line]
     day = run["header"]["date"][:10]
-    every = sizes((row["nbytes"],) for row in points)
+    every = sorted({row["nbytes"] for row in points})
     low = math.floor(math.log10(min(row["min_us"] for row in points)))
     high = math.ceil(math.log10(max(row["p95_us"] for row in points)))
 

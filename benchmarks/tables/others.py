@@ -2,22 +2,10 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
-from tables import (
-    RefusedError,
-    arms,
-    fastest,
-    medians,
-    on_clock,
-    over,
-    pair,
-    ratios,
-    size,
-    sizes,
-    table,
-    us,
-)
+from tables import Case, RefusedError, by_size, over, pair, ratios, size, table, us
 
 #: The arms of each column: called or in a graph, with faces packed or sent from where they are.
 COLUMNS = {
@@ -30,6 +18,7 @@ COLUMNS = {
     "NVSHMEM": ("nvshmem", "nvshmem graph", "nvshmem in place"),
     "PyTorch symmetric memory": ("torch", "torch graph", "torch in place"),
 }
+OVER_FASTEST = "mpishare over the fastest"
 EXCHANGES = {"halo1d": "1-D halo", "ring": "two faces, in a ring"}
 #: The arms of each column of the sums: called, in a graph, and twenty in one.
 SUMS = {
@@ -118,47 +107,47 @@ def newest(rows: list[dict]) -> list[str]:
 
 def compared(rows: list[dict]) -> list[str]:
     """A line per library: a 1-D halo, back to back, the fastest form at each size."""
-    found = medians(rows, "halo1d")
+    case = Case(rows, "halo1d")
     # Without NCCL or another MPI beside it, a run compares nothing.
-    if not any(arm in ("mpi", "nccl") for _, arm, _ in found):
+    if not {"mpi", "nccl"} & {*case.ran}:
         return []
     cells = []
     for name, forms in COLUMNS.items():
-        times = [fastest(found, nbytes, forms)[1] for nbytes in sizes(found)]
+        times = [case.back(nbytes, *forms) for nbytes in case.sizes]
         if any(times):
             cells.append([name, *map(us, times)])
-    return table(["back to back, µs", *map(size, sizes(found))], cells)
+    return table(["back to back, µs", *map(size, case.sizes)], cells)
 
 
-def _exchanges(rows: list[dict], case: str) -> list[str]:
+def _exchanges(rows: list[dict], name: str) -> list[str]:
     """A line per size: with a synchronize after each exchange / back to back."""
-    found = medians(rows, case)
-    ran = {arm for _, arm, _ in found}
-    columns = {name: arms for name, arms in COLUMNS.items() if ran & {*arms}}
-    cells = []
-    for nbytes in sizes(found):
-        times = [fastest(found, nbytes, arms) for arms in columns.values()]
-        cells.append([size(nbytes), *map(pair, times), ratios(*times)])
-    return table([EXCHANGES[case], *columns, "mpishare over the fastest"], cells)
+    case = Case(rows, name)
+    arms = {name: arms for name, arms in COLUMNS.items() if {*case.ran} & {*arms}}
+    columns = {name: lambda n, arms=arms: pair(case.best(n, arms)) for name, arms in arms.items()}
+    columns[OVER_FASTEST] = lambda n: ratios(*(case.best(n, each) for each in arms.values()))
+    return by_size(EXCHANGES[name], case, columns)
 
 
 def _sums(rows: list[dict]) -> list[str]:
     """A line per size, back to back: called / in a graph / a twentieth of a graph of twenty."""
-    found = on_clock(rows, "allreduce")
-    ran = {arm for _, arm in found}
-    columns = {name: arms for name, arms in SUMS.items() if arms[0] in ran}
-    cells = []
-    for nbytes in sizes(found):
-        times = [[found.get((nbytes, arm)) for arm in arms] for arms in columns.values()]
-        words = [pair(filter(None, each)) or "-" for each in times]
-        cells.append([size(nbytes), *words, ratios(*times), us(found.get((nbytes, "complex128")))])
-    heads = ["sum over all ranks", *columns, "mpishare over the fastest", "complex128, called"]
-    return table(heads, cells)
+    case = Case(rows, "allreduce")
+    forms = {name: arms for name, arms in SUMS.items() if arms[0] in case.ran}
+
+    def times(nbytes: int, arms: Iterable[str]) -> list[float | None]:
+        return [case.back(nbytes, arm) for arm in arms]
+
+    columns = {
+        name: lambda n, arms=arms: pair(filter(None, times(n, arms))) or "-"
+        for name, arms in forms.items()
+    }
+    columns[OVER_FASTEST] = lambda n: ratios(*(times(n, arms) for arms in forms.values()))
+    columns["complex128, called"] = lambda n: us(case.back(n, "complex128"))
+    return by_size("sum over all ranks", case, columns)
 
 
 def _dots(rows: list[dict]) -> list[str]:
     """A sentence: a dot product of 2^20 numbers, and the same without the other ranks."""
-    found = {arm: time for (_, arm), time in on_clock(rows, "dot").items()}
+    found = Case(rows, "dot").by_arm()
     if not found:
         return []
     arms = "dot", "dot of one rank", "local dot", "vdot and allreduce"
@@ -171,24 +160,25 @@ def _dots(rows: list[dict]) -> list[str]:
 
 
 def _setups(rows: list[dict]) -> list[str]:
-    found = {arm: time / 1e3 for (_, arm, _), time in medians(rows, "setup").items()}
-    cells = [[arm, f"{ms:.3g}"] for arm, ms in found.items()]
+    times = Case(rows, "setup").times
+    cells = [[arm, f"{time / 1e3:.3g}"] for (_, arm, _), time in times.items()]
     return table(["made on an existing node, but for `Node`", "ms"], cells)
 
 
 def redistributed(rows: list[dict]) -> list[str]:
     """A line per size: all forms, with a synchronize after each / back to back."""
     lines: list[str] = []
-    for case, text in SPREADS.items():
-        found, cells = medians(rows, case), []
-        mine, others = arms(rows, case, "own"), arms(rows, case, "rival")
-        extents = {row["nbytes"]: row["n"] for row in rows if row["case"] == case}
-        for nbytes in sizes(found):
-            times = [pair(fastest(found, nbytes, [arm])) for arm in (*mine, *others)]
-            best = ratios(*(fastest(found, nbytes, names) for names in (mine, others)))
+    for name, text in SPREADS.items():
+        case = Case(rows, name)
+        mine, others = case.arms("own"), case.arms("rival")
+        extents = {row["nbytes"]: row["n"] for row in case.rows}
+        cells = []
+        for nbytes in case.sizes:
+            times = [pair(case.best(nbytes, [arm])) for arm in (*mine, *others)]
             n = f", n = {extents[nbytes]}" if extents[nbytes] else ""
-            cells.append([size(nbytes) + n, *times, best])
-        heads = [text, *(f"mpishare, {arm}" for arm in mine), *others, "mpishare over the fastest"]
+            over_fastest = ratios(case.best(nbytes, mine), case.best(nbytes, others))
+            cells.append([size(nbytes) + n, *times, over_fastest])
+        heads = [text, *(f"mpishare, {arm}" for arm in mine), *others, OVER_FASTEST]
         lines += table(heads, cells)
     return [*lines, *_absent(rows)]
 
@@ -222,7 +212,7 @@ def kernels(rows: list[dict]) -> list[str]:
 
 
 def _pings(rows: list[dict]) -> list[str]:
-    found = {arm: time for (_, arm), time in on_clock(rows, "pingpong").items()}
+    found = Case(rows, "pingpong").by_arm()
     cells = []
     for text, line in PINGS.items():
         own, nvshmem, *nccl = (found.get(arm) for arm in line)
@@ -243,17 +233,16 @@ def _swaps(rows: list[dict]) -> list[str]:
 
     Of several numbers of blocks the fastest counts.
     """
-    found = on_clock(rows, "swap")
+    case = Case(rows, "swap")
     cells = []
-    for nbytes in sizes(found):
+    for nbytes in case.sizes:
         times: dict[str, list[float | None]] = {}
         for way in KERNELS:
-            ran = [arm for n, arm in found if n == nbytes and _way(arm) == way]
-            forms = (
-                [found[nbytes, arm] for arm in ran if arm.endswith(IN_GRAPH) == is_graph]
+            ran = [arm for arm in case.ran if _way(arm) == way]
+            times[way] = [
+                case.back(nbytes, *(arm for arm in ran if arm.endswith(IN_GRAPH) == is_graph))
                 for is_graph in (False, True)
-            )
-            times[way] = [min(form, default=None) for form in forms]
+            ]
         own, halo = times["kernel"], times["halo"]
         words = [pair(each[: 1 + (way not in BY_HAND)]) for way, each in times.items()]
         rates = [nbytes / each[1] / 1e3 if each[1] else None for each in (own, halo)]
@@ -268,7 +257,7 @@ def _swaps(rows: list[dict]) -> list[str]:
 
 def solves(rows: list[dict]) -> list[str]:
     """The iteration of conjugate gradients, by each way to link the ranks."""
-    found = {arm: time for (_, arm), time in on_clock(rows, "cg").items()}
+    found = Case(rows, "cg").by_arm()
     called = [found.get(arm) for arm in CALLS_OF_NCCL]
     cells = [
         [text, us(found[arm]), over(found[arm], [found.get("kernels")]), over(found[arm], called)]
@@ -281,20 +270,20 @@ def solves(rows: list[dict]) -> list[str]:
 
 def jax(rows: list[dict]) -> list[str]:
     """A step with an exchange, the same without it, and with that of mpi4jax where it ran."""
-    found = on_clock(rows, "jax")
-    has_mpi4jax = any(arm.startswith("mpi4jax") for _, arm in found)
+    case = Case(rows, "jax")
+    has_mpi4jax = any(arm.startswith("mpi4jax") for arm in case.ran)
     heads = ["faces", "step", "with exchange, µs", "without, µs", "difference"]
     heads += ["with mpi4jax, µs", "mpishare over mpi4jax"] * has_mpi4jax
     heads += ["exchange called, µs"]
     cells = []
-    for nbytes in sizes(found):
+    for nbytes in case.sizes:
         for form in FORMS:
-            step, alone = found[nbytes, form], found[nbytes, f"{form} alone"]
+            step, alone = case.back(nbytes, form), case.back(nbytes, f"{form} alone")
             line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
             if has_mpi4jax:
-                theirs = found[nbytes, f"mpi4jax, {form}"]
+                theirs = case.back(nbytes, f"mpi4jax, {form}")
                 line += [us(theirs), f"{step / theirs:.2f}"]
-            cells.append([*line, us(found[nbytes, "exchange called"])])
+            cells.append([*line, us(case.back(nbytes, "exchange called"))])
     return table(heads, cells)
 
 

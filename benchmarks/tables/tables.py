@@ -42,8 +42,6 @@ RUNS = {
     for place, title in PLACES.items()
 } | CORES
 
-Times = dict[tuple[int, str, str], float]  # in microseconds, by size, arm and clock
-
 
 class RefusedError(Exception):
     """What is wrong with a file of figures, in one line."""
@@ -113,34 +111,34 @@ def when(header: dict) -> str:
     return f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
 
 
-def medians(rows: list[dict], case: str) -> Times:
-    return {
-        (row["nbytes"], row["arm"], row["clock"]): row["median_us"]
-        for row in rows
-        if row["case"] == case and row["ok"]
-    }
+class Case:
+    """The medians of a case in a run, in microseconds, of the arms that ran."""
 
+    def __init__(self, rows: list[dict], name: str) -> None:
+        self.rows = [row for row in rows if row["case"] == name and row["ok"]]
+        self.times = {
+            (row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in self.rows
+        }
+        self.sizes = sorted({row["nbytes"] for row in self.rows})
+        self.ran = list(dict.fromkeys(row["arm"] for row in self.rows))
 
-def on_clock(rows: list[dict], case: str, clock: str = CLOCKS[1]) -> dict[tuple[int, str], float]:
-    """The times of a case on one clock, back to back, by size and arm."""
-    return {key[:2]: time for key, time in medians(rows, case).items() if key[2] == clock}
+    def arms(self, kind: str) -> list[str]:
+        """The arms of a kind, in their order."""
+        return list(dict.fromkeys(row["arm"] for row in self.rows if row["kind"] == kind))
 
+    def best(self, nbytes: int, arms: Iterable[str]) -> list[float | None]:
+        """The time on each clock of the fastest of these arms."""
+        keys = [[(nbytes, arm, clock) for arm in arms] for clock in CLOCKS]
+        times = [filter(None, map(self.times.get, each)) for each in keys]
+        return [min(each, default=None) for each in times]
 
-def arms(rows: list[dict], case: str, kind: str) -> list[str]:
-    """The arms of a kind that ran, in their order."""
-    ran = (row for row in rows if (row["case"], row["kind"], row["ok"]) == (case, kind, True))
-    return list(dict.fromkeys(row["arm"] for row in ran))
+    def back(self, nbytes: int, *arms: str) -> float | None:
+        """The time back to back of the fastest of these arms."""
+        return self.best(nbytes, arms)[1]
 
-
-def sizes(found: Iterable[tuple]) -> list[int]:
-    """The sizes in the keys of times."""
-    return sorted({key[0] for key in found})
-
-
-def fastest(found: Times, nbytes: int, arms: Iterable[str]) -> list[float | None]:
-    """The time on each clock of the fastest of these arms."""
-    keys = [[(nbytes, arm, clock) for arm in arms] for clock in CLOCKS]
-    return [min((found[key] for key in each if key in found), default=None) for each in keys]
+    def by_arm(self) -> dict[str, float]:
+        """The times back to back of a case of one size."""
+        return {arm: time for (_, arm, clock), time in self.times.items() if clock == CLOCKS[1]}
 
 
 def size(nbytes: int) -> str:
@@ -165,6 +163,12 @@ def ratios(times: Sequence[float | None], *others: Sequence[float | None]) -> st
     """The ratio of each time to the fastest of the others on the same clock."""
     pairs = zip(times, zip(*others, strict=True), strict=True)
     return " / ".join(over(time, beside) for time, beside in pairs)
+
+
+def by_size(head: str, case: Case, columns: dict[str, Callable[[int], str]]) -> list[str]:
+    """A line per size of a case, its cells made by the columns."""
+    cells = [[size(n), *(cell(n) for cell in columns.values())] for n in case.sizes]
+    return table([head, *columns], cells)
 
 
 def table(heads: Sequence[str], cells: list[list[str]]) -> list[str]:
