@@ -1,8 +1,5 @@
 """The control block, looked at by several ranks in one process."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +8,7 @@ from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, De
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
 from mpishare.memory import shared
 from tests.helpers.latch import within
-from tests.helpers.launch import ROOT
+from tests.helpers.viewer import Viewer
 
 SIZE = 3
 
@@ -76,33 +73,21 @@ def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
 # --- the lock that tells who runs
 
 CHILD = """
-import sys
 from mpishare.memory import shared
 from mpishare.coordination.control_block import ControlBlock
-block = ControlBlock(shared.attach(sys.argv[1], ControlBlock.nbytes_for(3)), 2, 3)
+block = ControlBlock(shared.attach({!r}, ControlBlock.nbytes_for(3)), 2, 3)
 block.lock()
-print("locked", flush=True)
-sys.stdin.read()
 """
 
 
 def test_lock_goes_with_its_process(blocks):
     assert blocks[0].is_running(0)
     assert not blocks[0].is_running(2)
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, blocks[0].name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        text=True,
-    ) as child:
-        try:
-            assert child.stdout.readline() == "locked\n"
-            assert blocks[0].is_running(2)
-            assert not blocks[0].is_running(1)
-        finally:
-            child.kill()
-        child.wait(10)
+    with Viewer() as child:
+        assert child(CHILD.format(blocks[0].name)) is None
+        assert blocks[0].is_running(2)
+        assert not blocks[0].is_running(1)
+        child.kill()
         assert within(5, lambda: not blocks[0].is_running(2))
 
 

@@ -18,8 +18,8 @@ from mpishare.memory.door import Door
 from mpishare.memory.visit import Visit
 from tests.helpers.held import held
 from tests.helpers.latch import within
-from tests.helpers.launch import ROOT
 from tests.helpers.planted import needs_two_users
+from tests.helpers.viewer import Viewer
 
 NAME = "test"
 
@@ -55,18 +55,11 @@ def test_a_descriptor_travels(door, tmp_path):
 
 
 def test_a_lease_ends_with_its_process(door, opening):
-    source = (
-        "import sys; from mpishare.memory.visit import Visit\n"
-        f"visit = Visit({opening.address!r}, 'test', 5.0)\n"
-        "visit.ask({}); print('in', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", source], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"in\n"
-        assert opening.leases() == [process.pid]
-        process.kill()
-        process.wait()
+    with Viewer() as visitor:
+        visitor(f"visit = mpishare.memory.visit.Visit({opening.address!r}, 'test', 5.0)")
+        assert visitor("visit.ask({})") == [{}, []]
+        assert opening.leases() == [visitor.pid]
+        visitor.kill()
         assert within(5, lambda: not opening.leases())
 
 
@@ -350,44 +343,24 @@ def test_too_many_viewers_are_refused_and_cost_nothing(door):
 
 def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin():
     source = """
-import os, resource, sys, time
+import resource
 from mpishare.memory.door import Door
-door = Door()
-opening = door.open("test", lambda request, _: ({}, []))
+opening = Door().open("test", lambda request, _: ({}, []))
 files = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-try:
-    while True:
-        files.append(os.dup(0))
-except OSError:
-    pass
-print(opening.address, flush=True)
-sys.stdin.readline()
-begin = time.process_time()
-time.sleep(0.5)
-print(time.process_time() - begin, flush=True)
-for fd in files:
-    os.close(fd)
-print("room", flush=True)
-sys.stdin.readline()
+while True:
+    files.append(os.dup(0))
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", source],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        address = process.stdout.readline().strip()
-        with Visit(address, NAME, 5.0) as visit, pytest.raises(UnsupportedError, match="ulimit"):
+    with Viewer() as process:
+        assert "Too many open files" in process(source)["text"]
+        address = process("opening.address")
+        with visit_of(address) as visit, pytest.raises(UnsupportedError, match="ulimit -n"):
             visit.ask({})
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert float(process.stdout.readline()) < 0.2
-        assert process.stdout.readline() == "room\n"
-        with Visit(address, NAME, 5.0) as visit:
+        process("begin = time.process_time(); time.sleep(0.5); spent = time.process_time() - begin")
+        assert process("spent") < 0.2
+        process("for fd in files: os.close(fd)")
+        with visit_of(address) as visit:
             assert visit.ask({}) == ({}, [])
-        process.stdin.close()
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ import ctypes
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mpishare.memory import hugepages, shared
-from tests.helpers.launch import ROOT
+from tests.helpers.children import python
 
 HUGE = hugepages.huge_nbytes()
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -97,4 +95,5 @@ def test_no_limit_on_the_memory_of_a_process_counts_what_is_shared():
         f"resource.setrlimit(resource.RLIMIT_DATA, ({48 << 20}, {48 << 20}))\n"
         f"shared.create({56 << 20}).close()\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    done = python(program)
+    assert done.returncode == 0, done

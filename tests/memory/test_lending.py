@@ -1,8 +1,6 @@
 """Descriptors lent by one rank to another."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory.door import Door
 from mpishare.memory.visit import borrow
-from tests.helpers.launch import ROOT
+from tests.helpers.children import python
 
 
 @pytest.fixture
@@ -51,8 +49,6 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python(source)
     assert "rank 0 lent a file that did not arrive" in done.stdout, done
     door.take_back(token)

@@ -6,8 +6,6 @@ import mmap
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import pytest
 from mpishare import HandleError, UnsupportedError
 from mpishare.backends.host import HostBackend
 from mpishare.memory import limits, shared
+from tests.helpers.children import python
 from tests.helpers.held import held
 from tests.helpers.planted import NOBODY, needs_two_users, planted
 
@@ -95,8 +94,7 @@ def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
     mine = shared.publish(memory)
     other = folder / "mpishare-unknown"
     other.touch()
-    command = [sys.executable, "-c", PUBLISH, str(folder)]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    killed = python(PUBLISH, folder)
     name = killed.stdout.strip()
     assert killed.returncode == -signal.SIGKILL
     assert (folder / name).exists()
@@ -154,8 +152,7 @@ def test_what_another_user_planted_is_neither_opened_nor_removed(folder, user):
     os.link(precious, folder / linked)  # as anybody may, where fs.protected_hardlinks is 0
     with planted(folder) as names:
         names = sorted({*names, linked})
-        command = [sys.executable, "-c", ATTACKED, str(folder), str(user), *names]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = python(ATTACKED, folder, user, *names)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [*(f"{name} is refused" for name in names), str(names)]
 
@@ -272,8 +269,7 @@ shared.forget(name)
 
 
 def test_a_limit_of_the_process_is_not_taken_for_a_full_folder():
-    command = [sys.executable, "-c", LIMITED]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = python(LIMITED).stdout
     mapping, attaching, reserving = said.splitlines()
     for line in (mapping, attaching):
         assert line.startswith("cannot map 8 MiB of shared memory")
@@ -354,6 +350,5 @@ except shared.UnsupportedError as error:
 """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         Path(folder).chmod(0o555)
-        command = [sys.executable, "-c", program, folder]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said = python(program, folder).stdout
     assert "Permission denied. The ranks of a machine share host memory there" in said

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from mpishare import CudaError
 from mpishare.backends import nvml
 from mpishare.runtime import hardware
 from mpishare.runtime.hardware import Hardware
+from tests.helpers.children import python
 
 pytestmark = pytest.mark.usefixtures("node")
 _WIDTH = "pcie.link.width.current"
@@ -123,13 +123,7 @@ def test_cuda_visible_devices_hides_a_gpu_from_cuda_alone():
     code = (
         "from mpishare.backends import nvml\nprint(len(nvml.look()[0]), nvml.visible_to_cuda())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(code, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert done.stdout.split() == [str(len(gpus)), "()"]
 
 

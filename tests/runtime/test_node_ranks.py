@@ -20,6 +20,7 @@ from mpishare import (
     UnsupportedError,
 )
 from mpishare.runtime.report import host_pairs
+from tests.helpers.children import in_a_fork
 
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -342,22 +343,20 @@ def test_another_thread_is_refused_by_name(node):
 @FORKS
 def test_fork_is_refused_by_name(node):
     win = node.allocate(2)
-    child = os.fork()
-    if child == 0:
-        status = 1
+
+    def is_refused(call):
         try:
-            told = []
-            for call in (node.barrier, win.fence, win.close, node.close, Node):
-                try:
-                    call()
-                except UnsupportedError as error:
-                    told.append("fork" in str(error))
-            status = 0 if told[:2] == [True, True] and told[-1] and all(told) else 2
-            is_said = all("of a broken node>" in repr(win) or "closed" in repr(win) for _ in told)
-            status = status if is_said else 3
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            call()
+        except UnsupportedError as error:
+            return "fork" in str(error)
+
+    def is_of_no_use():
+        calls = node.barrier, win.fence, win.close, node.close, Node
+        refused = [is_refused(call) for call in calls]
+        is_said = "of a broken node>" in repr(win) or "closed" in repr(win)
+        return refused[:2] == [True, True] and refused[-1] and False not in refused and is_said
+
+    assert in_a_fork(is_of_no_use)
     check_works(node)
 
 

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests.helpers.children import python
 from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT, launcher
 
 PROGRAM = """
@@ -32,8 +32,7 @@ def started_alone(**env: str) -> str:
 def run_alone(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith((*OF_A_JOB, "SLURM_"))}
     env = {**OPEN_MPI, **inherited, "MPISHARE_BACKEND": "host", "PYTHONPATH": str(ROOT), **env}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=40)
+    return python(program, env=env, timeout_s=40)
 
 
 def test_srun_without_the_right_mpi_option():

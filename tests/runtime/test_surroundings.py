@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from mpishare.runtime import surroundings
 from mpishare.runtime.places import Place, here, mates_of, oddities
 from mpishare.runtime.surroundings import Surroundings, find_container, namespaces, remedy_for
-from tests.helpers.launch import ROOT
+from tests.helpers.children import python
 
 FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
 ALONE = Surroundings((None, None), (), (), "", 8 << 30, 4 << 30)
@@ -149,15 +147,8 @@ print("started")
 """
 
 
-def start(*arguments):
-    command = [sys.executable, "-c", STARTS, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=30, cwd=ROOT
-    )
-
-
 def test_an_mpi_that_never_starts():
-    ended = start("0.5", "never")
+    ended = python(STARTS, 0.5, "never")
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert ended.stderr.startswith("prog: MPI has not started after 0.5 s in process ")
@@ -167,7 +158,7 @@ def test_an_mpi_that_never_starts():
 
 @pytest.mark.parametrize("room", ["small", "large"])
 def test_an_mpi_that_dies_in_its_start(room):
-    ended = start("5", "dies", room)
+    ended = python(STARTS, 5, "dies", room)
     assert ended.returncode == -signal.SIGSEGV
     assert ended.stdout == ""
     assert ended.stderr.startswith("prog: a process died in MPI's start, where /dev/shm had ")
@@ -177,14 +168,14 @@ def test_an_mpi_that_dies_in_its_start(room):
 
 def test_an_mpi_that_starts_behind_the_deadline():
     """The process that speaks for it has spoken its last by then."""
-    ended = start("0.5", "late")
+    ended = python(STARTS, 0.5, "late")
     assert (ended.returncode, ended.stdout) == (0, "started\n"), ended.stderr
     assert ended.stderr.startswith("prog: MPI has not started after 0.5 s in process ")
     assert ended.stderr.count("\n") == 1
 
 
 def test_an_mpi_that_starts():
-    ended = start("0.5")
+    ended = python(STARTS, 0.5)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "started\n", "")
 
 

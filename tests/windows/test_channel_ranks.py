@@ -1,7 +1,6 @@
 """Channels: every consumer gets every frame, whole and in order, and no slot is used too early."""
 
 import gc
-import os
 import random
 import time
 
@@ -16,6 +15,7 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
+from tests.helpers.children import in_a_fork
 from tests.helpers.held import held
 from tests.helpers.latch import check_order, waits_on_host, within
 
@@ -476,11 +476,7 @@ def test_a_forked_child_that_leaves_a_block_leaves_it_to_its_parent(host_node, e
 
     def leave_in_a_fork(block):
         before = list(channel._counters.view)
-        child = os.fork()
-        if child == 0:
-            block.__exit__(None, None, None)
-            os._exit(0)
-        os.waitpid(child, 0)
+        assert in_a_fork(lambda: block.__exit__(None, None, None) is None)
         assert list(channel._counters.view) == before
 
     if node.rank == 0:

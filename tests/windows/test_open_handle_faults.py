@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,8 +12,8 @@ import mpishare
 from mpishare.memory.visit import Visit
 from mpishare.windows import names, opened_pool
 from mpishare.windows.pool_handle import address_of
+from tests.helpers.children import in_a_fork
 from tests.helpers.latch import within
-from tests.helpers.launch import ROOT
 from tests.helpers.planted import NOBODY, listening, needs_two_users
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
@@ -23,42 +21,29 @@ from tests.helpers.stage import Stage, leftovers
 from tests.helpers.viewer import Viewer
 
 OWNER = """
-import os, sys, mpishare
-with mpishare.Node(backend="host") as node:
-    window = node.allocate(1, name=f"owner-{os.getpid()}")
-    pool = node.pool(max_nbytes=1 << 20)
-    array, other = pool.allocate(4, "i8"), pool.allocate(4, "i8")
-    array[...] = other[...] = 42
-    print(pool.handle(array).hex(), pool.handle(other).hex(), flush=True)
-    sys.stdin.read()
+node = mpishare.Node(backend="host")
+window = node.allocate(1, name=f"owner-{os.getpid()}")
+pool = node.pool(max_nbytes=1 << 20)
+array, other = pool.allocate(4, "i8"), pool.allocate(4, "i8")
+array[...] = other[...] = 42
 """
-VICTIM = "import sys, mpishare; a = mpishare.open_handle(bytes.fromhex(sys.argv[1])); "
-KILLED = VICTIM + "print('in', flush=True); sys.stdin.read()"
 
 
-def killed_openers(stage: Stage, source: str, kills: int) -> None:
-    import subprocess
-
+def killed_openers(stage: Stage, kills: int) -> None:
     from tests.helpers.latch import within
 
     node = stage.node()
     pool = node.pool(max_nbytes=1 << 20)
     if stage.rank == 0:
         array = pool.allocate(1 << 20, "u1")
-        handle = pool.handle(array).hex()
-        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        env = mpishare.outside_environment()
-        openers = [
-            subprocess.Popen([sys.executable, "-c", source, handle], env=env, **pipe)
-            for _ in range(kills)
-        ]
+        openers = [Viewer() for _ in range(kills)]
         for opener in openers:
-            assert opener.stdout.readline() == b"in\n"
+            opener.send(f"a = mpishare.open_handle({pool.handle(array)!r})")
+        assert [opener.answer() for opener in openers] == [None] * kills
         report({"held": list(pool._blocks.held_outside.values())})
         del array
         for opener in openers:
             opener.kill()
-            opener.wait()
         report({"let go": within(5, lambda: not pool._blocks.held_outside)})
         stage.attempt("reuse", pool.allocate, 1 << 20, "u1")
     node.barrier()
@@ -67,7 +52,7 @@ def killed_openers(stage: Stage, source: str, kills: int) -> None:
 
 
 def test_openers_that_are_killed_hold_nothing():
-    played = play(2, killed_openers, KILLED, 8, shared=True)
+    played = play(2, killed_openers, 8, shared=True)
     played.ended_well()
     assert played.rank(0)["held"] == [8]
     assert played.rank(0)["let go"] is True
@@ -79,14 +64,13 @@ def test_openers_that_are_killed_hold_nothing():
 @contextlib.contextmanager
 def owning():
     """A plain program, without mpirun, that has a pool; and the handles of its arrays."""
-    env = mpishare.outside_environment() | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", OWNER]
-    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=env, cwd=ROOT, **pipe) as process:
+    with Viewer() as owner:
         try:
-            yield process, *map(bytes.fromhex, process.stdout.readline().decode().split())
+            assert owner(OWNER) is None
+            handles = owner("[pool.handle(each).hex() for each in (array, other)]")
+            yield owner.process, *map(bytes.fromhex, handles)
         finally:
-            process.kill()  # also where it is stopped
+            owner.kill()  # also where it is stopped
 
 
 def stop(process):
@@ -205,14 +189,7 @@ def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):
 def test_a_forked_child_opens_by_itself(owner):
     _, handle = owner
     array = mpishare.open_handle(handle)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            status = int(mpishare.open_handle(handle).tolist() != [42] * 4)
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_a_fork(lambda: mpishare.open_handle(handle).tolist() == [42] * 4)
     assert mpishare.open_handle(handle) is not array
     assert array.tolist() == [42] * 4
 

@@ -1,7 +1,6 @@
 """Pools: what one rank allocates alone, the others open, and nobody reuses before all let go."""
 
 import gc
-import os
 import pickle
 import random
 
@@ -15,6 +14,7 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
+from tests.helpers.children import in_a_fork
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import MIB, nothing_leaked, values_of
@@ -271,18 +271,6 @@ def test_the_handle_of_a_dropped_array_is_refused(node, pool):
         assert (values_of(pool.open(other)) == 2).all()
     node.barrier()
     del kept
-
-
-def in_a_fork(work):
-    """What `work` returns in a forked child that then ends, as a bool."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @TWO
