@@ -23,9 +23,7 @@ def uuids(node):
 # --- what it found
 
 
-def test_device_is_the_current_one(node):
-    import cupy
-
+def test_device_is_the_current_one(node, cupy):
     device = node.device
     assert cupy.cuda.Device().id == device.ordinal
     properties = cupy.cuda.runtime.getDeviceProperties(device.ordinal)
@@ -65,10 +63,8 @@ def test_pools_of_this_gpu_are_exported_and_nothing_is_kept(node):
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
 
 
-def test_ranks_are_spread_over_the_gpus(node):
+def test_ranks_are_spread_over_the_gpus(node, cupy):
     """As even as it can be: each GPU that the ranks see, in turn."""
-    import cupy
-
     seen = node.comm.allgather(cupy.cuda.runtime.getDeviceCount())
     counts = [uuids(node).count(uuid) for uuid in set(uuids(node))]
     if min(seen) >= node.size:
@@ -76,10 +72,8 @@ def test_ranks_are_spread_over_the_gpus(node):
     assert max(counts) - min(counts) <= 1 or min(seen) == 1
 
 
-def test_report_is_what_this_machine_must_give(node):
+def test_report_is_what_this_machine_must_give(node, cupy):
     """What the pairs are follows from which GPU each rank has and sees; all of it must work."""
-    import cupy
-
     from mpishare.backends import driver
 
     count = cupy.cuda.runtime.getDeviceCount()
@@ -109,9 +103,7 @@ def test_report_is_what_this_machine_must_give(node):
 
 
 @pytest.mark.parametrize("form", ["ordinal", "uuid", "cupy"])
-def test_device_as_an_argument(node, form):
-    import cupy
-
+def test_device_as_an_argument(node, form, cupy):
     ordinal = node.device.ordinal
     device = {"ordinal": ordinal, "uuid": node.device.uuid, "cupy": cupy.cuda.Device(ordinal)}[form]
     with Node(device=device) as other:
@@ -143,9 +135,7 @@ def test_wrong_device_on_one_rank(node):
 # --- arrays
 
 
-def test_arrays_are_on_my_device(node):
-    import cupy
-
+def test_arrays_are_on_my_device(node, cupy):
     win = node.allocate_each((3, 4), "f4", fill=node.rank)
     for rank in range(node.size):
         array = win.segment(rank)
@@ -158,9 +148,7 @@ def test_arrays_are_on_my_device(node):
     win.fence()
 
 
-def test_memory_is_plain_and_outside_of_the_pool(node):
-    import cupy
-
+def test_memory_is_plain_and_outside_of_the_pool(node, cupy):
     pool = cupy.get_default_memory_pool()
     node.barrier()
     before, used = gpu_free(), pool.total_bytes()
@@ -210,10 +198,8 @@ def test_more_memory_than_the_gpu_has(node):
 # --- reaching the others
 
 
-def test_segments_are_reached_by_kernels_and_by_copies(node):
+def test_segments_are_reached_by_kernels_and_by_copies(node, cupy):
     """Each rank stores into each segment: by a kernel, an array operation, and a copy."""
-    import cupy
-
     kernel = cupy.RawKernel(
         'extern "C" __global__ void put(long long* to, long long value) { *to = value; }', "put"
     )
@@ -233,9 +219,7 @@ def test_segments_are_reached_by_kernels_and_by_copies(node):
     win.fence()
 
 
-def test_large_segments_arrive_whole(node):
-    import cupy
-
+def test_large_segments_arrive_whole(node, cupy):
     win = node.allocate_each(16 * MIB, "u4")
     right = (node.rank + 1) % node.size
     for step in range(3):
@@ -246,10 +230,8 @@ def test_large_segments_arrive_whole(node):
         win.fence()
 
 
-def test_more_operations_than_the_driver_takes_at_once(node):
+def test_more_operations_than_the_driver_takes_at_once(node, cupy):
     """Each word is written and waited for with a value of its own."""
-    import cupy
-
     from mpishare.backends.driver import CudaSignals
 
     count = 600
@@ -266,10 +248,8 @@ def test_more_operations_than_the_driver_takes_at_once(node):
             assert win.array.tolist() == list(values)
 
 
-def test_share_of_a_gpu_array_on_a_side_stream(node):
+def test_share_of_a_gpu_array_on_a_side_stream(node, cupy):
     """The copy comes after what was put on the current stream, and is there when share returns."""
-    import cupy
-
     with cupy.cuda.Stream(non_blocking=True):
         source = cupy.zeros(4 * MIB, "f4")
         for _ in range(50):
@@ -303,9 +283,7 @@ def test_torch_sees_the_same_bytes(node):
     win.fence()
 
 
-def test_cupy_takes_a_tensor_over_a_window_back(node):
-    import cupy
-
+def test_cupy_takes_a_tensor_over_a_window_back(node, cupy):
     torch = pytest.importorskip("torch")
     win = node.allocate(6, "i4", fill=1)
     back = cupy.from_dlpack(torch.from_dlpack(win.array).view(2, 3))

@@ -32,10 +32,8 @@ def as_form(stream, form):
 
 @TWO
 @pytest.mark.parametrize("form", FORMS)
-def test_stream_in_every_form(node, form):
+def test_stream_in_every_form(node, form, cupy):
     """The stream that is given counts, not the current one."""
-    import cupy
-
     win, event = node.allocate(1000, "i4", fill=0), node.event()
     other = cupy.cuda.Stream(non_blocking=True)
 
@@ -81,9 +79,7 @@ def test_pairs_on_given_streams(node, streams):
 
 @TWO
 @pytest.mark.parametrize("kind", ["null", "per thread", "blocking", "non-blocking"])
-def test_kinds_of_streams(node, kind):
-    import cupy
-
+def test_kinds_of_streams(node, kind, cupy):
     stream = {
         "null": lambda: cupy.cuda.Stream.null,
         "per thread": lambda: cupy.cuda.Stream.ptds,
@@ -195,10 +191,8 @@ def test_streams_in_turn(node, streams):
         assert found == [10 * step + rank for rank in range(node.size)]
 
 
-def test_stream_that_is_dropped_between_calls(node):
+def test_stream_that_is_dropped_between_calls(node, cupy):
     """Its work is still waited for, though nobody but the window holds it."""
-    import cupy
-
     win = node.allocate_each(1000, "i8", fill=0)
     for step in range(1, 21):
         with cupy.cuda.Stream(non_blocking=True):

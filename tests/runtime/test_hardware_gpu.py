@@ -71,10 +71,8 @@ def test_links_are_those_of_nvidia_smi():
         assert f"({shown})" in text, (shown, text)
 
 
-def test_p2p_is_what_cuda_says():
+def test_p2p_is_what_cuda_says(cupy):
     """For each pair of GPUs that this process sees by CUDA."""
-    import cupy
-
     _, links = nvml.look()
     addresses = [
         cupy.cuda.runtime.deviceGetPCIBusId(ordinal).lower()
@@ -144,10 +142,8 @@ def test_an_error_carries_what_nvml_says(node):
 
 
 @pytest.mark.parametrize("mode", ["default", "exclusive process"])
-def test_a_context_that_cannot_be_made_names_the_compute_mode(node, monkeypatch, mode):
+def test_a_context_that_cannot_be_made_names_the_compute_mode(node, monkeypatch, mode, cupy):
     """The driver's refusal is pretended: the machine's modes are not for tests to change."""
-    import cupy
-
     from mpishare.backends.cuda import CudaBackend
 
     def refuse(_):

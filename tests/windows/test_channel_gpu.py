@@ -132,9 +132,7 @@ def test_put_does_not_wait_on_the_host_for_its_own_gpu(node, streams):
 
 @TWO
 @pytest.mark.parametrize("form", ["object", "int"])
-def test_the_stream_that_is_given_counts(node, streams, form):
-    import cupy
-
+def test_the_stream_that_is_given_counts(node, streams, form, cupy):
     channel = node.channel(1 << 20, "i8", slots=2)
     given = streams[0] if form == "object" else streams[0].ptr
     sums = cupy.zeros(20, "i8")

@@ -4,9 +4,7 @@ import pytest
 
 
 @pytest.mark.ranks(min=2)
-def test_slow_streams_get_whole_frames(node, streams):
-    import cupy
-
+def test_slow_streams_get_whole_frames(node, streams, cupy):
     channel, frames = node.channel(1000, "i8", deal=True), 60
     found = cupy.full((frames, 2), -1, "i8")
     work = cupy.zeros(1 << 22)

@@ -274,9 +274,7 @@ def test_an_array_of_a_pool_of_the_node(node):
     del error, win
 
 
-def test_memory_of_another_gpu(node):
-    import cupy
-
+def test_memory_of_another_gpu(node, cupy):
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("one GPU")
     other = (node.device.ordinal + 1) % cupy.cuda.runtime.getDeviceCount()
@@ -304,9 +302,7 @@ def test_what_one_rank_cannot_share_is_an_error_on_all(node):
 
 
 @pytest.mark.parametrize("make", SHARED, ids=name_of)
-def test_the_owner_drops_the_array_and_empties_the_caches(node, make):
-    import cupy
-
+def test_the_owner_drops_the_array_and_empties_the_caches(node, make, cupy):
     def empty():
         gc.collect()
         cupy.get_default_memory_pool().free_all_blocks()
@@ -363,9 +359,7 @@ def test_two_nodes_share_the_same_array(node, make):
         windows[0].close()
 
 
-def test_two_small_allocations_that_the_driver_puts_into_one_block(node):
-    import cupy
-
+def test_two_small_allocations_that_the_driver_puts_into_one_block(node, cupy):
     runtime = cupy.cuda.runtime
     places = [runtime.malloc(512) for _ in range(2)]
     keeps = [Freed(lambda place=place: runtime.free(place)) for place in places]
@@ -383,9 +377,7 @@ def test_two_small_allocations_that_the_driver_puts_into_one_block(node):
     windows[1].fence()
 
 
-def test_views_outlive_their_window(node):
-    import cupy
-
+def test_views_outlive_their_window(node, cupy):
     win = node.share_each(cupy.full(N, node.rank, "f4"), copy=False)
     views = [win.segment(rank)[1:3] for rank in range(node.size)]
     if node.size > 1:

@@ -16,10 +16,8 @@ MIB = 1 << 20
 
 @TWO
 @pytest.mark.parametrize("count", [1 << 10, 1 << 20], ids=["part of a chunk", "large"])
-def test_a_block_is_held_until_the_work_of_its_stream_is_done(node, count):
+def test_a_block_is_held_until_the_work_of_its_stream_is_done(node, count, cupy):
     """The importer drops its array while a stream that reads it is held back."""
-    import cupy
-
     pool = node.pool()
     if node.is_leader:
         array = pool.allocate(count, "i4")
@@ -65,10 +63,8 @@ def test_a_block_is_held_until_the_work_of_its_stream_is_done(node, count):
 
 @TWO
 @pytest.mark.parametrize("count", [1 << 10, 1 << 20], ids=["part of a chunk", "large"])
-def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node, count):
+def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node, count, cupy):
     """A block dropped on a held stream, reused on another, is not overwritten before its time."""
-    import cupy
-
     pool = node.pool()
     if node.is_leader:
         first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -92,9 +88,7 @@ def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node, count):
     node.barrier()
 
 
-def test_no_call_in_a_capture(node):
-    import cupy
-
+def test_no_call_in_a_capture(node, cupy):
     pool = node.pool()
     stream = cupy.cuda.Stream(non_blocking=True)
     call, argument = (pool.allocate, 3) if node.is_leader else (pool.open, b"")
@@ -153,11 +147,9 @@ def test_a_limited_pool_is_used_again_and_again(node):
 
 
 @TWO
-def test_arrays_of_cupy_travel_where_the_pool_is_its_allocator(node):
+def test_arrays_of_cupy_travel_where_the_pool_is_its_allocator(node, cupy):
     """Temporaries and views of them, also made and dropped in another thread."""
     import threading
-
-    import cupy
 
     pool = node.pool()
     if node.is_leader:

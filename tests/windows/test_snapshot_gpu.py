@@ -123,9 +123,7 @@ def test_no_frame_through_host_memory_is_torn(node, view_without_gpu, pause_s):
     assert watched(node, view_without_gpu, f"on-host-{pause_s}", pause_s) > 20
 
 
-def test_a_snapshot_is_taken_in_the_order_of_its_stream(node, view):
-    import cupy
-
+def test_a_snapshot_is_taken_in_the_order_of_its_stream(node, view, cupy):
     window = node.allocate_each(1 << 16, "i4", fill=1, name="order")
     window.snapshot()
     node.synchronize()
@@ -177,9 +175,7 @@ def test_frames_of_a_channel_are_seen_in_the_order_of_their_stream(node, view, s
     channel.close()
 
 
-def test_a_snapshot_in_a_capture_is_refused(node):
-    import cupy
-
+def test_a_snapshot_in_a_capture_is_refused(node, cupy):
     window = node.allocate_each(8, fill=0, name="captured")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream, captured(stream), pytest.raises(UnsupportedError, match="captured into a graph"):
