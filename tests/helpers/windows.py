@@ -41,6 +41,22 @@ def on_every_rank(node, work):
     return None, node.comm.allgather("")
 
 
+def fails_on(comm, ranks, error, work, *words):
+    """`work` raises this error on these ranks, which the others are told; all with the words."""
+    mine = "nothing", "", {}
+    try:
+        work()
+    except Exception as caught:  # which is not kept, as it holds arrays
+        mine = type(caught).__name__, str(caught), getattr(caught, "failures", {})
+    told = comm.allgather(mine)
+    expected = [error.__name__ if rank in ranks else "PeerError" for rank in range(comm.size)]
+    assert [name for name, _, _ in told] == expected, told
+    assert all(each in mine[1] for each in words), mine
+    for _, _, failures in told:
+        assert [*failures] in ([], [*ranks])
+        assert all(each.startswith(error.__name__) for each in failures.values()), failures
+
+
 @contextlib.contextmanager
 def nothing_leaked(node):
     """What runs inside leaves neither files, mappings, names nor GPU memory on any rank."""

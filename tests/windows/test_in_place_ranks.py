@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mpishare.halo.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
-from tests.helpers.windows import address_of, nothing_leaked, on_every_rank, put, some, values_of
+from tests.helpers.windows import address_of, fails_on, nothing_leaked, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -100,10 +101,9 @@ def test_share_of_a_part_by_one_rank(node):
 
 def test_negative_strides_are_refused(node):
     base = node.allocate_each(5)
-    error, names = on_every_rank(node, lambda: node.share_each(base.array[::-1], copy=False))
-    assert names == ["UnsupportedError"] * node.size
-    assert "strides" in str(error)
-    del error  # holds the array
+    refused = partial(node.share_each, base.array[::-1], copy=False)
+    fails_on(node.comm, range(node.size), UnsupportedError, refused, "strides")
+    del refused
     assert node.share_each(base.array[::-1]).shape == (5,)
 
 
@@ -164,17 +164,12 @@ def refusals():
 @pytest.mark.parametrize("kind", refusals())
 def test_memory_that_is_not_shared_in_place(node, kind):
     source = refusals()[kind]()
-    for call in (node.share, node.share_each):
+    hint = "node.allocate_each" if node.backend == "host" else "cupy.asarray"
+    why = "private memory of this process" if node.backend == "host" else "host memory"
+    for call, ranks in ((node.share, [0]), (node.share_each, range(node.size))):
         with nothing_leaked(node):
-            error, names = on_every_rank(node, lambda call=call: call(source, copy=False))
-            others = "PeerError" if call == node.share else "UnsupportedError"
-            assert names == ["UnsupportedError"] + [others] * (node.size - 1)
-            hint = "node.allocate_each" if node.backend == "host" else "cupy.asarray"
-            assert hint in str(error)
-            assert "copy=True" in str(error)
-            why = "private memory of this process" if node.backend == "host" else "host memory"
-            assert why in str(error)
-            del error
+            refused = partial(call, source, copy=False)
+            fails_on(node.comm, ranks, UnsupportedError, refused, hint, "copy=True", why)
 
 
 @pytest.mark.parametrize("copy", [True, False, None])
@@ -188,10 +183,8 @@ def test_memory_that_is_not_shared_in_place(node, kind):
     ids=["int", "None", "callable"],
 )
 def test_what_is_no_array(node, source, told, copy):
-    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
-        error, names = on_every_rank(node, lambda call=call: call(source, copy=copy))
-        assert names == ["TypeError"] + [others] * (node.size - 1)
-        assert told in str(error)
+    for call, ranks in ((node.share, [0]), (node.share_each, range(node.size))):
+        fails_on(node.comm, ranks, TypeError, partial(call, source, copy=copy), told)
 
 
 @TWO
@@ -200,9 +193,7 @@ def test_what_one_rank_cannot_share_is_an_error_on_all(node):
     odd = node.size - 1
     source = np.zeros(4) if node.rank == odd else base.array
     with nothing_leaked(node):
-        error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
-        assert names == ["PeerError"] * odd + ["UnsupportedError"]
-        del error
+        fails_on(node.comm, [odd], UnsupportedError, partial(node.share_each, source, copy=False))
     assert node.share_each(base.array, copy=False).shape == (4,)
 
 
@@ -269,11 +260,7 @@ def test_a_callable_that_raises_on_one_rank(node):
         return base.array
 
     with nothing_leaked(node):
-        error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
-        assert names == ["PeerError"] * odd + ["KeyError"]
-        if node.rank != odd:
-            assert isinstance(error, PeerError)
-        del error
+        fails_on(node.comm, [odd], KeyError, partial(node.share_each, source, copy=False))
 
 
 def test_a_handle_of_an_unknown_kind(node):

@@ -7,6 +7,7 @@ import mmap
 import os
 import resource
 import tempfile
+from functools import partial
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mpi4py import MPI
 from mpishare import UnsupportedError
 from mpishare.memory import mapped
 from tests.helpers.halos import beside
-from tests.helpers.windows import nothing_leaked, on_every_rank
+from tests.helpers.windows import fails_on, nothing_leaked
 
 TWO = pytest.mark.ranks(min=2)
 N = 5000  # float64 elements, of several pages
@@ -181,10 +182,9 @@ def test_a_private_mapping_is_refused_by_its_file(host_node):
         file.flush()
         source = np.memmap(file.name, "f8", "c")
         with nothing_leaked(node):
-            error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
-            assert names == ["UnsupportedError"] * node.size
-            assert f"private mapping of {file.name}, whose writes" in str(error)
-            del error
+            refused = partial(node.share_each, source, copy=False)
+            words = f"private mapping of {file.name}, whose writes"
+            fails_on(node.comm, range(node.size), UnsupportedError, refused, words)
 
 
 @TWO
@@ -192,10 +192,9 @@ def test_a_file_without_a_name_that_others_have_not_mapped(host_node, caplog):
     node = host_node
     source = np.frombuffer(mmap.mmap(-1, 4096), "f8")
     with nothing_leaked(node):
-        error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
-        assert names == ["UnsupportedError"] * node.size
-        assert "/dev/zero (deleted): the file has no name any more" in str(error)
-        del error
+        words = "/dev/zero (deleted): the file has no name any more"
+        refused = partial(node.share_each, source, copy=False)
+        fails_on(node.comm, range(node.size), UnsupportedError, refused, words)
     win = node.share_each(source, copy=None)
     assert "has no name any more" in caplog.text
     assert win.array.ctypes.data != source.ctypes.data

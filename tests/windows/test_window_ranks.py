@@ -10,6 +10,7 @@ import pytest
 from mpishare import (
     ClosedError,
     CudaError,
+    HandleError,
     MismatchError,
     Node,
     PeerError,
@@ -18,7 +19,15 @@ from mpishare import (
 from mpishare.memory.handle import Handle
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
-from tests.helpers.windows import MIB, nothing_leaked, on_every_rank, put, some, values_of
+from tests.helpers.windows import (
+    MIB,
+    fails_on,
+    nothing_leaked,
+    on_every_rank,
+    put,
+    some,
+    values_of,
+)
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
@@ -110,9 +119,8 @@ def test_dtype_with_python_objects_is_refused_on_all_ranks(node):
     for call in (node.allocate, node.allocate_each):
         with pytest.raises(TypeError, match="Python objects"):
             call(3, object)
-    error, names = on_every_rank(node, lambda: node.share(np.array([{}, None])))
-    assert names == ["TypeError"] + ["PeerError"] * (node.size - 1)
-    assert "Python objects" in str(error)
+    source = np.array([{}, None])
+    fails_on(node.comm, [0], TypeError, lambda: node.share(source), "Python objects")
 
 
 # --- fill and owner
@@ -392,12 +400,7 @@ def test_handle_that_was_tampered_with(node, monkeypatch, part):
 
     with nothing_leaked(node):
         monkeypatch.setattr(context, "handle", tampered)
-        error, names = on_every_rank(node, lambda: node.allocate(64, fill=1))
-        assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
-        if node.is_leader:
-            assert error.ranks == tuple(range(1, node.size))
-            assert all("HandleError" in text for text in error.failures.values())
-        del error
+        fails_on(node.comm, range(1, node.size), HandleError, lambda: node.allocate(64, fill=1))
         monkeypatch.undo()
     assert values_of(node.allocate(2, "i4", fill=9).array).tolist() == [9, 9]
 
@@ -423,10 +426,8 @@ def test_handle_of_something_else(node, monkeypatch, field):
     changes = {field: OF_ANOTHER[field]}
     with nothing_leaked(node), monkeypatch.context() as patch:
         patch.setattr(Handle, "pack", lambda handle: real(replace(handle, **changes)))
-        error, names = on_every_rank(node, lambda: node.allocate(64))
-        assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
-        assert field != "nbytes" or "8 bytes" in str(error)
-        del error
+        words = "8 bytes" if field == "nbytes" else ""
+        fails_on(node.comm, range(1, node.size), HandleError, lambda: node.allocate(64), words)
 
 
 # --- the end
