@@ -13,7 +13,8 @@ from tests.helpers.launch import SHM, Result, launcher, run_ranks
 from tests.helpers.shared_job import play_shared
 
 HEADER = """\
-import atexit, ctypes, functools, gc, importlib, logging, os, signal, sys, time, warnings
+import atexit, contextlib, ctypes, functools, gc, importlib, logging
+import os, re, signal, sys, time, warnings
 import mpishare
 import numpy as np
 from tests.helpers.stage import CALLS, Stage, leftovers, shared_bytes
@@ -123,9 +124,13 @@ class Played:
         self.survivors_name(0, of=range(1, 1 + survivors))
         assert self.result.returncode != 0, self.describe()
 
-    def ended_well(self) -> None:
-        """The job ended with status 0 and said nothing."""
+    def ended(self) -> None:
+        """Every rank came to the end of the scene."""
         assert self.result.returncode == 0, self.describe()
+
+    def ended_well(self) -> None:
+        """The same, and none said anything."""
+        self.ended()
         assert self.result.stderr.strip() == "", self.describe()
 
     def describe(self) -> str:
@@ -144,6 +149,10 @@ def play(
     timeout_s: float = 40.0,
 ) -> Played:
     """Run the function on `n` ranks, with a `Stage` as its first argument.
+
+    It checks what it can itself, so that `ended_well` is all that is left to the test. What comes
+    of the other ranks where one is killed, or the job is aborted, it tells by `attempt` and
+    `report`.
 
     Its source is run and not its module, so that the ranks need no pytest. Ends in an error where
     anything of mpishare's is left: a process, or a name in /dev/shm. A scene in which no rank ends

@@ -2,13 +2,14 @@
 
 import gc
 import logging
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Stage:
         self.MPI = MPI
         self.world = _world or MPI.COMM_WORLD
         self.rank, self.size = self.world.rank, self.world.size
+        self._left = 0.0
 
     def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
         return mpishare.Node(comm or self.world, timeout_s=timeout_s)
@@ -56,6 +58,49 @@ class Stage:
             }
         report({name: told | {"end": time.monotonic()}})
         return value
+
+    def raises(
+        self,
+        error: type[BaseException] | tuple[type[BaseException], ...],
+        call: Callable,
+        *arguments: object,
+        within_s: float = math.inf,
+    ) -> Any:
+        """Make a call that must raise this error, in that time; return it."""
+        begin, caught = time.monotonic(), None
+        try:
+            call(*arguments)
+        except error as raised:
+            caught = raised
+        seconds = time.monotonic() - begin
+        assert caught is not None, f"rank {self.rank} raised no {error}"
+        assert seconds < within_s, f"after {seconds} s: {caught}"
+        return caught
+
+    def fails_on(
+        self, rank: int, error: type[BaseException], call: Callable, **options: float
+    ) -> str:
+        """Make a call that raises this error on a rank, and tells the others; return its text."""
+        is_mine = self.rank == rank
+        told = self.raises(error if is_mine else mpishare.PeerError, call, **options)
+        assert is_mine or [*told.failures] == [rank]
+        return str(told) if is_mine else told.failures[rank]
+
+    def leave(self) -> NoReturn:
+        """Raise as a program does by a mistake."""
+        self._left = time.monotonic()
+        raise ZeroDivisionError("the words of the leaver")
+
+    def is_left_by(self, leaver: int, work: Callable, within_s: float = 2.0) -> None:
+        """Let a rank `leave` within `work`: the others are told its words at once."""
+        told = self.raises(ZeroDivisionError if self.rank == leaver else mpishare.PeerError, work)
+        end = time.monotonic()
+        seconds = end - self.world.bcast(self._left, leaver)
+        if self.rank != leaver:
+            assert seconds < within_s, f"after {seconds} s: {told}"
+            # Who left because of that rank may be named beside it.
+            words = "ZeroDivisionError: the words of the leaver"
+            assert words in " ".join(told.failures.values())
 
     def ring(
         self,
@@ -172,19 +217,19 @@ class Stage:
         signal.signal(signal.SIGUSR2, lambda *_: handler())
         os.sched_yield = interrupt
 
+    def use_another_node(self, comm: object = None) -> None:
+        """Make, use and close it."""
+        with self.node(comm, timeout_s=10.0) as node:
+            window = node.allocate(node.size, dtype="i8", fill=-1)
+            window.array[node.rank] = node.rank
+            window.fence()
+            node.synchronize()
+            assert window.array.tolist() == list(range(node.size))
+            node.barrier()
+
     def second_node(self, comm: object) -> None:
-        """Another node, made, used and closed: tells "second node"."""
-
-        def use() -> None:
-            with self.node(comm, timeout_s=10.0) as node:
-                window = node.allocate(node.size, dtype="i8", fill=-1)
-                window.array[node.rank] = node.rank
-                window.fence()
-                node.synchronize()
-                assert window.array.tolist() == list(range(node.size))
-                node.barrier()
-
-        self.attempt("second node", use)
+        """The same, which tells "second node"."""
+        self.attempt("second node", self.use_another_node, comm)
 
     def gather(self, value: object) -> list:
         return self.world.allgather(value)
