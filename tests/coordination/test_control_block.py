@@ -84,7 +84,7 @@ def test_lock_goes_with_its_process(blocks):
     assert blocks[0].is_running(0)
     assert not blocks[0].is_running(2)
     with Viewer() as child:
-        assert child(CHILD.format(blocks[0].name)) is None
+        child(CHILD.format(blocks[0].name))
         assert blocks[0].is_running(2)
         assert not blocks[0].is_running(1)
         child.kill()

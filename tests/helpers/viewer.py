@@ -51,8 +51,36 @@ for line in sys.stdin:
 """
 
 
-class Viewer:
-    """`viewer("expression or statements")` returns its value, or {"error", "text"}."""
+class Remote:
+    """`viewer("expression or statements")` returns its value."""
+
+    def begin(self, source: str) -> None:
+        """Let it run source."""
+        raise NotImplementedError
+
+    def told(self) -> dict[str, Any]:
+        """Return what came of that: {"value"}, or {"error", "text"}."""
+        raise NotImplementedError
+
+    def __call__(self, source: str) -> Any:
+        self.begin(source)
+        return self.answer()
+
+    def answer(self) -> Any:
+        told = self.told()
+        assert "value" in told, told
+        return told["value"]
+
+    def raises(self, error: str, source: str, *words: str) -> None:
+        """Require that source raises this error, with all of the words."""
+        self.begin(source)
+        told = self.told()
+        assert told.get("error") == error, told
+        assert all(each in told["text"] for each in words), told
+
+
+class Viewer(Remote):
+    """A process that waits for source, until the end of the block."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -65,19 +93,14 @@ class Viewer:
         )
         self.pid = self.process.pid
 
-    def __call__(self, source: str) -> Any:
-        self.send(source)
-        return self.answer()
-
-    def send(self, source: str) -> None:
+    def begin(self, source: str) -> None:
         self.process.stdin.write(json.dumps(source) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> Any:
+    def told(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
         assert line, f"the viewer ended with status {self.process.wait(10)}"
-        answer = json.loads(line)
-        return answer if "error" in answer else answer["value"]
+        return json.loads(line)
 
     def kill(self) -> None:
         self.process.kill()
@@ -105,27 +128,28 @@ def viewing(node: Any, env: Mapping[str, str] | None = None) -> Iterator["Shared
         yield SharedViewer(node, stack.enter_context(Viewer(env)) if node.rank == 0 else None)
 
 
-class SharedViewer:
-    """A viewer of rank 0. Calls are collective: all that was done before is over by then."""
+class SharedViewer(Remote):
+    """A viewer of rank 0. Calls are collective, and every rank gets the value.
+
+    All that was done before is over by then.
+    """
 
     def __init__(self, node: Any, viewer: Viewer | None) -> None:
         self.node = node
         self.viewer = viewer
 
-    def __call__(self, source: str) -> Any:
-        """Run source; every rank gets the value."""
+    def begin(self, source: str) -> None:
         self.node.synchronize()
         self.node.barrier()
-        return self.node.comm.bcast(self.viewer(source) if self.viewer else None, 0)
+        self.send(source)
 
     def send(self, source: str) -> None:
-        """Let it begin to run source."""
+        """Let it run source, whatever is not over yet."""
         if self.viewer:
-            self.viewer.send(source)
+            self.viewer.begin(source)
 
-    def answer(self) -> Any:
-        """Return what came of `send`, on every rank."""
-        return self.node.comm.bcast(self.viewer.answer() if self.viewer else None, 0)
+    def told(self) -> dict[str, Any]:
+        return self.node.comm.bcast(self.viewer.told() if self.viewer else None, 0)
 
     def reset(self) -> None:
         """Let it close what it attached to, and forget all names."""

@@ -352,7 +352,7 @@ while True:
     files.append(os.dup(0))
 """
     with Viewer() as process:
-        assert "Too many open files" in process(source)["text"]
+        process.raises("OSError", source, "Too many open files")
         address = process("opening.address")
         with visit_of(address) as visit, pytest.raises(UnsupportedError, match="ulimit -n"):
             visit.ask({})

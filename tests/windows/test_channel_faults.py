@@ -126,7 +126,7 @@ def viewed(stage: Stage, look_on: str, frames: int) -> None:
     channel = node.channel(1000, name="viewed", lag=4)
     for viewer in viewers:
         viewer("there = attach('viewed')")
-        viewer.send(look_on)
+        viewer.begin(look_on)
     node.barrier()
     slowest = 0.0
     if stage.rank == 0:

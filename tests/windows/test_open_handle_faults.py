@@ -37,7 +37,7 @@ def killed_openers(stage: Stage, kills: int) -> None:
         array = pool.allocate(1 << 20, "u1")
         openers = [Viewer() for _ in range(kills)]
         for opener in openers:
-            opener.send(f"a = mpishare.open_handle({pool.handle(array)!r})")
+            opener.begin(f"a = mpishare.open_handle({pool.handle(array)!r})")
         assert [opener.answer() for opener in openers] == [None] * kills
         assert list(pool._blocks.held_outside.values()) == [kills]
         del array
@@ -59,7 +59,7 @@ def owning():
     """A plain program, without mpirun, that has a pool; and the handles of its arrays."""
     with Viewer() as owner:
         try:
-            assert owner(OWNER) is None
+            owner(OWNER)
             handles = owner("[pool.handle(each).hex() for each in (array, other)]")
             yield owner.process, *map(bytes.fromhex, handles)
         finally:
@@ -205,7 +205,7 @@ def awaited(stage: Stage, name: str) -> None:
     node = stage.node()
     if stage.rank == 0:
         with Viewer() as viewer:
-            viewer.send(f"host(mpishare.attach({name!r}, wait_s=float('inf')).array)")
+            viewer.begin(f"host(mpishare.attach({name!r}, wait_s=float('inf')).array)")
             window = node.allocate(3, fill=6.0, name=name)
             assert viewer.answer() == [6.0] * 3
     else:

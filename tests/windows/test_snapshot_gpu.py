@@ -32,19 +32,18 @@ def snapshot_until(node, window, view, source, count=200):
     for step in range(1, count):
         window.array.fill(step)
         window.snapshot()
-        got = view(source)
-        if not (isinstance(got, dict) and got.get("error") == "PeerTimeout"):
-            return step, got
+        view.begin(source)
+        told = view.told()
+        if told.get("error") != "PeerTimeout":
+            return step, told.get("value", told)
         time.sleep(0.01)
-    raise AssertionError(f"no frame after {count} snapshots: {got}")
+    raise AssertionError(f"no frame after {count} snapshots: {told}")
 
 
 def check_host_frames(node, view, why):
     window = node.allocate_each((64, 64 + node.rank), name="hidden")
-    assert view("there = attach('hidden')") is None
-    told = view("there.array")
-    assert told["error"] == "UnsupportedError"
-    assert why in told["text"]
+    view("there = attach('hidden')")
+    view.raises("UnsupportedError", "there.array", why)
     source = (
         "(lambda f: [type(f.array).__module__, f.number]"
         " + [np.unique(f.segment(r)).tolist() for r in there.ranks])(there.latest(0.05))"
@@ -55,7 +54,7 @@ def check_host_frames(node, view, why):
     shapes = view("[there.latest().segment(r).shape for r in there.ranks]")
     assert shapes == [[64, 64 + rank] for rank in range(node.size)]
     window.close()
-    assert view("there.latest()")["error"] == "ClosedError"
+    view.raises("ClosedError", "there.latest()")
 
 
 def test_a_viewer_without_a_gpu_gets_frames_through_host_memory(node, view_without_gpu):
@@ -85,7 +84,7 @@ while time.time() < end:
 def watched(node, view, name, pause_s):
     """Take snapshots while the viewer looks whether all values of a frame are one."""
     window = node.allocate_each(4 << 20, "i4", name=name)
-    assert view(f"there = attach('{name}')") is None
+    view(f"there = attach('{name}')")
     # Before the time runs memory is pinned, and the viewer compiles the kernels of LOOK.
     look = "(lambda f: not bool((f.segment(0) != f.number).any()))(there.latest(0.05))"
     step, is_whole = snapshot_until(node, window, view, look)
@@ -102,7 +101,7 @@ def watched(node, view, name, pause_s):
                 time.sleep(pause_s)
         node.synchronize()
         window.fence()
-    assert view.answer() is None
+    view.answer()
     seen, torn, missed = view("len(seen), torn, missed")
     if node.rank == 0:
         print(f"\n{name}: {step} snapshots, {seen} frames seen, {torn} torn, {missed} timeouts")
@@ -141,7 +140,7 @@ def test_a_snapshot_is_taken_in_the_order_of_its_stream(node, view, cupy):
         latch.release()
         node.synchronize(stream)
     node.barrier()
-    assert view("f = there.latest()") is None
+    view("f = there.latest()")
     assert view("f.number, np.unique(host(f.array)).tolist()") == [2, [2]]
     with stream:
         window.snapshot(stream=stream)
@@ -230,7 +229,7 @@ def test_a_viewer_that_sees_one_of_two_gpus(node, way):
         if way == "in place":
             window = node.share_each(window.array, copy=False, name="half-seen")
         window.snapshot()
-        assert view(f"there = attach('{window.name}'); f = there.latest()") is None
+        view(f"there = attach('{window.name}'); f = there.latest()")
         for array in ("there.segment(r)", "f.segment(r)")[way == "in place" :]:
             assert view(f"[np.unique(host({array})).tolist() for r in there.ranks]") == right
         assert view("hasattr(f.array, 'get')")  # of CuPy, not through the host
@@ -246,10 +245,9 @@ def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
     segments = [*publication._window.segments]
     segments[last] = segments[last]._replace(token="00" * 64)  # the driver knows no such memory
     publication._window = replace(publication._window, segments=tuple(segments))
-    assert view("there = attach('walled')") is None
-    told = view(f"there.segment({last})")
-    assert told["error"] == "UnsupportedError"
-    assert f"of rank {last} cannot be mapped here: cuIpcOpenMemHandle failed" in told["text"]
+    view("there = attach('walled')")
+    words = f"of rank {last} cannot be mapped here: cuIpcOpenMemHandle failed"
+    view.raises("UnsupportedError", f"there.segment({last})", words)
     assert view("np.unique(host(there.array)).tolist()") == [1]
     source = "(lambda f: [type(f.array).__module__, f.number, f.segment(there.ranks[-1])[0]])("
     _, (kind, number, value) = snapshot_until(

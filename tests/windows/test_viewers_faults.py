@@ -73,7 +73,7 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right
     viewer = Viewer() if stage.rank == 0 else None
     if viewer:
         viewer(source)
-        viewer.send(call)
+        viewer.begin(call)
     is_over, step = False, 0
     while not is_over:
         for _ in range(burst):
@@ -167,22 +167,20 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
     name = f"dying-{os.getpid()}"
     with Viewer() as viewer:
         viewer(COME)
-        viewer.send(
+        viewer.begin(
             f"there = come({name!r}); live = there.array; frame = there.latest()\n"
             "last = come_last(there)\n"
             "numbers = [f.number for f in there]"
         )
         play(2, dying, name, backend=backend)
-        assert viewer.answer() is None
+        viewer.answer()
         assert viewer("numbers") in ([1], [])  # the iteration ended
         assert viewer("host(frame.array)[:2]") == [3.0, 3.0]
-        told = viewer("there.latest()")
-        assert told["error"] == "ClosedError"
-        assert "has ended" in told["text"]
+        viewer.raises("ClosedError", "there.latest()", "has ended")
         if backend == "host":
             assert viewer("host(live)[:2]") == [3.0, 3.0]
-        assert viewer(f"mpishare.attach({name!r})")["error"] == "HandleError"
-        assert viewer("del live; there.close(); last.close()") is None
+        viewer.raises("HandleError", f"mpishare.attach({name!r})")
+        viewer("del live; there.close(); last.close()")
 
 
 def dying_amid_frames(stage: Stage, names: list[str]) -> None:
@@ -205,17 +203,17 @@ def test_a_killed_producer_is_not_taken_for_the_end_of_its_frames():
     names = [f"{each}-{os.getpid()}" for each in ("ended", "cut")]
     with Viewer() as viewer:
         viewer(COME)
-        viewer.send(
+        viewer.begin(
             f"ended, cut = map(come, {names})\n"
             "last = come_last(cut)\n"
             "numbers = [f.number for f in cut]"
         )
         play(2, dying_amid_frames, names, backend="host")
-        told = viewer.answer()
+        told = viewer.told()
         assert told["error"] == "ClosedError"
         gone = f"the job of {names[1]!r} is gone, but the channel was not ended behind frame 2: "
         assert gone in told["text"]
-        assert viewer("list(cut)") == told  # another loop too
+        viewer.raises("ClosedError", "list(cut)", told["text"])  # another loop too
         assert viewer("[f.number for f in ended]") == [1, 2]
         assert viewer("list(ended)") == []
 
@@ -259,16 +257,13 @@ def twice(stage: Stage) -> None:
     jobs = stage.gather("" if window is None else window._publication.job)
     if stage.rank == 0 and all(jobs):
         with Viewer() as viewer:
-            told = viewer("mpishare.attach('twice')")
-            assert told["error"] == "HandleError"
-            assert all(repr(job) in told["text"] for job in jobs)
-            assert "Pass job= with one of them" in told["text"]
+            words = [*map(repr, jobs), "Pass job= with one of them"]
+            viewer.raises("HandleError", "mpishare.attach('twice')", *words)
             for job, value in ((repr(jobs[0]), 0), (repr(jobs[1]), 1), (jobs[0], 0)):
                 seen = viewer(f"host(mpishare.attach('twice', job={job}).array)")
                 assert seen == [value, value]
-            told = viewer("mpishare.attach('twice', job='none-such')")
-            assert told["error"] == "HandleError"
-            assert f"'twice' of job {jobs[0]}" in told["text"]
+            wrong = "mpishare.attach('twice', job='none-such')"
+            viewer.raises("HandleError", wrong, f"'twice' of job {jobs[0]}")
     stage.world.Barrier()
     node.close()
 
@@ -376,7 +371,8 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
             attached, *knocked = viewer(f"foreign({nobody}, 'foreign')")
             assert "User 0 has a window of that name" in attached
             assert {*knocked} & {"b''", "ConnectionResetError"}
-            told = viewer("attach('false')")["text"]
+            viewer.begin("attach('false')")
+            told = viewer.told()["text"]
             assert "no process of this user has a window of that name" in told
             command = [sys.executable, "-m", "mpishare.info", "--attachable"]
             listed = subprocess.run(command, capture_output=True, text=True).stdout
