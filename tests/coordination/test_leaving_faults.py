@@ -12,7 +12,6 @@ import pytest
 
 import mpishare
 from tests.helpers.compiled import needs_compiled
-from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
 from tests.helpers.stage import CALLS, Stage
@@ -548,71 +547,58 @@ def test_an_owner_whose_file_goes_before_its_last_words_is_named():
     play(3, goes_between_steps).ended_well()
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments"),
-    [("mpishare.Node", "[]"), ("mpishare.HaloExchange", "[np.zeros(8), 1]")],
-    ids=["node", "plan"],
-)
-def test_a_rank_that_left_before_a_call_of_no_node(call, arguments):
+def leaves_before_a_call(stage: Stage, what: str) -> None:
+    from mpishare.coordination.poll import poll
+
+    node, cart = stage.node(), stage.world.Create_cart([2])
+    node.barrier()
+    if stage.rank == 0:
+        raise ZeroDivisionError("the words of rank 0")
+    assert poll(lambda: node._context.agreement.failure, 20)
+    calls = {"node": stage.node, "plan": lambda: mpishare.HaloExchange(cart, np.zeros(8), 1)}
+    stage.attempt("call", calls[what])
+
+
+@pytest.mark.parametrize("what", ["node", "plan"])
+def test_a_rank_that_left_before_a_call_of_no_node(what):
     """The other rank knows it when it calls, and does not wait for that process."""
-    program = f"""
-import numpy as np
-from mpi4py import MPI
-import mpishare
-from mpishare.coordination.poll import poll
-from tests.helpers.reporting import report
-node = mpishare.Node(backend="host")
-cart = MPI.COMM_WORLD.Create_cart([2])
-node.barrier()
-if node.rank == 0:
-    raise ZeroDivisionError("the words of rank 0")
-assert poll(lambda: node._context.agreement.failure, 20)
-try:
-    {call}(cart, *{arguments})
-except mpishare.PeerError as error:
-    report({{"failures": list(error.failures.items())}})
-"""
-    result = run_ranks(2, program, timeout_s=30)
-    assert not result.timed_out, result.describe()
-    failures = result.reports[1]["failures"]
-    assert failures == [[0, "ZeroDivisionError: the words of rank 0"]], result.describe()
+    told = play(2, leaves_before_a_call, what).raised(1, "call", "PeerError")
+    assert told.failures == {0: "ZeroDivisionError: the words of rank 0"}
+
+
+def interrupted_call(stage: Stage, way: str) -> None:
+    cart = stage.world.Create_cart([2])
+    node = stage.node() if way == "plan beside a node" else None
+    sleep = time.sleep
+
+    def interrupt(_: float) -> None:
+        time.sleep = sleep
+        cart.isend(None, 1)
+        signal.raise_signal(signal.SIGINT)
+
+    if stage.rank == 0:
+        time.sleep = interrupt  # in the midst of its wait
+    else:
+        cart.recv(source=0)
+    try:
+        stage.node(cart) if way == "node" else mpishare.HaloExchange(cart, np.zeros(8), 1)
+    except mpishare.PeerError as error:
+        report({"failures": error.failures[0]})
+        raise
+    del node
 
 
 @pytest.mark.parametrize("way", ["node", "plan", "plan beside a node"])
 def test_an_interrupt_in_a_call_of_no_node(way):
     """The other rank comes later, and waits in vain: it is told so, or the job ends."""
-    call = "Node(cart, backend='host')" if way == "node" else "HaloExchange(cart, np.zeros(8), 1)"
-    program = f"""
-import signal, time
-import numpy as np
-from mpi4py import MPI
-import mpishare
-from tests.helpers.reporting import report
-cart = MPI.COMM_WORLD.Create_cart([2])
-node = mpishare.Node(backend="host") if {way == "plan beside a node"} else None
-if cart.rank == 0:
-    sleep = time.sleep
-    def interrupt(seconds):
-        time.sleep = sleep
-        cart.isend(None, 1)
-        signal.raise_signal(signal.SIGINT)
-    time.sleep = interrupt  # in the midst of its wait
-else:
-    cart.recv(source=0)
-try:
-    mpishare.{call}
-except mpishare.PeerError as error:
-    report({{"failures": list(error.failures.items())}})
-    raise
-"""
-    result = run_ranks(2, program, timeout_s=30)
-    assert not result.timed_out, result.describe()
-    assert result.returncode != 0, result.describe()
-    assert "KeyboardInterrupt" in result.stderr, result.describe()
+    played = play(2, interrupted_call, way)
+    assert played.result.returncode != 0, played.describe()
+    said = played.result.stderr
+    assert "KeyboardInterrupt" in said, played.describe()
     if way == "plan beside a node":
-        assert result.reports[1]["failures"] == [[0, "KeyboardInterrupt"]], result.describe()
+        assert played.rank(1)["failures"] == "KeyboardInterrupt", played.describe()
     else:
-        assert "was left by an exception: KeyboardInterrupt" in result.stderr, result.describe()
+        assert "was left by an exception: KeyboardInterrupt" in said, played.describe()
 
 
 def leaves_before_a_plan(stage: Stage, way: str) -> None:
@@ -655,32 +641,22 @@ def test_an_error_before_a_first_plan_leaves_communicators_whole(way):
     play(2, leaves_before_a_plan, way, shared=True).ended_well()
 
 
+def raises_beside_a_newer(stage: Stage, kind: str) -> None:
+    node = stage.node(timeout_s=30.0)
+    window = node.allocate(4)
+    newer = mpishare.Node() if kind == "node" else mpishare.Allreduce(stage.world, np.ones(3))
+    if stage.rank:
+        raise ZeroDivisionError("the words of rank 1")
+    stage.attempt("fence", window.fence)
+    del newer
+
+
 @pytest.mark.parametrize("kind", ["node", "plan"])
 def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
     """The other rank waits on the older node, and gets the error within seconds."""
-    newer = {"node": "mpishare.Node()", "plan": "mpishare.Allreduce(MPI.COMM_WORLD, numpy.ones(3))"}
-    program = f"""
-import time
-import numpy
-import mpishare
-from mpi4py import MPI
-from tests.helpers.reporting import report
-node = mpishare.Node(timeout_s=30)
-window, newer = node.allocate(4), {newer[kind]}
-if node.rank:
-    raise ZeroDivisionError("the words of rank 1")
-begin = time.monotonic()
-try:
-    window.fence()
-except mpishare.PeerError as error:
-    report({{"text": str(error), "seconds": time.monotonic() - begin}})
-    raise
-"""
-    result = run_ranks(2, program, timeout_s=40)
-    assert not result.timed_out, result.describe()
-    told = result.reports[0]
-    assert "ZeroDivisionError: the words of rank 1" in told["text"], result.describe()
-    assert told["seconds"] < LIMIT_S, result.describe()
+    told = play(2, raises_beside_a_newer, kind).raised(0, "fence", "PeerError")
+    assert "ZeroDivisionError: the words of rank 1" in told.text
+    assert told.seconds < LIMIT_S
 
 
 def raises_without_a_text(stage: Stage) -> None:
