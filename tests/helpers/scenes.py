@@ -79,6 +79,12 @@ class Played:
         assert told.error == error, f"rank {rank}, {name}: {told}\n{self.describe()}"
         return told
 
+    def missed(self, missing: int, name: str, *, of: Sequence[int]) -> list[Told]:
+        """The named call of each of these ranks, which must have named the one that is missing."""
+        told = [self.raised(rank, name, "PeerTimeout") for rank in of]
+        assert all(each.ranks == [missing] for each in told), self.describe()
+        return told
+
     def worked(self, ranks: Sequence[int], *names: str) -> None:
         for rank in ranks:
             for name in names:
@@ -103,12 +109,10 @@ class Played:
     def survivors_name(self, dead: int, *, of: Sequence[int]) -> None:
         """Each was told of the death by its first call, in time, and again by the next one."""
         died = self.rank(dead)["died"]
-        for rank in of:
-            first = self.raised(rank, "first", "PeerTimeout")
-            assert first.ranks == [dead]
+        for first in self.missed(dead, "first", of=of):
             assert max(first.end - died, first.seconds) < LIMIT_S
-            assert self.raised(rank, "then", "PeerTimeout").ranks == [dead]
-            self.worked([rank], "close")
+        self.missed(dead, "then", of=of)
+        self.worked(of, "close")
 
     def others_give_up(self) -> None:
         """Ranks 0 and 2 named rank 1 at the deadline, 3 s at most; the first broke it for both."""
