@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
 from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
@@ -224,13 +223,11 @@ def on_nodes(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
     halo = stage.make("plan of any fields", node)
     left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
-    wrong = []
     for dtype, others in (("f8", ()), ("i4", (2,)), ("f8", ()), ("f4", ())):
         u = np.full((6, *others), stage.rank, dtype)
         halo.exchange(u)
-        found = u.reshape(6, -1)[:, -1].tolist()
-        wrong += [] if found == [left, *[stage.rank] * 4, right] else [found]
-    report({"wrong": wrong, "routes": sorted(set(halo.routes.values()))})
+        assert u.reshape(6, -1)[:, -1].tolist() == [left, *[stage.rank] * 4, right]
+    assert "mpi" in halo.routes.values()
     mine = np.zeros(6, "f2" if stage.rank == stage.size - 1 else "f8")
     stage.attempt("call", lambda: [halo.exchange(mine) for _ in range(3)])
     stage.world.Barrier()  # else another rank could hear that this one has left
@@ -241,8 +238,6 @@ def test_across_nodes():
     """There nobody sees how often others have called: all raise at the deadline."""
     played = play_on("2 + 1", on_nodes, shared=True)
     for rank in range(3):
-        assert played.rank(rank)["wrong"] == []
-        assert "mpi" in played.rank(rank)["routes"]
         told = played.told(rank, "call")
         assert told.seconds < LIMIT_S
         # The deadlines of ranks 0 and 1 end together: the second may read that the first has left.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
@@ -21,13 +20,10 @@ def many_ranks(stage: Stage, seeds: int) -> None:
             with exchanging(node, cube, [Kind()], True) as (halo, fields):
                 for step in range(10):
                     exchange_step(halo, fields, step)
-    report({"done": True})
 
 
 def test_random_plans():
-    played = play(8, many_ranks, 8)
-    played.ended_well()
-    assert sorted(played.result.reports) == list(range(8))
+    play(8, many_ranks, 8).ended_well()
 
 
 def left_open(stage: Stage, is_given: bool) -> None:
@@ -38,16 +34,13 @@ def left_open(stage: Stage, is_given: bool) -> None:
     mpishare.Allreduce(stage.world, x, node=node).reduce(x)
     here = {stage.rank: [1]}, {stage.rank: [2]}
     mpishare.NeighborExchange(stage.world, *here, fields.copy(), node=node).start()
-    report({"found": [*fields[[0, 5]], x[0]]})
+    left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
+    assert [*fields[[0, 5]], x[0]] == [10 * left + 4, 10 * right + 1, stage.size]
 
 
 @pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
 @pytest.mark.parametrize("nodes", ["", "2 + 2"])
 def test_a_program_that_closes_nothing(nodes, is_given):
     """It ends with status 0, and says nothing."""
-    size = 4 if nodes else 2
     played = play_on(nodes, left_open, is_given) if nodes else play(2, left_open, is_given)
     played.ended_well()
-    for rank in range(size):
-        ends = [10 * ((rank - 1) % size) + 4, 10 * ((rank + 1) % size) + 1]
-        assert played.rank(rank)["found"] == [*ends, size]

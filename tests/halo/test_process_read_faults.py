@@ -66,7 +66,6 @@ def begun(stage: Stage, how: str) -> None:
         elif stage.rank == 2:
             stage.world.Recv(bytearray(0), source=1)  # and at once, before it is known otherwise
         stage.attempt("call", halo.wait)
-        report({"ghost": field[0, 0]})
         stage.attempt("then", halo.exchange)
     stage.attempt("close", node.close)
     stage.end()
@@ -125,24 +124,23 @@ def refused(stage: Stage) -> None:
         fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
         with stage.ring(node, fields[0], axes=(0,)) as halo:
             peer_reads = halo._forward._host._peer_reads
-            right = []
             for step in range(20):
                 field = fields[step % 2]
                 field[1:3] = 100 * step + stage.rank
                 halo.exchange(field)
-                left, other = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
-                right.append(bool((field[0] == 100 * step + left).all()))
-                right.append(bool((field[-1] == 100 * step + other).all()))
+                for side, other in ((0, -1), (-1, 1)):
+                    owner = (stage.rank + other) % stage.size
+                    assert (field[side] == 100 * step + owner).all(), f"step {step}, side {side}"
             senders = sorted({key[0] for key in peer_reads.keys if key[1] == stage.rank})
-            report({"right": right, "senders": senders, "staging": halo.staging_nbytes})
+            report({"senders": senders, "staging": halo.staging_nbytes})
     report({"said": said})
 
 
 def test_a_process_that_may_not_be_read():
     played = play(3, refused)
+    assert played.result.returncode == 0, played.describe()
     for rank in range(3):
         told = played.rank(rank)
-        assert told["right"] == [True] * 40
         why = "Operation not permitted"
         assert told["unreadable"] == [[0, 1, why], [2, 1, why]]
         assert told["senders"] == [each for each in range(3) if each not in (rank, 1)]
@@ -183,7 +181,6 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
         if stage.rank == 2:
             stage.world.Recv(bytearray(0), source=1)
         stage.attempt("call", halo.wait)
-    report({"ghosts": field[[0, -1], 0].tolist()})
     stage.attempt("close", node.close)
 
 
@@ -209,9 +206,8 @@ def with_guards(stage: Stage) -> None:
     for row in range(rows):  # after the 8 pages of each
         at = ctypes.c_void_p(base.ctypes.data + row * 9 * page + 8 * page)
         assert libc.mprotect(at, page, 0) == 0
-    right = []
     with stage.node() as node, stage.ring(node, fields[0], axes=(0,)) as halo:
-        nparts = len(halo._forward._host._peer_reads.keys)
+        assert len(halo._forward._host._peer_reads.keys) == 6
         for step in range(20):
             field = fields[step % 2]
             field[1:3] = 100 * step + stage.rank
@@ -219,15 +215,11 @@ def with_guards(stage: Stage) -> None:
             field[1:3] = -1
             for side, other in ((0, -1), (-1, 1)):
                 owner = (stage.rank + other) % stage.size
-                right.append(bool((field[side] == 100 * step + owner).all()))
-    report({"right": right, "parts": nparts})
+                assert (field[side] == 100 * step + owner).all(), f"step {step}, side {side}"
 
 
 def test_memory_that_others_cannot_read():
-    played = play(3, with_guards, shared=True)
-    played.ended_well()
-    for rank in range(3):
-        assert played.rank(rank) == {"right": [True] * 40, "parts": 6}
+    play(3, with_guards, shared=True).ended_well()
 
 
 def without_memory(stage: Stage) -> None:

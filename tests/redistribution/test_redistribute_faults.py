@@ -12,7 +12,7 @@ import mpishare
 from tests.helpers.launch import run_right
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
-from tests.helpers.scenes_halo import play_on, size_of
+from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
 
 
@@ -24,15 +24,12 @@ def random_cases(stage: Stage) -> None:
         for seed in range(30):
             with check_case(node, stage.world, seed) as plan:
                 seen |= set(plan.routes.values())
-    report({"seen": sorted(seen)})
+    assert "mpi" in seen
 
 
 @pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "2 + 2"])
 def test_random_distributions_over_nodes(nodes):
-    played = play_on(nodes, random_cases, shared=True)
-    played.ended_well()
-    for rank in range(size_of(nodes)):
-        assert "mpi" in played.rank(rank)["seen"]
+    play_on(nodes, random_cases, shared=True).ended_well()
 
 
 def test_more_of_them_by_a_script():
