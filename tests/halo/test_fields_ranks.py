@@ -10,14 +10,13 @@ import pytest
 import mpishare
 from mpishare import ClosedError, Layout, MismatchError
 from tests.helpers.halos import (
-    DTYPES,
     FORMS,
-    HOST_DTYPES,
     HOST_FORMS,
     Field,
     Kind,
     arrays,
     check,
+    dtypes_and_forms,
     even_case,
     exchange_by,
     exchange_step,
@@ -89,15 +88,12 @@ def test_every_itemsize(host_node, in_window):
 
 
 def test_one_plan_of_everything(node, in_window):
-    go(node, [Kind(each, FORMS[at % len(FORMS)]) for at, each in enumerate(DTYPES)], in_window)
-
-
-def test_one_plan_of_everything_on_the_host(host_node, in_window):
+    dtypes, forms = dtypes_and_forms(node)
     kinds = [
-        Kind(dtype, HOST_FORMS[at % len(HOST_FORMS)], (2,) * (at % 3), (-2, -1))
-        for at, dtype in enumerate(DTYPES + HOST_DTYPES)
+        Kind(dtype, forms[at % len(forms)], (2,) * (at % 3), (-2, -1))
+        for at, dtype in enumerate(dtypes)
     ]
-    go(host_node, kinds, in_window)
+    go(node, kinds, in_window)
 
 
 @pytest.mark.parametrize("others", [(), (0,)], ids=["thirty", "one without cells"])

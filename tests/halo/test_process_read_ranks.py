@@ -18,8 +18,6 @@ from tests.helpers.halos import (
     make_fields,
     plan,
     put,
-    random_plan,
-    read_in_place,
     ring,
 )
 
@@ -79,12 +77,6 @@ def test_faces_with_ghosts_in_between(compiled_node, form, width):
     assert len(keys) == 4 * node.size
     assert 0 < through <= (256 << 10)
     assert through < nbytes
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_plans_of_private_fields(compiled_node, seed):
-    with read_in_place():
-        random_plan(compiled_node, compiled_node.comm, 7000 + seed)
 
 
 @TWO
