@@ -214,10 +214,12 @@ def check_held(node, halo, field, value=7):
 
 
 @TWO
-def test_exchange_waits_for_a_held_neighbor(node):
+def test_exchange_waits_for_a_held_neighbor(node, stream_route):
     """Every rank here is rank 0's neighbor: all wait."""
     field, halo = star_of_rank_0(node)
-    for value in (7, 8):
+    halo.exchange()
+    node.synchronize()
+    for value in (7, 8, 9):
         check_held(node, halo, field, value)
     halo.close()
 

@@ -112,17 +112,3 @@ def test_a_conjugate_view_is_refused(node, place):
     view = "conjugate or negative view"
     with plan(node.comm, case, field, node=node) as halo, pytest.raises(ValueError, match=view):
         halo.exchange(field.conj())
-
-
-def test_sums_of_bfloat16(node, place):
-    pytest.importorskip("ml_dtypes")
-    field = torch.full((6,), 1.5, dtype=torch.bfloat16, device=place)
-    with mpishare.HaloExchange(
-        node.comm, field, 1, dims=(node.size,), periods=True, node=node
-    ) as halo:
-        halo.accumulate()
-    assert field.tolist() == [0, 3, 1.5, 1.5, 3, 0]
-    with mpishare.Allreduce(node.comm, field, node=node) as total:
-        total.reduce(field)
-        assert field.tolist() == [each * node.size for each in (0, 3, 1.5, 1.5, 3, 0)]
-        assert float(total.dot(field, field)) == pytest.approx(22.5 * node.size**3, rel=2e-2)

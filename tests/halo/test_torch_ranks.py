@@ -6,7 +6,7 @@ import pytest
 import mpishare
 from tests.helpers.autograd import functions
 from tests.helpers.compiled import WHY_NONE
-from tests.helpers.halos import beside, even_case, plan, random_case
+from tests.helpers.halos import beside, even_case, plan, random_case, ring
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pad = torch.nn.functional.pad
@@ -25,10 +25,19 @@ def in_one_thread():
         yield
 
 
+@pytest.fixture(params=["node", "host_node"])
+def any_node(request):
+    """Where there are GPUs too, tensors in host memory go by a node of the host."""
+    return request.getfixturevalue(request.param)
+
+
+def place_of(node):
+    return f"cuda:{node.device.ordinal}" if node.backend == "cuda" else "cpu"
+
+
 def on(node, array):
     """A tensor of doubles where the node computes."""
-    place = f"cuda:{node.device.ordinal}" if node.backend == "cuda" else "cpu"
-    return torch.tensor(array, dtype=torch.float64, device=place)
+    return torch.tensor(array, dtype=torch.float64, device=place_of(node))
 
 
 def dot(node, x, y):
@@ -191,8 +200,11 @@ def test_a_field_that_requires_a_gradient(node, call):
     case = even_case((node.size, 1), True, cells=2)
     x = on(node, np.ones((4, 4)))
     with plan(node.comm, case, x, node=node) as halo:
+        wrong = x.clone().requires_grad_()
         with pytest.raises(ValueError, match=rf"{call} failed: .* requires a gradient"):
-            getattr(halo, call)(x.clone().requires_grad_())
+            getattr(halo, call)(wrong)
+        with pytest.raises(ValueError, match=r"HaloExchange failed: .* requires a gradient"):
+            ring(node, wrong, dims=case.dims)
         halo.exchange(x.clone().requires_grad_().detach())
 
 
@@ -248,32 +260,33 @@ def test_weights_are_summed_in_one_array(node):
         torch.testing.assert_close(weight.grad, right, rtol=1e-12, atol=1e-13)
 
 
-def test_tensors_of_the_host_on_any_machine(host_node):
-    """Where there are GPUs too, tensors in host memory go by a node of the host."""
-    node = host_node
-    case = even_case((node.size,), True, cells=3)
-    for name in ("float32", "float64", "complex64", "int16", "bool", "bfloat16"):
-        dtype = getattr(torch, name)
-        field = torch.full((5,), node.rank % 2, dtype=dtype)
-        with plan(node.comm, case, field, node=node) as halo:
-            assert set(halo.routes.values()) <= {"host"}
-            halo.exchange()
-            ends = torch.tensor([each % 2 for each in beside(node)], dtype=dtype)
-            assert torch.equal(field[[0, -1]], ends)
+DTYPES = ("float16", "float32", "float64", "complex64", "uint8", "int16", "bool", "bfloat16")
 
 
-def test_sums_of_bfloat16(host_node):
-    """Tensors in host memory: NumPy knows the numbers by ml_dtypes alone."""
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_of_torch(any_node, name):
+    node, dtype, odd = any_node, getattr(torch, name), any_node.rank % 2
+    field = torch.zeros(6, dtype=dtype, device=place_of(node))
+    with plan(node.comm, even_case((node.size,), True, 4), field, node=node) as halo:
+        assert node.backend == "cuda" or set(halo.routes.values()) <= {"host"}
+        field[1:5] = torch.tensor([odd, 1, 0, 1 - odd], dtype=dtype)
+        halo.exchange()
+        left, right = beside(node)
+        assert field[[0, 5]].tolist() == [1 - left % 2, right % 2]
+
+
+def test_sums_of_bfloat16(any_node):
+    """NumPy knows the numbers by ml_dtypes alone."""
     pytest.importorskip("ml_dtypes")
-    node = host_node
-    field = torch.full((5,), 1.5, dtype=torch.bfloat16)
+    node = any_node
+    field = torch.full((5,), 1.5, dtype=torch.bfloat16, device=place_of(node))
     with plan(node.comm, even_case((node.size,), True, cells=3), field, node=node) as halo:
         halo.accumulate()
     assert field.tolist() == [0, 3, 1.5, 3, 0]
     with mpishare.Allreduce(node.comm, field, node=node) as total:
         total.reduce(field)
         assert field.tolist() == [0, 3 * node.size, 1.5 * node.size, 3 * node.size, 0]
-        one = torch.ones(5, dtype=torch.bfloat16)
+        one = torch.ones_like(field)
         assert float(total.dot(one, one)) == 5 * node.size
 
 
