@@ -154,19 +154,6 @@ def test_no_other_block_than_a_neighbors_is_looked_at():
             assert len(sent) == len(received) == len(blocks) - 1 <= most
 
 
-@unhurried
-@given(cases())
-def test_neighbors_are_where_the_coordinates_say(case):
-    dims, periods = case.grid.dims, case.grid.periods
-    for rank in ranks(case):
-        for direction in case.grid.directions(corners=True):
-            moved = np.add(np.unravel_index(rank, dims), direction)
-            found = None
-            if all(wraps or 0 <= c < n for wraps, c, n in zip(periods, moved, dims, strict=True)):
-                found = np.ravel_multi_index(tuple(moved % dims), dims)
-            assert case.grid.neighbor(rank, direction) == found
-
-
 def test_directions():
     grid = Grid((1, 1, 1), (False,) * 3)
     faces, every = grid.directions(corners=False), grid.directions(corners=True)

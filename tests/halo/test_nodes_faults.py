@@ -1,11 +1,10 @@
 """Plans over several nodes, as the launcher of MPICH pretends them: routes host and mpi mixed."""
 
-import time
-
 import numpy as np
 import pytest
 
 import mpishare
+from tests.halo.test_death_faults import late
 from tests.helpers.reporting import report
 from tests.helpers.scenes_halo import MACHINES, NODES, play_on, size_of
 from tests.helpers.stage import Stage
@@ -165,32 +164,19 @@ def test_errors_cross_nodes():
     assert dict(played.rank(2)["routes"]) == {1: "mpi", 3: "host"}
 
 
-def late(stage: Stage, name: str) -> None:
-    """The last rank does not come to the named call of a plan."""
-    node = stage.node(timeout_s=1.0)
-    halo = stage.ring(node, np.zeros(6))
-    halo.exchange()
-    if stage.rank == stage.size - 1:
-        time.sleep(2.5)
-    else:
-        stage.attempt("call", getattr(halo, name))
-        stage.attempt("then", halo.exchange)
-    stage.attempt("close", node.close)
-
-
 def test_a_rank_of_another_node_that_does_not_come():
     """Named within the deadline; the plan and the node are broken then."""
-    played = play_on("1 + 1", late, "exchange", shared=True)
+    played = play_on("1 + 1", late, "exchange", 1, shared=True)
     told = played.raised(0, "call", "PeerTimeout")
     assert "rank 1" in told.text
-    assert 1 <= told.seconds < 2.5
+    assert 2 <= told.seconds < 4
     assert played.raised(0, "then", "PeerTimeout").seconds < 1
     played.worked([0], "close")
 
 
 def test_a_rank_of_another_node_that_does_not_come_to_a_step():
     """Messages know no rank, and none of this node is missing: that is the whole text."""
-    played = play_on("2 + 1", late, "close", shared=True)
+    played = play_on("2 + 1", late, "close of a halo", 2, shared=True)
     errors = set()
     for rank in (0, 1):
         for told in (played.told(rank, call) for call in ("call", "then")):
