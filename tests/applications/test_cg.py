@@ -123,12 +123,18 @@ with mpishare.Node() as node, common.stream(node):
 """
 
 
-def products() -> list[str]:
-    """The kinds of products that can run on this host."""
-    return ["stencil", "csr"] if HAS_SCIPY else ["stencil"]
+ON_GPUS = [pytest.mark.gpu, pytest.mark.limit(130)]
 
 
-def check_every(ranks: int, backend: str, kinds: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [("host", n) for n in (1, 2, 3, 4)]
+    + [pytest.param("cuda", n, marks=ON_GPUS) for n in (1, 2, 4)],
+)
+def test_it_is_right(backend: str, ranks: int) -> None:
+    """The product of SciPy is that of a rank alone: on more ranks than cores it shows no more."""
+    is_sparse_too = backend == "cuda" or (HAS_SCIPY and ranks <= 2)
+    kinds = ["stencil", "csr"] if is_sparse_too else ["stencil"]
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
     options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
     result = run_right(ranks, EVERY, [str(ranks), *kinds], **options)
@@ -143,19 +149,6 @@ def check_every(ranks: int, backend: str, kinds: list[str]) -> None:
     for one, other in zip(rows[:3], rows[3:-1], strict=False):
         assert one["cells"] == other["cells"]
         assert abs(one["iterations"] - other["iterations"]) <= (1 if backend == "host" else 20)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_it_is_right(ranks: int) -> None:
-    """The product of SciPy is that of a rank alone: on more ranks than cores it shows no more."""
-    check_every(ranks, "host", products() if ranks <= 2 else ["stencil"])
-
-
-@pytest.mark.gpu
-@pytest.mark.limit(130)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_it_is_right_on_gpus(ranks: int) -> None:
-    check_every(ranks, "cuda", ["stencil", "csr"])
 
 
 @pytest.mark.gpu

@@ -71,10 +71,17 @@ report({{"status": spectral.main(["--cells", "8", "--steps", "2", "--compare"])}
 """
 
 
-def check_every(ranks: int, backend: str, *words: str) -> None:
+ON_GPUS = [pytest.mark.gpu, pytest.mark.limit(190)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [("host", n) for n in (1, 2, 3)] + [pytest.param("cuda", n, marks=ON_GPUS) for n in (1, 2, 4)],
+)
+def test_it_is_right(backend: str, ranks: int) -> None:
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
     options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
-    result = run_right(ranks, EVERY, words, **options)
+    result = run_right(ranks, EVERY, ["--graph"] * (backend == "cuda"), **options)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(rows) == 6
     for row in rows:
@@ -89,18 +96,6 @@ def check_every(ranks: int, backend: str, *words: str) -> None:
     # The same flow, however it is stored.
     energies = [row["history"][0][1:] for row in rows]
     assert all(each == pytest.approx([0.125, 0.75 / 1600]) for each in energies)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_it_is_right(ranks: int) -> None:
-    check_every(ranks, "host")
-
-
-@pytest.mark.gpu
-@pytest.mark.limit(190)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_it_is_right_on_gpus(ranks: int) -> None:
-    check_every(ranks, "cuda", "--graph")
 
 
 def test_what_is_broken_is_seen() -> None:

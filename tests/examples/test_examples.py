@@ -11,6 +11,7 @@ from tests.helpers.c_program import compiler
 from tests.helpers.compiled import WHY_NONE
 from tests.helpers.launch import ROOT, launcher, run_ranks
 from tests.helpers.nvcc import find_cuda_include
+from tests.helpers.scenes import BACKENDS
 from tests.helpers.shared_job import play_shared
 
 EXAMPLES = ROOT / "scripts" / "examples"
@@ -26,7 +27,9 @@ APART = re.compile(r"multiprocessing|subprocess|window\.device")
 pytestmark = pytest.mark.limit(150)
 
 
-def check(name: str, backend: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_is_right(name: str, backend: str) -> None:
     file = EXAMPLES / f"{name}.py"
     program = file.read_text()
     for library in ("torch", "triton", "jax", "warp"):
@@ -58,11 +61,6 @@ def check(name: str, backend: str) -> None:
     assert said == [], result.describe()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_on_the_host(name: str) -> None:
-    check(name, "host")
-
-
 def test_on_pretended_nodes() -> None:
     """The example of several nodes on two: shared memory inside of each, messages between."""
     if launcher()[1] != "mpich":
@@ -76,12 +74,6 @@ def test_on_pretended_nodes() -> None:
     assert lines[3] == "rank 3: rank 0 by mpi, rank 2 by host", result.describe()
     assert lines[-1].endswith("right"), result.describe()
     assert result.returncode == 0, result.describe()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_on_gpus(name: str) -> None:
-    check(name, "cuda")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -215,7 +215,14 @@ def over_nodes(stage: Stage) -> None:
     report({"nodes": len(groups)})
 
 
-def check_over_nodes(nodes: str, backend: str) -> None:
+ON_GPUS = [pytest.param(nodes, "cuda", marks=pytest.mark.gpu) for nodes in ("1 + 1", "2 + 1")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "backend"), [*((nodes, "host") for nodes in (*NODES, "2 + 1 machines")), *ON_GPUS]
+)
+def test_over_nodes(nodes, backend):
+    """The nodes' results in the order of their leaders, to the bit, on every rank."""
     played = play_on(nodes, over_nodes, backend=backend, shared=True)
     if backend == "cuda":
         assert played.result.returncode == 0, played.describe()
@@ -227,12 +234,6 @@ def check_over_nodes(nodes: str, backend: str) -> None:
         played.ended_well()
     for rank in range(size_of(nodes)):
         assert played.rank(rank)["nodes"] == nodes.count("+") + 1 or nodes == "in turn"
-
-
-@pytest.mark.parametrize("nodes", [*NODES, "2 + 1 machines"])
-def test_over_nodes(nodes):
-    """The nodes' results in the order of their leaders, to the bit, on every rank."""
-    check_over_nodes(nodes, "host")
 
 
 def other_arrays_over_nodes(stage: Stage, limits: dict[str, int]) -> None:
@@ -289,12 +290,6 @@ def test_large_fields_are_not_copied_for_messages():
     assert alone < 0.6
     assert leader < 1.9
     assert min(packed_alone, packed) > 2.4
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1"])
-def test_over_nodes_of_gpus(nodes):
-    check_over_nodes(nodes, "cuda")
 
 
 def captured_over_nodes(stage: Stage) -> None:
