@@ -25,29 +25,10 @@ _MESSAGES = Case(
 )
 _CASES = (
     Case(
-        "pairwise",
-        "post, start, complete and wait with both neighbors, no data",
-        {"host": ("sendrecv", "barrier"), "cuda": ("sendrecv", "counters")},
-        "benchmarks.ring:run_pairwise",
-    ),
-    Case(
-        "event",
-        "record and wait: one hop to every waiter, and there and back",
-        dict.fromkeys(BOTH, ("bcast", "send")),
-        "benchmarks.event:run",
-    ),
-    Case(
         "dot",
         "the sum over all ranks of the products of two arrays of 2^20 numbers",
         dict.fromkeys(BOTH, ("vdot and allreduce",)),
         "benchmarks.dot:run",
-    ),
-    Case(
-        "bandwidth",
-        "copies into a rank's own and into its neighbor's segment",
-        dict.fromkeys(BOTH, ("memcpy",)),
-        "benchmarks.bandwidth:run",
-        is_sized=True,
     ),
     Case(
         "ring",
@@ -150,10 +131,9 @@ _CASES = (
         "benchmarks.halos:run_calls",
     ),
 )
-#: What runs on CUDA beside the baselines of the package; all but the first two on request.
+#: What runs on CUDA beside the baselines of the package; all but the first on request.
 _BROUGHT = {
     "setup": ("handles",),
-    "fence": ("counters",),
     "halo1d": ("naive", *NEWEST, UPPER_BOUNDS),
     "halo3d": ("naive", *NEWEST),
     "allreduce": NEWEST,
@@ -193,7 +173,6 @@ _BASELINES = {
     ),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
-    "counters": Baseline("the order alone, by stream memory operations", "benchmarks.ring"),
     "first axis": Baseline("faces that are one piece of memory each"),
     "fresh": Baseline(
         "fields that are others at each call, of mpishare and of Sendrecv", "benchmarks.fresh"
@@ -201,7 +180,6 @@ _BASELINES = {
     "handles": Baseline(
         "an allgather of memory handles, and opening those of the neighbors", "benchmarks.handles"
     ),
-    "memcpy": Baseline("a bare copy between the same places"),
     "naive": Baseline("MPI through the host, each face copied by itself", "benchmarks.halos"),
     UPPER_BOUNDS: Baseline(
         "what the machine can do with no order in it, or with no data", "benchmarks.upper_bounds"
@@ -216,7 +194,7 @@ def extend() -> None:
         case = CASES[name]
         on_cuda = dict.fromkeys((*case.baselines["cuda"], *brought))
         fresh = {"fresh"} - {*case.baselines["host"]} if case.naxes else ()
-        asked = frozenset() if name in ("setup", "fence") else frozenset(brought)
+        asked = frozenset() if name == "setup" else frozenset(brought)
         CASES[name] = replace(
             case,
             baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},

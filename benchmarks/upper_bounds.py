@@ -7,16 +7,16 @@ writes a number to both neighbors and waits for both of theirs, with no data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.ring import Copy, Unordered
+from mpishare import Window
 from mpishare.bench.comparison import Comparison, Make, Variant
-from mpishare.bench.fence import Ring
+from mpishare.bench.fence import Order, Ring, WindowRing
 from mpishare.bench.grid import Problem
 from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
@@ -45,8 +45,8 @@ def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
         comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
 
     copies, stores = partial(_copies, session), partial(_stores, session)
-    add("copy engine", partial(Unordered, ring, copies), 2 * nbytes, refusal)
-    add("SM stores", captured(session, partial(Unordered, ring, stores)), 2 * nbytes, refusal)
+    add("copy engine", partial(_Unordered, ring, copies), 2 * nbytes, refusal)
+    add("SM stores", captured(session, partial(_Unordered, ring, stores)), 2 * nbytes, refusal)
     add("graph launch", captured(session, partial(Launch, session)), 0, refusal)
     add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
 
@@ -68,6 +68,24 @@ def _stores(session: Session, copies: Sequence[Copy]) -> Call:
 def _copies(session: Session, copies: Sequence[Copy]) -> Call:
     """Return two copies of the copy engine in turn: one of them saturates the link."""
     return in_turn(*(copy_call(session, to, face) for to, face in copies))
+
+
+#: A face that is to go, behind the place for it in the segment of another rank.
+Copy = tuple[Any, Any]
+
+
+class _Unordered(WindowRing):
+    """Stores with no order between the ranks; a checked step has a fence before and behind them."""
+
+    def __init__(self, ring: Ring, stores: Callable[[Sequence[Copy]], Call]) -> None:
+        def order(window: Window) -> Order:
+            return (window.fence,), (window.fence,)
+
+        super().__init__(ring, order, places=1, moves=True)
+        self.step = stores(self.copies[0])
+
+    def store(self) -> None:
+        self.step()
 
 
 class Launch(Variant):

@@ -26,7 +26,6 @@ def run(session: Session, case: Case) -> None:
         comparison.add("node.barrier", partial(WindowRing, ring, by_call(session.node.barrier)))
     after_gpu = session.synchronized(session.node.comm.Barrier)
     comparison.add_baseline("barrier", partial(WindowRing, ring, by_call(after_gpu)))
-    comparison.add_brought(ring)
     comparison.run()
 
 
@@ -70,17 +69,17 @@ class Ring(Problem):
         return fields[:1], fields[1:]
 
 
-#: Calls before the faces are stored and behind it, and what frees what they need.
-Order = tuple[Sequence[Call], Sequence[Call], Call]
+#: Calls before the faces are stored and behind it.
+Order = tuple[Sequence[Call], Sequence[Call]]
 
 
 def by_fence(window: Window) -> Order:
-    return (), (window.fence,), do_nothing
+    return (), (window.fence,)
 
 
-def by_call(order: Call, free: Call = do_nothing) -> Callable[[Window], Order]:
+def by_call(order: Call) -> Callable[[Window], Order]:
     """Return the order of a call that does without the window."""
-    return lambda _: ((), (order,), free)
+    return lambda _: ((), (order,))
 
 
 class WindowRing(Exchange[Ring]):
@@ -111,7 +110,7 @@ class WindowRing(Exchange[Ring]):
         ]
         super().__init__(ring, lambda *_: self._bind(*order(self.window)))
 
-    def _bind(self, before: Sequence[Call], behind: Sequence[Call], free: Call) -> Bound:
+    def _bind(self, before: Sequence[Call], behind: Sequence[Call]) -> Bound:
         def move() -> None:
             self.place = (self.place + 1) % self.places
             for call in before:
@@ -121,7 +120,7 @@ class WindowRing(Exchange[Ring]):
                 call()
 
         self.move = move  # type: ignore[method-assign]
-        return (move if self.moves else in_turn(*before, *behind)), free
+        return (move if self.moves else in_turn(*before, *behind)), do_nothing
 
     def current(self) -> Sequence[Any]:
         return self.fields[0], self.window.array[self.place]

@@ -102,14 +102,11 @@ mpishare.Allreduce.dot = dot_but_on_one
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_rings_and_events(ranks: int) -> None:
-    rows = checked_rows(ranks, BENCHMARKS, "ring", "pairwise", "event", "--max", "4KiB", *QUICK)
-    arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in CASES}
-    assert arms["event"] == {"hop", "pingpong", "bcast", "send"}
-    assert arms["pairwise"] == {"pairwise", "sendrecv", "barrier"}
-    assert arms["ring"] == {"window pairwise", "window fence", "isend", "persistent", "sendrecv"}
-    alone = ranks == 1  # an event needs two
-    assert all(row["ok"] != (alone and row["case"] == "event") for row in rows), rows
+def test_a_ring(ranks: int) -> None:
+    rows = checked_rows(ranks, BENCHMARKS, "ring", "--max", "4KiB", *QUICK)
+    assert all(row["ok"] for row in rows), rows
+    arms = {"window pairwise", "window fence", "isend", "persistent", "sendrecv"}
+    assert {row["arm"] for row in rows} == arms
 
 
 SOLVE = ("cg", "--min", "512", "--max", "512", "--repeat", "2")
@@ -137,14 +134,13 @@ def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    cases = ("faces", "calls", "fresh", "bandwidth", "messages1d", "mesh")
+    cases = ("faces", "calls", "fresh", "messages1d", "mesh")
     rows = checked_rows(ranks, BENCHMARKS, *cases, "--max", "4KiB", "--repeat", "2")
     check_all_ok(rows, ranks)
     arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
     assert arms == {
         "faces": {"last axis", "first axis"},
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
-        "bandwidth": {"own", "neighbor", "memcpy"},
         "messages1d": {"messages", "through the host", "persistent", SPINNING},
         "fresh": {"new arrays", "arrays in turn", "kept, copied", "kept array", "sendrecv"},
         "mesh": {
@@ -222,11 +218,11 @@ def test_a_swap_that_brings_another_word_is_seen() -> None:
 
 def test_the_cases_of_the_package_are_there_too() -> None:
     """With the baselines that stand here, and a row for one that the backend lacks."""
-    words = ("halo3d", "fence", "--max", "512", "--against", "isend,counters", *QUICK)
+    words = ("halo3d", "fence", "--max", "512", "--against", "isend,naive", *QUICK)
     found = measured(2, BENCHMARKS, *words)
     assert " mpirun -n 2 python -m benchmarks halo3d fence " in found["header"]["command"]
     reasons = {row["arm"]: row["reason"] for row in found["rows"] if not row["ok"]}
-    assert reasons == {"counters": "the host backend has no baseline counters"}
+    assert reasons == {"naive": "the host backend has no baseline naive"}
 
 
 def test_a_case_whose_names_do_not_tell_explains_them() -> None:
