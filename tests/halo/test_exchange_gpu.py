@@ -11,6 +11,7 @@ import pytest
 
 import mpishare
 from mpishare import UnsupportedError
+from mpishare.plans.gpu.flags import _BEGUN
 from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.counted import Counted
 from tests.helpers.halos import (
@@ -26,8 +27,10 @@ from tests.helpers.halos import (
     plan,
     put,
     ring,
+    staging_buffers,
 )
 from tests.helpers.latch import Latch, within
+from tests.helpers.rows import fill, wrong
 
 TWO = pytest.mark.ranks(min=2)
 SOURCE = r"""
@@ -321,6 +324,44 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
             latch.release()
             node.synchronize()
         assert field.is_right_after(51)
+
+
+@TWO
+@pytest.mark.parametrize("buffers", [2, 1])
+@pytest.mark.parametrize("name", ["copy", "pinned"])
+def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, name, buffers):
+    """Rank 1 has signaled, and its stream is held: the others have packed the next call by then.
+
+    The control has one buffer, and must lose cells.
+    """
+    force(monkeypatch, name)
+    xp, field = node.xp, node.xp.zeros((4, 16))
+    with staging_buffers(buffers), ring(node, field, axes=0) as halo:
+        flags = halo._forward._buffers.flags
+        begun = flags._index(flags.rank, _BEGUN)
+        exchange_by(halo, field, halves=True)
+        node.synchronize()
+        fill(xp, field, node.rank, 1)
+        halo.start()
+        with Latch() as latch:
+            if node.rank == 1:
+                latch.hold(stream.ptr)
+            halo.wait()
+            first = field.copy()
+            if node.rank != 1:
+                fill(xp, field, node.rank, 2)
+                halo.start()
+                # The pack takes less than the way to rank 1 and to its stream.
+                assert within(5, lambda: flags._view[begun] == 3)
+            node.barrier()
+        if node.rank == 1:
+            fill(xp, field, node.rank, 2)
+            halo.start()
+        halo.wait()
+        node.synchronize()
+        assert wrong(field, node.rank, node.size, 2) == 0
+        lost = sum(node.comm.allgather(wrong(first, node.rank, node.size, 1)))
+    assert bool(lost) == (buffers == 1), lost
 
 
 # --- graphs

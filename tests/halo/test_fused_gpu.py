@@ -6,9 +6,8 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import UnsupportedError
-from mpishare.halo.cuda.staging import StagingLayout
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import exchange_by, ring
+from tests.helpers.halos import exchange_by, ring, staging_buffers
 from tests.helpers.rows import fill, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
@@ -337,7 +336,7 @@ extern "C" __global__ void hog(unsigned long long ns) {
 
 @TWO
 @pytest.mark.parametrize("buffers", [2, 1])
-def test_cells_are_not_overwritten_before_they_are_unpacked(node, monkeypatch, buffers):
+def test_cells_are_not_overwritten_before_they_are_unpacked(node, buffers):
     """Rank 1 unpacks slowly, and has answered before: nothing but the parity holds rank 0 back.
 
     The control has one buffer, and must lose cells.
@@ -345,20 +344,15 @@ def test_cells_are_not_overwritten_before_they_are_unpacked(node, monkeypatch, b
     xp, count = node.xp, 4 * MIB // 8
     if len(set(node.comm.allgather(node.device.uuid)[:2])) == 1:
         pytest.skip("ranks 0 and 1 share a GPU")
-    if buffers == 1:
-        place = StagingLayout.place
-
-        def place_once(self, *arguments):
-            place(self, *arguments)
-            self.parity_offset = 0
-
-        monkeypatch.setattr(StagingLayout, "place", place_once)
     hog, stream = xp.RawKernel(HOG, "hog"), xp.cuda.Stream(non_blocking=True)
     multiprocessors = xp.cuda.Device(node.device.ordinal).attributes["MultiProcessorCount"]
     blocks = 2 * multiprocessors - 4  # two of which fill one
     sends, recvs = ({1: [0]}, {}) if node.rank == 0 else ({}, {0: [1]} if node.rank == 1 else {})
     field, wrong_cells = xp.zeros((2, count)), xp.zeros((), "i8")
-    with mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node) as halo:
+    with (
+        staging_buffers(buffers),
+        mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node) as halo,
+    ):
         if node.comm.allreduce(node.rank < 2 and set(halo.routes.values()) != {"fused"}):
             pytest.skip("routes other than fused")
         for is_hogged in (False, True):

@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 import mpishare
+from mpishare.halo.cuda.staging import StagingLayout
 from mpishare.halo.host import parts, process_read
 from tests.helpers.reductions import on_host
 
@@ -700,3 +701,16 @@ def star_of_rank_0(node: mpishare.Node) -> tuple[object, mpishare.NeighborExchan
     sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
     recvs = {} if node.rank == 0 else {0: range(100)}
     return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)
+
+
+@contextlib.contextmanager
+def staging_buffers(count: int) -> Iterator[None]:
+    """Make plans on GPUs with two buffers of staging, or with one, which must lose cells."""
+    place = StagingLayout.place
+
+    def place_once(self: StagingLayout, *arguments: object) -> None:
+        place(self, *arguments)
+        self.parity_offset *= count - 1
+
+    with mock.patch.object(StagingLayout, "place", place_once):
+        yield
