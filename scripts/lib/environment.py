@@ -202,11 +202,16 @@ class Environment:
 
 
 def leave_own_environment() -> None:
-    """Go on with the Python behind one of our own environments, when that one is activated."""
+    """Go on as if no environment of ours were activated: no other is made from one."""
+    entries = os.environ.get("PATH", "").split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(each for each in entries if not is_own(Path(each).parent))
     base = getattr(sys, "_base_executable", sys.executable)
-    prefix = Path(sys.prefix)
-    if prefix.parent == ROOT and prefix.name.startswith(".venv") and base != sys.executable:
+    if is_own(Path(sys.prefix)) and base != sys.executable:
         os.execv(base, [base, *sys.argv])
+
+
+def is_own(folder: Path) -> bool:
+    return folder.parent == ROOT and folder.name.startswith(".venv")
 
 
 def main() -> None:
@@ -227,6 +232,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.wheelhouse and not options.wheelhouse.is_dir():
         raise SystemExit(f"setup: {options.wheelhouse} is not a folder of wheels")
+    if options.folder.is_symlink():
+        raise SystemExit(f"setup: {options.folder} is a link: what it points to is another's")
     environment = Environment(options.folder.absolute(), options.mpi, options.wheelhouse)
     environment.make(names(options.groups), names(options.optional))
     build_and_tell(ROOT, environment.python)
