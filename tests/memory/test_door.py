@@ -354,12 +354,12 @@ while True:
     with Viewer() as process:
         process.raises("OSError", source, "Too many open files")
         address = process("opening.address")
-        with visit_of(address) as visit, pytest.raises(UnsupportedError, match="ulimit -n"):
+        with Visit(address, NAME, 5.0) as visit, pytest.raises(UnsupportedError, match="ulimit"):
             visit.ask({})
         process("begin = time.process_time(); time.sleep(0.5); spent = time.process_time() - begin")
         assert process("spent") < 0.2
         process("for fd in files: os.close(fd)")
-        with visit_of(address) as visit:
+        with Visit(address, NAME, 5.0) as visit:
             assert visit.ask({}) == ({}, [])
 
 
