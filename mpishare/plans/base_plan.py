@@ -139,6 +139,15 @@ class BasePlan(NodeObject):
         self._context.agreement.check()
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
+        if self._is_under_way():
+            raise EpochError(
+                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
+                "handler of a signal came. Call it after that."
+            )
+
+    def _is_under_way(self) -> bool:
+        """Whether a call of the plan waits on the host."""
+        raise NotImplementedError
 
     def _refused(self, call: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
@@ -180,13 +189,8 @@ class RoutedPlan(BasePlan):
         """Bytes of staging memory, of this rank and shared by its node."""
         return sum(engine.staging_nbytes for engine in self._engines)
 
-    def _check(self, call: str) -> None:
-        super()._check(call)
-        if self._setup.busy[0]:
-            raise EpochError(
-                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
-                "handler of a signal came. Call it after that."
-            )
+    def _is_under_way(self) -> bool:
+        return bool(self._setup.busy[0])
 
     def _check_free(self, call: str) -> None:
         """Raise unless a call may begin now."""

@@ -109,6 +109,7 @@ class Allreduce(BasePlan):
             self._open_on(setup)
         self._agreement = setup.context.agreement
         self._try_fast = None if self._across else self._engine.try_fast
+        self._is_amid = False
         self._log_made()
 
     def reduce(self, x: Array, stream: Stream | None = None) -> None:
@@ -135,6 +136,8 @@ class Allreduce(BasePlan):
             raise it leave their node, since the other nodes have not heard of it.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
+        EpochError
+            On the host backend, if a handler of a signal calls the plan in the midst of a call.
         UnsupportedError
             In a capture, if the plan spans several nodes.
         ClosedError
@@ -149,10 +152,11 @@ class Allreduce(BasePlan):
         fast = self._try_fast
         if fast is not None and fast(x, stream):
             return
-        agreement = self._agreement
-        if self._is_closed or agreement.failure is not None or get_ident() != agreement.thread:
+        agreement, amid = self._agreement, self._is_amid
+        if amid or self._is_closed or agreement.failure or get_ident() != agreement.thread:
             self._check("reduce")
         across = self._across
+        self._is_amid = True
         try:
             if across:
                 self._refuse_capture("reduce", x, stream)
@@ -164,6 +168,8 @@ class Allreduce(BasePlan):
         except BaseException as error:
             self._leave_amid("reduce", error)
             raise
+        finally:
+            self._is_amid = False
 
     def dot(
         self, x: Array, y: Array, out: Array | None = None, stream: Stream | None = None
@@ -199,6 +205,7 @@ class Allreduce(BasePlan):
                 f"{self.name}: dot failed: it is a sum, and the plan's op is "
                 f"{self._operation.name!r}. Make another Allreduce for it"
             )
+        self._is_amid = True
         try:
             if self._across:
                 self._refuse_capture("dot", x, stream)
@@ -210,7 +217,12 @@ class Allreduce(BasePlan):
         except BaseException as error:
             self._leave_amid("dot", error)
             raise
+        finally:
+            self._is_amid = False
         return result
+
+    def _is_under_way(self) -> bool:
+        return self._is_amid
 
     def _leave_amid(self, call: str, error: BaseException) -> None:
         """Leave the node by an interrupt, as one between the sums of the node and of all nodes.

@@ -13,6 +13,7 @@ import mpishare
 from mpishare import (
     Allreduce,
     ClosedError,
+    EpochError,
     Layout,
     MismatchError,
     PeerError,
@@ -653,6 +654,29 @@ def test_closed(node, is_by_node):
     assert "closed" in repr(total)
     for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
         raises_on_all(node, ClosedError, "closed", call)
+
+
+@pytest.mark.parametrize("call", ["reduce", "dot"])
+def test_a_plan_that_is_called_in_its_own_call(host_node, monkeypatch, call):
+    """As by a handler of a signal: the others would take that for this rank's next call."""
+    x, other = np.full(3, 2.0), np.ones(3)
+    with Allreduce(host_node.comm, x, node=host_node) as total:
+        quietly = total._engine._quietly
+
+        def interrupted(work, *arrays):
+            for again in (lambda: total.reduce(other), lambda: total.dot(other, other)):
+                with pytest.raises(EpochError, match=r"failed: another call of the plan is under"):
+                    again()
+            quietly(work, *arrays)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(total._engine, "_quietly", interrupted)
+            found = total.dot(x, x) if call == "dot" else total.reduce(x)
+        right = 12.0 if call == "dot" else 2.0
+        assert np.all((found if call == "dot" else x) == right * host_node.size)
+        with pytest.raises(ValueError, match="dtype"):
+            total.dot(x.astype("f4"), x)
+        assert total.dot(other, other) == 3 * host_node.size  # errors end a call, too
 
 
 @TWO
