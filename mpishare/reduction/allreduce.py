@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.errors import MpiShareError
 from mpishare.plans.base_plan import BasePlan
@@ -163,11 +163,8 @@ class Allreduce(BasePlan):
             self._engine.reduce(x, stream)
             if "reduce" in across:
                 across["reduce"].reduce(x, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("reduce", error) from None
         except BaseException as error:
-            self._leave_amid("reduce", error)
-            raise
+            self._fail("reduce", error)
         finally:
             self._is_amid = False
 
@@ -212,11 +209,8 @@ class Allreduce(BasePlan):
             result = self._engine.dot(x, y, out, stream)
             if "dot" in self._across:
                 self._across["dot"].reduce(result, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("dot", error) from None
         except BaseException as error:
-            self._leave_amid("dot", error)
-            raise
+            self._fail("dot", error)
         finally:
             self._is_amid = False
         return result
@@ -224,13 +218,17 @@ class Allreduce(BasePlan):
     def _is_under_way(self) -> bool:
         return self._is_amid
 
-    def _leave_amid(self, call: str, error: BaseException) -> None:
-        """Leave the node by an interrupt, as one between the sums of the node and of all nodes.
+    def _fail(self, call: str, error: BaseException) -> NoReturn:
+        """Raise the error of a call, of a wrong argument by the name of the plan.
 
-        This rank would take the result for that of a later call.
+        Leave the node by an interrupt, which may have come between the sums of the node and of all
+        nodes: this rank would take the result for that of a later call.
         """
+        if isinstance(error, (TypeError, ValueError)):
+            raise self._named(call, error) from None
         if self._across and not isinstance(error, MpiShareError):
             self._agreement.leave(f"{self.name}: {call}", error)
+        raise error
 
     def _connect_nodes(self, setup: PlanSetup) -> None:
         """Make what goes from node to node. Collective."""
