@@ -316,9 +316,10 @@ class ControlBlock:
     # --- texts of JSON, each with a version that is odd while it is being written
 
     def _publish(self, place: int, value: Any) -> None:
-        """Replace a text of this rank, by a value that fits."""
+        """Replace a text of this rank; of a list without room the string that begins it is cut."""
         at = self.rank * _RANK_WORDS + place
-        data = json.dumps(value).encode()[: _TEXT_NBYTES[place]]
+        while len(data := json.dumps(value).encode()) > _TEXT_NBYTES[place]:
+            value = [value[0][: len(value[0]) // 2], *value[1:]]
         self.words[at] += 1
         self.sync()
         self.words[at + 1] = len(data)

@@ -158,8 +158,9 @@ class Dropped:
         return self._last
 
     def add(self, number: int, item: NodeObject) -> None:
-        self._here[number] = item
-        self._unpublished.add(number)
+        if number not in self._here:  # else it is added again: a handler of a signal has raised
+            self._unpublished.add(number)
+            self._here[number] = item
 
     def forget(self, number: int) -> None:
         self._here.pop(number, None)
@@ -218,6 +219,7 @@ class Children:
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`."""
         while self._noted:
-            entry = self._noted.pop()
+            entry = self._noted[-1]
             if entry.item is not None and entry.dropped is not None:
                 entry.dropped.add(entry.number, entry.item)
+            self._noted.remove(entry)  # at last: a handler of a signal may raise before

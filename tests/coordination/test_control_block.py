@@ -139,6 +139,16 @@ def test_status_that_is_being_written_is_none(blocks):
     assert blocks[0].status(1) is None
 
 
+def test_status_with_a_long_call_is_cut_not_lost(blocks):
+    """A plan for any fields has the dtypes of a call in its name, and those may have many names."""
+    for call in ("é" * 3000, '"' * 3000):
+        blocks[1].begin_wait(call, [0, 2])
+        found = blocks[0].status(1)
+        assert found.awaited == (0, 2)
+        assert len(found.call) > 80
+        assert call.startswith(found.call)
+
+
 def test_status_of_very_many_ranks_is_cut_not_lost(blocks):
     blocks[1].begin_wait("Node.barrier", range(10_000, 11_000))
     assert blocks[0].status(1).awaited == tuple(range(10_000, 10_064))

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.coordination.mpi_agreement import Bystanders
+from mpishare.coordination.objects import Dropped
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.plans.node_cache import kept_node
 from tests.helpers import halos
@@ -375,3 +376,26 @@ def test_out_of_communicators(node):
             each.Free()
     for plan in plans:
         plan.close()
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_an_interrupt_as_a_dropped_object_is_noted(host_node, monkeypatch, is_added):
+    """It is closed by a later call, and its number published once."""
+    node, add = host_node, Dropped.add
+    begin = len(open_objects(node))
+
+    def interrupted(*given):
+        monkeypatch.setattr(Dropped, "add", add)
+        if is_added:
+            add(*given)
+        raise KeyboardInterrupt
+
+    node.allocate(1000)
+    gc.collect()
+    monkeypatch.setattr(Dropped, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        node._context._children.note_dropped()
+    assert len(open_objects(node)) == begin + 1
+    node.barrier()
+    node.barrier()
+    assert len(open_objects(node)) == begin
