@@ -41,6 +41,7 @@ _STATE, _EXITS, _LIFE, _LOOKED = range(4)
 _DEPARTURE, _WAIT, _MAIL = SLOT_WORDS, 512, 640  # their first words
 _TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _WAIT - 2)}
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
+_MAX_CALL_NBYTES = 500  # as JSON
 _TRIES = 1000  # to read a text that changes; a rank may have died while writing it
 _BOX_WORDS = MAILBOX_NBYTES // 8 + 1  # behind a slot of the mail's number and of meetings
 _RANK_WORDS = whole_slots(_MAIL + SLOT_WORDS + 2 * _BOX_WORDS)
@@ -78,6 +79,13 @@ class Status(NamedTuple):
     awaited: tuple[int, ...]
     begun_ns: int  # when it began to wait for just these ranks
     looked_ns: int  # when it last found that it still waits
+
+
+def fitting(call: str) -> str:
+    """Return as much of the name of a call as a published wait has room for."""
+    while len(json.dumps(call)) > _MAX_CALL_NBYTES:
+        call = call[: len(call) // 2]
+    return call
 
 
 class MemoryBarrier:
@@ -293,7 +301,8 @@ class ControlBlock:
 
     def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
         # A list cut short does no harm: a cycle through the omitted ranks ends by the deadline.
-        self._publish(_WAIT, [call, [*awaited[:_MAX_AWAITED]], time.monotonic_ns()])
+        awaited = [*awaited[:_MAX_AWAITED]]
+        self._publish(_WAIT, [fitting(call), awaited, time.monotonic_ns()])
 
     def look(self, now_ns: int) -> None:
         """Publish that this rank still waits, as it has checked since a time."""
@@ -316,10 +325,9 @@ class ControlBlock:
     # --- texts of JSON, each with a version that is odd while it is being written
 
     def _publish(self, place: int, value: Any) -> None:
-        """Replace a text of this rank; of a list without room the string that begins it is cut."""
+        """Replace a text of this rank, by a value that fits."""
         at = self.rank * _RANK_WORDS + place
-        while len(data := json.dumps(value).encode()) > _TEXT_NBYTES[place]:
-            value = [value[0][: len(value[0]) // 2], *value[1:]]
+        data = json.dumps(value).encode()[: _TEXT_NBYTES[place]]
         self.words[at] += 1
         self.sync()
         self.words[at + 1] = len(data)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.control_block import Mark
+from mpishare.coordination.control_block import Mark, fitting
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
@@ -79,7 +79,12 @@ def watching(
     """Watch the waits of a call within the block, as `NodeWatch`."""
     # Both end last: this rank must not seem missing before it has left.
     with node.waiting_in(call), NodeWatch(node, ranks, call, look) as watch:
-        yield watch
+        try:
+            yield watch
+        except PeerTimeout as error:
+            if node.failure is None:  # of another node, by a handler of a signal amid the wait
+                node.leave(call, error)
+            raise
 
 
 class Bystanders:
@@ -129,8 +134,9 @@ Watch = NodeWatch | Bystanders
 
 def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
     """Return the ranks that do not wait in this call now."""
+    published = fitting(call)
     found = {rank: node.block.status(rank) for rank in ranks if rank != node.rank}
-    return [rank for rank, each in found.items() if each is None or each.call != call]
+    return [rank for rank, each in found.items() if each is None or each.call != published]
 
 
 def _is_breaking(node: Waits) -> bool:
@@ -220,9 +226,13 @@ def agree_keeping(
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = allgather(comm, [watch.call, own, reply], watch)
-    arrived()
-    results = settle(watch.call, replies, None if own is None else error, comm.rank, "communicator")
-    if error is not None:
-        raise error
-    return kept, results
+    try:
+        replies = allgather(comm, [watch.call, own, reply], watch)
+        arrived()
+        mine = None if own is None else error
+        results = settle(watch.call, replies, mine, comm.rank, "communicator")
+        if error is not None:
+            raise error
+        return kept, results
+    finally:
+        error = mine = None  # else a cycle with its traceback would hold the caller's arrays

@@ -166,7 +166,10 @@ def agree_on_found(
 
     look_at_others = partial(start.watch, wrong)
     with watching_setup(start.given_node, start.given_comm, call, look_at_others) as watch:
-        (given, kept), replies = group.step_keeping(look_and_note, watch)
+        try:
+            (given, kept), replies = group.step_keeping(look_and_note, watch)
+        finally:
+            wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
     require_same(call, [reply["same"] for reply in replies], group.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept

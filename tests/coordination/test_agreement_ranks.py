@@ -250,3 +250,17 @@ def test_control_a_barrier_that_asks_nobody_is_too_early(comm, monkeypatch):
                 assert win.segment(0)[0] == 0
             comm.Barrier()
             win.array[0] = 1
+
+
+def test_a_timeout_of_another_node_amid_messages_leaves_this_one(comm):
+    """A handler of a signal may wait in another node: the ranks of this one must hear of it."""
+    node = Node(comm, backend="host", timeout_s=20)
+    agreement = node._context.agreement
+    late = mpishare.PeerTimeout("of another node", ranks=[0], timeout_s=1)
+    with (
+        pytest.raises(mpishare.PeerTimeout, match="another"),
+        mpi_agreement.watching(agreement, (), "a plan"),
+    ):
+        raise late
+    assert "a plan" in str(agreement.failure)
+    node._abandon()

@@ -145,7 +145,7 @@ def test_status_with_a_long_call_is_cut_not_lost(blocks):
         blocks[1].begin_wait(call, [0, 2])
         found = blocks[0].status(1)
         assert found.awaited == (0, 2)
-        assert len(found.call) > 80
+        assert len(found.call) > 40
         assert call.startswith(found.call)
 
 

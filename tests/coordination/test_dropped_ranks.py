@@ -378,6 +378,28 @@ def test_out_of_communicators(node):
         plan.close()
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_the_error_of_a_plan_holds_no_array(host_node, is_given):
+    """Nor does a cycle with its traceback, until Python collects cycles."""
+
+    class Array(np.ndarray):
+        pass
+
+    given = {"node": host_node} if is_given else {}
+    field = np.zeros(1000).view(Array)
+    seen = weakref.ref(field)
+    gc.collect()
+    gc.disable()
+    try:
+        op = "none" if host_node.rank == 0 else "sum"
+        with pytest.raises((ValueError, mpishare.PeerError)):
+            mpishare.Allreduce(host_node.comm, field, op, **given)
+        del field
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("is_added", [False, True])
 def test_an_interrupt_as_a_dropped_object_is_noted(host_node, monkeypatch, is_added):
     """It is closed by a later call, and its number published once."""
