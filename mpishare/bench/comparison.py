@@ -45,6 +45,9 @@ class Variant:
     #: or the launch of a graph. It is deleted before `close`.
     step: Call
 
+    #: What such a graph was captured from: its kernels may read the arrays of that.
+    captured: Call | None = None
+
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
     #: variant that only orders is checked by `checked_step` alone.
     moves = True
@@ -305,5 +308,6 @@ class _Timed:
     def close(self) -> None:
         self.session.synchronize()
         # It may be a graph, or hold views of what is closed.
-        vars(self.variant).pop("step", None)
+        for name in ("step", "captured"):
+            vars(self.variant).pop(name, None)
         self.variant.close()

@@ -50,6 +50,7 @@ def captured(session: Session, make: Make) -> Make:
 
     def made() -> Variant:
         variant = make()
+        variant.captured = variant.step
         variant.step = partial(capture(session, variant.step).launch, session.stream)
         return variant
 

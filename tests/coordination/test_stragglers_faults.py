@@ -11,6 +11,7 @@ import pytest
 
 import mpishare
 from mpishare.errors import late_unknown
+from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
 from tests.helpers.stage import CALLS, Stage
 
@@ -37,13 +38,16 @@ def never_comes(stage: Stage, place: str, missing: int, timeout_s: float, late_s
     # The late one is told that it was given up.
     assert any(text in texts[missing] for rank, text in enumerate(texts) if rank != missing)
     stage.use_another_node()
+    report({"is at the end": True})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", CALLS)
 def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
     """The others begin to wait 0.4 s apart: the first to give up must not be taken for it."""
-    play(3, never_comes, place, 2, 2.0, 0.4, backend=backend, shared=True).ended()
+    played = play(3, never_comes, place, 2, 2.0, 0.4, backend=backend, shared=True)
+    # A job of its own is aborted at its exit, since a rank was missing.
+    assert all(played.rank(rank)["is at the end"] for rank in range(3)), played.describe()
 
 
 def no_node(stage: Stage) -> None:

@@ -339,16 +339,18 @@ extern "C" __global__ void hog(unsigned long long ns) {
 def test_cells_are_not_overwritten_before_they_are_unpacked(node, buffers):
     """Rank 1 unpacks slowly, and has answered before: nothing but the parity holds rank 0 back.
 
-    The control has one buffer, and must lose cells.
+    It scatters cells, by the few blocks for which another kernel leaves room. The control has one
+    buffer, and must lose cells.
     """
-    xp, count = node.xp, 4 * MIB // 8
+    xp, count = node.xp, 16 * MIB // 8
     if len(set(node.comm.allgather(node.device.uuid)[:2])) == 1:
         pytest.skip("ranks 0 and 1 share a GPU")
     hog, stream = xp.RawKernel(HOG, "hog"), xp.cuda.Stream(non_blocking=True)
     multiprocessors = xp.cuda.Device(node.device.ordinal).attributes["MultiProcessorCount"]
-    blocks = 2 * multiprocessors - 4  # two of which fill one
+    blocks = 2 * multiprocessors - 1  # two of which fill one
     sends, recvs = ({1: [0]}, {}) if node.rank == 0 else ({}, {0: [1]} if node.rank == 1 else {})
-    field, wrong_cells = xp.zeros((2, count)), xp.zeros((), "i8")
+    field = xp.zeros((2, count)) if node.rank == 0 else xp.zeros((32, count), order="F")[:2]
+    wrong_cells = xp.zeros((), "i8")
     with (
         staging_buffers(buffers),
         mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node) as halo,
@@ -359,8 +361,8 @@ def test_cells_are_not_overwritten_before_they_are_unpacked(node, buffers):
             node.barrier()
             if is_hogged and node.rank == 1:
                 with stream:
-                    hog((blocks,), (1024,), (np.uint64(20_000_000),))
-            for step in range(1, 41):
+                    hog((blocks,), (1024,), (np.uint64(100_000_000),))
+            for step in range(1, 11):
                 field[0] = step
                 halo.exchange(field)
                 if node.rank == 1:
