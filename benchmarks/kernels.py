@@ -7,7 +7,7 @@ tells. The same kernels stand on NVSHMEM and on NCCL's windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from mpishare import UnsupportedError
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.fence import Ring, WindowRing
-from mpishare.bench.grid import Exchange
+from mpishare.bench.grid import Exchange, OfFields
 from mpishare.bench.library import add_with_graphs, included, open_library
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Session, in_turn
@@ -97,7 +97,7 @@ def _libraries(comparison: Comparison) -> Any:
 
 
 class _Pair(Ring):
-    """The two ranks, each of which gives the other a face of so many words."""
+    """Two ranks that give each other a face of so many words."""
 
     def __init__(self, session: Session, words: int) -> None:
         super().__init__(session, 8 * words, steps=(1,))
@@ -132,7 +132,7 @@ def _halo(pair: _Pair, *, in_window: bool, steps: int = 1) -> Exchange[_Pair]:
     return made
 
 
-class _ByKernel(Variant):
+class _ByKernel(OfFields):
     """A variant by a kernel that waits for the other rank.
 
     `bind` allocates what it needs and sets `launch`; then it is launched once, within a limit.
@@ -165,17 +165,8 @@ class _ByKernel(Variant):
         """Return where the words of the last step are; may wait for the GPU."""
         raise NotImplementedError
 
-    def _ends(self) -> tuple[Any, Any]:
+    def current(self) -> Sequence[Any]:
         return self.source[None], self.received()[None]
-
-    def fill(self, token: int) -> None:
-        self.check.fill(self._ends(), token)
-
-    def poison(self) -> None:
-        self.check.poison(self._ends())
-
-    def verify(self, token: int) -> None:
-        self.check.verify(self._ends(), token)
 
     def rescue(self) -> None:
         """End the waits of a kernel of mpishare: at their deadline, which raises."""

@@ -57,7 +57,7 @@ class HostMemory(Memory):
         return HostMemory(self.whole(), self._start + offset, nbytes, free)
 
     def whole(self) -> SharedMemory:
-        """Return all of the memory, of which this may be a part."""
+        """Return the whole memory that this is a part of, or this one."""
         if self._memory is None:
             raise ValueError("the memory is closed")
         return self._memory

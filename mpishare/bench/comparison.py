@@ -89,7 +89,7 @@ class Variant:
         return [each / self.steps for each in samples_s]
 
     def close(self) -> None:
-        """Free what the variant made, of which the stream needs nothing any more."""
+        """Free what the variant made, which no work on the stream uses any more."""
 
 
 class Comparison:

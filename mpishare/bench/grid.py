@@ -148,7 +148,24 @@ def cut(buffer: Any, views: Sequence[Any]) -> list[Any]:
 P = TypeVar("P", bound=Problem)
 
 
-class Exchange(Variant, Generic[P]):
+class OfFields(Variant):
+    """A variant with a `Check` of the fields that `current` returns."""
+
+    def current(self) -> Sequence[Any]:
+        """Return the fields of the last step."""
+        raise NotImplementedError
+
+    def fill(self, token: int) -> None:
+        self.check.fill(self.current(), token)
+
+    def poison(self) -> None:
+        self.check.poison(self.current())
+
+    def verify(self, token: int) -> None:
+        self.check.verify(self.current(), token)
+
+
+class Exchange(OfFields, Generic[P]):
     """A variant that exchanges the ghosts of fields, by default of those of the problem.
 
     `bind` returns the call that does it, and the one that frees what that needs; the call is made
@@ -177,15 +194,6 @@ class Exchange(Variant, Generic[P]):
 
     def current(self) -> Sequence[Any]:
         return self.fields
-
-    def fill(self, token: int) -> None:
-        self.check.fill(self.current(), token)
-
-    def poison(self) -> None:
-        self.check.poison(self.current())
-
-    def verify(self, token: int) -> None:
-        self.check.verify(self.current(), token)
 
     def close(self) -> None:
         del self.fields

@@ -72,7 +72,7 @@ class Waits:
         self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
-        # The error of which every later call raises a copy; None while the node is whole.
+        # Every later call raises a copy of this error; None while the node is whole.
         self.failure: MpiShareError | None = None
         # What fails if a rank leaves now, for the watchdog to name.
         self.subject = "the node"

@@ -39,7 +39,7 @@ def spread(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
     Raises
     ------
     TypeError, ValueError
-        If `given` is no distribution of the shape over `size` ranks. `name` is the argument that
+        If `given` is not a distribution of the shape over `size` ranks. `name` is the argument that
         the error names.
     """
     ndim = len(shape)

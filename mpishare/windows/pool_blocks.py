@@ -95,7 +95,7 @@ class OwnBlocks:
         return any(block.is_held for block in self._blocks.values())
 
     def allocate(self, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
-        """Return an array on a new block, after freeing some of those that were dropped."""
+        """Return an array on a new block, after freeing some of the dropped ones."""
         nbytes = layout.nbytes
         with self._lock:
             self.give_back(_LOOKS)
