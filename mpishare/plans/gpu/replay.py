@@ -105,14 +105,15 @@ def bind_last_stream(
     current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
     ordered: Any = order or _Alone
 
-    def last_stream(*, of_tensors: bool = False) -> int | None:
+    # Of PyTorch if `tensors_on`, its device, is given. Calls with keywords would take 1 % longer.
+    def last_stream(tensors_on: int | None = None) -> int | None:
         handle = chain.lasting
         if handle is None or UNDER_WAY:
             return None
         if agreement.failure is not None or agreement.thread != get_ident():
             return None
         try:
-            now = current_stream(device) if of_tensors else current(device).ptr
+            now = current(device).ptr if tensors_on is None else current_stream(tensors_on)
             if now != handle or is_capturing(handle):
                 return None
         except _CUDA_ERROR:
@@ -183,12 +184,12 @@ def _bind_tensors(
     layouts: Sequence[FieldLayout], last_stream: LastStream
 ) -> Callable[[Sequence[Any]], tuple[Any, int | None]]:
     """Return the function of tensors to their key and stream, both None for the slow path."""
-    addresses_of = TensorAddresses(layouts).of
+    addresses_of, devices = TensorAddresses(layouts).of, [each.device for each in layouts]
 
     def of_tensors(fields: Sequence[Any]) -> tuple[Any, int | None]:
         if (addresses := addresses_of(fields)) is None:
             return None, None
-        return key_of(addresses), last_stream(of_tensors=True)
+        return key_of(addresses), last_stream(devices[0])
 
     return of_tensors
 
