@@ -53,7 +53,7 @@ class Route(str):
 
 FUSED = Route("fused", "cuda", waits_in="kernel", is_fast=True, needs_peer_memory=True)
 COPY = Route("copy", "cuda", waits_in="stream", is_fast=True, needs_peer_memory=True)
-PINNED = Route("pinned", "cuda", waits_in="host")
+PINNED = Route("pinned", "cuda", waits_in="stream")
 HOST = Route("host", "host", waits_in="host", is_fast=True)
 GPU_MESSAGES = Route("mpi-gpu", "cuda", waits_in="host", is_of_mpi=True, broader="mpi")
 MESSAGES = Route("mpi", "cuda", "host", waits_in="host", is_of_mpi=True)

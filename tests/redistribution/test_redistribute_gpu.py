@@ -37,7 +37,7 @@ def test_it_is_ordered_on_the_stream_of_the_call(node, cupy):
     a = node.xp.zeros((len(parts(node, 0)[0]), N))
     a.fill(-1)  # loads the kernel, which would wait for the stream that is held
     with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
-        if any(route not in ("fused", "copy") for route in plan.routes.values()):
+        if any(route not in ("fused", "copy", "pinned") for route in plan.routes.values()):
             pytest.skip("the host takes part")
         for _ in range(3):
             plan.forward(a, stream=stream)
@@ -188,8 +188,10 @@ def require_transposed(node, name, dtype):
             assert plan.backward(b).get().tobytes() == a.tobytes()
 
 
-def test_a_captured_transpose_brings_what_is_new(node):
+@pytest.mark.parametrize("route", ["", "pinned"], ids=["own", "pinned"])
+def test_a_captured_transpose_brings_what_is_new(node, monkeypatch, route):
     """Parts that go by tiles, beside other work, and in a graph."""
+    monkeypatch.setenv("MPISHARE_ROUTE", route)
     shape, permute = (64, 64, 64), (1, 2, 0)
     with Redistribute(node.comm, shape, 0, 1, permute=permute, node=node) as plan:
         skip_without_graphs(plan)
