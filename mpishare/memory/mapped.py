@@ -27,6 +27,8 @@ from mpishare.memory.shared import SharedMemory, whole_pages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_SYSTEM_V = "/SYSV"  # how the kernel begins the names of its segments
+
 
 class _Line(NamedTuple):
     """A line of /proc/self/maps."""
@@ -35,7 +37,7 @@ class _Line(NamedTuple):
     end: int
     flags: str  # rwx, and s or p
     offset: int  # of `start` in the file
-    file: str  # device, inode and path
+    file: str  # device, inode and path; of System V, its namespace is in the device
 
 
 class FilePart(NamedTuple):
@@ -53,10 +55,20 @@ def _lines() -> Iterator[_Line]:
     # A name may have a carriage return in it; the kernel escapes line feeds alone.
     with Path("/proc/self/maps").open(errors="surrogateescape", newline="\n") as maps:
         for text in maps:
-            span, flags, offset, device, inode, *path = text.rstrip("\n").split(" ", 5)
+            span, flags, offset, device, inode, *rest = text.rstrip("\n").split(" ", 5)
             start, end = (int(bound, 16) for bound in span.split("-"))
-            file = " ".join([device, inode, "".join(path).lstrip()])
+            path = "".join(rest).lstrip()
+            if path.startswith(_SYSTEM_V):
+                device += _ipc_namespace()
+            file = " ".join([device, inode, path])
             yield _Line(start, end, flags, int(offset, 16), file)
+
+
+def _ipc_namespace() -> str:
+    """Return the namespace in which numbers of System V segments, their inodes, are unique."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/ipc").readlink())
+    return ""
 
 
 def _covering(address: int, nbytes: int) -> list[_Line]:
