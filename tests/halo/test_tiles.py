@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda import work_items
 from mpishare.halo.cuda.records import LOCAL, PACK, PART_RECORD, UNPACK
 from mpishare.halo.cuda.tiles import travel_order
@@ -123,10 +122,6 @@ def cases(draw):
     return arrays, boxes
 
 
-def is_plain(boxes):
-    return type(boxes[0]) is Box
-
-
 def ends_of(arrays, boxes):
     layouts = [layout_of(array) for array in arrays]
     return [
@@ -147,8 +142,6 @@ def test_what_is_packed_in_boxes_is_unpacked_where_it_belongs(case, back, shares
     nbytes = sent.nbytes
     packed, flags = np.zeros(nbytes, "u1"), [*range(1, 2000)]
     lists = []
-    if not is_plain(boxes):
-        near = far = None
     for kind, part, layout in ((PACK, sent, far), (UNPACK, received, near)):
         work = memory.work(arrays, alignment)
         work.add_copy(kind, part, Slot(0, 0, flags, None, layout, shares_gpu=shares_gpu))
@@ -171,10 +164,6 @@ def test_own_parts_are_moved_by_tiles_too_unless_they_are_small(case, is_small):
     tiled_axes = () if is_small else travel_order(sent, near, far)[-2:]
     least = sent.nbytes + is_small
     with mock.patch.object(work_items, "_MIN_TILED_NBYTES", least):
-        if not is_plain(boxes) and boxes[0].axis in tiled_axes:
-            with pytest.raises(UnsupportedError, match="in steps of"):
-                work.add_local(sent, received)
-            return
         work.add_local(sent, received)
     tiled = run(memory, work.records(), [bytes_of(array) for array in arrays], None)
     assert bool(tiled) == bool(tiled_axes)
@@ -188,6 +177,13 @@ def test_named_places_are_not_transposed():
     whole = Part.of_box(0, layouts[0], Box((0, 0), (64, 64)))
     assert travel_order(whole, *layouts)
     assert not travel_order(Part.of_indices(0, layouts[0], 0, np.arange(64)), *layouts)
+
+
+@pytest.mark.parametrize(("axis", "is_tiled"), [(0, False), (1, True), (2, False)])
+def test_steps_along_the_fastest_axis_of_either_end_are_not_transposed(axis, is_tiled):
+    layouts = layout_of(np.empty((64, 64, 64))), layout_of(np.empty((64, 64, 64)).T)
+    part = Part.of_box(0, layouts[0], stepped_along(axis)((0, 0, 0), (64, 64, 64)))
+    assert bool(travel_order(part, *layouts)) == is_tiled
 
 
 def test_axes_whose_cells_do_not_lie_together_are_not_transposed():

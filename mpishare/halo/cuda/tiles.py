@@ -14,7 +14,6 @@ from math import prod
 from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import AXES
 from mpishare.halo.cuda.strided import StridedCells
 from mpishare.plans.cells import Box
@@ -39,18 +38,9 @@ class End(NamedTuple):
     layout: FieldLayout
 
     @classmethod
-    def of(
-        cls, part: Part, layout: FieldLayout, order: Sequence[int], along: int | None = None
-    ) -> End:
-        """Return an end; where tiles are read or stored along an axis, its cells lie together."""
+    def of(cls, part: Part, layout: FieldLayout, order: Sequence[int]) -> End:
         cells = part.cells(layout)
         shape, strides = (tuple(each[at] for at in order) for each in (cells.shape, cells.strides))
-        if along is not None and strides[along] != layout.dtype.itemsize:
-            raise UnsupportedError(
-                f"cells of shape {part.shape} lie in steps of {strides[along]} bytes along their "
-                "fastest axis, and in another order of axes at the other end: together this is not "
-                "supported on CUDA"
-            )
         return cls(cells.offset, shape, FieldLayout(shape, strides, layout.dtype, layout.device))
 
 
@@ -90,7 +80,8 @@ def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tupl
     if part.axis is not None or size & (size - 1) or not 2 <= len(axes) <= AXES:
         return ()
     column, row = (min(axes, key=layout.strides.__getitem__) for layout in (sender, receiver))
-    are_runs = sender.strides[column] == receiver.strides[row] == size
+    has_steps = any(part.key[axis].step not in (None, 1) for axis in (column, row))
+    are_runs = sender.strides[column] == receiver.strides[row] == size and not has_steps
     if column == row or not are_runs or min(shape[row], shape[column]) * size < _SECTOR_NBYTES:
         return ()
     axes.remove(row)

@@ -320,8 +320,7 @@ class WorkList:
         shares_gpu: bool = False,
     ) -> None:
         """Add chunks that are boxes, for a part whose receiver has another order of axes."""
-        along = {PACK: None, UNPACK: -2, LOCAL: -1}[item.kind]
-        near = End.of(part, self._layouts[part.field], order, along)
+        near = End.of(part, self._layouts[part.field], order)
         size = near.layout.dtype.itemsize
         if item.kind != PACK:
             self._tiled.add(size)
@@ -329,7 +328,7 @@ class WorkList:
         boxes = list(chunks_of(near.shape, size, step, most))
         targets = [0] * len(boxes)
         if target is not None:
-            there = End.of(target, self._layouts[target.field], order, -2)
+            there = End.of(target, self._layouts[target.field], order)
             records = [self._record(target, box.cells(there)) for box in boxes]
             first = self._upload(np.frombuffer(b"".join(records), np.uint8))
             targets = [first + at * PART_RECORD.itemsize for at in range(len(boxes))]
