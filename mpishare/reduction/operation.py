@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class _Row(NamedTuple):
     combine: Combine  # as a ufunc of two arrays: `out` may be the first
     kinds: str  # of the numbers that it takes
+    heeds_signs: bool = False  # of integers; without, kernels take them as unsigned ones
 
 
 def _locate(is_beyond: np.ufunc) -> Combine:
@@ -42,8 +43,8 @@ def _locate(is_beyond: np.ufunc) -> Combine:
 
 OPERATIONS = {
     "sum": _Row(np.add, "iufc"),
-    "max": _Row(np.maximum, "biuf"),
-    "min": _Row(np.minimum, "biuf"),
+    "max": _Row(np.maximum, "biuf", heeds_signs=True),
+    "min": _Row(np.minimum, "biuf", heeds_signs=True),
     "prod": _Row(np.multiply, "iufc"),
     "maxloc": _Row(_locate(np.greater), "c"),
     "minloc": _Row(_locate(np.less), "c"),
@@ -126,7 +127,7 @@ class Operation:
     @property
     def kernel_options(self) -> tuple[str, str]:
         number = self.number
-        if number.kind == "i" and self.name not in ("max", "min"):  # the bits of unsigned ones
+        if number.kind == "i" and not OPERATIONS[self.name].heeds_signs:
             number = NUMBERS[number.added_as]
         return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
 

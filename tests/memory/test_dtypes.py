@@ -85,7 +85,7 @@ def test_what_is_no_dtype_is_refused(text):
 # --- the numbers of NumPy, C and kernels
 
 
-def test_c_adds_all_numbers_but_one():
+def test_which_numbers_c_lacks():
     if WHY_NONE:
         pytest.skip(WHY_NONE)
     module = native.load()[0]

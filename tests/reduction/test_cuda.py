@@ -19,7 +19,7 @@ from mpishare.reduction.cuda.records import (
     staging_of,
 )
 from mpishare.reduction.cuda.schedule import RECV, REDUCE, SEND, schedule
-from mpishare.reduction.operation import Operation
+from mpishare.reduction.operation import OPERATIONS, Operation
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import check_compiles, compile_cuda
 from tests.helpers.reductions import every_operation
@@ -187,7 +187,8 @@ def bfloat16():
         import ml_dtypes
     except ModuleNotFoundError:
         return []
-    return [Operation(name, np.dtype(ml_dtypes.bfloat16)) for name in ("sum", "prod", "max", "min")]
+    of_floats = [name for name, row in OPERATIONS.items() if "f" in row.kinds]
+    return [Operation(name, np.dtype(ml_dtypes.bfloat16)) for name in of_floats]
 
 
 COMPILED = sorted(
