@@ -80,13 +80,17 @@ def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tupl
     if part.axis is not None or size & (size - 1) or not 2 <= len(axes) <= AXES:
         return ()
     column, row = (min(axes, key=layout.strides.__getitem__) for layout in (sender, receiver))
-    has_steps = any(part.key[axis].step not in (None, 1) for axis in (column, row))
-    are_runs = sender.strides[column] == receiver.strides[row] == size and not has_steps
+    are_runs = _step(part, sender, column) == _step(part, receiver, row) == size
     if column == row or not are_runs or min(shape[row], shape[column]) * size < _SECTOR_NBYTES:
         return ()
     axes.remove(row)
     axes.remove(column)
     return (*axes, row, column)
+
+
+def _step(part: Part, layout: FieldLayout, axis: int) -> int:
+    """Return the bytes from cell to cell along an axis of a box."""
+    return layout.strides[axis] * int(part.key[axis].step or 1)
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int, step: int, most: int) -> Iterator[Chunk]:
