@@ -145,6 +145,9 @@ class Channel(NodeObject):
         rank, window = self._context.rank, self._window
         # With an ellipsis, since a frame may have no axes.
         arrays = [window.array[i, ...] for i in range(self.slots)]
+        if rank in self.consumers and isinstance(window.array, np.ndarray):
+            for array in arrays:
+                array.flags.writeable = False  # others read the same bytes
         ring = Ring(self._context, self.name, self._counters, arrays)
         if rank == self.producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(self.consumers)}
@@ -213,6 +216,7 @@ class Channel(NodeObject):
         host waits until the producer has *called* `put` for this frame, and my stream until it is
         written; at its end, also where it raises, the slot is given back. A consumer must not
         write into the slot, which other consumers read too, and must not read it after the block.
+        NumPy's is read-only; CuPy has no such arrays.
 
         Where frames are dealt, entering the block asks for one: a frame is dealt to no consumer
         that has not asked, so none is lost where a loop is left. After an interrupt of the wait

@@ -51,6 +51,21 @@ def ignore_wait(end, monkeypatch):
             monkeypatch.setattr(end, known, 1 << 60)
 
 
+@TWO
+def test_consumers_cannot_write_into_a_slot_on_the_host(node):
+    """Others read the same bytes; with one consumer the slot is in its own memory."""
+    if node.backend == "cuda":
+        pytest.skip("CuPy has no read-only arrays")
+    for consumers in (None, [1]):
+        channel = node.channel(2, "i8", consumers=consumers)
+        if node.rank == channel.producer:
+            send(channel, 7)
+        if node.rank in channel.consumers:
+            with channel.get() as slot, pytest.raises(ValueError, match="read-only"):
+                slot[0] = 8
+        channel.close()
+
+
 # --- held ranks
 
 
