@@ -72,7 +72,7 @@ class Runs:
         if done is None or done.size != 1 or done.dtype.kind not in "biu":
             raise TypeError(
                 f"{self._name} failed: until returned {answer!r}, not an array of one boolean or "
-                f"integer{self._memory_of_answers}"
+                f"integer{self._memory_of_answers}, as error[0] < 1e-6 gives"
             )
         return done
 

@@ -401,7 +401,8 @@ def _require_match(
     if step and cells > extent:
         raise ValueError(
             f"width {cells} along axis {axis} of the cart is too large: rank {needing} needs "
-            f"{cells} cells of rank {rank}, which owns {extent} (its extent without ghosts)"
+            f"{cells} cells of rank {rank}, which owns {extent} (its extent without ghosts). Take "
+            "narrower ghosts, or fewer ranks along that axis"
         )
     if not step and cells != extent:
         (one, ours), (other, others) = sorted([sender, receiver])

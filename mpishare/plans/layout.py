@@ -293,7 +293,7 @@ def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
 def require_writeable(array: np.ndarray[Any, Any], name: str) -> None:
     """Raise `ValueError` for a read-only array."""
     if not array.flags.writeable:
-        raise ValueError(f"{name} is read-only")
+        raise ValueError(f"{name} is read-only, and the call writes into it: give a copy")
 
 
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
@@ -301,7 +301,9 @@ def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
     if layout.dtype.subdtype is not None:
         raise TypeError(f"{name} has elements of dtype {layout.dtype}, which are arrays themselves")
     if layout.dtype.hasobject:
-        raise TypeError(f"{name} holds Python objects, which cannot travel")
+        raise TypeError(
+            f"{name} holds Python objects, which cannot travel: give numbers, u.astype(float)"
+        )
     if not 1 <= layout.dtype.itemsize <= 16:
         raise TypeError(
             f"{name} has elements of {layout.dtype.itemsize} bytes: 1 to 16 are allowed"

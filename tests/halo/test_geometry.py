@@ -391,7 +391,7 @@ def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
     assert set(texts.values()) == {text}
     assert text == (
         "width 3 along axis 1 of the cart is too large: rank 2 needs 3 cells of rank 1, which owns "
-        "2 (its extent without ghosts)"
+        "2 (its extent without ghosts). Take narrower ghosts, or fewer ranks along that axis"
     )
 
 

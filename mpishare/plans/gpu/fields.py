@@ -107,6 +107,6 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
         raise TypeError(f"{name} is not an array in GPU memory: {error}") from error
     address, is_read_only = interface["data"]
     if is_read_only:
-        raise ValueError(f"{name} is read-only")
+        raise ValueError(f"{name} is read-only, and the call writes into it: give a copy")
     array = cupy.asarray(field)
     return address, FieldLayout(array.shape, array.strides, array.dtype, array.data.device_id)
