@@ -162,7 +162,8 @@ class Event(NodeObject):
                 f"{self.name}: wait", lambda: [owner] if view[slot] < count else []
             )
         self._memory_barrier()
-        self._context.check_released()
+        if self._has_streams:
+            self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
 
     @property
