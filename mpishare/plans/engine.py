@@ -90,7 +90,7 @@ class RoutedSetup(PlanSetup):
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.
     calls: tuple[str, str] = ("exchange", "accumulate")
-    # Whether it adds the cells that arrive, and sets those that it sends to zero.
+    # Whether it adds what arrives and zeroes what it sends.
     adds: bool = False
     # Layouts of this rank's fields as fast calls get them on GPUs, where not as `mine`.
     seen: Sequence[FieldLayout] = ()

@@ -347,7 +347,7 @@ def test_cells_are_not_overwritten_before_they_are_unpacked(node, buffers):
         pytest.skip("ranks 0 and 1 share a GPU")
     hog, stream = xp.RawKernel(HOG, "hog"), xp.cuda.Stream(non_blocking=True)
     multiprocessors = xp.cuda.Device(node.device.ordinal).attributes["MultiProcessorCount"]
-    blocks = 2 * multiprocessors - 1  # two of which fill one
+    blocks = 2 * multiprocessors - 1  # a multiprocessor holds two; leave room for one
     sends, recvs = ({1: [0]}, {}) if node.rank == 0 else ({}, {0: [1]} if node.rank == 1 else {})
     field = xp.zeros((2, count)) if node.rank == 0 else xp.zeros((32, count), order="F")[:2]
     wrong_cells = xp.zeros((), "i8")

@@ -20,9 +20,9 @@ class HostRoute(ABC):
     """The messages of one plan that take one route, in one direction of the exchange.
 
     Collective to make, host-blocking: memory in common comes from `PlanComm.take_memory`, one piece
-    for all ranks, each call of which is collective over all nodes of the plan. It is complete after
-    `lay_out`, which may fail on one rank. `start` must not wait for another rank to come, but for
-    one that is an exchange behind, and `wait` ends with all cells in place. Both end within the
+    for all ranks, by calls that are collective over all nodes of the plan. The route is complete
+    after `lay_out`, which may fail on one rank. `start` must not wait for another rank to come, but
+    for one that is an exchange behind, and `wait` ends with all cells in place. Both end within the
     deadline of the node, by `PlanComm.wait` or `coordination.poll`.
     """
 
