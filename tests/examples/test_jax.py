@@ -23,9 +23,9 @@ NAMES = (
 ON_THE_HOST = (*NAMES, "independent_exchanges_keep_their_order")
 
 
-def run(backend: str, *names: str) -> Result:
+def run(backend: str, *names: str, **env: str) -> Result:
     command = [sys.executable, "-m", "tests.helpers.jax_program", *names]
-    return run_ranks(RANKS, command, timeout_s=120, env={"MPISHARE_BACKEND": backend})
+    return run_ranks(RANKS, command, timeout_s=120, env={"MPISHARE_BACKEND": backend, **env})
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,16 @@ def test_on_the_host(on_the_host: Result, name: str) -> None:
 
 def test_all_ended_well(on_the_host: Result) -> None:
     assert on_the_host.returncode == 0, on_the_host.describe()
+
+
+@pytest.mark.gpu
+def test_by_pinned_memory_on_gpus() -> None:
+    """XLA may record calls whose ranks wait on streams, and replay them without Python."""
+    names = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
+    result = run("cuda", *names, MPISHARE_ROUTE="pinned")
+    assert result.returncode == 0, result.describe()
+    for name in names:
+        assert result.stdout.count(f"{name}: right") == RANKS, result.describe()
 
 
 @pytest.mark.gpu
