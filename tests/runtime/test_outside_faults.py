@@ -54,7 +54,7 @@ def by_forkserver(window):
 
 def by_subprocess(window):
     code = "import mpishare; from mpi4py import MPI\\n"
-    code += "print((MPI.COMM_WORLD.size, mpishare.attach('seven').array.tolist()))"
+    code += f"print((MPI.COMM_WORLD.size, mpishare.attach({window.name!r}).array.tolist()))"
     command, environment = [sys.executable, "-c", code], mpishare.outside_environment()
     return eval(subprocess.check_output(command, env=environment, text=True, timeout=20))
 
@@ -62,7 +62,8 @@ def by_subprocess(window):
 if __name__ == "__main__":
     before = dict(os.environ)
     with mpishare.Node() as node:
-        window = node.allocate(3, "i8", fill=7, name="seven")
+        name = f"seven-{node.comm.bcast(os.getpid())}"  # another MPI may run the same
+        window = node.allocate(3, "i8", fill=7, name=name)
         if node.is_leader:
             for way in sys.argv[1:]:
                 print(way, globals()[way](window), flush=True)
