@@ -7,6 +7,9 @@
    only a regular file of the exported identity and size is mapped, and no byte behind it. */
 #ifndef MPISHARE_OPEN_H
 #define MPISHARE_OPEN_H
+#if defined(_FEATURES_H) && !defined(__USE_GNU) /* of glibc */
+#error "include mpishare_open.h before other headers, or define _GNU_SOURCE"
+#endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif

@@ -318,7 +318,7 @@ def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
 def require_number(fields: Sequence[Any], wanted: int) -> None:
     """Raise `ValueError` unless a call has as many fields as the plan."""
     if len(fields) != wanted:
-        hint = ""
+        hint = ". Make another plan for other fields"
         if len(fields) == 1 and isinstance(fields[0], list | tuple):
             hint = ": pass the arrays one by one, exchange(*fields)"
         raise ValueError(f"{len(fields)} fields given, the plan was made for {wanted}{hint}")

@@ -189,7 +189,8 @@ class Allreduce(BasePlan):
         Returns
         -------
         array of one element
-            In the memory of the fields, without waiting on CUDA; ``float(...)`` of it waits.
+            Of shape (), in the memory of the fields, without waiting on CUDA; ``float(...)`` of it
+            waits. Or `out`.
 
         Raises
         ------

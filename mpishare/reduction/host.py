@@ -162,7 +162,10 @@ class HostReduce(PlanEngine):
     def _operand(self, field: Any, name: str) -> Array:
         array = as_numpy(field, name)
         if array.dtype != self._dtype:
-            raise ValueError(f"{name} has dtype {array.dtype} instead of {self._dtype}")
+            raise ValueError(
+                f"{name} has dtype {array.dtype} instead of {self._dtype}. Make another plan, or "
+                "convert it by astype"
+            )
         return array
 
     def _single(self, out: Any) -> Array:

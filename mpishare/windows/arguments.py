@@ -75,7 +75,8 @@ def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Arr
         raise TypeError(f"{call} failed: {error}") from None
     if found.hasobject:
         raise TypeError(
-            f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
+            f"{call} failed: dtype {found} holds Python objects, which cannot be shared. Give one "
+            "of numbers or bytes"
         )
     if context.backend.name == "cuda" and (found.isbuiltin != 1 or number_of(found) is None):
         raise UnsupportedError(

@@ -1,10 +1,12 @@
 """A rank is killed whose window a C program would open, and one that has opened it; squatters."""
 
 import os
+import subprocess
 
 import pytest
 
-from tests.helpers.c_program import LANGUAGES, compile_program, run_program
+import mpishare.device
+from tests.helpers.c_program import LANGUAGES, compile_program, compiler, run_program
 from tests.helpers.nvcc import find_cuda_include
 from tests.helpers.planted import NOBODY, listening, needs_two_users
 from tests.helpers.reporting import report
@@ -41,6 +43,16 @@ def test_a_killed_owner_is_an_error_of_the_program(tmp_path):
     assert played.raised(0, "fence", "PeerTimeout").ranks == [1]
     assert played.rank(0)["alive"] == [0, "1000"]
     assert played.rank(0)["dead"] == [1, "2: the window or its process is gone"]
+
+
+@pytest.mark.parametrize("standard", ["c99", "gnu17"])
+def test_a_header_included_before_it_is_an_error_that_says_so(tmp_path, standard):
+    source = tmp_path / "late.c"
+    source.write_text("#include <stdio.h>\n#include <mpishare_open.h>\nint main(void) {}\n")
+    command = [*compiler("c99"), f"-std={standard}", *mpishare.device.include(), "-c", source]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "include mpishare_open.h before other headers" in done.stderr
+    assert subprocess.run([*command, "-D_GNU_SOURCE"], cwd=tmp_path, check=False).returncode == 0
 
 
 def test_a_missing_compiler_is_named_where_tests_are_skipped(tmp_path, monkeypatch):

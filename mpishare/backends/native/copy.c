@@ -1,3 +1,4 @@
+/* The loops of copy.h, in which copies of long runs go past the caches. */
 #include "copy.h"
 #include "numbers.h"
 
