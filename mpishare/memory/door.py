@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import selectors
@@ -75,7 +76,7 @@ class Door:
         self._thread: threading.Thread | None = None  # None: it holds no descriptors yet
         self._selector: selectors.EpollSelector
         self._end: int
-        self._spare: int
+        self._spare: io.FileIO  # closed where another thread has taken the last descriptor
         self._is_closed = False
         self._lending: Opening | None = None  # while anything is lent
         self._lent: dict[str, int] = {}  # by key
@@ -120,8 +121,7 @@ class Door:
             self._selector = undo.enter_context(selectors.EpollSelector())
             self._end = os.eventfd(0, os.EFD_CLOEXEC)
             undo.callback(os.close, self._end)
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            undo.callback(os.close, self._spare)
+            self._spare = undo.enter_context(io.FileIO(os.devnull))
             self._selector.register(self._end, selectors.EVENT_READ)
             thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
             thread.start()
@@ -159,7 +159,7 @@ class Door:
     def _close_own(self) -> None:
         self._selector.close()
         os.close(self._end)
-        os.close(self._spare)
+        self._spare.close()
 
     def _close_copies(self) -> None:
         """In a fork: close its copies of the sockets, so that the parent's end with the parent."""
@@ -196,6 +196,8 @@ class Door:
                 self._strangers += 1  # of any user: it costs as much
                 self._turn_away(listener)
             return
+        if self._spare.closed:
+            self._take_spare()
         pid, uid = peer_of(connection)
         if uid != os.getuid():
             self._strangers += 1
@@ -211,10 +213,14 @@ class Door:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""
-        os.close(self._spare)
+        self._spare.close()
         with contextlib.suppress(OSError):
             _refuse(listener.accept()[0], "its process has no descriptor left (ulimit -n)")
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._take_spare()
+
+    def _take_spare(self) -> None:
+        with contextlib.suppress(OSError):  # another thread was faster: at the next visitor
+            self._spare = io.FileIO(os.devnull)
 
 
 @dataclass(eq=False)

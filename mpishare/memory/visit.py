@@ -96,8 +96,10 @@ class Visit:
             raise self._late() from None
         except OSError as error:
             text, fds = b"", []
-            with contextlib.suppress(OSError):  # a refusal that the door sent before it hung up
-                text = self._connection.recv(NBYTES)
+            # A refusal that the door sent before it hung up, if that is what failed: `recv` would
+            # wait for it.
+            with contextlib.suppress(OSError):
+                text = os.read(self._connection.fileno(), NBYTES)
             if not text:
                 raise self._gone(error.strerror or "") from None
         for fd in fds:

@@ -1,6 +1,7 @@
 """The door: descriptors go to processes of this user, leases end with those who held them."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -363,6 +364,49 @@ while True:
             assert visit.ask({}) == ({}, [])
 
 
+def test_a_spare_descriptor_that_another_thread_takes_is_had_again():
+    source = """
+import resource, threading
+from mpishare.memory import door
+here = door.Door()
+opening = here.open("test", lambda request, _: ({}, []))
+files, refuse, refused = [], door._refuse, threading.Event()
+
+def refuse_late(connection, why):
+    refuse(connection, why)
+    files.append(os.dup(0))  # as another thread would, now that there is room
+    refused.set()
+
+def fill():
+    while True:
+        try:
+            files.append(os.dup(0))
+        except OSError:
+            return
+
+def give_back():
+    while files:
+        os.close(files.pop())
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+"""
+    with Viewer() as process:
+        process(source)
+        address = process("opening.address")
+        for late in (True, False):
+            process(f"door._refuse = {'refuse_late' if late else 'refuse'}; fill()")
+            visit = Visit(address, NAME, 5.0)
+            with visit, pytest.raises(UnsupportedError, match="ulimit"):
+                visit.ask({})
+            assert process("refused.wait(5)")
+            process("give_back()")
+            with Visit(address, NAME, 5.0) as visit:
+                assert visit.ask({}) == ({}, [])
+            assert within(5, lambda: not process("opening.leases()"))  # its descriptor is free
+        process("fill(); here.close()")
+        process("for fd in files: os.fstat(fd)")  # the door has closed its own alone
+
+
 @pytest.fixture
 def fork():
     """Fork a child that does some work, then waits for its end, which is the end of the test."""
@@ -424,6 +468,20 @@ def test_what_a_door_says_on_its_own_account_is_no_answer(door):
         with pytest.raises(HandleError, match="ended the visit"):
             visit.ask({"maps": True})
         assert opening.leases("maps") == []
+
+
+def test_a_request_that_the_kernel_refuses_is_awaited_by_nobody(opening):
+    class Full(socket.socket):
+        def send(self, *_):
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    with visit_of(opening) as visit:
+        visit._connection = Full(fileno=visit._connection.detach())
+        visit.answer_within(5.0)
+        begin = time.monotonic()
+        with pytest.raises(HandleError, match="No buffer space available"):
+            visit.ask({})
+        assert time.monotonic() - begin < 2
 
 
 def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork, opening):
