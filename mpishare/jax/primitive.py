@@ -155,9 +155,7 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
         # XLA may then call once, record what the call enqueues, and replay that without Python.
-        command_buffer_compatible=all(
-            route.waits_in != "host" for route in plan._setup.my_routes.values()
-        ),
+        command_buffer_compatible=not plan._setup.host_routes,
     )
     # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
     # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".

@@ -101,6 +101,12 @@ class RoutedSetup(PlanSetup):
         return self.routes[self.comm.rank]
 
     @property
+    def host_routes(self) -> list[Route]:
+        """The routes of all ranks that need the host at every call: no graph records it."""
+        used = {route for routes in self.routes for route in routes.values()}
+        return sorted(route for route in used if route.waits_in == "host")
+
+    @property
     def full_call(self) -> str:
         """The name of the plan and of the calls of this direction, in errors."""
         return f"{self.name}: {self.calls[0]}"

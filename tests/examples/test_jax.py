@@ -20,7 +20,7 @@ NAMES = (
     "what_is_refused",
 )
 # On a GPU exchanges are made in the order of XLA's program, which is to be the same on all ranks.
-ON_THE_HOST = (*NAMES, "independent_exchanges_keep_their_order")
+ON_THE_HOST = (*NAMES, "independent_exchanges_keep_their_order", "no_graph_records_the_host")
 
 
 def run(backend: str, *names: str, **env: str) -> Result:
@@ -43,19 +43,18 @@ def test_all_ended_well(on_the_host: Result) -> None:
     assert on_the_host.returncode == 0, on_the_host.describe()
 
 
+# XLA may record calls whose ranks wait on streams, and replay them without Python.
+PINNED = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
+
+
 @pytest.mark.gpu
-def test_by_pinned_memory_on_gpus() -> None:
-    """XLA may record calls whose ranks wait on streams, and replay them without Python."""
-    names = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
-    result = run("cuda", *names, MPISHARE_ROUTE="pinned")
+@pytest.mark.parametrize(
+    ("names", "env"),
+    [*(((name,), {}) for name in NAMES), (PINNED, {"MPISHARE_ROUTE": "pinned"})],
+    ids=[*NAMES, "pinned"],
+)
+def test_on_gpus(names: tuple[str, ...], env: dict[str, str]) -> None:
+    result = run("cuda", *names, **env)
     assert result.returncode == 0, result.describe()
     for name in names:
         assert result.stdout.count(f"{name}: right") == RANKS, result.describe()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_on_gpus(name: str) -> None:
-    result = run("cuda", name)
-    assert result.returncode == 0, result.describe()
-    assert result.stdout.count(f"{name}: right") == RANKS, result.describe()

@@ -176,6 +176,17 @@ def gradients(node):
             np.testing.assert_allclose(forward, backward, rtol=1e-12)
 
 
+def no_graph_records_the_host(node):
+    """Rank 0 alone has messages, by a route of the host: all ranks call it at every step."""
+    places = ([1], [0]) if WORLD.rank == 0 else ([], [])
+    sends, recvs = ({0: each} if each else {} for each in places)
+    halo = mpishare.NeighborExchange(WORLD, sends, recvs, mpishare.Layout(2, "f8"), node=node)
+    traced = jax.jit(lambda v: mpishare.jax.exchange(halo, v)).trace(jnp.zeros(2))
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "xla_buffer_python_gpu_callback" in program, program
+    assert "xla_buffer_python_gpu_callback_cmd_buffer" not in program, program
+
+
 def what_is_refused(node):
     halo, _, _, u = setup(node)
     one = lambda v: mpishare.jax.exchange(halo, v)  # noqa: E731
@@ -212,7 +223,7 @@ CHECKS = {
     for check in (
         is_padded, steps_in_a_loop, two_plans_keep_their_order,
         independent_exchanges_keep_their_order, several_fields, any_fields, gradients,
-        what_is_refused,
+        no_graph_records_the_host, what_is_refused,
     )
 }  # fmt: skip
 

@@ -72,9 +72,7 @@ class CudaEngine(CudaPlanEngine):
         self._forked, self._joined = self._events
         if direction.has_fused:
             self._join_order()
-        # Routes of all ranks, so that all refuse a capture or none does.
-        used = {route for routes in setup.routes for route in routes.values()}
-        self._host_routes = sorted(route for route in used if route.waits_in == "host")
+        self._host_routes = setup.host_routes  # of all ranks: all refuse a capture or none does
         self._has_stream_waits = _has_stream_waits(setup)
         self.try_fast = self.try_start = self.try_wait = never
         self._bind_replays(direction, handles, setup.seen or setup.mine)
