@@ -145,9 +145,8 @@ class Channel(NodeObject):
         rank, window = self._context.rank, self._window
         # With an ellipsis, since a frame may have no axes.
         arrays = [window.array[i, ...] for i in range(self.slots)]
-        if rank in self.consumers and isinstance(window.array, np.ndarray):
-            for array in arrays:
-                array.flags.writeable = False  # others read the same bytes
+        if rank in self.consumers:
+            _forbid_writing(arrays)
         ring = Ring(self._context, self.name, self._counters, arrays)
         if rank == self.producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(self.consumers)}
@@ -361,6 +360,13 @@ class Channel(NodeObject):
             f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
             f"slots={self.slots}{self._state()}>"
         )
+
+
+def _forbid_writing(slots: Sequence[Any]) -> None:
+    """Make slots of NumPy read-only, since others read the same bytes; CuPy has no such arrays."""
+    for slot in slots:
+        if isinstance(slot, np.ndarray):
+            slot.flags.writeable = False
 
 
 def _publish(
