@@ -278,7 +278,8 @@ def stuck(stage: Stage) -> None:
 @pytest.mark.both_mpis
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_rank_stuck_in_a_message_ends_by_itself_and_says_why(backend):
-    played = play(2, stuck, backend=backend, survivable=True, timeout_s=60)
+    # Less than the limit of a test, so that a hang is described.
+    played = play(2, stuck, backend=backend, survivable=True, timeout_s=45)
     assert "came back" not in played.result.reports.get(0, {})
     assert "rank 0 ends: rank 1 of 2 died" in played.stderr[0], played.describe()
     assert "No call to mpishare has ended here for 1 s" in played.stderr[0]
