@@ -93,20 +93,24 @@ class Bystanders:
     A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
     error on both. Of a node that was broken before, or is about to be since this rank has left a
     block, only the ranks whose processes end are missed: the others may have caught the error, and
-    come.
+    come. `shown` is the call in these waits, where it is not that in errors.
     """
 
-    def __init__(self, call: str, timeout_s: float) -> None:
-        self.call, self.timeout_s = call, timeout_s
+    def __init__(self, call: str, timeout_s: float, shown: str | None = None) -> None:
+        self.call, self.timeout_s, self.shown = call, timeout_s, shown or call
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
-        call = self.call
+        call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
         were_broken = {node for node, _ in nodes if _is_breaking(node)}
         with ExitStack() as watched:
             monitors = [
-                watched.enter_context(WaitMonitor(node, call, partial(_absent, node, ranks, call)))
+                watched.enter_context(
+                    WaitMonitor(
+                        node, call, partial(_absent, node, ranks, call), is_one_of_many=True
+                    )
+                )
                 for node, ranks in nodes
             ]
 
@@ -118,7 +122,7 @@ class Bystanders:
                         node.check()
 
             if not poll(request.Test, self.timeout_s, look, warn=self._warn):
-                raise late_unknown(call, self.timeout_s)
+                raise late_unknown(self.call, self.timeout_s)
 
     def _warn(self, waited_s: float) -> None:
         log.warning(

@@ -55,6 +55,9 @@ PUBLISH_S = 0.05
 # The ranks look for a cycle of waits as often as this.
 _CYCLE_S = 0.5
 
+# After the call of a wait that is published on another node than its own.
+_ELSEWHERE = " of another node"
+
 
 class Waits:
     """Waits of one rank for the others of its node, and the failure of the node.
@@ -182,12 +185,30 @@ class Waits:
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
         """Return the other ranks of this node that a communicator has."""
-        if self.group is None:
-            return []
         group = comm.Get_group()
-        found = self.group.Translate_ranks([*range(self.size)], group)
+        found = self._numbers_in(group)
         group.Free()
-        return [rank for rank in self.others if found[rank] >= 0]
+        return [*found]
+
+    def _numbers_in(self, group: MPI.Group) -> dict[int, int]:
+        """Return, of the other ranks of this node, those of a group, with their numbers in it."""
+        if self.group is None:
+            return {}
+        found = self.group.Translate_ranks([*range(self.size)], group)
+        return {rank: found[rank] for rank in self.others if found[rank] >= 0}
+
+    def elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
+        """Return the other whole nodes of this thread, with the numbers of this one's ranks there.
+
+        Without those in which this rank waits already, in a call that a signal has interrupted.
+        """
+        nodes = [node for node in of_this_thread() if node is not self and node.failure is None]
+        found = [
+            (node, self._numbers_in(node.group))
+            for node in nodes
+            if node.group is not None and node.block.status(node.rank) is None
+        ]
+        return [(node, numbers) for node, numbers in found if numbers]
 
     # --- host waits
 
@@ -285,7 +306,8 @@ class Waits:
 class WaitMonitor:
     """Watches one long wait: publishes it, warns of stragglers, finds deadlocks.
 
-    `check` is called at each look, and may raise.
+    `check` is called at each look, and may raise. The wait is published on all nodes that have
+    awaited ranks, which may wait there for this one; with `is_one_of_many` each has a monitor.
     """
 
     def __init__(
@@ -294,8 +316,12 @@ class WaitMonitor:
         call: str,
         pending: Callable[[], list[int]],
         check: Callable[[], object] = int,
+        *,
+        is_one_of_many: bool = False,
     ) -> None:
         self._waits = waits
+        self._is_one_of_many = is_one_of_many
+        self._elsewhere: list[tuple[Waits, dict[int, int]]] = []
         self._call = call
         self._pending = pending
         self._check = check
@@ -317,15 +343,38 @@ class WaitMonitor:
         self._look_at = now + PUBLISH_S
         # Read after the clock: this process may have been stopped, and all may have come.
         awaited = self._pending()
-        if self._published != awaited:
-            waits.block.begin_wait(self._call, awaited)
-            self._published = awaited
-        waits.block.look(int(1e9 * now))
+        self._publish(awaited, int(1e9 * now))
         if now > self._cycle_at:
             self._cycle_at = now + _CYCLE_S
             cycle = find_cycle(waits.block, awaited)
             if cycle and stands_still(waits.block, cycle):
-                raise waits.deadlock(self._call, cycle)
+                raise self._deadlock(cycle)
+
+    def _publish(self, awaited: list[int], now_ns: int) -> None:
+        """Publish for which ranks this one waits, and that it looked at this time."""
+        if self._published is None and not self._is_one_of_many:
+            self._elsewhere = self._waits.elsewhere()
+        nodes = self._open_elsewhere()
+        if self._published != awaited:
+            self._waits.block.begin_wait(self._call, awaited)
+            for node, numbers in nodes:
+                there = [numbers[rank] for rank in awaited if rank in numbers]
+                node.block.begin_wait(self._call + _ELSEWHERE, there)
+            self._published = awaited
+        for node in (self._waits, *(node for node, _ in nodes)):
+            node.block.look(now_ns)
+
+    def _deadlock(self, cycle: dict[int, Status]) -> MismatchError:
+        """Break the node, and the others if the cycle leads through them: ranks wait there."""
+        error = self._waits.deadlock(self._call, cycle)
+        if any(status.call.endswith(_ELSEWHERE) for status in cycle.values()):
+            for node, _ in self._open_elsewhere():
+                node.leave(self._call, error)
+        return error
+
+    def _open_elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
+        """Return the other nodes of this wait, but for those that a signal handler has closed."""
+        return [each for each in self._elsewhere if each[0].block.is_open]
 
     def warn(self, waited_s: float) -> None:
         """Name the stragglers in a warning; for `poll`."""
@@ -339,6 +388,8 @@ class WaitMonitor:
     def __exit__(self, *_: Any) -> None:
         if self._published is not None and self._waits.block.is_open:
             self._waits.block.end_wait()
+        for node in self._open_elsewhere():
+            node[0].block.end_wait()
 
 
 _all: weakref.WeakSet[Waits] = weakref.WeakSet()

@@ -116,7 +116,7 @@ def watching_setup(
     raise.
     """
     if not isinstance(node, Node):
-        yield Bystanders(call, _DEFAULT_TIMEOUT_S)
+        yield Bystanders(call, _DEFAULT_TIMEOUT_S, f"{call} without node=")
         return
     agreement = node._context.agreement
     agreement.check()

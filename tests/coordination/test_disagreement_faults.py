@@ -1,6 +1,7 @@
 """Ranks that do different things are told of each other: in waits, at the end, and in plans."""
 
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -70,3 +71,59 @@ def test_what_is_made_where_another_rank_exchanges(call):
         assert "rank 1 in HaloExchange 1: exchange" in each.text, played.describe()
         assert f"rank 0 in {call}" in each.text, played.describe()
         assert each.seconds < LIMIT_S
+
+
+def crosswise(stage: Stage, calls: list[str]) -> None:
+    """Of each node some ranks wait there, and the others in a call of another node."""
+    one, two, apart = stage.node(), stage.node(), stage.world.Dup()
+    u = np.zeros((6, 4))
+    plan = functools.partial(mpishare.HaloExchange, stage.world, u, 1, dims=(3, 1), periods=True)
+    kept = plan()  # on a node of its own
+    made = {
+        "one": one.barrier,
+        "two": lambda: two.allocate(4),
+        "kept": lambda: kept.exchange(u),
+        "plan of one": lambda: plan(node=one),
+        "plan of two": lambda: plan(node=two),
+        "plan": plan,
+    }
+    stage.attempt("call", made[calls[stage.rank]])
+    apart.Barrier()  # else the job may be aborted before all have told
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (["one", "two", "one"], "rank 1 in Node.allocate"),
+        (["two", "one", "kept"], "rank 2 in HaloExchange 1: exchange"),
+        (["plan of one", "plan of one", "plan of two"], "HaloExchange of another node"),
+        (["plan of one", "plan", "plan of one"], "rank 1 in HaloExchange without node="),
+    ],
+    ids=lambda given: " meets ".join(given) if isinstance(given, list) else "",
+)
+def test_waits_of_several_nodes_that_lead_in_a_circle_are_seen(calls, words):
+    played = play(3, crosswise, calls)
+    told = [played.told(rank, "call") for rank in range(3)]
+    assert any(each.error == "MismatchError" for each in told), played.describe()
+    for each in told:
+        assert each.error in ("MismatchError", "PeerError"), played.describe()
+        assert "ranks wait for each other" in each.text, played.describe()
+        assert each.seconds < LIMIT_S
+    assert any(words in each.text for each in told), played.describe()
+
+
+def in_turn(stage: Stage) -> None:
+    """Ranks that are late come to one node after the other: nobody waits for a rank that waits."""
+    one, two = stage.node(), stage.node()
+    halves = stage.world.Split(stage.rank // 2)
+    pair = stage.node(halves)
+    for late in range(3):
+        if stage.rank == late:
+            time.sleep(1.7)
+        for node in (two, one, pair)[late:] + (two, one, pair)[:late]:
+            node.barrier()
+    stage.attempt("call", lambda: None)
+
+
+def test_control_a_late_rank_of_several_nodes_is_awaited():
+    play(3, in_turn).ended_well()
