@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -13,6 +14,8 @@ from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+log = logging.getLogger("mpishare.window")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
@@ -92,14 +95,26 @@ def visit_mine(
     Returns the visits, for the caller to close, and the windows that took no connection in time,
     whose users are unknown. `connect_s` is for all connections together. Once one is found, others
     that take no connections are given half a second more: they may be sockets of another user, who
-    can give them any name.
+    can give them any name, and so many that to visit them takes long: those that are left
+    after that time, or half a second, count as full.
     """
     visits: dict[Listed, Visit] = {}
     full = _mine(windows)
-    end, wait_s = time.monotonic() + connect_s, 0.0
+    begin, wait_s = time.monotonic(), 0.0
+    end, last = begin + connect_s, begin + max(connect_s, _GRACE_S)
     while True:
         turn, full = full, []
-        for window in turn:
+        for number, window in enumerate(turn):
+            if time.monotonic() > last:
+                full += turn[number:]
+                log.warning(
+                    "%d of %d sockets that are named as windows of this user, such as %s, were not "
+                    "asked in time: other users may have bound them",
+                    len(turn) - number,
+                    len(turn),
+                    window,
+                )
+                break
             try:
                 visits[window] = Visit(window.address, str(window), answer_s, wait_s)
             except PeerTimeout:

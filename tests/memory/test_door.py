@@ -16,7 +16,7 @@ import pytest
 
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
 from mpishare.memory.door import Door
-from mpishare.memory.visit import Visit
+from mpishare.memory.visit import Visit, borrow
 from tests.helpers.held import held
 from tests.helpers.latch import within
 from tests.helpers.planted import needs_two_users
@@ -242,6 +242,26 @@ def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
                 assert visit.ask({}) == ({}, [])
         assert float(strangers.stdout.readline()) > 0.4  # at full speed it takes 0.15
     assert within(5, lambda: not opening.leases())
+
+
+@needs_two_users
+def test_another_user_who_knocks_does_not_hold_up_a_file_that_ranks_borrow(
+    door, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("mpishare.memory.door._REST_S", 5.0)
+    Path(tmp_path, "file").touch()
+    with Path(tmp_path, "file").open() as file:
+        token = door.lend(file.fileno())
+        command = [sys.executable, "-c", STRANGERS, token.rpartition("/")[0]]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as strangers:
+            assert within(5, lambda: door._strangers)
+            try:
+                for _ in range(20):
+                    os.close(borrow(0, token, 2.0))
+                    time.sleep(0.005)
+            finally:
+                strangers.kill()
+        door.take_back(token)
 
 
 def test_a_shut_name_ends_its_leases(door, opening):

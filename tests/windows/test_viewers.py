@@ -4,7 +4,10 @@ import contextlib
 import itertools
 import math
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ from mpishare.windows.live import map_on_gpu
 from mpishare.windows.page import BUFFERS, Page, Places, pack_numbers, unpack_numbers
 from mpishare.windows.readers import OVERWRITTEN, Reader
 from mpishare.windows.snapshots import Slot
+from tests.helpers.planted import NOBODY, needs_two_users
 
 
 def page_of(buffers=BUFFERS):
@@ -296,6 +300,43 @@ def test_a_name_that_nobody_has_says_what_is_there_and_what_may_be():
     with pytest.raises(HandleError, match="in another network namespace") as told:
         names.find("nobody-has-this", None, 5.0)
     assert "Windows that are there:" in str(told.value)
+
+
+MANY = """
+import os, socket, sys
+os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+taken = []
+for number in range(300):
+    taken.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    taken[-1].bind(f"{chr(0)}mpishare/{sys.argv[2]}/window/77/many/{number:06d}")
+    taken[-1].listen()
+print("in", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_two_users
+def test_the_many_sockets_of_another_user_are_visited_for_a_limited_time(monkeypatch, caplog):
+    """A job that gives a window a name, and a viewer, wait for no more of them."""
+    visit, visited = names.Visit, []
+
+    def slow(*given):  # as among tens of thousands
+        visited.append(given[0])
+        time.sleep(0.01)
+        return visit(*given)
+
+    monkeypatch.setattr(names, "Visit", slow)
+    command = [sys.executable, "-c", MANY, str(NOBODY), str(os.getuid())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
+        assert squatter.stdout.readline() == b"in\n"
+        named = [window for window in names.listed() if window.name == "many"]
+        begin = time.monotonic()
+        found, full = names.visit_mine(named, 5.0, 0.0)
+        assert time.monotonic() - begin < 1.5
+        squatter.stdin.close()
+    assert (found, len(named)) == ({}, 300)
+    assert full == named[len(visited) :] != []
+    assert f"{len(full)} of 300 sockets that are named as windows of this user" in caplog.text
 
 
 GOOD = Description("host", (Segment(0, ArrayLayout((4,), np.dtype("i8"))),), "", 1).pack()
