@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.control_block import Mark, fitting
+from mpishare.coordination.control_block import Mark, State, fitting
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.coordination.control_block import ControlBlock
     from mpishare.coordination.waits import Waits
 
 T = TypeVar("T")
@@ -150,8 +151,15 @@ def _is_breaking(node: Waits) -> bool:
 def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
     """Whether one of the ranks will not come, since its node is broken."""
     if was_broken or node.failure is None:
-        return any(node.block.is_past(Mark.ENDING, rank) for rank in ranks)
+        return any(_has_ended(node.block, rank) for rank in ranks)
     return not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
+
+
+def _has_ended(block: ControlBlock, rank: int) -> bool:
+    """Whether that rank's process has ended or is about to: who closed the node may still come."""
+    if block.state(rank) == State.CLOSED:  # it has given back the lock that tells of its process
+        return block.has_mark(Mark.ENDING, rank)
+    return block.is_past(Mark.ENDING, rank)
 
 
 def never_free(*held: Any) -> None:

@@ -112,13 +112,16 @@ class Plan(RoutedPlan):
         if fields and self._made_with.are_held:
             self._made_with.release()
         is_free = self._open is None and not self._is_closed
-        if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
-            self._open, self._is_open_fast = fields or self._made_with.arrays(), True
+        # A call is open at once: an interrupt comes where Python enters its next function, and the
+        # others would take the same call, made again, for the next one.
+        given = fields or self._made_with.arrays()
+        if is_free and self._forward.try_start(given, stream):
+            self._open, self._is_open_fast = given, True
             return
-        engine, call = self._begin("start", fields, stream)
+        opened = engine, call = self._begin("start", fields, stream)
         engine.start(call, stream)
-        self._is_open_fast = False
-        self._begin_open((engine, call))
+        self._open, self._is_open_fast = opened, False
+        self._end_with_capture()
 
     def wait(self, stream: Stream | None = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.

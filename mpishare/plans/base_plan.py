@@ -206,9 +206,8 @@ class RoutedPlan(BasePlan):
         if opened is None:
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
 
-    def _begin_open(self, call: Any) -> None:
-        """Remember a call that was started, unless the capture fails: then it will never run."""
-        self._open = call
+    def _end_with_capture(self) -> None:
+        """Forget the call that was started if its capture fails: then it will never run."""
         if (captured_by := recording.current()) is not None:
             captured_by.undo.append(partial(self._reopen, None))
 

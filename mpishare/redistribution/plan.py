@@ -220,14 +220,17 @@ class Redistribute(RoutedPlan):
         is_free = self._open is None and not self._is_closed
         if way.on_gpu and is_free and type(a) is self._arrays.own:
             out = self._given_or_new(way, a, out, stream)
+            call = _Call(way, a, out, out, out)
             if engine.try_start((a, out)[:: way.order], stream):
-                self._begin_open(_Call(way, a, out, out, out))
+                self._open = call  # at once, as in `halo.plan.Plan.start`
+                self._end_with_capture()
                 return
         call = self._prepare(way, "start", a, out, stream)
         if not engine.try_start(call.known, stream):
             call.prepared = engine.prepare(call.fields)
             engine.start(call.prepared, stream)
-        self._begin_open(call)
+        self._open = call
+        self._end_with_capture()
 
     def wait(self, stream: Stream | None = None) -> Any:
         """End what `start` began, and return the part that it brings.
@@ -268,7 +271,14 @@ class Redistribute(RoutedPlan):
         call = self._prepare(way, name, given, out, stream)
         if not engine.try_fast(call.known, stream):
             engine.exchange(engine.prepare(call.fields), stream)
-        return self._finish(call, stream)
+        if call.found is call.target:
+            return call.result
+        try:
+            return self._finish(call, stream)
+        except BaseException as error:
+            # For the others the call is over: made again, it would be taken for the next one.
+            self._context.agreement.leave(f"{self.name}: {name}", error)
+            raise
 
     def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
         """Return `out`, a new one for None: replays compare both arrays with earlier calls'."""

@@ -707,3 +707,72 @@ def plans_of_threads(stage: Stage) -> None:
 
 def test_threads_with_a_node_each_have_plans_of_their_own():
     play(2, plans_of_threads).ended_well()
+
+
+def interrupted_behind(stage: Stage, name: str) -> None:
+    """Ctrl-C on rank 1, where Python enters its next function of mpishare behind the engine."""
+    node = stage.node(timeout_s=5.0)
+    n, right = stage.size, (stage.rank + 1) % stage.size
+    u = np.zeros(6)
+    halo = stage.ring(node, u)
+    turned = mpishare.Redistribute(stage.world, (4, 2 * n), source=0, target=1, node=node)
+    out = np.zeros((2, 4)).T  # not as the plan writes: it is copied into
+    ranks = np.repeat(range(n), 4 // n)[:, None]
+
+    def part(k: int) -> np.ndarray:
+        return np.full(turned.source_shape, 10.0 * k) + stage.rank
+
+    def filled(k: int) -> np.ndarray:
+        u[...] = 10.0 * k + stage.rank
+        return u
+
+    # For each a call that sends, and one that returns what has come, and what is right.
+    calls = {
+        "exchange": (lambda k: halo.exchange(filled(k)), lambda: u[-1], right),
+        "start": (lambda k: halo.start(filled(k)), lambda: (halo.wait(), u[-1])[1], right),
+        "start()": (
+            lambda k: (filled(k), halo.start()),
+            lambda: (halo.wait(), u[-1])[1],
+            right,
+        ),
+        "forward": (lambda k: turned.forward(part(k), out), lambda: out, ranks),
+        "redistribute": (lambda k: turned.start(part(k)), turned.wait, ranks),
+    }
+    call, came, wanted = calls[name]
+    is_behind = False
+
+    def interrupt(frame: object, event: str, value: object) -> None:
+        nonlocal is_behind
+        code = frame.f_code
+        if event == "return" and (code.co_name, value) in (("made", True), ("_make", None)):
+            is_behind = True
+        elif event == "call" and is_behind and "/mpishare/" in code.co_filename:
+            raise KeyboardInterrupt
+
+    def interrupted(k: int) -> None:
+        sys.setprofile(interrupt)
+        try:
+            call(k)
+        finally:
+            sys.setprofile(None)
+
+    def work() -> None:
+        for k in range(1, 5):
+            try:
+                (interrupted if (stage.rank, k) == (1, 2) else call)(k)
+            except KeyboardInterrupt:
+                with contextlib.suppress(mpishare.EpochError):  # it is open
+                    call(k)
+            found = came()
+            assert (found == 10.0 * k + np.array(wanted)).all(), f"call {k} brought {found}"
+
+    stage.attempt("calls", work)
+
+
+@pytest.mark.parametrize("name", ["exchange", "start", "start()", "forward", "redistribute"])
+def test_an_interrupt_behind_a_call_leads_to_no_wrong_number(name):
+    """Made again, the others would take it for the next one."""
+    played = play(2, interrupted_behind, name)
+    for rank in range(2):
+        ends = {"ClosedError", "PeerError"} if name == "forward" else {None}  # it left the node
+        assert played.told(rank, "calls").error in ends, played.describe()
