@@ -109,7 +109,10 @@ class Bystanders:
             monitors = [
                 watched.enter_context(
                     WaitMonitor(
-                        node, call, partial(_absent, node, ranks, call), is_one_of_many=True
+                        node,
+                        call,
+                        partial(_absent, node, ranks, call),
+                        siblings=[each for each, _ in nodes],
                     )
                 )
                 for node, ranks in nodes

@@ -307,7 +307,7 @@ class WaitMonitor:
     """Watches one long wait: publishes it, warns of stragglers, finds deadlocks.
 
     `check` is called at each look, and may raise. The wait is published on all nodes that have
-    awaited ranks, which may wait there for this one; with `is_one_of_many` each has a monitor.
+    awaited ranks, which may wait there for this one; on `siblings`, if given, by their monitors.
     """
 
     def __init__(
@@ -317,10 +317,10 @@ class WaitMonitor:
         pending: Callable[[], list[int]],
         check: Callable[[], object] = int,
         *,
-        is_one_of_many: bool = False,
+        siblings: Sequence[Waits] | None = None,
     ) -> None:
         self._waits = waits
-        self._is_one_of_many = is_one_of_many
+        self._siblings = siblings
         self._elsewhere: list[tuple[Waits, dict[int, int]]] = []
         self._call = call
         self._pending = pending
@@ -352,7 +352,7 @@ class WaitMonitor:
 
     def _publish(self, awaited: list[int], now_ns: int) -> None:
         """Publish for which ranks this one waits, and that it looked at this time."""
-        if self._published is None and not self._is_one_of_many:
+        if self._published is None and self._siblings is None:
             self._elsewhere = self._waits.elsewhere()
         nodes = self._open_elsewhere()
         if self._published != awaited:
@@ -368,8 +368,9 @@ class WaitMonitor:
         """Break the node, and the others if the cycle leads through them: ranks wait there."""
         error = self._waits.deadlock(self._call, cycle)
         if any(status.call.endswith(_ELSEWHERE) for status in cycle.values()):
-            for node, _ in self._open_elsewhere():
-                node.leave(self._call, error)
+            for node in self._siblings or [node for node, _ in self._open_elsewhere()]:
+                if node.failure is None:
+                    node.leave(self._call, error)
         return error
 
     def _open_elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
