@@ -104,6 +104,7 @@ class Bystanders:
         """Wait for a request of a communicator; the missing ranks are not known."""
         call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
+        siblings = [node for node, _ in nodes]
         were_broken = {node for node, _ in nodes if _is_breaking(node)}
         with ExitStack() as watched:
             monitors = [
@@ -112,7 +113,7 @@ class Bystanders:
                         node,
                         call,
                         partial(_absent, node, ranks, call),
-                        siblings=[each for each, _ in nodes],
+                        siblings=siblings,
                     )
                 )
                 for node, ranks in nodes

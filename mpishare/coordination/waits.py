@@ -374,7 +374,7 @@ class WaitMonitor:
         return error
 
     def _open_elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
-        """Return the other nodes of this wait, but for those that a signal handler has closed."""
+        """Return the other nodes of this wait that no signal handler has closed."""
         return [each for each in self._elsewhere if each[0].block.is_open]
 
     def warn(self, waited_s: float) -> None:

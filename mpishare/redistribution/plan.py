@@ -271,8 +271,6 @@ class Redistribute(RoutedPlan):
         call = self._prepare(way, name, given, out, stream)
         if not engine.try_fast(call.known, stream):
             engine.exchange(engine.prepare(call.fields), stream)
-        if call.found is call.target:
-            return call.result
         try:
             return self._finish(call, stream)
         except BaseException as error:

@@ -95,8 +95,8 @@ def visit_mine(
     Returns the visits, for the caller to close, and the windows that took no connection in time,
     whose users are unknown. `connect_s` is for all connections together. Once one is found, others
     that take no connections are given half a second more: they may be sockets of another user, who
-    can give them any name, and so many that to visit them takes long: those that are left
-    after that time, or half a second, count as full.
+    can give them any name. There may be too many to visit: after that time, or half a second, the
+    rest count as full.
     """
     visits: dict[Listed, Visit] = {}
     full = _mine(windows)
