@@ -726,7 +726,7 @@ def interrupted_behind(stage: Stage, name: str) -> None:
         u[...] = 10.0 * k + stage.rank
         return u
 
-    # For each a call that sends, and one that returns what has come, and what is right.
+    # A call that sends, one that returns what has arrived, and the right values.
     calls = {
         "exchange": (lambda k: halo.exchange(filled(k)), lambda: u[-1], right),
         "start": (lambda k: halo.start(filled(k)), lambda: (halo.wait(), u[-1])[1], right),
