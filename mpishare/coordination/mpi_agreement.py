@@ -37,8 +37,8 @@ log = logging.getLogger("mpishare")
 _ROW_NBYTES = 256
 _LENGTH = struct.Struct("q")
 _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
-# By then a waiting rank has published its wait.
-_STATUS_S = 4 * PUBLISH_S
+# By then a waiting rank has published its wait, and a message that was sent is here.
+_SETTLED_S = 4 * PUBLISH_S
 
 
 class NodeWatch(WaitMonitor):
@@ -63,7 +63,7 @@ class NodeWatch(WaitMonitor):
         if self.poll(request.Test):
             return
         # Those that have just come get the time to publish it.
-        poll(lambda: not self._absent(), _STATUS_S)
+        poll(lambda: not self._absent(), _SETTLED_S)
         if missing := self._absent():
             raise node.timed_out(self.call, missing)
         raise node.fail_and_tell(late_unknown(self.call, node.timeout_s), fatal=True)
@@ -124,7 +124,10 @@ class Bystanders:
                     if node.failure is None:
                         monitor.look()
                     elif _is_missed(node, ranks, was_broken=node in were_broken):
-                        node.check()
+                        # Who left behind this call has sent its message: it may be under way.
+                        came = poll(request.Test, _SETTLED_S)
+                        if not came:
+                            node.check()
 
             if not poll(request.Test, self.timeout_s, look, warn=self._warn):
                 raise late_unknown(self.call, self.timeout_s)

@@ -659,6 +659,46 @@ def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
     assert told.seconds < LIMIT_S
 
 
+def raises_behind_a_newer(stage: Stage) -> None:
+    """Rank 0 looks in the last step of `Node` for the first time when rank 1 has left behind it."""
+    from mpishare.coordination import mpi_agreement
+    from mpishare.runtime import create
+
+    node = stage.node(timeout_s=30.0)
+    window = node.allocate(4)
+    comm, build, poll = stage.world.Dup(), create._build, mpi_agreement.poll
+
+    def late(is_done, timeout_s, look, **others):
+        mpi_agreement.poll = poll
+        assert not is_done()
+        comm.send(None, 1)
+        assert poll(lambda: node._context.agreement.failure, 20.0)
+        look()
+        return poll(is_done, timeout_s, look, **others)
+
+    def build_first(*arguments):
+        built = build(*arguments)
+        if stage.rank:
+            comm.recv(source=0)
+        else:
+            mpi_agreement.poll = late
+        return built
+
+    create._build = build_first
+    newer = mpishare.Node()
+    if stage.rank:
+        raise ZeroDivisionError("the words of rank 1")
+    assert mpi_agreement.poll is poll
+    stage.attempt("fence", window.fence)
+    del newer
+
+
+def test_a_rank_that_leaves_behind_a_newer_node_was_there():
+    """Its last message may be under way when its departure is seen."""
+    told = play(2, raises_behind_a_newer).raised(0, "fence", "PeerError")
+    assert "ZeroDivisionError: the words of rank 1" in told.text
+
+
 def raises_without_a_text(stage: Stage) -> None:
     class UntoldError(Exception):
         def __str__(self) -> str:
