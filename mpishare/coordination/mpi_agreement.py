@@ -91,21 +91,22 @@ def watching(
 class Bystanders:
     """Watch the messages of a call that has no node itself: all nodes of this thread that can.
 
-    A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
-    error on both. Of a node that was broken before, or is about to be since this rank has left a
-    block, only the ranks whose processes end are missed: the others may have caught the error, and
-    come. `shown` is the call in these waits, where it is not that in errors.
+    Made as the call begins. A rank of these nodes that waits for this rank sees its wait, and a
+    cycle of such waits is an error on both. Of a node that was broken before, or is about to be
+    since this rank has left a block, only the ranks whose processes end are missed: the others may
+    have caught the error, and come. `shown` is the call in these waits, where it is not that in
+    errors.
     """
 
     def __init__(self, call: str, timeout_s: float, shown: str | None = None) -> None:
         self.call, self.timeout_s, self.shown = call, timeout_s, shown or call
+        self._were_broken = {node for node in of_this_thread() if _is_breaking(node)}
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
         call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
         siblings = [node for node, _ in nodes]
-        were_broken = {node for node, _ in nodes if _is_breaking(node)}
         with ExitStack() as watched:
             monitors = [
                 watched.enter_context(
@@ -123,7 +124,7 @@ class Bystanders:
                 for (node, ranks), monitor in zip(nodes, monitors, strict=True):
                     if node.failure is None:
                         monitor.look()
-                    elif _is_missed(node, ranks, was_broken=node in were_broken):
+                    elif _is_missed(node, ranks, was_broken=node in self._were_broken):
                         # Who left behind this call has sent its message: it may be under way.
                         came = poll(request.Test, _SETTLED_S)
                         if not came:
@@ -186,9 +187,11 @@ def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: An
         watch.wait(request, comm)
     except BaseException as failure:
         never_free(request, memory)
-        agreed = is_agreed(failure)
-        failure.is_unanswered = not agreed  # type: ignore[attr-defined]
-        if agreed and isinstance(watch, Bystanders):
+        agreed, is_bystander = is_agreed(failure), isinstance(watch, Bystanders)
+        # A departure from another node may have been seen by this rank alone.
+        alone = not agreed or (is_bystander and type(failure) is PeerError)
+        failure.is_unanswered = alone  # type: ignore[attr-defined]
+        if agreed and is_bystander:
             abort_at_exit(str(failure), request.Test)
         raise
 

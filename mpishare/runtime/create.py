@@ -57,7 +57,8 @@ def create_node(
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     install()
     MPI = load_mpi()  # noqa: N806  a module
-    with _undone_together() as undo:
+    made: list[Agreement] = []
+    with _undone_together(made) as undo:
         check_fork()
         comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
         library = MPI.Get_library_version()
@@ -74,6 +75,7 @@ def create_node(
         def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
             context, shutdown = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
             undo.callback(destroy_node, context, shutdown)  # if another node fails
+            made.append(context.agreement)
             return (context, shutdown), [color, context.uuids[context.rank]]
 
         (context, shutdown), replies = agree_keeping(all_comm, build, watch)
@@ -92,16 +94,22 @@ def create_node(
 
 
 @contextlib.contextmanager
-def _undone_together() -> Iterator[contextlib.ExitStack]:
-    """Yield a stack of collective callbacks, for an error that every rank raises."""
+def _undone_together(made: Sequence[Agreement]) -> Iterator[contextlib.ExitStack]:
+    """Yield a stack of collective callbacks, for an error that every rank raises.
+
+    By another one this rank leaves the node that it has made: the others may have theirs.
+    """
     try:
         with contextlib.ExitStack() as undo:
             try:
                 yield undo
             except BaseException as error:
                 # Others still wait for this rank, or this rank for one that is missing.
-                if isinstance(error, PeerTimeout) or not is_agreed(error):
+                alone = not is_agreed(error) or getattr(error, "is_unanswered", False)
+                if alone or isinstance(error, PeerTimeout):
                     undo.pop_all()
+                    for agreement in made:
+                        agreement.leave(CALL, error)
                 raise
             undo.pop_all()
     except BaseException as error:

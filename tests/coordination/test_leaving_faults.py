@@ -659,8 +659,10 @@ def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
     assert told.seconds < LIMIT_S
 
 
-def raises_behind_a_newer(stage: Stage) -> None:
+def leaves_behind_a_newer(stage: Stage, message: str) -> None:
     """Rank 0 looks in the last step of `Node` for the first time when rank 1 has left behind it."""
+    from contextlib import suppress
+
     from mpishare.coordination import mpi_agreement
     from mpishare.runtime import create
 
@@ -668,8 +670,12 @@ def raises_behind_a_newer(stage: Stage) -> None:
     window = node.allocate(4)
     comm, build, poll = stage.world.Dup(), create._build, mpi_agreement.poll
 
-    def late(is_done, timeout_s, look, **others):
+    def never(*_):
         mpi_agreement.poll = poll
+        return False
+
+    def late(is_done, timeout_s, look, **others):
+        mpi_agreement.poll = never if message == "is late" else poll
         assert not is_done()
         comm.send(None, 1)
         assert poll(lambda: node._context.agreement.failure, 20.0)
@@ -685,18 +691,67 @@ def raises_behind_a_newer(stage: Stage) -> None:
         return built
 
     create._build = build_first
-    newer = mpishare.Node()
-    if stage.rank:
-        raise ZeroDivisionError("the words of rank 1")
-    assert mpi_agreement.poll is poll
-    stage.attempt("fence", window.fence)
-    del newer
+    words = "ZeroDivisionError: the words of rank 1"
+    if stage.rank == 0 and message == "is late":
+        assert stage.raises(mpishare.PeerError, stage.node).failures == {1: words}
+        assert mpi_agreement.poll is poll
+        comm.Barrier()  # the message is here
+        return
+    newer = stage.node()
+    if stage.rank == 1:
+        with suppress(ZeroDivisionError), node:
+            raise ZeroDivisionError("the words of rank 1")
+    else:
+        assert mpi_agreement.poll is poll
+        assert stage.raises(mpishare.PeerError, window.fence).failures == {1: words}
+    if message == "comes":
+        newer.close()
+    else:
+        assert words in stage.raises(mpishare.PeerError, newer.close).failures[0]
+        comm.Barrier()
 
 
-def test_a_rank_that_leaves_behind_a_newer_node_was_there():
-    """Its last message may be under way when its departure is seen."""
-    told = play(2, raises_behind_a_newer).raised(0, "fence", "PeerError")
-    assert "ZeroDivisionError: the words of rank 1" in told.text
+@pytest.mark.parametrize("message", ["comes", "is late"])
+def test_a_rank_that_leaves_behind_a_newer_node_was_there(message):
+    """Its last message may be under way when its departure is seen.
+
+    Where that is held up, by a third rank that is stopped, say, only one rank has no newer node.
+    """
+    play(2, leaves_behind_a_newer, message).ended_well()
+
+
+def leaves_amid_a_newer(stage: Stage) -> None:
+    """Rank 1 has left, and lives on, when rank 0 comes to a later step of `Node`."""
+    from contextlib import suppress
+
+    from mpishare.coordination.poll import poll
+    from mpishare.runtime import create
+
+    node = stage.node(timeout_s=20.0)
+    comm, clean = stage.world.Dup(), create.remove_abandoned
+
+    def interrupt(*_):
+        raise KeyboardInterrupt("the words of rank 1")
+
+    def wait():
+        assert poll(lambda: node._context.agreement.failure, 20.0)
+        clean()
+
+    if stage.rank == 0:
+        create.remove_abandoned = wait
+        stage.attempt("node", stage.node)
+        comm.send(None, 1)
+    else:
+        create.agree = interrupt
+        with suppress(KeyboardInterrupt), node:
+            stage.node()
+        comm.recv(source=0)
+
+
+def test_a_rank_that_leaves_amid_a_newer_node_is_missed():
+    told = play(2, leaves_amid_a_newer).raised(0, "node", "PeerError")
+    assert told.failures == {1: "KeyboardInterrupt: the words of rank 1"}
+    assert told.seconds < LIMIT_S
 
 
 def raises_without_a_text(stage: Stage) -> None:
