@@ -20,7 +20,7 @@ from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import Mark, State, fitting
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
-from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
+from mpishare.errors import MismatchError, PeerError, PeerTimeout, describe, late_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -92,21 +92,22 @@ class Bystanders:
     """Watch the messages of a call that has no node itself: all nodes of this thread that can.
 
     Made as the call begins. A rank of these nodes that waits for this rank sees its wait, and a
-    cycle of such waits is an error on both. Of a node that was broken before, or is about to be
-    since this rank has left a block, only the ranks whose processes end are missed: the others may
+    cycle of such waits is an error on both. Of a node that was broken before, or was about to be
+    since this rank had left a block, only the ranks whose processes end are missed: the others may
     have caught the error, and come. `shown` is the call in these waits, where it is not that in
     errors.
     """
 
     def __init__(self, call: str, timeout_s: float, shown: str | None = None) -> None:
         self.call, self.timeout_s, self.shown = call, timeout_s, shown or call
-        self._were_broken = {node for node in of_this_thread() if _is_breaking(node)}
+        self._were_broken = {*filter(_is_breaking, of_this_thread())}
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
         call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
         siblings = [node for node, _ in nodes]
+        self._forget_whole()
         with ExitStack() as watched:
             monitors = [
                 watched.enter_context(
@@ -121,6 +122,7 @@ class Bystanders:
             ]
 
             def look() -> None:
+                self._forget_whole()
                 for (node, ranks), monitor in zip(nodes, monitors, strict=True):
                     if node.failure is None:
                         monitor.look()
@@ -132,6 +134,10 @@ class Bystanders:
 
             if not poll(request.Test, self.timeout_s, look, warn=self._warn):
                 raise late_unknown(self.call, self.timeout_s)
+
+    def _forget_whole(self) -> None:
+        """Forget the nodes that all ranks have left the block of meanwhile."""
+        self._were_broken = {*filter(_is_breaking, self._were_broken)}
 
     def _warn(self, waited_s: float) -> None:
         log.warning(
@@ -158,9 +164,9 @@ def _is_breaking(node: Waits) -> bool:
 
 def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
     """Whether one of the ranks will not come, since its node is broken."""
-    if was_broken or node.failure is None:
-        return any(_has_ended(node.block, rank) for rank in ranks)
-    return not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
+    if any(_has_ended(node.block, rank) for rank in ranks):
+        return True
+    return not was_broken and not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
 
 
 def _has_ended(block: ControlBlock, rank: int) -> bool:
@@ -189,7 +195,7 @@ def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: An
         never_free(request, memory)
         agreed, is_bystander = is_agreed(failure), isinstance(watch, Bystanders)
         # A departure from another node may have been seen by this rank alone.
-        alone = not agreed or (is_bystander and type(failure) is PeerError)
+        alone = not agreed or (is_bystander and not isinstance(failure, MismatchError))
         failure.is_unanswered = alone  # type: ignore[attr-defined]
         if agreed and is_bystander:
             abort_at_exit(str(failure), request.Test)

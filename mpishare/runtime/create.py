@@ -74,8 +74,8 @@ def create_node(
 
         def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
             context, shutdown = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
-            undo.callback(destroy_node, context, shutdown)  # if another node fails
             made.append(context.agreement)
+            undo.callback(destroy_node, context, shutdown)  # if another node fails
             return (context, shutdown), [color, context.uuids[context.rank]]
 
         (context, shutdown), replies = agree_keeping(all_comm, build, watch)

@@ -720,7 +720,7 @@ def test_a_rank_that_leaves_behind_a_newer_node_was_there(message):
     play(2, leaves_behind_a_newer, message).ended_well()
 
 
-def leaves_amid_a_newer(stage: Stage) -> None:
+def leaves_amid_a_newer(stage: Stage, before: str) -> None:
     """Rank 1 has left, and lives on, when rank 0 comes to a later step of `Node`."""
     from contextlib import suppress
 
@@ -728,15 +728,25 @@ def leaves_amid_a_newer(stage: Stage) -> None:
     from mpishare.runtime import create
 
     node = stage.node(timeout_s=20.0)
-    comm, clean = stage.world.Dup(), create.remove_abandoned
+    comm, clean, duplicate = stage.world.Dup(), create.remove_abandoned, create.duplicate
 
     def interrupt(*_):
         raise KeyboardInterrupt("the words of rank 1")
+
+    def begin(*arguments):
+        comm.send(None, 1)
+        return duplicate(*arguments)
 
     def wait():
         assert poll(lambda: node._context.agreement.failure, 20.0)
         clean()
 
+    if before == "a block was left":  # which rank 1 leaves while rank 0 is in `Node`
+        create.duplicate = begin if stage.rank == 0 else duplicate
+        with suppress(ZeroDivisionError), node.pool(max_nbytes=4096):
+            if stage.rank == 1:
+                comm.recv(source=0)
+            raise ZeroDivisionError
     if stage.rank == 0:
         create.remove_abandoned = wait
         stage.attempt("node", stage.node)
@@ -748,8 +758,9 @@ def leaves_amid_a_newer(stage: Stage) -> None:
         comm.recv(source=0)
 
 
-def test_a_rank_that_leaves_amid_a_newer_node_is_missed():
-    told = play(2, leaves_amid_a_newer).raised(0, "node", "PeerError")
+@pytest.mark.parametrize("before", ["all was well", "a block was left"])
+def test_a_rank_that_leaves_amid_a_newer_node_is_missed(before):
+    told = play(2, leaves_amid_a_newer, before).raised(0, "node", "PeerError")
     assert told.failures == {1: "KeyboardInterrupt: the words of rank 1"}
     assert told.seconds < LIMIT_S
 
