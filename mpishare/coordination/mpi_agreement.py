@@ -136,7 +136,7 @@ class Bystanders:
                 raise late_unknown(self.call, self.timeout_s)
 
     def _forget_whole(self) -> None:
-        """Forget the nodes that all ranks have left the block of meanwhile."""
+        """Forget the nodes that are whole again, since all their ranks have left the block."""
         self._were_broken = {*filter(_is_breaking, self._were_broken)}
 
     def _warn(self, waited_s: float) -> None:

@@ -661,8 +661,6 @@ def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
 
 def leaves_behind_a_newer(stage: Stage, message: str) -> None:
     """Rank 0 looks in the last step of `Node` for the first time when rank 1 has left behind it."""
-    from contextlib import suppress
-
     from mpishare.coordination import mpi_agreement
     from mpishare.runtime import create
 
@@ -699,7 +697,7 @@ def leaves_behind_a_newer(stage: Stage, message: str) -> None:
         return
     newer = stage.node()
     if stage.rank == 1:
-        with suppress(ZeroDivisionError), node:
+        with contextlib.suppress(ZeroDivisionError), node:
             raise ZeroDivisionError("the words of rank 1")
     else:
         assert mpi_agreement.poll is poll
@@ -722,8 +720,6 @@ def test_a_rank_that_leaves_behind_a_newer_node_was_there(message):
 
 def leaves_amid_a_newer(stage: Stage, before: str) -> None:
     """Rank 1 has left, and lives on, when rank 0 comes to a later step of `Node`."""
-    from contextlib import suppress
-
     from mpishare.coordination.poll import poll
     from mpishare.runtime import create
 
@@ -742,8 +738,9 @@ def leaves_amid_a_newer(stage: Stage, before: str) -> None:
         clean()
 
     if before == "a block was left":  # which rank 1 leaves while rank 0 is in `Node`
-        create.duplicate = begin if stage.rank == 0 else duplicate
-        with suppress(ZeroDivisionError), node.pool(max_nbytes=4096):
+        if stage.rank == 0:
+            create.duplicate = begin
+        with contextlib.suppress(ZeroDivisionError), node.pool(max_nbytes=4096):
             if stage.rank == 1:
                 comm.recv(source=0)
             raise ZeroDivisionError
@@ -753,7 +750,7 @@ def leaves_amid_a_newer(stage: Stage, before: str) -> None:
         comm.send(None, 1)
     else:
         create.agree = interrupt
-        with suppress(KeyboardInterrupt), node:
+        with contextlib.suppress(KeyboardInterrupt), node:
             stage.node()
         comm.recv(source=0)
 
