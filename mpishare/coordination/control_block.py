@@ -177,12 +177,8 @@ class ControlBlock:
     # --- liveness of ranks: a lock that the operating system releases when the process ends
 
     def lock(self) -> None:
-        """Take this rank's lock, so that the others can see the end of its process.
-
-        A POSIX record lock, since a forked child does not inherit it. Closing any descriptor of the
-        file would release it, so no other descriptor is opened after this.
-        """
-        fcntl.lockf(self.memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKS_AT + self.rank)
+        """Take this rank's lock, so that the others can see the end of its process."""
+        self.memory.lock(_LOCKS_AT + self.rank)
 
     def lock_of(self, rank: int) -> tuple[int, int]:
         """Return the open file and the offset where that rank's process holds a lock."""

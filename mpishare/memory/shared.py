@@ -19,6 +19,7 @@ import os
 import re
 import resource
 import stat
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,10 @@ _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 # other ranks wait for this one.
 _CLEANING_S = 0.5
 _NAMES_PER_LOOK = 64  # at the clock
+# The close of any descriptor of a file ends the process's record locks on it. So no thread opens a
+# file that has one, and none is taken while a thread has a file open for a moment.
+_opening = threading.RLock()  # which a handler of a signal may meet in its own thread
+_locked: set[int] = set()  # inodes of the folder
 
 
 def place() -> list[Any] | None:
@@ -93,9 +98,19 @@ class SharedMemory:
     def address(self) -> int:
         return int(host_anchor(self.buffer).ctypes.data)
 
+    def lock(self, at: int) -> None:
+        """Lock a byte of the file, or behind it, until it is closed or the process ends.
+
+        A record lock, which a forked child does not inherit: it would outlive its parent there.
+        """
+        with _opening:
+            _locked.add(os.fstat(self.fd).st_ino)
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+
     def close_file(self) -> None:
         """Close the file; the mapping stays. May be repeated."""
         if self.fd >= 0:
+            _locked.discard(os.fstat(self.fd).st_ino)
             os.close(self.fd)
             self.fd = -1
 
@@ -256,8 +271,9 @@ def remove_abandoned() -> None:
     with _leaving_alone(FOLDER), os.scandir(FOLDER) as entries:
         for count, entry in enumerate(entries, 1):
             if _NAME.fullmatch(entry.name):
-                with _leaving_alone(entry.name):
-                    _remove_if_abandoned(entry.name)
+                with _leaving_alone(entry.name), _opening:
+                    if entry.stat(follow_symlinks=False).st_ino not in _locked:
+                        _remove_if_abandoned(entry.name)
             if count % _NAMES_PER_LOOK == 0 and time.monotonic() >= deadline:
                 log.debug("%s has too many names: the others were not looked at", FOLDER)
                 return
