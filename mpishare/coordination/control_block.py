@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool, whole_slots
+from mpishare.coordination.poll import yield_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -342,7 +343,7 @@ class ControlBlock:
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
                 return version, json.loads(text or "null")
-            os.sched_yield()  # it is being written
+            yield_core()  # it is being written
         return -1, None
 
     # --- mailboxes: double-buffered, so that a fast rank never overwrites mail still being read

@@ -23,6 +23,14 @@ _MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us la
 STRAGGLER_S = 30.0
 
 
+def yield_core() -> None:
+    """Let another process run on this core; it may be the awaited rank."""
+    try:
+        os.sched_yield()
+    except OSError:  # refused, as by a sandbox
+        time.sleep(0)
+
+
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
     """Spin until a counter has reached a value; return False if that takes too long for a spin.
 
@@ -32,7 +40,7 @@ def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: in
         if view[slot] >= value:
             return True
         if not spin % spins_per_yield:
-            os.sched_yield()
+            yield_core()
     return view[slot] >= value
 
 
@@ -59,7 +67,7 @@ def poll(
             time.sleep(sleep_s)
         else:
             # With more ranks than cores, the awaited rank may need this very core.
-            os.sched_yield()
+            yield_core()
         if look is not None:
             look()
         waited_s = time.monotonic() - begin

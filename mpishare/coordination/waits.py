@@ -21,7 +21,7 @@ from mpishare.coordination.deadlock import (
     root_causes,
     stands_still,
 )
-from mpishare.coordination.poll import poll
+from mpishare.coordination.poll import poll, yield_core
 from mpishare.errors import (
     ClosedError,
     MismatchError,
@@ -220,7 +220,7 @@ class Waits:
         for _ in range(_BRIEF_LOOKS):
             if not pending():
                 return
-            os.sched_yield()
+            yield_core()
 
         def check() -> None:
             self.progress()

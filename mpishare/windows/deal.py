@@ -12,11 +12,10 @@ ask, whose streams may lag behind their hosts, the one with the fewest unfinishe
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.deadlock import find_cycle
-from mpishare.coordination.poll import SPINS
+from mpishare.coordination.poll import SPINS, yield_core
 from mpishare.errors import EpochError
 from mpishare.windows.slots import ASKED, ENDED, FREE, FULL, SENT, WORDS, Get, Put
 
@@ -134,7 +133,7 @@ class DealtPut(Put):
             if find():
                 return True
             if not spin % self._spins_per_yield:
-                os.sched_yield()
+                yield_core()
         return False
 
     def _holders(self) -> list[int]:

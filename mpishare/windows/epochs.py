@@ -8,12 +8,11 @@ calls themselves store and poll the same counters, and block.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from os import sched_yield
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import SPINS
+from mpishare.coordination.poll import SPINS, yield_core
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError, closed
 from mpishare.runtime.stream_chain import StreamChain
@@ -319,7 +318,7 @@ class Epochs:
                 if spins > SPINS:
                     self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
                 elif not spins % self._spins_per_yield:
-                    sched_yield()
+                    yield_core()
         self._memory_barrier()
         op.count()
 
