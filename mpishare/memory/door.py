@@ -78,7 +78,8 @@ class Door:
         self._strangers = 0
         self._thread: threading.Thread | None = None  # None: it holds no descriptors yet
         self._selector: selectors.EpollSelector
-        self._end: int
+        self._end: int  # of a pipe, into whose `_ender` the end is written
+        self._ender: int
         self._spare: io.FileIO  # closed where another thread has taken the last descriptor
         self._is_closed = False
         self._lending: Opening | None = None  # while anything is lent
@@ -123,8 +124,9 @@ class Door:
         with contextlib.ExitStack() as undo:
             # A wait of epoll sees what others register meanwhile.
             self._selector = undo.enter_context(selectors.EpollSelector())
-            self._end = os.eventfd(0, os.EFD_CLOEXEC)
+            self._end, self._ender = os.pipe()
             undo.callback(os.close, self._end)
+            undo.callback(os.close, self._ender)
             self._spare = undo.enter_context(io.FileIO(os.devnull))
             self._selector.register(self._end, selectors.EVENT_READ)
             thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
@@ -157,13 +159,14 @@ class Door:
                 self._openings[-1].shut()
             self._is_closed = True
         if self._thread is not None:
-            os.eventfd_write(self._end, 1)
+            os.write(self._ender, b"0")
             self._thread.join()
             self._close_own()
 
     def _close_own(self) -> None:
         self._selector.close()
         os.close(self._end)
+        os.close(self._ender)
         self._spare.close()
 
     def _close_copies(self) -> None:

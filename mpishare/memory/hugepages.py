@@ -104,7 +104,7 @@ def make_huge(fd: int, view: memoryview, offset: int = 0) -> None:
     if not count:
         return
     for number in range(count):
-        os.posix_fallocate(fd, offset + number * huge, mmap.PAGESIZE)
+        os.pwrite(fd, b"\0", offset + number * huge)
     if _madvise(_address(view), count * huge, _MADV_COLLAPSE):
         why = os.strerror(ctypes.get_errno())
         log.debug("no huge pages for %d bytes of shared memory: %s", len(view), why)

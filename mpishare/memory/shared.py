@@ -40,9 +40,10 @@ MORE_ROOM = (
     "In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; "
     f"else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
 )
+_REFUSED = errno.EPERM, errno.ENOSYS  # a system call, as by a sandbox
 _NOT_USABLE = (
+    *_REFUSED,
     errno.EACCES,
-    errno.EPERM,
     errno.EROFS,
     errno.ENOENT,
     errno.ENOTDIR,
@@ -133,7 +134,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     be made there; no page has been touched by then.
     """
     nbytes = whole_pages(nbytes)
-    with _usable_folder():
+    with _usable_folder("open"):
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         with _explained(nbytes):
@@ -153,7 +154,7 @@ def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
         memory = SharedMemory(os.dup(fd), nbytes, offset)
         try:
             make_huge(fd, memory.buffer, offset)
-            os.posix_fallocate(fd, offset, nbytes)
+            _reserve_pages(fd, offset, nbytes)
         except BaseException:
             memory.close()
             raise
@@ -167,7 +168,18 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
     Raises as `create`.
     """
     with _room_for(nbytes):
-        os.posix_fallocate(memory.fd, start, nbytes)
+        _reserve_pages(memory.fd, start, nbytes)
+
+
+def _reserve_pages(fd: int, start: int, nbytes: int) -> None:
+    """Reserve whole pages of a file that nothing was written to."""
+    try:
+        os.posix_fallocate(fd, start, nbytes)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        for at in range(start, start + nbytes, mmap.PAGESIZE):  # a write reserves its page
+            os.pwrite(fd, b"\0", at)
 
 
 @contextlib.contextmanager
@@ -200,10 +212,11 @@ def publish(memory: SharedMemory) -> str:
     reserves or fills pages leaves no file behind. The file stays open until `forget`, since its
     lock shows that this process is alive.
     """
-    fcntl.flock(memory.fd, fcntl.LOCK_EX)
+    with _usable_folder("flock"):
+        fcntl.flock(memory.fd, fcntl.LOCK_EX)
     name = f"mpishare-{os.getpid()}-{os.urandom(16).hex()}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
-    with _usable_folder():
+    with _usable_folder("linkat"):
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -297,19 +310,32 @@ def _leaving_alone(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _usable_folder() -> Iterator[None]:
-    """Explain a folder that is missing, is read-only, or belongs to another user."""
+def _usable_folder(call: str) -> Iterator[None]:
+    """Explain a folder that is missing, is read-only, or belongs to another user.
+
+    `call` is the system call, which a sandbox may refuse.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _NOT_USABLE:
             raise
         raise UnsupportedError(
-            f"cannot make shared memory in {FOLDER}: {error.strerror}. The ranks of a machine "
-            "share host memory there, on a tmpfs in which this user may write. Mount one with "
-            f"`mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start a container with --shm-size=SIZE "
-            "or --ipc=host."
+            f"cannot make shared memory in {FOLDER}: {_why_not_usable(call, error)}"
         ) from error
+
+
+def _why_not_usable(call: str, error: OSError) -> str:
+    if error.errno in _REFUSED:
+        return (
+            f"the system refuses {call} ({error.strerror}), which mpishare needs: allow it in the "
+            "seccomp profile of the container or sandbox."
+        )
+    return (
+        f"{error.strerror}. The ranks of a machine share host memory there, on a tmpfs in which "
+        f"this user may write. Mount one with `mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start "
+        "a container with --shm-size=SIZE or --ipc=host."
+    )
 
 
 def _check_room(nbytes: int) -> None:
