@@ -14,7 +14,7 @@ typedef unsigned long long Word;
 struct Device {
     char* const* peers;    // by rank: the segment, as this rank maps it
     Word* const* signals;  // by rank: its words, a row for each writer
-    Word* local;           // behind mine: a row of barriers, one of epochs, one whose first is lost()
+    Word* local;           // behind mine: rows of barriers, of blocks, of epochs, and lost()
     volatile Word* host;   // in host memory: abort, then `waiting` and `why` with a word per peer
     const Device* self;    // a copy of this struct in GPU memory, for kernels that take a pointer
     Word deadline;         // of each wait, in nanoseconds
@@ -66,7 +66,7 @@ __device__ __forceinline__ Word* theirs(const Device& d, int peer, int slot) {
 
 // Not 0 once a wait has failed: then all others of this rank fail, too, those of later launches
 // included.
-__device__ __forceinline__ volatile Word& lost(const Device& d) { return d.local[2 * d.stride]; }
+__device__ __forceinline__ volatile Word& lost(const Device& d) { return d.local[3 * d.stride]; }
 
 __device__ __forceinline__ Word nanoseconds() {
     Word now;
@@ -243,13 +243,17 @@ __device__ __forceinline__ bool get_word(const Device& d, int peer, int slot, Wo
 // The number of this launch, from 1 on, the same in every block and by replays of a graph, too.
 // Every thread of every block calls it once for a slot; launches with that slot do not overlap.
 __device__ __forceinline__ Word epoch(const Device& d, int slot) {
-    const Word whole = 1 << 20; // the blocks of a launch together add this much, at any time
+    const Word whole = 1ull << 32; // the blocks of a launch together add this much, at any time
     Word* counted = d.local + d.stride + slot;
-    const Word value = *const_cast<volatile Word*>(counted) / whole + 1;
+    volatile Word* newest = counted + d.stride; // the number of this launch, or of the last
+    const Word last = *newest;
+    // The launches that were counted, of 2^32, continue that number.
+    const Word value = last + static_cast<int>(*const_cast<volatile Word*>(counted) / whole + 1 - last);
     __syncthreads();
     if (block::rank() == 0) {
         const Word others = static_cast<Word>(gridDim.x) * gridDim.y * gridDim.z - 1;
         const bool is_first = blockIdx.x + blockIdx.y + blockIdx.z == 0;
+        if (is_first) *newest = value;
         atomicAdd(counted, is_first ? whole - others : 1);
     }
     return value;

@@ -100,7 +100,7 @@ _STORE = """{
 _STORE_RELEASE, _STORE_RELAXED = (
     tl.constexpr(_STORE.replace("ORDER", order)) for order in ("release", "relaxed")
 )
-_WHOLE = tl.constexpr(1 << 20)  # see `epoch` in mpishare.cuh
+_WHOLE = tl.constexpr(1 << 32)  # see `epoch` in mpishare.cuh
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def wait(d, peer, slot, value):
         [
             _mine(d, peer, slot),
             tl.cast(value, tl.int64),
-            _word(d, 2) + 16 * _half(d, 15),
+            _word(d, 2) + 24 * _half(d, 15),
             host,
             host + 8 + 8 * peer,
             host + 8 + 8 * (size(d) + peer),
@@ -224,7 +224,7 @@ def get_word(d, peer, slot, epoch, dtype: tl.constexpr):
         [
             _mine(d, peer, slot),
             tl.cast(epoch, tl.int64) & 0xFFFFFFFF,
-            _word(d, 2) + 16 * _half(d, 15),
+            _word(d, 2) + 24 * _half(d, 15),
             host,
             host + 8 + 8 * peer,
             host + 8 + 8 * (size(d) + peer),
@@ -241,9 +241,13 @@ def get_word(d, peer, slot, epoch, dtype: tl.constexpr):
 def epoch(d, slot):
     """Return the number of this launch, from 1 on; every program calls it once."""
     counted = tl.cast(_word(d, 2) + 8 * (_half(d, 15) + slot), tl.pointer_type(tl.int64))
-    value = tl.load(counted, volatile=True) // _WHOLE + 1
+    newest = counted + _half(d, 15)
+    last = tl.load(newest, volatile=True)
+    ahead = (tl.load(counted, volatile=True) >> 32) + 1 - last
+    value = last + tl.cast(tl.cast(ahead, tl.int32), tl.int64)
     tl.debug_barrier()
     n = tl.cast(tl.num_programs(0), tl.int64) * tl.num_programs(1) * tl.num_programs(2)
     is_first = tl.program_id(0) + tl.program_id(1) + tl.program_id(2) == 0
+    tl.store(newest, value, mask=is_first)
     tl.atomic_add(counted, tl.where(is_first, _WHOLE + 1 - n, 1), sem="relaxed")
     return value

@@ -39,7 +39,7 @@ RECORD = np.dtype(
 )
 """`mpishare::Device` in mpishare.cuh."""
 
-_LOCAL_ROWS = 3  # barriers, epochs, lost
+_LOCAL_ROWS = 4  # barriers, blocks, epochs, lost
 _LATE, _OVERWRITTEN = 1, 2  # why a wait failed, in mpishare.cuh
 
 
