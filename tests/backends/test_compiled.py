@@ -507,11 +507,13 @@ def test_a_sum_whose_slots_or_arrays_are_wrong(module):
         "looks_per_yield": 1,
     }
     wrong = [
-        {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None},
+        {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None}, {"dtype": np.dtype("V24")},
         {"nelements": -1}, {"nelements": 17}, {"nelements": 1 << 62}, {"nelements": 1 << 60},
         {"place": 1}, {"place": -1}, {"nranks": 0}, {"nranks": 2}, {"nranks": 1 << 60},
         {"memory": np.zeros(47)}, {"memory": None}, {"looks_per_yield": 0},
     ]  # fmt: skip
+    # Its elements are longer than a slot's lines, among which ranks share the work.
+    wrong += [{"dtype": np.dtype("V160"), "nelements": 1, "memory": np.zeros(3 * 64)}]
     for each in wrong:
         with pytest.raises((TypeError, ValueError, AttributeError)):
             module.Reduce(**right | each)

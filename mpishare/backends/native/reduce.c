@@ -160,7 +160,7 @@ static int read_operation(Reduce *self, const char *operation)
     if (PyErr_Occurred())
         return -1;
     const Py_ssize_t nbytes = (Py_ssize_t)folds[row].nbytes;
-    if (itemsize <= 0 || itemsize % nbytes || self->nelements < 0 ||
+    if ((itemsize != nbytes && itemsize != 2 * nbytes) || self->nelements < 0 ||
         self->nelements > PY_SSIZE_T_MAX / itemsize / 4) {
         PyErr_Format(PyExc_ValueError, "%s of %zd elements of %zd bytes", operation,
                      self->nelements, itemsize);
