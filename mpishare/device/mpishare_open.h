@@ -129,14 +129,15 @@ static inline int mpishare_borrow(const char *path) {
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control.room;
-    message.msg_controllen = sizeof control.room;
+    message.msg_controllen = CMSG_LEN(sizeof fd); /* of one: all of the room takes two */
     setsockopt(door, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait); /* of connect, too */
     setsockopt(door, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
     /* Any user may bind an address whose owner has ended. */
     if (!connect(door, (struct sockaddr *)&to, (socklen_t)(sizeof(sa_family_t) + (size_t)length)) &&
         !getsockopt(door, SOL_SOCKET, SO_PEERCRED, &owner, &size) && owner.uid == getuid() &&
         send(door, request, (size_t)n, MSG_NOSIGNAL) == n &&
-        recvmsg(door, &message, MSG_CMSG_CLOEXEC) > 0 && message.msg_controllen >= CMSG_LEN(sizeof fd))
+        recvmsg(door, &message, MSG_CMSG_CLOEXEC) > 0 && message.msg_controllen >= CMSG_LEN(sizeof fd) &&
+        control.head.cmsg_level == SOL_SOCKET && control.head.cmsg_type == SCM_RIGHTS)
       memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
   }
   close(door);

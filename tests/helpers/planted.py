@@ -57,7 +57,7 @@ def planted(folder: Path = SHM) -> Iterator[set[str]]:
 _LISTENER = """
 import os, signal, socket, sys
 
-address, uid, answers = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+address, uid, answers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.setgid(uid)
 os.setuid(uid)
 door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -68,20 +68,20 @@ connection, _ = door.accept()
 asked = connection.recv(100)
 print(asked, flush=True)
 if asked and answers:
-    socket.send_fds(connection, [b"{}"], [0])
+    socket.send_fds(connection, [b"{}"], [0] * answers)
 signal.pause()
 """
 
 
 @contextlib.contextmanager
 def listening(
-    address: str, uid: int = NOBODY, *, answers: bool = False
+    address: str, uid: int = NOBODY, *, answers: int = 0
 ) -> Iterator[Callable[[], bytes]]:
     """A process of that user has an address, until the end; the value returns what it read there.
 
-    It answers, if at all, with a file.
+    It answers, if at all, with so many descriptors.
     """
-    command = [sys.executable, "-c", _LISTENER, address, str(uid), *["answers"] * answers]
+    command = [sys.executable, "-c", _LISTENER, address, str(uid), str(answers)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as listener:
         assert listener.stdout.readline() == b"in\n"
         try:

@@ -2,6 +2,11 @@
    With "borrow" the first is an address, and it prints whether that has lent a descriptor. */
 #include <mpishare_open.h>
 
+static const char *lent(int fd) {
+  if (fd < 0) return "-";
+  return fcntl(fd + 1, F_GETFD) < 0 ? "lent" : "lent, and another one is left open";
+}
+
 int main(int argc, char **argv) {
   mpishare_export line;
   mpishare_memory memory;
@@ -10,7 +15,7 @@ int main(int argc, char **argv) {
   int failed;
   size_t i, n;
   if (argc > 2 && !strcmp(argv[2], "borrow"))
-    return puts(mpishare_borrow(argv[1]) < 0 ? "-" : "lent"), 0;
+    return puts(lent(mpishare_borrow(argv[1]))), 0;
   if (argc < 2 || mpishare_parse(argv[1], &line)) return puts("no export"), 2;
   failed = mpishare_open(&line, argc > 2, &memory);
   if (failed) return printf("%d: %s\n", failed, memory.why), 1;
