@@ -140,15 +140,18 @@ def check_packages(driver: int, bindings: str | None, runtime: int | None) -> No
     `driver` and `runtime` are CUDA's major versions of the driver and of CuPy; None for a missing
     package.
     """
-    todo = f"Do: python -m pip install 'mpishare[cu{driver}]'"
+    major = int(bindings.split(".")[0]) if bindings else None
+    # A driver runs packages of older majors, and a second CuPy would break the one that is here.
+    usable = (each for each in (runtime, major) if each is not None and each <= driver)
+    todo = f"Do: python -m pip install 'mpishare[cu{next(usable, driver)}]'"
     if runtime is None or bindings is None:
         lacking = "CuPy" if runtime is None else "cuda-bindings"
         raise UnsupportedError(f"there is a GPU (CUDA {driver} driver), but no {lacking}. {todo}")
-    major = int(bindings.split(".")[0])
-    if runtime > driver or major > driver or major != runtime:
+    if runtime > driver or major != runtime:
         raise UnsupportedError(
             f"cuda-bindings {bindings} and CuPy for CUDA {runtime} do not fit together on a "
-            f"driver of CUDA {driver}: all three must be of one major version. {todo}"
+            f"driver of CUDA {driver}: both must be of one major version, and none newer than the "
+            f"driver's. {todo}"
         )
 
 

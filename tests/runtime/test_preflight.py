@@ -71,22 +71,26 @@ def test_a_gpu_with_all_it_needs(use, version, versions):
 
 
 @pytest.mark.parametrize(
-    ("version", "versions", "told"),
+    ("version", "versions", "told", "extra"),
     [
-        (13000, (None, None), "no CuPy"),
-        (13000, ("13.3.1", None), "no CuPy"),
-        (13000, (None, 13), "no cuda-bindings"),
-        (13000, ("12.9.0", 13), "cuda-bindings 12.9.0"),
-        (13000, ("13.3.1", 12), "CuPy for CUDA 12"),
-        (12080, ("13.3.1", 13), "driver of CUDA 12"),
-        (12080, ("13.3.1", 12), "cuda-bindings 13.3.1"),
+        (13000, (None, None), "no CuPy", 13),
+        (13000, ("13.3.1", None), "no CuPy", 13),
+        (13000, ("12.9.0", None), "no CuPy", 12),
+        (13000, (None, 13), "no cuda-bindings", 13),
+        (13000, (None, 12), "no cuda-bindings", 12),
+        (13000, ("12.9.0", 13), "cuda-bindings 12.9.0", 13),
+        (13000, ("13.3.1", 12), "CuPy for CUDA 12", 12),
+        (12080, ("13.3.1", 13), "driver of CUDA 12", 12),
+        (12080, ("13.3.1", 12), "cuda-bindings 13.3.1", 12),
     ],
 )
-def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(use, version, versions, told):
+def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(
+    use, version, versions, told, extra
+):
     use(Driver(version=version), versions)
     with pytest.raises(UnsupportedError, match=told) as caught:
         preflight.missing()
-    assert f"python -m pip install 'mpishare[cu{version // 1000}]'" in str(caught.value)
+    assert f"python -m pip install 'mpishare[cu{extra}]'" in str(caught.value)
 
 
 def test_versions_of_what_is_installed():
