@@ -41,6 +41,7 @@ class NodeObject(NotPicklable):
     _context: Any  # the `NodeContext`
     _entry: Entry | None = None  # while it is registered
     _is_closed = False
+    _is_local = False  # a captured function: each rank closes it by itself
     _closes_first = False  # a plan: its fields may lie in windows
     _outlives_python = False  # a plan: its calls under way end after the interpreter does
     _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
@@ -217,9 +218,16 @@ class Children:
         return [item for entry in list(self._entries) if (item := entry.item) is not None]
 
     def note_dropped(self) -> None:
-        """Pass the objects whose finalizers have run on to `Dropped`."""
+        """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
+        busy = []
         while self._noted:
             entry = self._noted[-1]
             if entry.item is not None and entry.dropped is not None:
                 entry.dropped.add(entry.number, entry.item)
+            elif entry.item is not None and entry.item._is_local:
+                if entry.item._is_over():
+                    entry.item.close()
+                else:
+                    busy.append(entry)
             self._noted.remove(entry)  # at last: a handler of a signal may raise before
+        self._noted.extend(busy)  # for a later call

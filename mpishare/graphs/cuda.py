@@ -112,17 +112,17 @@ class CudaRuns(Runs):
 
     def close(self) -> None:
         """Destroy the graphs, and free the function's allocations."""
+        if (self._memory or self._torch_pool) and self._context.agreement.failure is None:
+            # The driver waits too before it frees memory, without a deadline.
+            self._context.wait_until(self.is_over, f"{self._name}: close")
         for captured in self._graphs.values():
             captured.graph.close()
         self._graphs.clear()
         self._chain.end()
         self._memory, self._pool, self._torch_pool = [], None, None
 
-    def __del__(self) -> None:
-        """Destroy the graphs of a dropped step; at process exit they are left."""
-        if not sys.is_finalizing():
-            for captured in getattr(self, "_graphs", {}).values():
-                captured.graph.close()
+    def is_over(self) -> bool:
+        return self._chain.is_over()
 
     def _run_inside(self, arguments: Sequence[Any]) -> Any:
         """Run the function as a part of an outer capture."""

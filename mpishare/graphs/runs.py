@@ -81,5 +81,9 @@ class Runs:
         is_array = isinstance(answer, np.generic) or hasattr(answer, "__dlpack__")
         return np.asarray(answer) if is_array else None
 
+    def is_over(self) -> bool:
+        """Whether the work is done that its runs have enqueued."""
+        return True
+
     def close(self) -> None:
         """Free graphs and memory: a plain call has none."""

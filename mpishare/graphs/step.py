@@ -28,6 +28,9 @@ class Step(NodeObject):
         without ``until``.
     """
 
+    _closes_first = True  # its graphs use plans and windows
+    _is_local = True
+
     def __init__(
         self,
         node: Node,
@@ -57,6 +60,7 @@ class Step(NodeObject):
             raise ValueError(f"{name} failed: at_most={at_most} is less than 1")
         context = self._context = node._context
         context.agreement.check()
+        context.note_dropped()
         kind = Runs
         if node.backend == "cuda":
             from mpishare.graphs.cuda import CudaRuns
@@ -64,6 +68,7 @@ class Step(NodeObject):
             kind = CudaRuns
         self._runs = kind(context, name, Work(function, until, count))
         self._run = self._runs.bind()
+        context.register(self)
 
     @property
     def iterations(self) -> Any:
@@ -106,12 +111,20 @@ class Step(NodeObject):
         """Destroy the graphs and free their memory.
 
         Local; if the function allocates, host-blocking until the GPU has done its enqueued work.
-        Closing twice has no effect. A step without references closes by itself.
+        Closing twice has no effect. The node closes it too, and a step without references at the
+        next `capture`, or when an object of the node is next made or closed.
         """
         if not self._is_closed:
-            self._is_closed = True
-            self._run = self._refuse
+            self._abandon()
             self._runs.close()
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        self._run = self._refuse
+        self._context.unregister(self)
+
+    def _is_over(self) -> bool:
+        return self._runs.is_over()
 
     def _refuse(self, _: Sequence[Any]) -> Any:
         self._context.agreement.check()

@@ -206,11 +206,12 @@ class NodeContext:
         `dropped` is by default that of all ranks of the node. An object that `is_part` of another
         one is closed by that.
         """
-        self._children.add(child, None if is_part else dropped or self.dropped)
+        is_unnumbered = is_part or child._is_local
+        self._children.add(child, None if is_unnumbered else dropped or self.dropped)
         if child._memories:
             self._segments[child._number] = child._memories
             self.windows_version += 1
-        if self.checker is not None and not is_part:
+        if self.checker is not None and not is_unnumbered:
             self.checker.watch(child)
 
     def unregister(self, child: NodeObject) -> None:
@@ -244,8 +245,13 @@ class NodeContext:
     def news(self, dropped: Dropped) -> list[int]:
         """Return the numbers of dropped objects that this rank has to publish."""
         self.agreement.check()
-        self._children.note_dropped()
+        self.note_dropped()
         return [] if self.backend.is_in_capture() else dropped.news()
+
+    def note_dropped(self) -> None:
+        """Note the objects that this rank has dropped, and close those that need no other rank."""
+        if not self.backend.is_in_capture():
+            self._children.note_dropped()
 
     def locate(self, address: int, nbytes: int) -> Location | None:
         """Return where these bytes of this process lie in an open window; None if in none."""

@@ -507,7 +507,8 @@ def test_a_sum_whose_slots_or_arrays_are_wrong(module):
         "looks_per_yield": 1,
     }
     wrong = [
-        {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None}, {"dtype": np.dtype("V24")},
+        {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None},
+        {"dtype": np.dtype("V24")},
         {"nelements": -1}, {"nelements": 17}, {"nelements": 1 << 62}, {"nelements": 1 << 60},
         {"place": 1}, {"place": -1}, {"nranks": 0}, {"nranks": 2}, {"nranks": 1 << 60},
         {"memory": np.zeros(47)}, {"memory": None}, {"looks_per_yield": 0},

@@ -382,10 +382,26 @@ def test_a_dropped_step_gives_its_graphs_back(node, cupy):
     [captured] = step._runs._graphs.values()
     close = captured.graph.close
     captured.graph.close = lambda: (closed.append(1), close())
-    del captured, step
-    gc.collect()
-    assert closed == [1]
     cupy.cuda.Device().synchronize()
+    del captured, step
+    gc.collect()  # in any thread, amid any capture: it makes no call to the driver
+    assert closed == []
+    mpishare.capture(node, print).close()
+    assert closed == [1]
+
+
+def test_a_step_goes_with_its_node(node):
+    closed = []
+    with mpishare.Node(node.comm, backend=node.backend) as own:
+        x = own.xp.zeros(10)
+        step = mpishare.capture(own, lambda x: x + 1)
+        for _ in range(3):
+            step(x)
+        [captured] = step._runs._graphs.values()
+        close = captured.graph.close
+        captured.graph.close = lambda: (closed.append(1), close())
+    assert closed == [1]
+    assert step.is_closed
 
 
 def test_only_so_many_graphs_are_kept(node):

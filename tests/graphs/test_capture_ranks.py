@@ -1,7 +1,9 @@
 """mpishare.capture on either backend: values, loops, arguments, results, closing."""
 
 import functools
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -263,10 +265,31 @@ def test_the_node_of_a_step_is_closed():
         x = node.xp.zeros(2)
         for _ in range(3):
             step(x)
+    assert step.is_closed
+    step.close()
     with pytest.raises(ClosedError):
         step(x)
     with pytest.raises(ClosedError):
         mpishare.capture(node, print)
+
+
+def test_a_dropped_step_is_closed_with_what_it_held_at_the_next_calls():
+    """Each rank closes it by itself: here one rank has one, and the plans of all are dropped."""
+    with mpishare.Node(MPI.COMM_WORLD) as node:
+        x = node.xp.zeros(2)
+        plan = mpishare.Allreduce(node.comm, x, node=node)
+        gone = weakref.ref(plan)
+        if node.rank == 0:
+            step = mpishare.capture(node, plan.reduce)
+            kept = [*node._context.children]
+            assert kept == [step, plan]
+            del step, kept
+        del plan
+        for _ in range(3):
+            gc.collect()
+            node.event().close()
+        assert gone() is None
+        assert node._context.children == []
 
 
 def test_a_step_in_a_step(ring):
