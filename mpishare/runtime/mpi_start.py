@@ -2,16 +2,17 @@
 
 MPICH (5.0.2) ends in ``MPI_Init`` where /dev/shm is read-only, by SIGBUS where that is too small,
 and waits for ever where the ranks of a machine have different ones. No Python runs in a process
-that is inside ``MPI_Init``: a forked child prints for it, and the C thread of `faulthandler` ends
-it.
+that is inside ``MPI_Init``: a child prints for it, and the C thread of `faulthandler` ends it. The
+child runs a program of its own: beside threads, which NumPy starts, a fork alone is not safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
-import select
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -82,12 +83,12 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
     sys.stdout.flush()
     sys.stderr.flush()
     over, alive = os.pipe()
-    child = os.fork()
-    if not child:
-        os.setpgid(0, 0)  # a launcher kills the group of a process that died
-        os.close(alive)
-        _speak(prog, over, deadline_s, is_first=is_first)
-        os._exit(0)
+    what = json.dumps([over, *_words(prog, deadline_s, is_first=is_first)])
+    command = [sys.executable, "-IS", "-c", _SPEAKER, what]
+    # In a group of its own: a launcher kills that of a process that died.
+    child = subprocess.Popen(  # noqa: S603 - a fixed command
+        command, pass_fds=[over], process_group=0
+    )
     os.close(over)
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115  faulthandler keeps it
     faulthandler.dump_traceback_later(deadline_s + _LEAD_S, exit=True, file=nowhere)
@@ -99,7 +100,7 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
         with contextlib.suppress(BrokenPipeError):  # it has ended, behind its last output
             os.write(alive, b"0")  # the child ends
         os.close(alive)
-        os.waitpid(child, 0)
+        child.wait()
 
 
 def _require_shared_memory() -> None:
@@ -128,25 +129,34 @@ def _is_reported_by_first() -> bool:
         return False
 
 
-def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
-    """Print in the child that its parent waits or has died, unless the pipe says it has started."""
-    warn_s = min(WARN_AFTER_S, deadline_s)
+# Prints in the child that its parent waits or has died, unless the pipe says it has started.
+_SPEAKER = """
+import json, os, select, sys
+over, waits, died = json.loads(sys.argv[1])
+for seconds, late in waits:
+    if select.select([over], [], [], seconds)[0]:
+        if not os.read(over, 1):
+            os.write(2, died.encode())
+        break
+    os.write(2, late.encode())
+"""
+
+
+def _words(prog: str, deadline_s: float, *, is_first: bool) -> tuple[list[tuple[float, str]], str]:
+    """Return what to print after so many seconds, each from the last on, and after a death."""
+    warn_s, pid = min(WARN_AFTER_S, deadline_s), os.getpid()
     room, whole = shared.room()
     left, total = format_nbytes(room), format_nbytes(whole)
-    told = select.select([over], [], [], warn_s)[0]
-    if not told:
-        pid = os.getppid()
-        text = f"{prog}: MPI has not started after {warn_s:g} s in {describe_process(pid)}"
-        _say(f"{text}.{_ADVICE if is_first else ''}\n")
-        if deadline_s > warn_s:
-            told = select.select([over], [], [], deadline_s - warn_s)[0]
-            if not told:
-                _say(f"{prog}: MPI has not started after {deadline_s:g} s: process {pid} ends\n")
-    if told and is_first and not os.read(over, 1):
-        _say(
-            f"{prog}: a process died in MPI's start, where {shared.FOLDER} had {left} left of "
-            f"{total}.{_ADVICE_ROOM if room < _MUCH_NBYTES else ''}\n"
-        )
+    text = f"{prog}: MPI has not started after {warn_s:g} s in {describe_process(pid)}"
+    waits = [(warn_s, f"{text}.{_ADVICE if is_first else ''}\n")]
+    if deadline_s > warn_s:
+        text = f"{prog}: MPI has not started after {deadline_s:g} s: process {pid} ends\n"
+        waits.append((deadline_s - warn_s, text))
+    died = (
+        f"{prog}: a process died in MPI's start, where {shared.FOLDER} had {left} left of "
+        f"{total}.{_ADVICE_ROOM if room < _MUCH_NBYTES else ''}\n"
+    )
+    return waits, died if is_first else ""
 
 
 def _say(text: str) -> None:

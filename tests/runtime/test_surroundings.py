@@ -135,6 +135,7 @@ import ctypes, os, signal, sys, time
 from mpishare.memory import shared
 from mpishare.runtime.mpi_start import limited_start
 
+os.register_at_fork(before=lambda: print("forked, beside threads of any library"))
 shared.room = lambda: (1 << (24 if "small" in sys.argv else 34), 1 << 35)
 with limited_start("prog", float(sys.argv[1]), is_first=True):
     if "never" in sys.argv:  # as MPI does: without Python, whose lock it holds
