@@ -112,6 +112,17 @@ class Ring:
         return (int(self.epoch[0]), int(self.errors[0])) == (launches, 0)
 
 
+def test_epochs_of_more_blocks_than_are_resident(node, kernels):
+    """Such a kernel waits for nobody, and is launched without the node."""
+    kernel, errors = kernels.get_function("count"), zeros(1)
+    with node.allocate_each(1, "f8", signals=1) as window:
+        here = np.uint64(int(window.device["self"]))
+        for launch, blocks in enumerate([3, (1 << 20) + 2, 1 << 22, 1], start=1):
+            kernel((blocks,), (32,), (here, np.uint64(launch), errors))
+        node.synchronize()
+        assert int(errors[0]) == 0
+
+
 def test_no_put_is_stale_and_no_signal_lost(node, kernels):
     ring = Ring(node, kernels, rounds=PUTS // 10)
     for _ in range(10):

@@ -56,6 +56,11 @@ def add(d, n, block: tl.constexpr):
     device.barrier(d, 0)
 
 
+@triton.jit
+def count(d, launch, errors):
+    tl.atomic_add(errors, (device.epoch(d, 0) != launch).to(tl.int32))
+
+
 @pytest.fixture
 def errors(node):
     if node.report().time_sliced_gpus:
@@ -84,6 +89,14 @@ def test_words_come_with_their_epochs(node, errors):
     with node.allocate_each(1, signals=2) as window:
         for _ in range(3):
             words[(1,)](int(window.device["self"]), 200, errors)
+        node.synchronize()
+        node.barrier()
+
+
+def test_epochs_of_more_programs_than_are_resident(node, errors):
+    with node.allocate_each(1, signals=1) as window:
+        for launch, programs in enumerate([3, (1 << 20) + 2, 1 << 22, 1], start=1):
+            count[(programs,)](int(window.device["self"]), launch, errors)
         node.synchronize()
         node.barrier()
 
