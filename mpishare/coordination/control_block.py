@@ -325,12 +325,13 @@ class ControlBlock:
         """Replace a text of this rank, by a value that fits."""
         at = self.rank * _RANK_WORDS + place
         data = json.dumps(value).encode()[: _TEXT_NBYTES[place]]
-        self.words[at] += 1
+        # It is odd already where an exception out of a signal handler cut off the last text.
+        version = self.words[at] = self.words[at] | 1
         self.sync()
         self.words[at + 1] = len(data)
         self._bytes[8 * (at + 2) : 8 * (at + 2) + len(data)] = data
         self.sync()
-        self.words[at] += 1
+        self.words[at] = version + 1
 
     def _published(self, rank: int, place: int) -> tuple[int, Any]:
         """Return the version of a text and its value; None if there is none, or it changes."""

@@ -1,5 +1,7 @@
 """The control block, looked at by several ranks in one process."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +134,42 @@ def test_lock_is_not_taken_while_its_process_has_the_file_open_elsewhere(blocks)
 
 
 # --- who waits for whom
+
+
+def interrupted(work, line):
+    """Do some work, and raise before the n-th line of `_publish`; return whether it has so many."""
+
+    def trace(frame, event, _):
+        nonlocal line
+        if frame.f_code.co_name == "_publish":
+            line -= event == "line"
+            if not line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_wait_is_seen_after_one_whose_publishing_was_interrupted(blocks):
+    """Whatever a handler of a signal raises, anywhere: in the midst of a text, or of its end."""
+    works = [lambda: blocks[1].begin_wait("window 3: fence", [0, 2]), blocks[1].end_wait]
+    count = 0
+    for work in works:
+        line = 1
+        while interrupted(work, line):
+            blocks[1].begin_wait("a call", [0])
+            assert blocks[0].status(1).call == "a call"
+            line += 1
+        count += line
+    assert count > 12
 
 
 def test_status_comes_and_goes(blocks):
