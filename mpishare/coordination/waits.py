@@ -85,7 +85,7 @@ class Waits:
         self.is_raised = False
         self.thread = get_ident()
         self._lock = threading.Lock()  # the watchdog breaks the node too
-        _all.add(self)
+        _all[id(self)] = self
 
     # --- state of the node
 
@@ -393,17 +393,24 @@ class WaitMonitor:
             node[0].block.end_wait()
 
 
-_all: weakref.WeakSet[Waits] = weakref.WeakSet()
+# By their ids. Other threads make and drop nodes while this one looks at them: a dictionary is
+# copied at once, and a set is not.
+_all: weakref.WeakValueDictionary[int, Waits] = weakref.WeakValueDictionary()
+
+
+def _of_all_threads() -> list[Waits]:
+    return [each for ref in _all.valuerefs() if (each := ref()) is not None]
 
 
 def of_this_thread() -> list[Waits]:
     """Return the open nodes whose calls are made in this thread, broken ones too."""
     thread = get_ident()
-    return [each for each in _all if each.group is not None and each.thread == thread]
+    nodes = _of_all_threads()
+    return [each for each in nodes if each.group is not None and each.thread == thread]
 
 
 def _after_fork() -> None:
-    for waits in _all:
+    for waits in _of_all_threads():
         waits.failure = UnsupportedError(
             "an object of mpishare was used in a forked process. MPI and CUDA do not survive a "
             "fork: start processes with the `spawn` method, or use the object in its own process."
