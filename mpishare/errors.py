@@ -232,8 +232,7 @@ def late_unknown(call: str, timeout_s: float) -> PeerTimeout:
 
 def describe_death(dead: Iterable[int], rank: int, size: int) -> str:
     """Return the line that one survivor prints."""
-    who = "rank " + ", ".join(map(str, dead))
-    return f"{who} of {size} died (seen by rank {rank})"
+    return f"{name_ranks(dead)} of {size} died (seen by rank {rank})"
 
 
 def died(dead: Sequence[int], rank: int, size: int, timeout_s: float) -> PeerTimeout:

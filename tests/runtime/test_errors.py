@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import mpishare
-from mpishare.errors import describe
+from mpishare.errors import describe, died
 
 TREE = {
     "CudaError": (),
@@ -94,3 +94,8 @@ def test_errors_reach_other_processes(error):
 )
 def test_words(error, text):
     assert describe(error) == text
+
+
+@pytest.mark.parametrize(("dead", "who"), [([1], "rank 1"), ([2, 1], "ranks 1, 2")])
+def test_dead_ranks_are_named_in_a_sentence(dead, who):
+    assert str(died(dead, 0, 4, 2.0)).startswith(f"{who} of 4 died (seen by rank 0).")
