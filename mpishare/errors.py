@@ -85,12 +85,23 @@ class PeerTimeout(MpiShareError, TimeoutError):
         close of a plan over several nodes.
     timeout_s : float, seconds
         The deadline that was in force.
+    where : dict of int to str
+        Where missing ranks of the node were at the deadline, as they said themselves: the file, the
+        line and the function of their program, or why there was no answer. Empty after a death.
     """
 
-    def __init__(self, message: str, *, ranks: Iterable[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: Iterable[int],
+        timeout_s: float,
+        where: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.ranks: tuple[int, ...] = tuple(sorted(ranks))
         self.timeout_s = timeout_s
+        self.where: dict[int, str] = dict(where or {})
 
 
 class UnsupportedError(MpiShareError):
@@ -162,16 +173,20 @@ def mismatch(
 
 
 def departure_error(
-    call: str, departures: dict[int, str], missing: Collection[int], timeout_s: float
+    call: str,
+    departures: dict[int, str],
+    missing: Collection[int],
+    timeout_s: float,
+    where: Mapping[int, str],
 ) -> PeerError | PeerTimeout:
     """Return the error of a call that could not end, since other ranks had left before it.
 
-    A `PeerTimeout` where they left since others are `missing`.
+    A `PeerTimeout` where they left since others are `missing`, whose places their texts have.
     """
     verb = "has" if len(departures) == 1 else "have"
     whole = f"{call} failed: {name_ranks(departures)} {verb} left: {_joined(departures)}"
     if missing:
-        return PeerTimeout(whole, ranks=missing, timeout_s=timeout_s)
+        return PeerTimeout(whole, ranks=missing, timeout_s=timeout_s, where=where)
     return PeerError(whole, failures=departures)
 
 
@@ -185,16 +200,26 @@ _UNSEEN_DEATH = (
 _UNUSABLE = "The node cannot be used any more"
 
 
-def late(what: str, timeout_s: float, more: str, ranks: Iterable[int] = ()) -> PeerTimeout:
+def late(
+    what: str,
+    timeout_s: float,
+    more: str,
+    ranks: Iterable[int] = (),
+    where: Mapping[int, str] | None = None,
+) -> PeerTimeout:
     """Return the error where something did not happen by the deadline; `ranks` are missing."""
-    return PeerTimeout(f"{what} within {timeout_s:g} s{more}", ranks=ranks, timeout_s=timeout_s)
+    text = f"{what} within {timeout_s:g} s{more}"
+    return PeerTimeout(text, ranks=ranks, timeout_s=timeout_s, where=where)
 
 
-def late_ranks(call: str, ranks: Collection[int], timeout_s: float, here: str) -> PeerTimeout:
+def late_ranks(
+    call: str, ranks: Collection[int], timeout_s: float, here: str, where: Mapping[int, str]
+) -> PeerTimeout:
     """Return the error of a call in which ranks of the node are missing; `here` is this rank."""
     what = f"{call} failed: {name_ranks(ranks)} did not arrive"
     remedy = "Look there for a missing call, or give Node a larger timeout_s"
-    return late(what, timeout_s, f" ({here}). {remedy}. {_UNUSABLE}.", ranks)
+    more = f" ({here}){name_places(where)}. {remedy}. {_UNUSABLE}."
+    return late(what, timeout_s, more, ranks, where)
 
 
 def closed(what: str) -> ClosedError:
@@ -217,17 +242,26 @@ def overwritten(call: str, ranks: Collection[int], here: str) -> EpochError:
 
 
 def late_elsewhere(
-    call: str, places: Collection[int], ranks: Collection[int], timeout_s: float, here: str
+    call: str,
+    places: Collection[int],
+    ranks: Collection[int],
+    timeout_s: float,
+    here: str,
+    where: Mapping[int, str],
 ) -> PeerTimeout:
     """Return the error where some of a plan's `places` are not `ranks` of this node."""
     what = f"{call} failed: {name_ranks(places)} of the plan's communicator did not arrive"
-    return late(what, timeout_s, f" ({here}). {_UNUSABLE}. {_UNSEEN_DEATH}", ranks)
+    more = f" ({here}){name_places(where)}. {_UNUSABLE}. {_UNSEEN_DEATH}"
+    return late(what, timeout_s, more, ranks, where)
 
 
-def late_unknown(call: str, timeout_s: float) -> PeerTimeout:
-    """Return the error where the missing ranks cannot be known."""
+def late_unknown(
+    call: str, timeout_s: float, where: Mapping[int, str] | None = None
+) -> PeerTimeout:
+    """Return the error where the missing ranks cannot be known, but for ranks of a node."""
     what = f"{call} failed: not every rank of the communicator arrived"
-    return late(what, timeout_s, f". All of its ranks must call it. {_UNSEEN_DEATH}")
+    more = f"{name_places(where or {})}. All of its ranks must call it. {_UNSEEN_DEATH}"
+    return late(what, timeout_s, more, where=where)
 
 
 def describe_death(dead: Iterable[int], rank: int, size: int) -> str:
@@ -249,9 +283,23 @@ def _joined(texts: dict[int, str]) -> str:
     return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))
 
 
-def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
-    """Return a text that names the ranks of a long wait."""
-    return f"rank {rank} has waited {since_s:.0f} s in {call} for {name_ranks(ranks)}"
+def describe_stragglers(
+    call: str, ranks: Sequence[int], since_s: float, rank: int, where: Mapping[int, str]
+) -> str:
+    """Return a text that names the ranks of a long wait, and where they are."""
+    waits = f"rank {rank} has waited {since_s:.0f} s in {call} for {name_ranks(ranks)}"
+    return waits + name_places(where)
+
+
+def name_places(where: Mapping[int, str]) -> str:
+    """Return where ranks are, to follow a text."""
+    groups = [*grouped((text, rank) for rank, text in where.items()).items()]
+    named = [
+        f"; {name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
+        for text, ranks in groups[:_MOST_NAMED]
+    ]
+    more = len(groups) - _MOST_NAMED
+    return "".join(named) + (f"; {counted(more, 'more place')}" if more > 0 else "")
 
 
 def shortened(value: object) -> str:

@@ -36,11 +36,15 @@ MAILBOX_NBYTES = 4096
 # volume 3, 9.2.2).
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
-# Of each rank: single words, with the marks behind them, two texts behind their versions and
+# Of each rank: single words, with the marks amid them, three texts behind their versions and
 # lengths, and the mail.
-_STATE, _EXITS, _LIFE, _LOOKED = range(4)
-_DEPARTURE, _WAIT, _MAIL = SLOT_WORDS, 512, 640  # their first words
-_TEXT_NBYTES = {_DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2), _WAIT: 8 * (_MAIL - _WAIT - 2)}
+_STATE, _EXITS, _LIFE, _LOOKED, _ASKED = 0, 1, 2, 3, 8
+_DEPARTURE, _WAIT, _WHERE, _MAIL = SLOT_WORDS, 512, 640, 768  # their first words
+_TEXT_NBYTES = {
+    _DEPARTURE: 8 * (_WAIT - _DEPARTURE - 2),
+    _WAIT: 8 * (_WHERE - _WAIT - 2),
+    _WHERE: 8 * (_MAIL - _WHERE - 2),
+}
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
 _MAX_CALL_NBYTES = 500  # as JSON
 _TRIES = 1000  # to read a text that changes; a rank may have died while writing it
@@ -83,7 +87,7 @@ class Status(NamedTuple):
 
 
 def fitting(call: str) -> str:
-    """Return as much of the name of a call as a published wait has room for."""
+    """Return as much of the name of a call, or of a place, as its text has room for."""
     while len(json.dumps(call)) > _MAX_CALL_NBYTES:
         call = call[: len(call) // 2]
     return call
@@ -140,8 +144,9 @@ class ControlBlock:
         self.sync = self.barrier.sync
         self.pool_start = size * _RANK_WORDS
         # Single words, each by rank.
-        self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(8)]
+        self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(9)]
         self._waits: dict[int, tuple[int, Any]] = {}  # as read last, by rank
+        self._answered_ns = 0
         self._pid = os.getpid()
         self.is_open = True
         # Whether this rank is in a collective by messages of a communicator of mpishare's.
@@ -186,12 +191,18 @@ class ControlBlock:
         return self.memory.fd, _LOCKS_AT + rank
 
     def is_running(self, rank: int) -> bool:
-        if rank == self.rank:
-            return True
+        return rank == self.rank or self.pid(rank) is not None
+
+    def pid(self, rank: int) -> int | None:
+        """Return the process of another rank, by its number here; None once it has ended.
+
+        The number means nothing where this PID namespace does not see that process.
+        """
         fd, at = self.lock_of(rank)
         question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, question)
-        return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
+        kind, *_, pid = struct.unpack("hh4xqqi4x", answer)
+        return None if kind == fcntl.F_UNLCK else pid
 
     def life_address(self, rank: int) -> int:
         """Return the address of the word that a rank's watchdog holds; see `robust_futex`."""
@@ -318,6 +329,29 @@ class ControlBlock:
             known = self._waits[rank] = self._published(rank, _WAIT)
         wait = known[1]
         return wait and Status(wait[0], tuple(wait[1]), wait[2], looked_ns)
+
+    # --- where ranks are: a question to all, and the answer of each; see `where`
+
+    def ask(self) -> int:
+        """Ask all ranks where they are; return the time of the question."""
+        now_ns = self._each[_ASKED][self.rank] = time.monotonic_ns()
+        self.sync()
+        return now_ns
+
+    def is_asked(self) -> bool:
+        """Whether a rank has asked since this one's last answer."""
+        self.sync()
+        return max(self._each[_ASKED].tolist()) > self._answered_ns
+
+    def answer(self, place: Callable[[], str]) -> None:
+        """Publish where this rank is, as found from now on."""
+        self._answered_ns = time.monotonic_ns()
+        self._publish(_WHERE, [self._answered_ns, fitting(place())])
+
+    def answer_of(self, rank: int, since_ns: int) -> str | None:
+        """Return where that rank is; None if it has published no answer since a time."""
+        _, found = self._published(rank, _WHERE)
+        return str(found[1]) if found and found[0] >= since_ns else None
 
     # --- texts of JSON, each with a version that is odd while it is being written
 

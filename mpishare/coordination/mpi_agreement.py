@@ -20,10 +20,17 @@ from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import Mark, State, fitting
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
-from mpishare.errors import MismatchError, PeerError, PeerTimeout, describe, late_unknown
+from mpishare.errors import (
+    MismatchError,
+    PeerError,
+    PeerTimeout,
+    describe,
+    late_unknown,
+    name_places,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from mpi4py import MPI
 
@@ -132,19 +139,31 @@ class Bystanders:
                         if not came:
                             node.check()
 
-            if not poll(request.Test, self.timeout_s, look, warn=self._warn):
-                raise late_unknown(self.call, self.timeout_s)
+            def where() -> dict[int, str]:
+                for node, ranks in nodes:
+                    if node.failure is None and (absent := _absent(node, ranks, call)):
+                        return node.where(absent, request.Test)
+                return {}
+
+            def warn(waited_s: float) -> None:
+                places = where()
+                if not request.Test():
+                    self._warn(waited_s, places)
+
+            if not poll(request.Test, self.timeout_s, look, warn=warn):
+                raise late_unknown(self.call, self.timeout_s, where())
 
     def _forget_whole(self) -> None:
         """Forget the nodes that are whole again, since all their ranks have left the block."""
         self._were_broken = {*filter(_is_breaking, self._were_broken)}
 
-    def _warn(self, waited_s: float) -> None:
+    def _warn(self, waited_s: float, places: Mapping[int, str]) -> None:
         log.warning(
             "this rank has waited %.0f s in %s: not every rank of the communicator has called it "
-            "(which ones cannot be known yet)",
+            "(which ones cannot be known yet)%s",
             waited_s,
             self.call,
+            name_places(places),
         )
 
 

@@ -22,6 +22,7 @@ from mpishare.coordination.deadlock import (
     stands_still,
 )
 from mpishare.coordination.poll import poll, yield_core
+from mpishare.coordination.where import ANSWER_S, answer, answers, ask
 from mpishare.errors import (
     ClosedError,
     MismatchError,
@@ -259,7 +260,9 @@ class Waits:
         left.pop(self.rank, None)
         reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
         missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
-        failure = departure_error(call, reasons, missing, self.timeout_s)
+        # Of the question of those that missed them, if it was just now.
+        where = answers(self.block, missing, time.monotonic_ns() - int(2e9 * ANSWER_S))
+        failure = departure_error(call, reasons, missing, self.timeout_s, where)
         self.fail(failure, fatal=bool(missing))
 
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
@@ -284,7 +287,19 @@ class Waits:
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
-        return self.fail(late_ranks(call, ranks, self.timeout_s, self.here), fatal=True)
+        if self.failure is not None:
+            return self.failure
+        error = late_ranks(call, ranks, self.timeout_s, self.here, self.where(ranks))
+        return self.fail(error, fatal=True)
+
+    def where(self, ranks: Collection[int], is_over: Callable[[], object] = bool) -> dict[int, str]:
+        """Return where late ranks are. Host-blocking, half a second at most, or until `is_over`.
+
+        In the watchdog's thread it answers others meanwhile, which may ask in theirs.
+        """
+        if get_ident() == self.thread:
+            return ask(self.block, ranks, self.progress, is_over)
+        return ask(self.block, ranks, lambda: answer(self.block, self.thread), is_over)
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""
@@ -379,8 +394,10 @@ class WaitMonitor:
 
     def warn(self, waited_s: float) -> None:
         """Name the stragglers in a warning; for `poll`."""
+        where = self._waits.where(self._pending(), lambda: not self._pending())
         if awaited := self._pending():
-            text = describe_stragglers(self._call, awaited, waited_s, self._waits.rank)
+            where = {rank: text for rank, text in where.items() if rank in awaited}
+            text = describe_stragglers(self._call, awaited, waited_s, self._waits.rank, where)
             log.warning("%s", text)
 
     def __enter__(self) -> Self:

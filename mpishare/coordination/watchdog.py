@@ -18,6 +18,7 @@ from mpishare.coordination import robust_futex
 from mpishare.coordination.abort import say, say_at_once
 from mpishare.coordination.control_block import Mark, State
 from mpishare.coordination.poll import STRAGGLER_S
+from mpishare.coordination.where import ANSWER_S, answer, describe_all
 from mpishare.errors import (
     MpiShareError,
     describe,
@@ -105,19 +106,23 @@ class Watchdog:
         try:
             while not self._pause():
                 if self._agreement.failure is None:
-                    with self._lock:  # no object is removed meanwhile
-                        if self._seems_incomplete():
-                            self._check_deaths()
-                        else:
-                            self._outside_since.clear()
-                        if self._releases:
-                            self._check_kernels()
-                            self._check_stragglers()
-                if self._agreement.failure is not None and self._after_failure():
-                    return
+                    self._check()
+                if self._agreement.failure is not None:
+                    self._after_failure()
+                answer(self._block, self._agreement.thread)
         except Exception as error:
             text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
             self._agreement.fail(MpiShareError(text), fatal=True)
+
+    def _check(self) -> None:
+        with self._lock:  # no object is removed meanwhile
+            if self._seems_incomplete():
+                self._check_deaths()
+            else:
+                self._outside_since.clear()
+            if self._releases:
+                self._check_kernels()
+                self._check_stragglers()
 
     def _pause(self) -> bool:
         """Wait a period, or until the next rank dies; return whether to stop."""
@@ -131,8 +136,8 @@ class Watchdog:
         is_pending_since = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
         return self._stop.wait(10 * PERIOD_S if is_pending_since else PERIOD_S)
 
-    def _after_failure(self) -> bool:
-        """Release the streams once the node is broken; return whether the work is done."""
+    def _after_failure(self) -> None:
+        """Release the streams once the node is broken, and end a process that does not notice."""
         agreement = self._agreement
         self._broken_at = self._broken_at or time.monotonic()
         if self._releases:
@@ -142,7 +147,6 @@ class Watchdog:
         is_owed = agreement.is_fatal and not agreement.is_raised
         if is_owed and time.monotonic() - self._broken_at > self.grace_s:
             self._end_process()
-        return not self._releases and not is_owed
 
     def _seems_incomplete(self) -> bool:
         """Whether to check every rank: one has left, died, or was seen dead by another one.
@@ -219,10 +223,14 @@ class Watchdog:
             for rank in {*item._pending()}.intersection(self._agreement.others):
                 key = item.name, rank
                 since[key] = before.get(key, now)
-                if now - since[key] > STRAGGLER_S:
+                waited_s = now - since[key]
+                if waited_s > STRAGGLER_S - ANSWER_S:
+                    self._block.ask()
+                if waited_s > STRAGGLER_S:
                     since[key] = math.inf  # warned of
-                    text = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)
-                    log.warning("%s on a stream", text)
+                    where = describe_all(self._block, [rank], int(1e9 * (now - ANSWER_S)))
+                    call, me = f"{item.name} on a stream", self._agreement.rank
+                    log.warning("%s", describe_stragglers(call, [rank], STRAGGLER_S, me, where))
 
     def _end_process(self) -> None:
         # The main thread hangs elsewhere, most likely in a message to the dead rank.

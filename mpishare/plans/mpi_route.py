@@ -133,6 +133,7 @@ class MpiMessages:
         here = self._ranks_here(pending)
         if len(here) == len(pending):
             return agreement.timed_out(self._call, here)
-        where = f"rank {self._comm.rank} of {self._comm.size}"
-        error = late_elsewhere(self._call, pending, here, agreement.timeout_s, where)
+        me = f"rank {self._comm.rank} of {self._comm.size}"
+        where = agreement.where(here)
+        error = late_elsewhere(self._call, pending, here, agreement.timeout_s, me, where)
         return agreement.fail_and_tell(error, fatal=True)

@@ -1,18 +1,38 @@
 """Warnings of the watchdog about ranks for which a stream waits."""
 
 import logging
+import re
+import threading
 from types import SimpleNamespace
 
-from mpishare.coordination import watchdog
+import pytest
+
+from mpishare.coordination import watchdog, where
+from mpishare.coordination.control_block import ControlBlock
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.coordination.watchdog import Watchdog
+from mpishare.memory import shared
 
 
-def test_a_straggler_is_warned_of_once_until_it_has_come(monkeypatch, caplog):
+@pytest.fixture
+def blocks():
+    made = shared.create(ControlBlock.nbytes_for(3))
+    name = shared.publish(made)
+    found = [
+        ControlBlock(memory, rank, 3)
+        for rank, memory in enumerate([made, shared.attach(name, made.nbytes)])
+    ]
+    yield found
+    shared.forget(name)
+    for block in found:
+        block.close()
+
+
+def test_a_straggler_is_warned_of_once_until_it_has_come(monkeypatch, caplog, blocks):
     now, pending = [0.0], [1, 2]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
-    block = SimpleNamespace(rank=0, size=3, life_address=lambda rank: rank)
-    watched = Watchdog(SimpleNamespace(block=block, rank=0, others=(1, 2)), releases=True)
+    agreement = SimpleNamespace(block=blocks[0], rank=0, others=(1, 2))
+    watched = Watchdog(agreement, releases=True)
     item = SimpleNamespace(name="window 1", _pending=lambda: pending)
     watched.objects = lambda: [item]
 
@@ -21,14 +41,26 @@ def test_a_straggler_is_warned_of_once_until_it_has_come(monkeypatch, caplog):
         now[0] += seconds
         with caplog.at_level(logging.WARNING, "mpishare"):
             watched._check_stragglers()
-        return [text.split(" for rank ")[1] for text in caplog.messages]
+        where.answer(blocks[1], threading.get_ident())  # as its own watchdog does
+        return [
+            text.removeprefix("rank 0 has waited 30 s in window 1 on a stream for ")
+            for text in caplog.messages
+        ]
+
+    def is_named(text):
+        return re.fullmatch(r"rank 1; rank 1 is in \S*test_watchdog\.py:\d+, .*", text)
 
     assert warned_after(0) == []
     assert warned_after(STRAGGLER_S - 1) == []
-    assert sorted(warned_after(2)) == ["1 on a stream", "2 on a stream"]
+    assert not blocks[1].is_asked()
+    assert warned_after(0.9) == []
+    first, then = warned_after(0.2)
+    assert is_named(first)
+    assert then == "rank 2; rank 2 is not running any more"
     assert warned_after(2 * STRAGGLER_S) == []
     pending.remove(1)
     assert warned_after(1) == []
     pending.append(1)
     assert warned_after(1) == []
-    assert warned_after(STRAGGLER_S + 1) == ["1 on a stream"]
+    (again,) = warned_after(STRAGGLER_S + 1)
+    assert is_named(again)

@@ -58,8 +58,9 @@ def test_facts_of_failed_peers(kind):
 
 
 def test_facts_of_a_missing_peer():
-    error = mpishare.PeerTimeout("late", ranks=[2, 0], timeout_s=1.5)
+    error = mpishare.PeerTimeout("late", ranks=[2, 0], timeout_s=1.5, where={2: "in a.py:1"})
     assert (error.ranks, error.timeout_s) == ((0, 2), 1.5)
+    assert error.where == {2: "in a.py:1"}
     with pytest.raises(builtins.TimeoutError):
         raise error
 
@@ -70,7 +71,7 @@ def test_facts_of_a_missing_peer():
         mpishare.CudaError("full", call="cuMemAlloc", code=2, name="CUDA_ERROR_OUT_OF_MEMORY"),
         mpishare.PeerError("failed", failures={1: "OSError: full"}),
         mpishare.MismatchError("differs", failures={1: "gives 2"}),
-        mpishare.PeerTimeout("late", ranks=[2], timeout_s=1.5),
+        mpishare.PeerTimeout("late", ranks=[2], timeout_s=1.5, where={2: "in a.py:1"}),
         mpishare.HandleError("of another job"),
     ],
     ids=describe,

@@ -1,0 +1,122 @@
+"""Where a late rank is: others ask, and the watchdog of that rank looks at its main thread.
+
+The question is a time in the control block, the answer a text there. Nothing of it costs anything
+while nobody is late.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpishare.coordination.poll import poll
+from mpishare.errors import escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from mpishare.coordination.control_block import ControlBlock
+
+# Watchdogs look for questions every 0.1 s, and may wait for Python's lock.
+ANSWER_S = 0.5
+
+_SILENT = "silent: stopped, or inside one call that holds Python's lock"
+_OWN = f"{Path(__file__).parents[1]}/"
+_STDLIB = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_MAX_FILE, _MAX_NAME, _MAX_LINE = 60, 40, 60  # characters
+
+
+def ask(
+    block: ControlBlock,
+    ranks: Iterable[int],
+    look: Callable[[], object],
+    is_over: Callable[[], object] = bool,
+) -> dict[int, str]:
+    """Return where each of these ranks is. Host-blocking, `ANSWER_S` at most, or until `is_over`.
+
+    `look` is called meanwhile: a thread that answers others does it there.
+    """
+    ranks, since_ns = [*ranks], block.ask()
+    poll(lambda: len(answers(block, ranks, since_ns)) == len(ranks) or is_over(), ANSWER_S, look)
+    return describe_all(block, ranks, since_ns)
+
+
+def answers(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> dict[int, str]:
+    """Return where those of these ranks are that have answered since a time."""
+    found = {rank: block.answer_of(rank, since_ns) for rank in ranks}
+    return {rank: escaped(text) for rank, text in found.items() if text is not None}
+
+
+def describe_all(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> dict[int, str]:
+    """Return `answers`, and of the other ranks why there is none; words behind "is"."""
+    ranks = [*ranks]
+    found = answers(block, ranks, since_ns)
+    return {rank: found.get(rank) or _why_silent(block, rank) for rank in ranks}
+
+
+def answer(block: ControlBlock, thread: int) -> None:
+    """Tell where a thread of this process is, if another rank has asked since the last answer."""
+    if block.is_asked():
+        block.answer(lambda: _place(block, thread))
+
+
+def _why_silent(block: ControlBlock, rank: int) -> str:
+    pid = block.pid(rank)
+    if pid is None:
+        return "not running any more"
+    with suppress(OSError):
+        # Behind the name in brackets: T where a signal has stopped it, t where a debugger has.
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+        if state in (b"T", b"t"):
+            return f"stopped by a {'signal' if state == b'T' else 'debugger'} (process {pid})"
+    return _SILENT
+
+
+def _place(block: ControlBlock, thread: int) -> str:
+    """Return the innermost line of the user's that a thread is in, and what it has called there.
+
+    That is a call of mpishare, or a line of another package. Python's own library is passed over.
+    """
+    inner: list[FrameType] = []  # the innermost first
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        is_installed = name.startswith(_OWN) or _INSTALLED.match(name)
+        if is_installed or not name.startswith(_STDLIB):
+            inner.append(frame)
+            if not is_installed:
+                break
+        frame = frame.f_back
+    if not inner:
+        return "in no line of Python"
+    # Without a line of the user's, as under `python -m`, the innermost one.
+    mine = inner.pop() if frame is not None else inner.pop(0)
+    line = linecache.getline(mine.f_code.co_filename, mine.f_lineno).strip(" \t\n:")
+    text = _name(mine) + (f": {_cut(line, _MAX_LINE)}" if line else "")
+    if not inner:
+        return text
+    if not inner[0].f_code.co_filename.startswith(_OWN):
+        return f"{text} ({_name(inner[0])})"
+    waits = block.status(block.rank)
+    return f"{text} (in {inner[-1].f_code.co_qualname if waits is None else waits.call})"
+
+
+def _name(frame: FrameType) -> str:
+    """Return the file, the line and the function of a frame: of a long path the last parts."""
+    code = frame.f_code
+    path = _INSTALLED.sub("", code.co_filename)
+    if len(path) > _MAX_FILE:
+        end = path[-_MAX_FILE:]
+        path = f"...{end[max(end.find('/'), 0) :]}"
+    return f"in {path}:{frame.f_lineno}, {_cut(code.co_qualname, _MAX_NAME)}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
