@@ -103,16 +103,18 @@ class Watchdog:
             self._watch()
 
     def _watch(self) -> None:
-        try:
-            while not self._pause():
+        while True:
+            try:
+                if self._pause():
+                    return
                 if self._agreement.failure is None:
                     self._check()
                 if self._agreement.failure is not None:
                     self._after_failure()
                 answer(self._block, self._agreement.thread)
-        except Exception as error:
-            text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
-            self._agreement.fail(MpiShareError(text), fatal=True)
+            except Exception as error:  # the streams are released in the next round
+                text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
+                self._agreement.fail(MpiShareError(text), fatal=True)
 
     def _check(self) -> None:
         with self._lock:  # no object is removed meanwhile

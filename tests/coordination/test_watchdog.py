@@ -1,4 +1,4 @@
-"""Warnings of the watchdog about ranks for which a stream waits."""
+"""What the watchdog says of ranks for which a stream waits, and what its own end leaves behind."""
 
 import logging
 import re
@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare.coordination import watchdog, where
+from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock
+from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.memory import shared
+from tests.helpers.latch import within
 
 
 @pytest.fixture
@@ -64,3 +67,35 @@ def test_a_straggler_is_warned_of_once_until_it_has_come(monkeypatch, caplog, bl
     assert warned_after(1) == []
     (again,) = warned_after(STRAGGLER_S + 1)
     assert is_named(again)
+
+
+def fail(*_):
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("place", ["_check_kernels", "_pause", "answer", "_after_failure"])
+def test_streams_are_released_whatever_fails_in_the_watchdog(monkeypatch, place):
+    block = ControlBlock(shared.create(ControlBlock.nbytes_for(1)), 0, 1)
+    block.fill_pools(0)
+    counters = block.pool.take(SLOT_WORDS)
+    agreement = Agreement(block, 10.0)
+    watched = Watchdog(agreement, releases=True)
+    item = SimpleNamespace(name="window 1", _pending=list, _check_kernels=int)
+    watched.objects = lambda: [item]
+    if place == "_check_kernels":
+        item._check_kernels = fail
+    elif place == "answer":
+        monkeypatch.setattr(watchdog, "answer", fail)
+    else:
+        works, left = getattr(watched, place), [fail]
+        monkeypatch.setattr(watched, place, lambda: (left.pop() if left else works)())
+    if place == "_after_failure":
+        item._check_kernels = fail
+    watched.start()
+    try:
+        assert within(5, lambda: counters.view[0] == RELEASED)
+        text = "the watchdog of rank 0 failed: ZeroDivisionError: on purpose"
+        assert (str(agreement.failure), agreement.is_fatal) == (text, True)
+    finally:
+        watched.stop()
+        block.close()
