@@ -371,11 +371,11 @@ class WaitMonitor:
             self._elsewhere = self._waits.elsewhere()
         nodes = self._open_elsewhere()
         if self._published != awaited:
+            self._published = awaited  # first: a handler of a signal may raise before all is out
             self._waits.block.begin_wait(self._call, awaited)
             for node, numbers in nodes:
                 there = [numbers[rank] for rank in awaited if rank in numbers]
                 node.block.begin_wait(self._call + _ELSEWHERE, there)
-            self._published = awaited
         for node in (self._waits, *(node for node, _ in nodes)):
             node.block.look(now_ns)
 

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, Departure, State
+from mpishare.coordination.control_block import (
+    _WAIT,
+    MAILBOX_NBYTES,
+    ControlBlock,
+    Departure,
+    State,
+)
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
+from mpishare.coordination.waits import WaitMonitor, Waits
 from mpishare.memory import shared
 from tests.helpers.latch import within
 from tests.helpers.viewer import Viewer
@@ -170,6 +177,23 @@ def test_a_wait_is_seen_after_one_whose_publishing_was_interrupted(blocks):
             line += 1
         count += line
     assert count > 12
+
+
+def test_a_wait_whose_publishing_was_interrupted_ends_with_its_call(blocks):
+    node, line = Waits(blocks[1], 10.0), 1
+
+    def monitor():
+        made = WaitMonitor(node, "a call", lambda: [0])
+        made._look_at = 0.0
+        return made
+
+    while interrupted((wait := monitor()).look, line):
+        wait.__exit__()
+        version, found = blocks[0]._published(1, _WAIT)
+        assert (version % 2, found) == (0, None)
+        line += 1
+    wait.__exit__()
+    assert line > 12
 
 
 def test_status_comes_and_goes(blocks):
