@@ -50,6 +50,7 @@ class Agreement(Waits):
     def close(self) -> None:
         """Release the meetings, before the block is unmapped, and the MPI group."""
         self._meetings_of = []
+        self.ranks = {}
         if self.group is not None:
             self.group.Free()
             self.group = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import Mark, State, fitting
+from mpishare.coordination.identity import Introduction
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.coordination.control_block import ControlBlock
+    from mpishare.coordination.identity import Ranks
     from mpishare.coordination.waits import Waits
 
 T = TypeVar("T")
@@ -219,6 +221,18 @@ def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: An
         if agreed and is_bystander:
             abort_at_exit(str(failure), request.Test)
         raise
+
+
+def identify(comm: MPI.Intracomm, watch: Watch) -> Ranks:
+    """Return the ranks of a communicator.
+
+    Collective over it the first time, host-blocking; local from then on.
+    """
+    told = Introduction.of(comm)
+    if not told.ranks:
+        wait_request(told.request, comm, watch, told)
+        told.end()
+    return told.ranks
 
 
 def allgather(comm: MPI.Comm, value: Any, watch: Watch) -> list[Any]:

@@ -12,15 +12,17 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from mpishare.coordination.mpi_agreement import agree_keeping, wait_request
+from mpishare.coordination.identity import known, pass_on
+from mpishare.coordination.mpi_agreement import agree_keeping, identify, wait_request
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
     from mpishare.coordination.control_block import ControlBlock
+    from mpishare.coordination.identity import Ranks
     from mpishare.coordination.mpi_agreement import Watch
 
 T = TypeVar("T")
@@ -36,13 +38,13 @@ class RankGroup:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
+        self.ranks = known(comm)
         self.plans = 0
         self._places: set[int] = set()
         # Nodes that are kept for plans without a given one, by the backend of these.
         self.nodes: dict[str, Any] = {}
         # The blocks of nodes that have all ranks of the group, and keep it until they are closed.
         self.blocks: list[ControlBlock] = []
-        self._ranks = comm.Get_group()
         # While a wait has not received its messages: they may meet those of a later call.
         self._is_waiting = False
         self._is_left = False  # for a new communicator, by all ranks
@@ -54,33 +56,28 @@ class RankGroup:
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
-        Local but for `meet` if there is one; else collective over `given`, host-blocking: it raises
-        `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
+        Local but for `meet` if there is one and the ranks of `given` are known; else collective
+        over `given`, host-blocking: it raises `PeerTimeout` if not all ranks call it, and
+        `MpiShareError` if MPI has no communicator left.
 
         `meet` takes whether this rank needs a new communicator, waits for the other ranks without
         MPI where that is possible, and returns whether any of them needs one.
         """
-        ranks = given.Get_group()
-        found = next((each for each in cls._all if each._is_for(ranks)), None)
+        ranks = identify(given, watch)
+        # A copy: other threads make and free groups of theirs meanwhile.
+        found = next((each for each in [*cls._all] if each._is_for(ranks)), None)
         if meet(found is None) and found is not None:
             found._is_left = True
             found = None
         if found is None:
             found = cls(duplicate(given, watch))
             cls._all.append(found)
-        ranks.Free()
         found.plans += 1
         return found
 
-    def _is_for(self, ranks: MPI.Group) -> bool:
+    def _is_for(self, ranks: Ranks) -> bool:
         """Whether these are its ranks, and the next plan of this thread may use it."""
-        from mpi4py import MPI
-
-        return (
-            self._thread == get_ident()
-            and MPI.Group.Compare(self._ranks, ranks) == MPI.IDENT
-            and not self._is_spoiled()
-        )
+        return self._thread == get_ident() and self.ranks == ranks and not self._is_spoiled()
 
     def _is_spoiled(self) -> bool:
         """Whether messages are left behind, by this rank or one of the same node.
@@ -116,7 +113,6 @@ class RankGroup:
     def free_unused(self) -> None:
         if not self.plans and not self.blocks:
             RankGroup._all.remove(self)
-            self._ranks.Free()
             self.comm.Free()
 
     def step_keeping(self, work: Callable[[], tuple[T, Any]], watch: Watch) -> tuple[T, list[Any]]:
@@ -163,18 +159,11 @@ def require_intracomm(
     raise TypeError(f"{call} failed: {wanted}, not {kind}")
 
 
-def translate(ranks: Sequence[int], comm: MPI.Comm, other: MPI.Comm) -> list[int]:
-    """Return the numbers that ranks of a communicator have in another one; negative for none."""
-    groups = comm.Get_group(), other.Get_group()
-    found = [int(rank) for rank in groups[0].Translate_ranks(ranks, groups[1])]
-    for group in groups:
-        group.Free()
-    return found
-
-
 def duplicate(given: MPI.Intracomm, watch: Watch) -> MPI.Intracomm:
-    """Return a duplicate of a communicator. Collective, host-blocking."""
+    """Return a duplicate of a communicator, whose ranks are known. Collective, host-blocking."""
+    identify(given, watch)
     with making_communicators(watch.call):
         comm, request = given.Idup()
         wait_request(request, given, watch, comm)
+    pass_on(given, comm)
     return comm

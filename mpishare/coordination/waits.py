@@ -21,6 +21,7 @@ from mpishare.coordination.deadlock import (
     root_causes,
     stands_still,
 )
+from mpishare.coordination.identity import Ranks, known, presumed
 from mpishare.coordination.poll import poll, yield_core
 from mpishare.coordination.where import ANSWER_S, answer, answers, ask
 from mpishare.errors import (
@@ -72,7 +73,8 @@ class Waits:
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
         self.here = f"rank {self.rank} of {self.size}"  # for errors
-        # The ranks of the node as an MPI group.
+        # The ranks of the node, from when it is made until it is closed; their MPI group.
+        self.ranks: Ranks = {}
         self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
@@ -185,18 +187,17 @@ class Waits:
         return self.failure is not None and not self.block.is_mine
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
-        """Return the other ranks of this node that a communicator has."""
-        group = comm.Get_group()
-        found = self._numbers_in(group)
-        group.Free()
-        return [*found]
-
-    def _numbers_in(self, group: MPI.Group) -> dict[int, int]:
-        """Return, of the other ranks of this node, those of a group, with their numbers in it."""
+        """Return the other ranks of this node that a communicator has, or seems to have so far."""
         if self.group is None:
-            return {}
-        found = self.group.Translate_ranks([*range(self.size)], group)
-        return {rank: found[rank] for rank in self.others if found[rank] >= 0}
+            return []
+        there = known(comm)
+        found = self._numbers_in(there) if there else presumed(comm, self.group)
+        return sorted({*found} - {self.rank})
+
+    def _numbers_in(self, there: Ranks) -> dict[int, int]:
+        """Return the other ranks of this node that are among these, with their numbers there."""
+        others = {each: rank for each, rank in self.ranks.items() if rank != self.rank}
+        return {rank: there[each] for each, rank in others.items() if each in there}
 
     def elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
         """Return the other whole nodes of this thread, with the numbers of this one's ranks there.
@@ -205,9 +206,9 @@ class Waits:
         """
         nodes = [node for node in of_this_thread() if node is not self and node.failure is None]
         found = [
-            (node, self._numbers_in(node.group))
+            (node, self._numbers_in(node.ranks))
             for node in nodes
-            if node.group is not None and node.block.status(node.rank) is None
+            if node.block.status(node.rank) is None
         ]
         return [(node, numbers) for node, numbers in found if numbers]
 
@@ -422,8 +423,7 @@ def _of_all_threads() -> list[Waits]:
 def of_this_thread() -> list[Waits]:
     """Return the open nodes whose calls are made in this thread, broken ones too."""
     thread = get_ident()
-    nodes = _of_all_threads()
-    return [each for each in nodes if each.group is not None and each.thread == thread]
+    return [each for each in _of_all_threads() if each.ranks and each.thread == thread]
 
 
 def _after_fork() -> None:

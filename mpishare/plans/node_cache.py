@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
-from mpishare.coordination.mpi_agreement import Bystanders, watching
-from mpishare.coordination.rank_group import translate
+from mpishare.coordination.identity import known
+from mpishare.coordination.mpi_agreement import Bystanders, identify, watching
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
 
@@ -102,8 +102,8 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
     ]
     if node is None or not beside:
         return []
-    found = translate(beside, comm.comm, node._context.comms[-1])
-    return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
+    mine, there = [*known(comm.comm)], known(node._context.comms[-1])
+    return [rank for rank in beside if mine[rank] not in there]
 
 
 @contextmanager
@@ -113,13 +113,16 @@ def watching_setup(
     """Yield the watch over a wait for a plan's ranks.
 
     That of a given node names its missing ranks in a `PeerTimeout`, and calls `look`, which may
-    raise.
+    raise. It is collective on a communicator whose ranks are not known yet.
     """
     if not isinstance(node, Node):
         yield Bystanders(call, _DEFAULT_TIMEOUT_S, f"{call} without node=")
         return
     agreement = node._context.agreement
     agreement.check()
+    if not known(comm):
+        with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
+            identify(comm, watch)
     with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
         yield watch
 
@@ -129,11 +132,8 @@ def own_communicator(node: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
 
     A collective that some ranks never call breaks its communicator, which should not be the user's.
     """
-    from mpi4py import MPI
-
     comms: Sequence[MPI.Intracomm] = node._context.comms if isinstance(node, Node) else ()
-    same = MPI.IDENT, MPI.CONGRUENT
-    return next((own for own in comms if MPI.Comm.Compare(own, comm) in same), comm)
+    return next((own for own in comms if known(own) == known(comm)), comm)
 
 
 def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
@@ -143,7 +143,7 @@ def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]
     """
     if isinstance(node, Node):
         agreement = node._context.agreement
-        if comm.size == agreement.size == 1 + len(agreement.ranks_in(comm)):
+        if known(comm).keys() == agreement.ranks.keys():
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
 

@@ -14,12 +14,17 @@ from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, Departure, State
-from mpishare.coordination.mpi_agreement import Bystanders, agree, agree_keeping, allgather
+from mpishare.coordination.mpi_agreement import (
+    Bystanders,
+    agree,
+    agree_keeping,
+    allgather,
+    identify,
+)
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
     require_intracomm,
-    translate,
 )
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
@@ -170,7 +175,7 @@ def _find_node(all_comm: MPI.Intracomm, watch: Bystanders) -> tuple[MPI.Intracom
 
     with _making_communicator(watch):
         comm = cast("MPI.Intracomm", all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank))
-    (first,) = translate([0], comm, all_comm)
+    first = identify(all_comm, watch)[next(iter(identify(comm, watch)))]
     replies = allgather(all_comm, places.here(first, all_comm.rank), watch)
     known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
     notes = places.oddities(all_comm.rank, known)
@@ -198,7 +203,7 @@ def _build(
 
     block = _control_block(node_comm, watch)
     agreement = Agreement(block, watch.timeout_s)
-    agreement.group = node_comm.Get_group()
+    agreement.ranks, agreement.group = identify(node_comm, watch), node_comm.Get_group()
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
     survey = Survey(agreement.rank)
