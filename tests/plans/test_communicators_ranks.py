@@ -1,0 +1,191 @@
+"""Every collective object on every kind of communicator, and then on that of all ranks."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpishare
+from mpishare.coordination.identity import known
+from mpishare.coordination.mpi_agreement import Bystanders, identify
+from mpishare.coordination.rank_group import RankGroup
+from mpishare.errors import PeerTimeout
+from tests.helpers.comms import COMMS, derived
+from tests.helpers.halos import ring
+
+pytestmark = pytest.mark.ranks(min=2)
+
+every_comm = pytest.mark.parametrize("name", COMMS)
+
+
+def as_list(array):
+    return [float(each) for each in array.ravel()]
+
+
+def total(node, comm, given):
+    x = node.xp.full(2, comm.rank + 1.0)
+    with mpishare.Allreduce(comm, x, node=given) as plan:
+        plan.reduce(x)
+        node.synchronize()
+    return as_list(x) == [comm.size * (comm.size + 1) / 2] * 2
+
+
+def ghosts(node, comm, given):
+    u = node.xp.full(4, float(comm.rank))
+    own = {"dims": None, "periods": None} if isinstance(comm, MPI.Cartcomm) else {}
+    with ring(node, u, comm=comm, node=given, **own) as plan:
+        plan.exchange()
+        node.synchronize()
+    rank, size = comm.rank, comm.size
+    return as_list(u) == [(rank - 1) % size, rank, rank, (rank + 1) % size]
+
+
+def neighbors(node, comm, given):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    u = node.xp.full(2, float(comm.rank))
+    with mpishare.NeighborExchange(comm, {right: [1]}, {left: [0]}, u, node=given) as plan:
+        plan.exchange()
+        node.synchronize()
+    return as_list(u) == [left, comm.rank]
+
+
+def columns(node, comm, given):
+    whole = np.arange(6.0 * comm.size**2).reshape(2 * comm.size, 3 * comm.size)
+    with mpishare.Redistribute(comm, whole.shape, source=0, target=1, node=given) as plan:
+        found = plan.forward(node.xp.asarray(whole[plan.source_box.slices]))
+        node.synchronize()
+    return as_list(found) == [*whole[plan.target_box.slices].ravel()]
+
+
+PLANS = (total, ghosts, neighbors, columns)
+
+
+def wrong_plans(node, comm, given):
+    """The plans that give wrong numbers there."""
+    return [each.__name__ for each in PLANS if not each(node, comm, given)]
+
+
+@every_comm
+@pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
+def test_plans_of_some_ranks_and_then_of_all(node, name, is_given):
+    """Nothing that was made for the ones, and is there still, is taken for the others."""
+    given = node if is_given else None
+    with derived(node.comm, name) as comm:
+        if comm is not None:
+            x = node.xp.zeros(1)
+            open_yet = mpishare.Allreduce(comm, x, node=given)
+            assert wrong_plans(node, comm, given) == []
+        assert wrong_plans(node, node.comm, given) == []
+        if comm is not None:
+            open_yet.close()
+
+
+def works_shared(node, comm):
+    """Whether windows, pools, channels and events of a node bring the numbers of others."""
+    window = node.allocate(2, fill=0)
+    if window.owner == node.rank:
+        window.array[...] = 41
+    each = node.allocate_each(1, fill=0)
+    each.array[...] = node.rank
+    window.fence()
+    each.fence()
+    node.synchronize()
+    found = [as_list(window.array), [float(each.segment(rank)[0]) for rank in range(node.size)]]
+    pool = node.pool(max_nbytes=1 << 16)
+    mine = pool.allocate(1) if node.is_leader else None
+    if node.is_leader:
+        mine[...] = 43
+        node.synchronize()
+    handle = comm.bcast(pool.handle(mine) if node.is_leader else None)
+    opened = mine if node.is_leader else pool.open(handle)
+    found.append(as_list(opened))
+    del opened
+    node.barrier()
+    del mine
+    channel = node.channel(1)
+    if node.rank == channel.producer:
+        with channel.put() as slot:
+            slot[...] = 47
+        channel.end()
+        found.append([47.0])
+    else:
+        found.append([float(slot[0]) for slot in channel])
+    event = node.event()
+    if node.rank == event.owner:
+        event.record()
+    else:
+        event.wait()
+    node.barrier()
+    return found == [[41, 41], [*range(comm.size)], [43], [47]]
+
+
+@pytest.mark.parametrize(
+    "name", ["small cart", "duplicate of a small cart", "turned small cart", "small graph"]
+)
+def test_nodes_of_some_ranks_and_then_of_all(node, name):
+    """Each of them has the ranks of its communicator in their order, and serves their plans."""
+    with derived(node.comm, name) as some:
+        for comm in (some, node.comm):
+            if comm is not None:
+                with mpishare.Node(comm, timeout_s=40) as made:
+                    assert (made.rank, made.size) == (comm.rank, comm.size)
+                    assert works_shared(made, comm)
+                    assert wrong_plans(made, comm, made) == []
+                    assert wrong_plans(made, comm, None) == []
+        assert wrong_plans(node, node.comm, node) == []
+
+
+# --- who the ranks are
+
+
+@every_comm
+def test_ranks_are_known_by_what_they_say(comm, name):
+    (mine,) = identify(MPI.COMM_SELF, Bystanders("test", 40))
+    with derived(comm, name) as some:
+        if some is not None:
+            assert known(some) == {}
+            told = identify(some, Bystanders("test", 40))
+            assert [*told] == some.allgather(mine)
+            assert [*told.values()] == [*range(some.size)]
+
+
+def test_a_rank_alone_finds_the_ranks_that_it_knows(comm):
+    """By the answer that MPI keeps with the communicator, until that is freed."""
+    of = comm.Dup()
+    told = identify(of, Bystanders("test", 40))
+    if comm.rank == 0:
+        assert identify(of, Bystanders("test", 0.0)) is told
+    comm.Barrier()
+    freed = of.handle
+    of.Free()
+    others = [turned for _ in range(8) if (turned := comm.Split(0, -comm.rank))]
+    assert {known(each) == {} for each in others} == {True}
+    if "MPICH" in MPI.Get_library_version():  # which takes the handle again
+        assert freed in [each.handle for each in others]
+    for each in others:
+        each.Free()
+
+
+def test_a_second_introduction_waits_for_the_messages_of_the_first(comm):
+    """Rank 0 gives up while the others are missing, and leaves the communicator usable."""
+    of = comm.Dup()
+    if comm.rank == 0:
+        with pytest.raises(PeerTimeout):
+            identify(of, Bystanders("test", 0.1))
+    comm.Barrier()
+    assert len(identify(of, Bystanders("test", 40))) == comm.size
+    with mpishare.Node(of, timeout_s=40) as node:
+        assert wrong_plans(node, of, node) == []
+    of.Free()
+
+
+@every_comm
+def test_plans_of_the_same_ranks_share_one_communicator(comm, name):
+    watch = Bystanders("test", 40)
+    with derived(comm, name) as some:
+        if some is not None:
+            again = some.Dup()
+            groups = [RankGroup.of(each, watch) for each in (some, again)]
+            assert groups == [groups[0]] * 2
+            for group in groups:
+                group.release()
+            again.Free()
