@@ -607,6 +607,7 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
     # Of several nodes the plans of the same ranks share a communicator.
     other = stage.node(timeout_s=10.0) if way == "two nodes" else None
     kept = None if other is None else stage.ring(other, np.zeros(4))
+    new = world.Split(0, stage.rank) if way == "a new communicator" else None
 
     def attempt(number: int) -> None:
         with stage.node(timeout_s=10.0) as node:
@@ -614,7 +615,7 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
                 if way == "another call":
                     node.allocate(3)
                 raise ZeroDivisionError("the words of rank 0")
-            with stage.ring(node, np.zeros(5)) as halo:
+            with stage.ring(node, np.zeros(5), comm=new) as halo:
                 halo.exchange()
 
     for number in range(3):
@@ -632,11 +633,13 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
         stage.ring(other, np.zeros(4)).exchange()
         kept.close()
     mine, total = np.ones(1), np.zeros(1)
-    world.Iallreduce(mine, total).Wait()
+    (new or world).Iallreduce(mine, total).Wait()
     assert total == 2
 
 
-@pytest.mark.parametrize("way", ["barrier", "at once", "another call", "two nodes"])
+@pytest.mark.parametrize(
+    "way", ["barrier", "at once", "another call", "two nodes", "a new communicator"]
+)
 def test_an_error_before_a_first_plan_leaves_communicators_whole(way):
     play(2, leaves_before_a_plan, way, shared=True).ended_well()
 
