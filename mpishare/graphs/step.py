@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 from mpishare.errors import closed
 from mpishare.graphs.runs import Runs, Work
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from mpishare.node import Node
 
 
-class Step(NodeObject):
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Step(NodeObject, Generic[P, R]):
     """A function that runs as a CUDA graph; `capture` makes it.
 
     Attributes
@@ -34,7 +38,7 @@ class Step(NodeObject):
     def __init__(
         self,
         node: Node,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         until: Callable[..., Any] | None,
         at_most: SupportsIndex | None,
     ) -> None:
@@ -75,7 +79,7 @@ class Step(NodeObject):
         """The runs of the function in the last call with ``until``: an array of one int64."""
         return self._runs.iterations
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run the function on these arguments.
 
         Stream-ordered on CUDA, on the current stream of the library that the arguments come from;
@@ -99,13 +103,15 @@ class Step(NodeObject):
         UnsupportedError
             If the function cannot be captured; nothing was enqueued.
         TypeError
-            If an argument cannot be hashed, or the result is not arrays.
+            If an argument cannot be hashed, or is given by its name, or the result is not arrays.
         ClosedError
             If the step, the node, or a plan that the graph uses is closed.
         PeerError, PeerTimeout
             If a rank is gone.
         """
-        return self._run(arguments)
+        if keywords:
+            raise TypeError(f"{self.name} failed: its arguments have no names: {[*keywords]}")
+        return self._run(arguments)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Destroy the graphs and free their memory.
@@ -135,22 +141,22 @@ class Step(NodeObject):
 
 
 @overload
-def capture(node: Node, function: Callable[..., Any]) -> Step: ...
+def capture(node: Node, function: Callable[P, R]) -> Step[P, R]: ...
 @overload
 def capture(
     node: Node,
-    function: Callable[..., Any],
+    function: Callable[P, R],
     *,
     until: Callable[..., Any] | None,
     at_most: SupportsIndex | None,
-) -> Step: ...
+) -> Step[P, R]: ...
 def capture(
     node: Node,
-    function: Callable[..., Any],
+    function: Callable[P, R],
     *,
     until: Callable[..., Any] | None = None,
     at_most: SupportsIndex | None = None,
-) -> Step:
+) -> Step[P, R]:
     """Make a function run as one CUDA graph: exchanges, kernels and all, in one launch.
 
     Local, without communication. The step is called in the function's place, on all ranks as the

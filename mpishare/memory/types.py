@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
+import numpy as np
 from numpy.typing import DTypeLike as DTypeLike
 
 
@@ -17,6 +18,15 @@ class Array(Protocol):
 
     @property
     def dtype(self) -> Any: ...
+
+
+class _ArrayOfNumPyOrCuPy(np.ndarray[Any, np.dtype[Any]]):
+    @property
+    def data(self) -> Any: ...
+
+    def __getattr__(self, name: str) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any: ...
 
 
 class _StreamOfCuPy(Protocol):
@@ -38,6 +48,8 @@ class _DeviceOfCuPy(Protocol):
     def id(self) -> int: ...
 
 
+AnyArray: TypeAlias = _ArrayOfNumPyOrCuPy | Any  # which fits where CuPy's or a tensor is wanted
+GivenArray = TypeVar("GivenArray", bound=Array)
 Fields: TypeAlias = Array | Sequence[Array]
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 Order: TypeAlias = Literal["C", "F"]

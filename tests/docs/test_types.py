@@ -40,6 +40,25 @@ mpishare.HaloExchange(comm, u, 1, require="fast")  # wrong
 halo.exchange([u, u])  # wrong
 halo.exchange(u, stream="new")  # wrong
 mpishare.capture(mpishare.Node(), print, until=bool)  # wrong
+node, total = mpishare.Node(), mpishare.Allreduce(comm, u)
+plan = mpishare.Redistribute(comm, 4, 0, None)
+
+
+def advance(v: np.ndarray, dt: float) -> float:
+    return dt
+
+
+step = mpishare.capture(node, advance)
+step(u)  # wrong
+step(u, 0.5).nothing  # wrong
+total.reduce(u).nothing  # wrong
+total.dot(u, u, u).nothing  # wrong
+plan.forward(u).nothing  # wrong
+plan.backward(node.allocate(4), u).nothing  # wrong
+table = node.share(u, readonly=True)
+table.segment(0).nbytes.nothing  # wrong
+table.array += 1.0
+host: np.ndarray = table.array[1:].get()  # of CuPy
 """
 
 # The types of these take mypy a minute to read, and are not ours.
