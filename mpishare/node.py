@@ -239,6 +239,7 @@ class Node(NotPicklable):
         owner: int | None = None,
         copy: bool | None = True,
         name: str | None = None,
+        readonly: bool = False,
     ) -> Window:
         """Share one rank's array, given or computed, in a window of its shape, dtype and order.
 
@@ -258,6 +259,14 @@ class Node(NotPicklable):
             ``mpishare.window``.
         name : str, optional
             As of `allocate`.
+        readonly : bool
+            For a table that many ranks read; the same on all ranks. On the host backend its arrays
+            are read-only on all ranks, the owner too, and stay so: a store is NumPy's `ValueError`.
+            The other ranks map the memory read-only. The owner writes the array before, or
+            returns it from the callable. With ``copy=False`` its own array stays as writable as it
+            was, and what it stores there the others see. On CUDA no store is refused: neither
+            CuPy nor mappings between processes have read-only memory; only libraries that take the
+            window itself by its ``__cuda_array_interface__`` are told.
 
         Raises
         ------
@@ -271,7 +280,7 @@ class Node(NotPicklable):
         PeerError
             On the others, with the text of that exception.
         MismatchError
-            If `owner` or `copy` differs, and no rank's own arguments are wrong.
+            If `owner`, `copy` or `readonly` differs, and no rank's own arguments are wrong.
 
         Notes
         -----
@@ -286,7 +295,7 @@ class Node(NotPicklable):
         Negative strides are refused. Closing the window leaves the array as it is.
         """
         with self._context.agreement.collective():
-            return share(self._context, source, copy, name, owner=owner)
+            return share(self._context, source, copy, name, owner=owner, readonly=readonly)
 
     def share_each(
         self,
@@ -323,7 +332,14 @@ class Node(NotPicklable):
         with self._context.agreement.collective():
             return share(self._context, source, copy, name, is_each=True)
 
-    def share_all(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Any:
+    def share_all(
+        self,
+        source: Any,
+        *,
+        owner: int | None = None,
+        copy: bool | None = True,
+        readonly: bool = False,
+    ) -> Any:
         """Share many arrays of one rank at once: a tree of them, with a window for each.
 
         Collective, host-blocking, as `share`; one agreement and, for copies, one allocation.
@@ -338,6 +354,8 @@ class Node(NotPicklable):
             As of `share`.
         copy : {True, False, None}
             As of `share`; None decides for each array, and warns once.
+        readonly : bool
+            As of `share`, for all windows.
 
         Returns
         -------
@@ -361,7 +379,7 @@ class Node(NotPicklable):
         ((2, 3), [0.0, 0.0, 0.0])
         """
         with self._context.agreement.collective():
-            return share_all(self._context, source, owner, copy)
+            return share_all(self._context, source, owner, copy, readonly)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.

@@ -56,6 +56,11 @@ class HostMemory(Memory):
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
         return HostMemory(self.whole(), self._start + offset, nbytes, free)
 
+    def protect(self, *, is_own: bool) -> None:
+        super().protect(is_own=is_own)
+        if not is_own:
+            self.whole().protect()
+
     def whole(self) -> SharedMemory:
         """Return the whole memory that this is a part of, or this one."""
         if self._memory is None:
@@ -63,7 +68,10 @@ class HostMemory(Memory):
         return self._memory
 
     def _new_anchor(self) -> Any:
-        return host_anchor(self.whole().buffer, self.nbytes, self._start)
+        buffer = self.whole().buffer
+        # NumPy makes no array on a read-only buffer writable again.
+        shown = buffer.toreadonly() if self.is_readonly else buffer
+        return host_anchor(shown, self.nbytes, self._start)
 
     def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
         return host_array(anchor, layout)

@@ -33,6 +33,8 @@ _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.
 _mremap = _libc.mremap
 _mremap.restype = ctypes.c_void_p
 _mremap.argtypes = [ctypes.c_void_p, *2 * [ctypes.c_size_t], ctypes.c_int, ctypes.c_void_p]
+_mprotect = _libc.mprotect
+_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 # Not the method of Python's mmap, which holds Python's lock and so stops the watchdog's thread.
 _madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -89,6 +91,11 @@ def _map_over(
     except BaseException:
         held.close()
         raise
+
+
+def protect(address: int, nbytes: int) -> None:
+    """Make mapped whole pages read-only."""
+    _check(not _mprotect(address, nbytes, mmap.PROT_READ))
 
 
 def make_huge(fd: int, view: memoryview, offset: int = 0) -> None:

@@ -97,6 +97,7 @@ class Memory(ABC):
     """An allocation as one rank holds it: its own, or a mapping of another rank's."""
 
     is_given = False  # whether it is the user's own, shared in place
+    is_readonly = False  # whether its arrays are, where their library has such arrays
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address = address  # in this process
@@ -119,6 +120,10 @@ class Memory(ABC):
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
         """Return a part of memory that is new here, which calls `free` when it is closed."""
         raise NotImplementedError
+
+    def protect(self, *, is_own: bool) -> None:  # noqa: ARG002  as in `HostMemory`
+        """Make it read-only: its arrays from now on, and the mapping if it is another rank's."""
+        self.is_readonly = True
 
     def when_dropped(self, then: Callable[[], object]) -> None:
         """Call `then` when the last array on it is gone; not at exit of the interpreter."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import limits
 from mpishare.memory.handle import boot_id
-from mpishare.memory.hugepages import make_huge, map_file
+from mpishare.memory.hugepages import make_huge, map_file, protect
 from mpishare.memory.memory import host_anchor
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class SharedMemory:
         with _opening:
             _locked.add(os.fstat(self.fd).st_ino)
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+
+    def protect(self) -> None:
+        """Let this process only read the mapping: a store that no library refuses is SIGSEGV."""
+        protect(self.address, self.nbytes)
 
     def close_file(self) -> None:
         """Close the file; the mapping stays. May be repeated."""

@@ -94,13 +94,13 @@ def make_window(
     name: str | None = None,
     words: int = 0,
     is_part: bool = False,
+    readonly: bool = False,
 ) -> Window:
     """Make a window of the segments of some ranks; `source` is of this one. Collective."""
     lots = [[{0: segments[rank]}] if rank in segments else [] for rank in range(context.size)]
     mine = [] if source is None else [source]
-    (window,) = make_windows(
-        context, call, 1, lots, owner, mine, name=name, words=words, is_part=is_part
-    )
+    more: dict[str, Any] = {"words": words, "is_part": is_part, "readonly": readonly}
+    (window,) = make_windows(context, call, 1, lots, owner, mine, name=name, **more)
     return window
 
 
@@ -115,6 +115,7 @@ def make_windows(
     name: str | None = None,
     words: int = 0,
     is_part: bool = False,
+    readonly: bool = False,
 ) -> list[Window]:
     """Allocate, share the handles, and map, each on all ranks before any goes on. Collective.
 
@@ -131,6 +132,9 @@ def make_windows(
                 one, parts = (handle, [memory]) if len(lot) == 1 else ("", cut(memory, _spans(lot)))
                 for (n, layout), part in zip(lot.items(), parts, strict=True):
                     layouts[n][rank], handles[n][rank], memories[n][rank] = layout, one, part
+                    if readonly:
+                        for part in parts:
+                            part.protect(is_own=rank == context.rank)
         publication: Publication | None = None
         if name is not None:
             publication = Publication(context, call, name, layouts[0], handles[0])
@@ -138,7 +142,7 @@ def make_windows(
         words = max(words, epoch_counters(context.size))
         counters = [context.take_counters(call, words) for _ in layouts]
     return [
-        Window(context, *each, owner, publication=publication, is_part=is_part)
+        Window(context, *each, owner, publication, is_part=is_part, readonly=readonly)
         for each in zip(counters, layouts, memories, handles, strict=True)
     ]
 

@@ -94,6 +94,11 @@ class Publication:
             undo.pop_all()
 
     @property
+    def why_not_live(self) -> str:
+        """Why processes outside the job cannot map its memory; empty if they can."""
+        return self._window.why_not_live
+
+    @property
     def _is_leader(self) -> bool:
         return self._context.rank == 0
 

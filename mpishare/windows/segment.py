@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mpishare.errors import ClosedError
 from mpishare.memory.kinds import Kind
-from mpishare.memory.memory import Memory
+from mpishare.memory.memory import Memory, host_anchor, host_array
 
 if TYPE_CHECKING:
     from mpishare.memory.handle import Handle
@@ -31,6 +33,10 @@ class WindowPart(Memory):
         return self._keeper
 
     def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
+        if self.is_readonly and isinstance(anchor, np.ndarray):
+            offset = self._offset + layout.offset
+            shown = host_anchor(memoryview(anchor.data).toreadonly())
+            return host_array(shown, layout._replace(offset=offset))
         del anchor  # holds the segment's, on which this array is made
         return self._whole.view(layout._replace(offset=self._offset + layout.offset))
 

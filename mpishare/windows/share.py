@@ -10,6 +10,7 @@ import numpy as np
 
 from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory.arguments import require_bool
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
 from mpishare.windows.allocate import Source, make_window
@@ -58,6 +59,7 @@ def share(
     *,
     owner: Any = None,
     is_each: bool = False,
+    readonly: Any = False,
 ) -> Window:
     """Make a window of an array that one rank has or computes. Collective; see `Node.share`.
 
@@ -72,15 +74,18 @@ def share(
                 mine.append(inspect_source(context, call, source, copy))
                 return same | {"dtype": str(mine[0].layout.dtype)}, mine[0].layout.pack()
             same["owner"] = owner_of(context, call, owner)
+            same["readonly"] = require_bool(f"{call} failed: ", "readonly", readonly)
             if context.rank != same["owner"]:
                 return same, None
-            mine.append(inspect_source(context, call, source, copy))
+            mine.append(inspect_source(context, call, source, copy, readonly=readonly))
             return same, mine[0].layout.pack()
 
         same, replies = agree(context, call, inspect)
         segments = {rank: ArrayLayout.unpack(reply) for rank, reply in enumerate(replies) if reply}
         own = mine[0] if mine else None
-        window = make_window(context, call, segments, same.get("owner"), own, name=name)
+        window = make_window(
+            context, call, segments, same.get("owner"), own, name=name, readonly=bool(readonly)
+        )
     if own is not None and own.why_copied:
         text = "%s: rank %d's array was copied, not shared in place: %s"
         log.warning(text, window.name, context.rank, own.why_copied)
@@ -94,13 +99,22 @@ def check_copy(call: str, copy: Any) -> bool | None:
 
 
 def inspect_source(
-    context: NodeContext, call: str, source: Any, copy: bool | None, place: str = ""
+    context: NodeContext,
+    call: str,
+    source: Any,
+    copy: bool | None,
+    place: str = "",
+    *,
+    readonly: bool = False,
 ) -> Source:
     """Return this rank's source, at a `place` among others; or raise why it cannot be shared."""
     what = call + place
     array = _as_array(context, what, source() if callable(source) else source)
     layout = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
+    if is_host and readonly:
+        array = array.view()
+        array.flags.writeable = False  # so that a file of the user's is mapped read-only
     if layout.nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
         # Its copy would end the GPU's context.
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")

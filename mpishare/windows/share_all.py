@@ -7,6 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mpishare.memory.arguments import require_bool
 from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.allocate import make_windows
 from mpishare.windows.arguments import agree, owner_of
@@ -25,16 +26,20 @@ _CALL = "Node.share_all"
 _ARRAYS = "__array__", "__cuda_array_interface__", "__dlpack__"
 
 
-def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
+def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly: Any) -> Any:
     """Make windows of a tree of arrays that one rank has. Collective; see `Node.share_all`."""
     with sources() as mine:
 
         def inspect() -> tuple[dict[str, Any], list[Any]]:
             rank = owner_of(context, _CALL, owner)
-            same = {"owner": rank, "copy": check_copy(_CALL, copy)}
+            same = {
+                "owner": rank,
+                "copy": check_copy(_CALL, copy),
+                "readonly": require_bool(f"{_CALL} failed: ", "readonly", readonly),
+            }
             if context.rank != rank:
                 return same, []
-            leaves = _Leaves(context, copy, mine)
+            leaves = _Leaves(context, copy, mine, readonly=readonly)
             packed = pack(source() if callable(source) else source, leaves.add, "source")
             return same, [packed, *leaves.describe()]
 
@@ -44,7 +49,8 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
         found = [(ArrayLayout.unpack(layout), is_copied) for layout, is_copied in layouts]
         lots: list[Sequence[Lot]] = [()] * context.size
         lots[rank] = _lots([found[number] for number in numbers])
-        windows = make_windows(context, _CALL, len(numbers), lots, rank, mine)
+        count = len(numbers)
+        windows = make_windows(context, _CALL, count, lots, rank, mine, readonly=bool(readonly))
     _warn_of_copies(windows, mine)
     return unpack(packed, windows)
 
@@ -52,8 +58,10 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any) -> Any:
 class _Leaves:
     """The arrays of this rank's tree, each once."""
 
-    def __init__(self, context: NodeContext, copy: bool | None, sources: list[Source]) -> None:
-        self._context, self._copy = context, copy
+    def __init__(
+        self, context: NodeContext, copy: bool | None, sources: list[Source], *, readonly: bool
+    ) -> None:
+        self._context, self._copy, self._readonly = context, copy, readonly
         self._numbers: dict[Any, int] = {}
         self._sources = sources
 
@@ -65,7 +73,9 @@ class _Leaves:
                 f"{_CALL}{place} failed: {type(leaf).__name__} {str(leaf)[:40]!r} is not an array. "
                 "Wrap numbers in numpy.array, and leave out what is not to be shared."
             )
-        source = inspect_source(self._context, _CALL, leaf, self._copy, place)
+        source = inspect_source(
+            self._context, _CALL, leaf, self._copy, place, readonly=self._readonly
+        )
         array = source.values
         key = address_of(array), array.shape, array.strides, array.dtype
         number = self._numbers.get(key) if array.size else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.counters import Counters
     from mpishare.memory.memory import ArrayLayout, Memory
-    from mpishare.memory.types import Stream
+    from mpishare.memory.types import AnyArray, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publication import Publication
 
@@ -48,6 +48,8 @@ class Window(Epochs, NodeObject):
         Of `array`.
     owner : int or None
         The rank that allocated or shared it, in ``node.comm``; None where each rank has a segment.
+    readonly : bool
+        Whether it was shared with ``readonly=True``.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Window(Epochs, NodeObject):
         memories: Mapping[int, Memory],
         handles: Mapping[int, str],
         owner: int | None,
-        *,
         publication: Publication | None = None,
+        *,
         is_part: bool = False,
+        readonly: bool = False,
     ) -> None:
         self._number = context.next_number("window")
         name = publication.name if publication else f"window {self._number}"
@@ -76,7 +79,7 @@ class Window(Epochs, NodeObject):
         self._device: Any = None  # a `WindowDevice`, if the window has signals
         self._is_part = is_part
         self._home = context.rank if owner is None else owner
-        self.owner = owner
+        self.owner, self.readonly = owner, readonly
         home = segments[self._home]
         self.shape, self.dtype, self.nbytes = home.shape, home.dtype, home.nbytes
         context.register(self, is_part=is_part)
@@ -92,7 +95,7 @@ class Window(Epochs, NodeObject):
             )
 
     @property
-    def array(self) -> Any:
+    def array(self) -> AnyArray:
         """The whole window, or this rank's own segment where each rank has one. Local.
 
         Local. Only in-place assignment is allowed: ``window.array += 1``.
@@ -107,7 +110,7 @@ class Window(Epochs, NodeObject):
                 "window.array[...] = values"
             )
 
-    def segment(self, rank: int) -> Any:
+    def segment(self, rank: int) -> AnyArray:
         """Return that rank's segment as an array of this rank: the same bytes, no copy.
 
         Local; does not block.
@@ -120,7 +123,8 @@ class Window(Epochs, NodeObject):
         Returns
         -------
         cupy.ndarray or numpy.ndarray
-            On this rank's own device. Valid as long as it is held, also after `close`.
+            On this rank's own device. Valid as long as it is held, also after `close`. NumPy's is
+            read-only where the window is.
 
         Raises
         ------
@@ -239,7 +243,7 @@ class Window(Epochs, NodeObject):
 
     def __dlpack_device__(self) -> tuple[Any, Any]:
         """Return the device of `array` for DLPack."""
-        return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+        return self.array.__dlpack_device__()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -251,7 +255,8 @@ class Window(Epochs, NodeObject):
             raise AttributeError(f"{self.name} is not in GPU memory")
         # Users of the interface hold this object, not the array.
         self._lent = self.array
-        return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
+        interface: dict[str, Any] = self._lent.__cuda_array_interface__
+        return interface | {"data": (interface["data"][0], self.readonly)}
 
     def snapshot(self, stream: Stream | None = None, **numbers: Any) -> None:
         """Copy this rank's segment as it is now, for processes that `attach`.
@@ -329,14 +334,21 @@ class Window(Epochs, NodeObject):
                 "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
                 "(name='...'): then it becomes an attached one on the other side"
             )
+        if why := self._publication.why_not_live:
+            raise TypeError(
+                f"{self.name!r} cannot be pickled: {why}, and a process outside the job cannot map "
+                "such memory. Share a copy (copy=True), or read snapshots there: "
+                f"mpishare.attach({self.name!r}).latest()"
+            )
         # Writable, since its job passes it on for use.
-        return partial(attach, self.name, job=self._publication.job, writable=True), ()
+        writable = not self.readonly
+        return partial(attach, self.name, job=self._publication.job, writable=writable), ()
 
     def __repr__(self) -> str:
         name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
         return (
             f"<mpishare.{name}: shape={self.shape}, dtype={self.dtype}, "
-            f"owner={self.owner}{self._state()}>"
+            f"owner={self.owner}{', readonly' if self.readonly else ''}{self._state()}>"
         )
 
     def _let_go(self) -> bool:
@@ -368,6 +380,15 @@ class Window(Epochs, NodeObject):
     def _forget(self) -> None:
         self._context.unregister(self)
         self._end()
+
+
+def _refuse_operator(window: Window, *_: Any) -> Any:
+    raise TypeError(f"{window.name} is a window, not an array: compute with window.array")
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(Window, f"__{_operator}__", _refuse_operator)
+    setattr(Window, f"__r{_operator}__", _refuse_operator)
 
 
 def close_in_turn(context: NodeContext, children: Sequence[NodeObject]) -> None:

@@ -217,7 +217,29 @@ def test_pickling_gives_an_attached_window_that_can_be_written(node, view):
         view.raises("ValueError", "attach('pickled').array[0] = 1", "read-only")
 
 
+def test_what_is_shared_in_place_is_not_pickled(node, view):
+    """Elsewhere it could not be mapped, which a child would find out too late."""
+    whole = node.allocate_each(4, "i8")
+    window = node.share_each(whole.array, copy=False, name="in-place")
+    with pytest.raises(TypeError, match=r"'in-place' cannot be pickled: .* in place.*copy=True"):
+        pickle.dumps(window)
+    for each in (window, whole):
+        each.close()
+
+
+def test_a_readonly_window_is_one_where_it_is_unpickled(node, view):
+    window = node.share(node.xp.arange(4), readonly=True, name="table")
+    data = node.comm.bcast(pickle.dumps(window).hex(), 0)
+    view(f"import pickle\nthere = pickle.loads(bytes.fromhex('{data}'))")
+    assert view("host(there.array)") == [0, 1, 2, 3]
+    if node.backend == "host":
+        view.raises("ValueError", "there.array[0] = 1", "read-only")
+    view("del there")
+    window.close()
+
+
 def test_a_name_is_taken_once_on_all_ranks(node):
+    gc.collect()  # what tests before this one have left
     counters, before = node._context.counter_pool, held()
     first = node.allocate(2, name="taken")
     for call in (node.allocate, node.allocate_each, node.channel):

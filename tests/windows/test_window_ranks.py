@@ -565,6 +565,24 @@ def test_augmented_assignment_writes_into_the_window(node):
     win.fence()
 
 
+def test_a_window_is_no_array_to_compute_with(node):
+    win, two = node.allocate_each(4, "i8", fill=3), 2
+    for compute in (
+        lambda: win + 1,
+        lambda: two * win,
+        lambda: win**two,
+        lambda: win / win,
+        lambda: win @ win,
+    ):
+        with pytest.raises(TypeError, match=rf"^{win.name} is a window, .*compute with window"):
+            compute()
+    with pytest.raises(TypeError, match="compute with window"):
+        win -= 1
+    if node.backend == "host":
+        assert (np.ones(4) + win).tolist() == [4] * 4  # as NumPy reads it
+        assert np.sum(win) == 12
+
+
 # --- as other libraries see it
 
 
