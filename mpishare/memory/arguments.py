@@ -30,6 +30,18 @@ def is_int(value: Any) -> bool:
     return True
 
 
+def shape_of(given: Any) -> tuple[int, ...]:
+    """Return a shape: an int, or a sequence of them, which may be an array of NumPy."""
+    extents = [given] if is_int(given) else items_of(given)
+    wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
+    if extents is None or not all(map(is_int, extents)):
+        raise TypeError(wrong)
+    shape = tuple(map(operator.index, extents))
+    if min(shape, default=0) < 0:
+        raise ValueError(wrong)
+    return shape
+
+
 def items_of(value: Any) -> list[Any] | None:
     """Return a sequence as a list; None for anything else, such as an array without axes."""
     with suppress(TypeError):

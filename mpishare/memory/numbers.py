@@ -96,4 +96,13 @@ def why_not_added(dtype: np.dtype[Any]) -> str:
         return ""
     if dtype == _BFLOAT16_AS_BYTES:
         return f"{dtype} cannot be added (bfloat16 of PyTorch can where ml_dtypes is installed)"
-    return f"{dtype} cannot be added"
+    return f"{dtype} cannot be added" + as_numbers(dtype)
+
+
+def as_numbers(dtype: np.dtype[Any]) -> str:
+    """Return how elements that are not of `NUMBERS` are given as such, for the end of an error."""
+    if dtype.names:
+        return f". Give the numbers of a record field by field, such as x[{dtype.names[0]!r}]"
+    if not dtype.isnative and number_of(dtype.newbyteorder("=")):
+        return ". Give it in the machine's, x.astype(x.dtype.newbyteorder('='))"
+    return ""

@@ -25,24 +25,24 @@ class GivenFields(NamedTuple):
     takes_any: bool  # they are a `Layout` without dtype
 
     @classmethod
-    def of(cls, fields: Any, backend: str) -> GivenFields:
+    def of(cls, fields: Any, backend: str, name: str = "") -> GivenFields:
         """Check the user's fields; raise for those that cannot travel, or that share elements.
 
-        `backend` is ``"auto"`` for that of the first array.
+        `backend` is ``"auto"`` for that of the first array; errors call a single field by `name`.
         """
         given = layout.as_list(fields)
         takes_any = layout.takes_any(given)
         arrays = [field for field in given if not isinstance(field, Layout)]
         if backend == "auto" and arrays:
             backend = "cuda" if layout.is_on_gpu(arrays[0]) else "host"
-        layouts = layouts_of(given, backend)
-        require_disjoint(given, layouts)
+        layouts = layouts_of(given, backend, name)
+        require_disjoint(given, layouts, name)
         return cls(arrays if len(arrays) == len(given) else [], layouts, backend, takes_any)
 
 
-def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+def layouts_of(fields: Sequence[Any], backend: str, name: str = "") -> list[FieldLayout]:
     """Return the layouts of arrays and of each `Layout`, or raise for fields that cannot travel."""
-    return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
+    return [_layout_of(each, name or f"field {i}", backend) for i, each in enumerate(fields)]
 
 
 def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
@@ -55,10 +55,10 @@ def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
     return layout.host_layout(as_numpy(field, name), name)
 
 
-def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
+def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout], name: str = "") -> None:
     """Raise `ValueError` if two cells share memory: MPI may not receive into both."""
     for each in dict.fromkeys(layouts):
-        require_distinct_cells(each, f"field {layouts.index(each)}")
+        require_distinct_cells(each, name or f"field {layouts.index(each)}")
     numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
     if len(numbers) > 1:
         kept = [layouts[n] for n in numbers]

@@ -9,11 +9,11 @@ import ctypes
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.memory.arguments import shape_of
 from mpishare.memory.memory import compact_strides, span_nbytes
 from mpishare.memory.numbers import number_of, on_memory_of
 from mpishare.windows.window import Window
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.types import DTypeLike, Order, Shape
+
+MAX_WORD_NBYTES = 16  # of an element in GPU memory; on the host, records have any size
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,13 @@ class FieldLayout:
         if not self.is_like(other):
             raise ValueError(
                 f"{name} has another layout than the plan was made for: {self.difference(other)}. "
-                + self._remedy(other)
+                + self._remedy(other, name)
             )
 
-    def _remedy(self, other: FieldLayout) -> str:
-        plan = "make another plan for it (halo exchanges of Layout.any take all fields of a block)"
+    def _remedy(self, other: FieldLayout, name: str) -> str:
+        plan = "make another plan for it"
+        if "field" in name:  # not the array of an `Allreduce`
+            plan += " (halo exchanges of Layout.any take all fields of a block)"
         if self.kind == other.kind:
             xp, axes = "numpy" if self.device is None else "cupy", range(len(self.shape))
             for order, make in ((axes, "ascontiguousarray"), (axes[::-1], "asfortranarray")):
@@ -180,16 +184,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Normalize the shape to a tuple and the dtype to a `numpy.dtype`."""
-        given: Any = self.shape
-        # An array of NumPy has an index, too, if it has one element.
-        is_sequence = hasattr(given, "__len__") or not hasattr(given, "__index__")
-        wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
-        try:
-            shape = tuple(map(index, given if is_sequence else (given,)))
-        except TypeError:
-            raise TypeError(wrong) from None
-        if any(extent < 0 for extent in shape):
-            raise ValueError(wrong)
+        shape = shape_of(self.shape)
         if self.order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
         object.__setattr__(self, "shape", shape)
@@ -304,15 +299,29 @@ def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
         raise TypeError(
             f"{name} holds Python objects, which cannot travel: give numbers, u.astype(float)"
         )
-    if not 1 <= layout.dtype.itemsize <= 16:
-        raise TypeError(
-            f"{name} has elements of {layout.dtype.itemsize} bytes: 1 to 16 are allowed"
-        )
+    if not layout.dtype.itemsize:
+        raise TypeError(f"{name} has elements of dtype {layout.dtype}, which have no bytes")
+    if layout.device is not None:
+        require_word(layout)
     pairs = zip(layout.shape, layout.strides, strict=True)
     # Of an array without elements NumPy may make all strides zero.
     if 0 not in layout.shape and any(extent > 1 and step <= 0 for extent, step in pairs):
-        raise ValueError(f"{name} has strides {layout.strides}: they must be positive")
+        raise ValueError(
+            f"{name} has strides {layout.strides}: they must be positive. Give a copy, or the "
+            "array that it is a view of"
+        )
     return layout
+
+
+def require_word(layout: FieldLayout) -> None:
+    """Raise `TypeError` for elements that kernels, which move one by a word, cannot move."""
+    size = layout.dtype.itemsize
+    if size > MAX_WORD_NBYTES:
+        raise TypeError(
+            f"elements of {layout.dtype} have {size} bytes, and in GPU memory they have 1 to "
+            f"{MAX_WORD_NBYTES}: give their bytes, u.view('u1'), as fields of shape "
+            f"{(*layout.shape, size)}"
+        )
 
 
 def require_number(fields: Sequence[Any], wanted: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import UnsupportedError, format_nbytes
-from mpishare.memory.arguments import is_int
+from mpishare.memory.arguments import is_int, shape_of
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.numbers import number_of
 
@@ -68,7 +68,10 @@ def count_of(call: str, name: str, value: Any, most: int = _MOST) -> int:
 
 def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> ArrayLayout:
     """Return shape and dtype in canonical form, or raise why they cannot be used."""
-    sizes = _extents(call, shape)
+    try:
+        sizes = shape_of(shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{call} failed: {error}") from None
     try:
         found = np.dtype(dtype)
     except TypeError as error:
@@ -89,13 +92,3 @@ def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Arr
             "than can be addressed"
         )
     return layout
-
-
-def _extents(call: str, shape: Any) -> tuple[int, ...]:
-    extents = shape if isinstance(shape, tuple | list) else (shape,)
-    if not all(map(is_int, extents)):
-        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}")
-    sizes = tuple(map(operator.index, extents))
-    if min(sizes, default=0) < 0:
-        raise ValueError(f"{call} failed: negative extents in shape {sizes}")
-    return sizes

@@ -65,6 +65,8 @@ def test_a_layout_is_that_of_the_array_that_numpy_makes(shape, dtype, order):
 
 def test_what_users_write():
     assert Layout(3) == Layout((3,), float, "C") == Layout([np.int64(3)], "f8")
+    assert Layout(np.array(3)) == Layout(3)
+    assert Layout(np.array([2, 3])) == Layout((2, 3))
     assert Layout((2, 3), "f4").dtype == np.float32
     assert repr(Layout((2, 3))) == "Layout(shape=(2, 3), dtype=dtype('float64'), order='C')"
 

@@ -64,6 +64,16 @@ def test_a_wrong_argument_is_the_same_error_on_all_ranks(node, calls, name, valu
     assert node.allocate(1).shape == (1,)
 
 
+def test_a_shape_may_be_an_array(node):
+    shape = np.array([2, 3])
+    assert node.allocate(shape).shape == node.allocate_each(shape).shape == (2, 3)
+    assert node.channel(shape).shape == (2, 3)
+    pool = node.pool()
+    if node.is_leader:
+        assert pool.allocate(shape).shape == (2, 3)
+    assert node.allocate(np.array(4)).shape == (4,)
+
+
 def test_a_long_name_is_shortened_in_its_error(node):
     with pytest.raises(ValueError, match=r"^Node\.allocate failed: 'x{76}\.\.\. is not a name"):
         node.allocate(1, name="x" * 5000)

@@ -38,8 +38,10 @@ def place_of(field: Any, name: str) -> tuple[int, FieldLayout]:
     return _inspect(field, name)
 
 
-def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple[int, ...]:
-    """Return the addresses of a call's fields; `ValueError` if a layout differs."""
+def addresses_of(
+    fields: Sequence[Any], layouts: Sequence[FieldLayout], name: str = "a field"
+) -> tuple[int, ...]:
+    """Return the addresses of a call's fields; `ValueError`, by that name, if a layout differs."""
     found = []
     for field, expected in zip(fields, layouts, strict=True):
         if isinstance(field, _Array):
@@ -49,12 +51,12 @@ def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple
                 or field.dtype != expected.dtype
                 or field.data.device_id != expected.device
             ):
-                expected.require(cuda_layout(field, "a field"))
+                expected.require(cuda_layout(field, name), name)
             found.append(field.data.ptr)
         else:
-            address, seen = _inspect(field, "a field")
+            address, seen = _inspect(field, name)
             if seen != expected:
-                expected.require(seen)
+                expected.require(seen, name)
             found.append(address)
     return tuple(found)
 
