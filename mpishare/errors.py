@@ -192,11 +192,7 @@ def departure_error(
 
 # All texts of `PeerTimeout`. The remedy for a dead rank whose death no other rank of its node could
 # report:
-_UNSEEN_DEATH = (
-    "Nobody sees the death of a rank that was the only one of its node: let the launcher end the "
-    "job then, by `srun --kill-on-bad-exit=1` (mpirun does it by itself), and after an exception "
-    "by `python -m mpi4py`."
-)
+_UNSEEN_DEATH = "If one died, let `srun --kill-on-bad-exit=1` or `python -m mpi4py` end the job."
 _UNUSABLE = "The node cannot be used any more"
 
 
@@ -260,7 +256,8 @@ def late_unknown(
 ) -> PeerTimeout:
     """Return the error where the missing ranks cannot be known, but for ranks of a node."""
     what = f"{call} failed: not every rank of the communicator arrived"
-    more = f"{name_places(where or {})}. All of its ranks must call it. {_UNSEEN_DEATH}"
+    rule = "All of its ranks must call it, and none inside of `if rank == 0:`"
+    more = f"{name_places(where or {})}. {rule}. {_UNSEEN_DEATH}"
     return late(what, timeout_s, more, where=where)
 
 

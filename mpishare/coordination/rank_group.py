@@ -155,6 +155,10 @@ def require_intracomm(
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
         return comm
     is_null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
+    if isinstance(getattr(comm, "comm", None), MPI.Intracomm):
+        raise TypeError(
+            f"{call} failed: the communicator comes first: node.comm, not the {type(comm).__name__}"
+        )
     kind = "COMM_NULL: this rank is not in it, or it was freed" if is_null else type(comm).__name__
     raise TypeError(f"{call} failed: {wanted}, not {kind}")
 

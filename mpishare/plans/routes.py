@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import UnsupportedError, grouped, name_ranks
 from mpishare.runtime.route import (
     GPU_MESSAGES,
     MESSAGES,
@@ -16,7 +16,7 @@ from mpishare.runtime.route import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.report import Pair, Report
@@ -79,21 +79,33 @@ def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
     return forced.in_order if there.origin == there.target else forced
 
 
-def refuse(call: str, routes: Sequence[Routes], require: list[str] | None) -> None:
-    """Raise on every rank if any route of any rank is not allowed."""
+def refuse(
+    call: str,
+    routes: Sequence[Routes],
+    require: list[str] | None,
+    why: Callable[[int, int, Route], str | None] = lambda *_: None,
+) -> None:
+    """Raise on every rank if any route of any rank is not allowed.
+
+    `why` returns why a route is taken between two ranks, as far as this rank knows.
+    """
     if require is None:
         return
-    refused = [
-        f"rank {rank} to rank {peer}: {route}"
+    refused = grouped(
+        (route, (rank, peer))
         for rank, mine in enumerate(routes)
         for peer, route in mine.items()
         if route not in require and route.broader not in require
-    ]
-    if refused:
+    )
+    texts = []
+    for route, pairs in refused.items():
+        reasons = dict.fromkeys(filter(None, (why(*pair, route) for pair in pairs)))
+        among = name_ranks({rank for pair in pairs for rank in pair})
+        texts.append(f"{route} among {among}" + (f" ({'; '.join(reasons)})" if reasons else ""))
+    if texts:
         raise UnsupportedError(
-            f"{call} failed: require={tuple(require)} refuses {', '.join(refused[:8])}"
-            + (f" and {len(refused) - 8} more" if len(refused) > 8 else "")
-            + ". Name their routes in require= too, or leave it out"
+            f"{call} failed: require={tuple(require)} refuses {', '.join(texts)}. Name their "
+            "routes in require= too, or leave it out"
         )
 
 

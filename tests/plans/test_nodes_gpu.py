@@ -67,7 +67,7 @@ def test_the_memory_of_messages_can_be_required(half):
     inside = ("fused", "copy", "pinned")
     with exchanging(half, case, require=(*inside, "mpi"), comm=WORLD):
         takes = half.report().gpu_messages == ""
-    refused = pytest.raises(mpishare.UnsupportedError, match="refuses rank")
+    refused = pytest.raises(mpishare.UnsupportedError, match="refuses mpi among ranks")
     with (
         nullcontext() if takes else refused,
         exchanging(half, case, require=(*inside, "mpi-gpu"), comm=WORLD) as (halo, _),

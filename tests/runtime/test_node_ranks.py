@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpishare import (
     Allreduce,
     ClosedError,
+    HaloExchange,
     MismatchError,
     Node,
     PeerError,
@@ -226,6 +227,17 @@ def no_environment(monkeypatch):
 def test_comm_must_be_a_communicator(call, comm, kind):
     with pytest.raises(TypeError, match=f" failed: comm must be an Intracomm, not {kind}$"):
         call(comm)
+
+
+def test_a_node_is_no_communicator(node):
+    u = np.zeros(4)
+    for make in (
+        lambda: HaloExchange(node, u, 1, dims=(node.size,)),
+        lambda: Allreduce(node, u),
+        lambda: Node(node),
+    ):
+        with pytest.raises(TypeError, match=r" failed: the communicator comes first: node\.comm"):
+            make()
 
 
 @pytest.mark.parametrize(
