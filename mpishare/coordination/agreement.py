@@ -22,7 +22,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -118,7 +118,8 @@ class Agreement(Waits):
             self.leave(call, error)
             raise
         try:
-            return kept, settle(call, [*map(json.loads, messages)], mine, self.rank, "node")
+            replies = [*map(json.loads, messages)]
+            return kept, settle(call, replies, mine, self.rank, "node", self._refusals)
         finally:
             mine = None  # avoids a cycle with its traceback, which may hold large arrays
 
@@ -220,12 +221,17 @@ def is_agreed(error: BaseException) -> bool:
 
 
 def settle(
-    call: str, replies: Sequence[Any], error: BaseException | None, rank: int, of: str
+    call: str,
+    replies: Sequence[Any],
+    error: BaseException | None,
+    rank: int,
+    of: str,
+    refusals: Callable[[Collection[str], Iterable[int]], list[str]] = lambda *_: [],
 ) -> list[Any]:
     """Return the results of a step by rank, or raise on every rank: this one's own error first.
 
     A reply has the call, the text of an error or None, and the result; `of` names the group of
-    ranks.
+    ranks. `refusals` tells which of the different calls of ranks were refused by others of them.
     """
     if error is not None:
         note_agreed(error)
@@ -236,7 +242,8 @@ def settle(
     calls = {r: called for r, (called, *_) in enumerate(replies)}
     if len({*calls.values()}) > 1:
         rule = f"Collective calls are made in the same order on all ranks of a {of}."
-        raise mismatch("ranks made different collective calls", calls, rank, "called", rule)
+        what = [*refusals(calls.values(), calls), "ranks made different collective calls"]
+        raise mismatch("; ".join(what), calls, rank, "called", rule)
     failures = {r: text for r, (_, text, _) in enumerate(replies) if text is not None}
     if failures:
         raise peer_error(call, failures)

@@ -38,7 +38,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
@@ -290,7 +290,8 @@ class Waits:
             self.fail_departed(call, gone)
         if self.failure is not None:
             return self.failure
-        error = late_ranks(call, ranks, self.timeout_s, self.here, self.where(ranks))
+        here = "; ".join([self.here, *self._refusals([call], ranks)])
+        error = late_ranks(call, ranks, self.timeout_s, here, self.where(ranks))
         return self.fail(error, fatal=True)
 
     def where(self, ranks: Collection[int], is_over: Callable[[], object] = bool) -> dict[int, str]:
@@ -302,20 +303,32 @@ class Waits:
             return ask(self.block, ranks, self.progress, is_over)
         return ask(self.block, ranks, lambda: answer(self.block, self.thread), is_over)
 
+    def refuse(self, subject: str, error: BaseException) -> None:
+        """Tell the ranks that wait for this one in calls of `subject` that it has refused one."""
+        self.block.refuse(subject, describe(error))
+
+    def _refusals(self, calls: Collection[str], ranks: Iterable[int]) -> list[str]:
+        """Return, for an error, the calls that ranks have refused while others wait in them."""
+        subjects = {*calls, *(call.rpartition(": ")[0] for call in calls)}
+        told = {rank: self.block.refusal(rank) for rank in sorted(ranks)}
+        return [
+            f"rank {rank} has refused its call ({text})"
+            for rank, (subject, text) in told.items()
+            if subject and subject in subjects
+        ]
+
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""
         calls = {rank: cycle[rank].call for rank in sorted(cycle)}
         failures = {rank: f"waits in {name}" for rank, name in calls.items()}
-        named = ", ".join(
-            f"rank {rank} in {name}" for rank, name in {self.rank: call, **calls}.items()
-        )
-        text = " ".join(
-            [
-                f"ranks wait for each other: {named}. Collective calls must be made in the same "
-                "order on all ranks of a node.",
-                *awaited_calls({call, *calls.values()}),
-            ]
-        )
+        called = {self.rank: call, **calls}
+        named = ", ".join(f"rank {rank} in {name}" for rank, name in called.items())
+        why = "ranks wait for each other"
+        rule = "Collective calls must be made in the same order on all ranks of a node."
+        if refused := self._refusals(called.values(), called):
+            why = f"{'; '.join(refused)}, and others wait for it"
+            rule = "Make the call there again, with arguments that fit."
+        text = " ".join([f"{why}: {named}. {rule}", *awaited_calls({*called.values()})])
         return self.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
 
 

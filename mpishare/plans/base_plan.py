@@ -153,10 +153,14 @@ class BasePlan(NodeObject):
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
 
     def _named(self, call: str, error: Exception) -> Exception:
-        """Return the error of an argument with the name of the plan and the call."""
-        if type(error) not in (TypeError, ValueError):
-            return error
-        return type(error)(f"{self.name}: {call} failed: {error}")
+        """Return the error of an argument with the name of the plan and the call.
+
+        The call may have been refused on this rank alone, which the others are told.
+        """
+        if type(error) in (TypeError, ValueError):
+            error = type(error)(f"{self.name}: {call} failed: {error}")
+            self._context.agreement.refuse(self.name, error)
+        return error
 
     def _forget(self) -> None:
         self._drop()

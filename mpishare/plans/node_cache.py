@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_TIMEOUT_S = 300.0
 
+# After the call of a wait for ranks that may have no node in common.
+_WITHOUT_NODE = " without node="
+
 
 def kept_node(group: RankGroup, backend: str) -> Node | None:
     """Return the node that is kept for plans of these ranks without ``node=``, if it works."""
@@ -116,7 +119,7 @@ def watching_setup(
     raise. It is collective on a communicator whose ranks are not known yet.
     """
     if not isinstance(node, Node):
-        yield Bystanders(call, _DEFAULT_TIMEOUT_S, f"{call} without node=")
+        yield Bystanders(call, _DEFAULT_TIMEOUT_S, call + _WITHOUT_NODE)
         return
     agreement = node._context.agreement
     agreement.check()
@@ -146,6 +149,15 @@ def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]
         if known(comm).keys() == agreement.ranks.keys():
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
+
+
+def tell_refused(node: Any, call: str, error: TypeError) -> None:
+    """Tell the ranks that make a plan that this one has refused it, having no communicator."""
+    if isinstance(node, Node):
+        node._context.agreement.refuse(call, error)
+    else:
+        for each in of_this_thread():
+            each.refuse(call + _WITHOUT_NODE, error)
 
 
 def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:

@@ -20,7 +20,7 @@ from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
-from mpishare.plans.layout import FieldLayout
+from mpishare.plans.layout import FieldLayout, require_word
 from mpishare.plans.message import pack_messages, unpack_messages
 from mpishare.plans.node_cache import (
     NodeChoice,
@@ -31,6 +31,7 @@ from mpishare.plans.node_cache import (
     name_plan,
     own_communicator,
     ranks_left_out,
+    tell_refused,
     watching_setup,
 )
 from mpishare.runtime import ranges
@@ -102,7 +103,11 @@ def plan_setup(
     Collective, host-blocking. `wanted` is for the error of what is no communicator. A plan that is
     inner to another one has its communicator.
     """
-    require_intracomm(call, given, wanted)
+    try:
+        require_intracomm(call, given, wanted)
+    except TypeError as error:
+        tell_refused(node, call, error)
+        raise
     held = None
     try:
         with watching_setup(node, given, call) as watch:
@@ -128,12 +133,19 @@ def plan_setup(
 
 
 def agree_on_fields(
-    start: PlanStart, fields: Any, require: Any, describe: Callable[[GivenFields], Description]
+    start: PlanStart,
+    fields: Any,
+    require: Any,
+    describe: Callable[[GivenFields], Description],
+    name: str = "",
 ) -> AgreedFields:
-    """Agree on the fields, the arguments and the node. Collective, host-blocking."""
+    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+
+    `name` is that of the one field in errors, where it is not called a field.
+    """
 
     def find() -> tuple[GivenFields, Description]:
-        given = GivenFields.of(fields, start.backend)
+        given = GivenFields.of(fields, start.backend, name)
         return given, describe(given)
 
     return agree_on_found(start, require, find)
@@ -244,6 +256,8 @@ def begin_plan(
 
     def step() -> list[Any]:
         require_device(setup.mine, setup.node)
+        for each in setup.mine if setup.on_gpu else ():  # a `Layout` was in no memory until now
+            require_word(each)
         engine_class(setup)
         return [ranks_left_out(setup.comm, setup.given_node), work()]
 
@@ -321,7 +335,16 @@ def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, R
             {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
             for each in chosen
         ]
-    routes.refuse(setup.call, chosen, setup.same["require"])
+    here, report = setup.comm.ranks_here, setup.context.report
+
+    def why(rank: int, peer: int, route: Route) -> str | None:
+        ends = [rank, peer] if rank in here else [peer, rank]
+        if ends[0] not in here:  # of another node, whose report this rank has not
+            return None
+        found = report.why(here[ends[0]], here.get(ends[1]), route)
+        return found or (None if setup.on_gpu else "the fields are in host memory")
+
+    routes.refuse(setup.call, chosen, setup.same["require"], why)
     return chosen
 
 
