@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from mpishare.errors import MpiShareError
 from mpishare.plans.base_plan import BasePlan
@@ -17,7 +17,7 @@ from mpishare.reduction.operation import Operation, name_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpishare.memory.types import Array, OperationName, Stream
+    from mpishare.memory.types import AnyArray, Array, GivenArray, OperationName, Stream
     from mpishare.node import Node
     from mpishare.plans.engine import PlanEngine, PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -71,10 +71,10 @@ class Allreduce(BasePlan):
     >>> comm = MPI.COMM_WORLD
     >>> x = numpy.full(3, 1.0)
     >>> with Allreduce(comm, x) as total:
-    ...     total.reduce(x)
+    ...     y = total.reduce(x)  # x itself
     ...     squares = total.dot(x, x)
-    >>> bool(x[0] == comm.size), bool(squares == 3 * comm.size**3)
-    (True, True)
+    >>> y is x, bool(x[0] == comm.size), bool(squares == 3 * comm.size**3)
+    (True, True, True)
     """
 
     _log = logging.getLogger("mpishare.allreduce")
@@ -98,7 +98,7 @@ class Allreduce(BasePlan):
             return Description({"op": operation.name, "shape": layout.shape})
 
         with plan_setup(_CALL, comm, node) as start:
-            setup = agree_on_fields(start, [like], None, describe).setup
+            setup = agree_on_fields(start, [like], None, describe, "like").setup
             begin_plan(setup, engine_class)
             self._layout = layout = setup.mine[0]
             self._operation = operation = Operation(name, layout.dtype)
@@ -112,8 +112,8 @@ class Allreduce(BasePlan):
         self._is_amid = False
         self._log_made()
 
-    def reduce(self, x: Array, stream: Stream | None = None) -> None:
-        """Replace `x`, on every rank, by the combination of all ranks' `x`.
+    def reduce(self, x: GivenArray, stream: Stream | None = None) -> GivenArray:
+        """Replace `x`, on every rank, by the combination of all ranks' `x`, and return it.
 
         Collective. Stream-ordered on CUDA, where it may be captured into a graph; over several
         nodes, and on the host backend, it blocks until the result is there.
@@ -126,6 +126,11 @@ class Allreduce(BasePlan):
         stream : stream, optional
             The stream that writes and reads `x`. Default: the current one of the library that `x`
             comes from.
+
+        Returns
+        -------
+        array
+            `x` itself.
 
         Raises
         ------
@@ -151,7 +156,7 @@ class Allreduce(BasePlan):
         # Written for speed, as the small ones are little more than the call.
         fast = self._try_fast
         if fast is not None and fast(x, stream):
-            return
+            return x
         agreement, amid = self._agreement, self._is_amid
         if amid or self._is_closed or agreement.failure or get_ident() != agreement.thread:
             self._check("reduce")
@@ -167,7 +172,16 @@ class Allreduce(BasePlan):
             self._fail("reduce", error)
         finally:
             self._is_amid = False
+        return x
 
+    @overload
+    def dot(
+        self, x: Array, y: Array, out: None = None, stream: Stream | None = None
+    ) -> AnyArray: ...
+    @overload
+    def dot(
+        self, x: Array, y: Array, out: GivenArray, stream: Stream | None = None
+    ) -> GivenArray: ...
     def dot(
         self, x: Array, y: Array, out: Array | None = None, stream: Stream | None = None
     ) -> Any:

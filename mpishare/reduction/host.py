@@ -75,7 +75,7 @@ class HostReduce(PlanEngine):
             handle_of(stream)
         # Written for speed: with few elements, the checks take as long as the rest.
         if type(field) is not np.ndarray:
-            field = as_numpy(field, "a field")
+            field = as_numpy(field, "x")
         if (
             field.shape != self._shape
             or field.strides != self._strides
@@ -156,8 +156,8 @@ class HostReduce(PlanEngine):
     # --- checks of the arrays
 
     def _require(self, field: Array) -> None:
-        self._layout.require(FieldLayout.of_host(field))
-        require_writeable(field, "a field")
+        self._layout.require(FieldLayout.of_host(field), "x")
+        require_writeable(field, "x")
 
     def _operand(self, field: Any, name: str) -> Array:
         array = as_numpy(field, name)

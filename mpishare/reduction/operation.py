@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.memory.numbers import NUMBERS, Number, number_of
+from mpishare.memory.numbers import NUMBERS, Number, as_numbers, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ class Operation:
             raise TypeError(
                 f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
                 "and complex128, integers and bool can, in the byte order of the machine, and "
-                "bfloat16 where ml_dtypes is installed"
+                f"bfloat16 where ml_dtypes is installed{as_numbers(self.dtype)}"
             )
         kinds = OPERATIONS[self.name].kinds
         if number.kind not in kinds:

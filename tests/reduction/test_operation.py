@@ -37,6 +37,15 @@ def test_elements_that_cannot_be_reduced(dtype):
         Operation("max", np.dtype(dtype))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [(">i4", r"x\.astype\(x\.dtype\.newbyteorder\('='\)\)$"), ("f8,i4", r"such as x\['f0'\]$")],
+)
+def test_how_to_give_such_elements_as_numbers(dtype, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        Operation("sum", np.dtype(dtype))
+
+
 @pytest.mark.parametrize("op", ["maxloc", "minloc"])
 @pytest.mark.parametrize("dtype", ["?", "i4", "u8", "f4", "f8"])
 def test_indices_are_beside_the_values(op, dtype):

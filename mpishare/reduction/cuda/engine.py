@@ -104,7 +104,7 @@ class CudaReduce(CudaPlanEngine):
         """See `ReduceEngine.reduce`."""
         prepared = self._reduce
         fields = (field,)
-        addresses = addresses_of(fields, prepared.layouts)
+        addresses = addresses_of(fields, prepared.layouts, "x")
         self._require_aligned(addresses)
         entered = self._enter("reduce", fields, stream)
         if self._is_needed:
