@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from mpishare.plans.layout import (
     FieldLayout,
     array_of,
     as_numpy,
-    check_layout,
     is_tensor,
     require_writeable,
 )
@@ -78,7 +78,7 @@ class Arrays:
                 f"and dtype {side.layout.dtype}"
             )
         array = self.seen(array_of(given), name)
-        found = check_layout(self._place_of(array, name)[1], name)
+        found = self._span_of(array, name)[1]
         if is_written:
             require_distinct_cells(found, name)
             if not self.on_gpu:
@@ -103,6 +103,13 @@ class Arrays:
             return place_of(array, name)
         return address_of(array), FieldLayout.of_host(array)
 
+    def _span_of(self, array: Any, name: str) -> tuple[int, FieldLayout]:
+        """Return the first address of an array, and its layout with all axes upwards from there."""
+        address, layout = self._place_of(array, name)
+        axes = zip(layout.shape, layout.strides, strict=True)
+        back = sum((extent - 1) * step for extent, step in axes if step < 0)
+        return address + back, replace(layout, strides=tuple(map(abs, layout.strides)))
+
     def fits(self, array: Any, side: Side) -> bool:
         """Whether the engines, which take only arrays that can be written, can use it as it is."""
         cells = side.as_cells(array)
@@ -125,7 +132,7 @@ class Arrays:
 
     def share_memory(self, one: Any, other: Any) -> bool:
         """Whether the spans of two arrays overlap: those of interleaved cells count too."""
-        (a, of_a), (b, of_b) = (self._place_of(each, "an array") for each in (one, other))
+        (a, of_a), (b, of_b) = (self._span_of(each, "an array") for each in (one, other))
         a_nbytes, b_nbytes = of_a.span_nbytes, of_b.span_nbytes
         return bool(a_nbytes and b_nbytes and a < b + b_nbytes and b < a + a_nbytes)
 

@@ -7,17 +7,17 @@ import sys
 from dataclasses import dataclass, replace
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
 from mpishare.halo.engine_pair import engine_class
-from mpishare.memory.arguments import is_int, require_bool
+from mpishare.memory.arguments import is_int, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
 from mpishare.plans.fields import GivenFields
-from mpishare.plans.layout import FieldLayout, Layout, check_layout, is_tensor
+from mpishare.plans.layout import FieldLayout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 from mpishare.redistribution.arrays import Arrays, Side
@@ -28,10 +28,19 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.memory.types import Array, DTypeLike, RouteName, Shape, Stream
+    from mpishare.memory.types import (
+        AnyArray,
+        Array,
+        DTypeLike,
+        GivenArray,
+        RouteName,
+        Shape,
+        Stream,
+    )
     from mpishare.node import Node
     from mpishare.plans.engine import Engine
     from mpishare.redistribution.distribution import Distribution
+    from mpishare.windows.window import Window
 
 _CALL = "Redistribute"
 _SOURCE, _TARGET = 0, 1
@@ -59,12 +68,13 @@ class Redistribute(RoutedPlan):
         the whole on one and nothing elsewhere. Sources are disjoint. Targets may overlap, and need
         not cover all.
     dtype : dtype
-        Of the elements, of 1 to 16 bytes, as NumPy takes it.
+        Of the elements, as NumPy takes it; on GPUs of 1 to 16 bytes.
     permute : tuple of int, optional
         The order of the axes in the target's part, as in
         ``numpy.transpose(whole, permute)``: the last one named is contiguous there.
     in_place : bool
-        Whether `out` may be the array that is passed, where both parts have one shape.
+        Whether `out` may share memory with the array that is passed: be the same one, where both
+        parts have one shape, or a view of it. It then goes through a copy.
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
         `comm` while there are plans on it. It decides whether arrays are in GPU memory.
@@ -147,6 +157,14 @@ class Redistribute(RoutedPlan):
         self.source_shape: tuple[int, ...] = source_side.shape
         self.target_shape: tuple[int, ...] = target_side.shape
 
+    @overload
+    def forward(self, a: Window, out: None = None, stream: Stream | None = None) -> AnyArray: ...
+    @overload
+    def forward(
+        self, a: GivenArray, out: None = None, stream: Stream | None = None
+    ) -> GivenArray: ...
+    @overload
+    def forward(self, a: Array, out: GivenArray, stream: Stream | None = None) -> GivenArray: ...
     def forward(self, a: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the target, given its part of the source.
 
@@ -157,13 +175,12 @@ class Redistribute(RoutedPlan):
         ----------
         a : array
             This rank's part of the source: of `source_shape` and the plan's dtype, with any
-            positive strides, from any allocator. One with gaps is copied first. A rank without
+            strides, from any allocator. One with gaps, or reversed, is copied first. A rank without
             cells gives an empty array of that shape.
         out : array, optional
             Where the part of the target is stored: of `target_shape` and the plan's dtype. Default:
-            a new array, of the library of `a`. It may not overlap `a`, unless it is `a`, and the
-            plan was made with ``in_place=True``; nor what another rank passes, as views of one
-            window may.
+            a new array, of the library of `a`. It may not overlap `a`, unless the plan was made
+            with ``in_place=True``; nor what another rank passes, as views of one window may.
         stream : stream, optional
             The stream that writes `a` and reads the result. Default: the current one of the library
             that `a` comes from.
@@ -187,6 +204,14 @@ class Redistribute(RoutedPlan):
         """
         return self._redistribute(self._forward, "forward", a, out, stream)
 
+    @overload
+    def backward(self, b: Window, out: None = None, stream: Stream | None = None) -> AnyArray: ...
+    @overload
+    def backward(
+        self, b: GivenArray, out: None = None, stream: Stream | None = None
+    ) -> GivenArray: ...
+    @overload
+    def backward(self, b: Array, out: GivenArray, stream: Stream | None = None) -> GivenArray: ...
     def backward(self, b: Array, out: Array | None = None, stream: Stream | None = None) -> Any:
         """Return this rank's part of the source, given its part of the target: the way back.
 
@@ -232,7 +257,7 @@ class Redistribute(RoutedPlan):
         self._open = call
         self._end_with_capture()
 
-    def wait(self, stream: Stream | None = None) -> Any:
+    def wait(self, stream: Stream | None = None) -> AnyArray:
         """End what `start` began, and return the part that it brings.
 
         Collective over the plan's ranks. Stream-ordered on CUDA, as `forward`.
@@ -324,10 +349,11 @@ class Redistribute(RoutedPlan):
             result = out
             found = target = arrays.checked(out, "out", written, is_written=True)
             is_shared = arrays.share_memory(source, target)
-            if is_shared and given is not out:
-                raise ValueError("out overlaps the array: give an out in other memory, or none")
             if is_shared and not self._in_place:
-                raise ValueError("out is the array: make the plan with in_place=True")
+                raise ValueError(
+                    "out shares memory with the array: make the plan with in_place=True, or give "
+                    "an out in other memory, or none"
+                )
             if is_shared or not arrays.fits(target, written):
                 target = arrays.new(found, written, stream)
         if not arrays.fits(source, read):
@@ -431,7 +457,7 @@ def _described(
     in_place: Any,
 ) -> tuple[GivenFields, Description]:
     """Return this rank's parts of the `given` source and target, and what is agreed of them."""
-    shape = Layout(shape, None).shape
+    shape = shape_of(shape)
     if not shape:
         raise ValueError("shape has no axes")
     order, dtype = _order_of(permute, len(shape)), _dtype_of(dtype)
@@ -453,6 +479,11 @@ def _described(
 
 
 def _dtype_of(given: Any) -> np.dtype[Any]:
+    if given is None:  # any dtype, as in a `Layout`, and not NumPy's float64
+        raise TypeError(
+            "dtype is None, and a Redistribute is for one dtype: name it, dtype=a.dtype, or leave "
+            "it out for float64"
+        )
     try:
         found: np.dtype[Any] = np.dtype(given)
     except TypeError:
