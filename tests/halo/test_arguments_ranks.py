@@ -228,7 +228,7 @@ def test_what_is_no_cart_or_no_node(node, line):
     closed.close()
     for cart, given, kinds, words in (
         *((cart, node, (TypeError, ValueError), "cart") for cart in (node.comm, None, 3)),
-            (node, node, TypeError, "the communicator comes first"),
+        (node, node, TypeError, "the communicator comes first"),
         *((line, wrong, TypeError, "node") for wrong in (node.comm, 3, "host")),
         (line, closed, ClosedError, "closed"),
     ):
