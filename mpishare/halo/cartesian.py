@@ -275,7 +275,7 @@ class _GridCells:
         blocks = [
             Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths in agreed.geometry
         ]
-        grid, corners, rank = self.grid, self._corners, agreed.setup.comm.rank
+        grid, corners, rank = self.grid.of_blocks(blocks), self._corners, agreed.setup.comm.rank
         geometry.check(grid, blocks, corners=corners)
         self._expected = blocks[rank]
         self.block = blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks))

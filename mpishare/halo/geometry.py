@@ -80,28 +80,69 @@ class Block(NamedTuple):
 class Grid(NamedTuple):
     """The cart: `dims` ranks an axis, `periods` the axes that wrap.
 
+    `empty` has the places along each axis at which no rank has cells: neighbors pass over them.
+
     Examples
     --------
     >>> grid = Grid((2, 3), (False, True))
     >>> grid.neighbor(5, (0, 1)), grid.neighbor(5, (1, 0)), grid.directions(corners=False)
     (3, None, ((-1, 0), (0, -1), (0, 1), (1, 0)))
+    >>> row = Grid((4,), (True,), (frozenset({3}),))
+    >>> row.neighbor(2, (1,)), row.readers(0, (1,))
+    (0, [2, 3])
     """
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
+    empty: tuple[frozenset[int], ...] = ()
+
+    def of_blocks(self, blocks: Sequence[Block]) -> Grid:
+        """Return the grid with the places at which none of these blocks, by rank, has cells."""
+        empty = []
+        for axis, extent in enumerate(self.dims):
+            stride = prod(self.dims[axis + 1 :])
+            with_cells = (rank for rank, block in enumerate(blocks) if block.extents[axis])
+            empty.append(
+                frozenset(range(extent)).difference(r // stride % extent for r in with_cells)
+            )
+        return self._replace(empty=tuple(empty))
 
     def neighbor(self, rank: int, direction: Direction) -> int | None:
-        """Return the rank one step away, maybe `rank` itself; None beyond the domain's edge."""
+        """Return the next rank with cells, maybe `rank` itself; None beyond the domain's edge."""
         found, stride = 0, 1
         for axis in reversed(range(len(self.dims))):
-            extent = self.dims[axis]
-            rank, coord = divmod(rank, extent)
-            coord += direction[axis]
-            if not self.periods[axis] and not 0 <= coord < extent:
+            rank, place = divmod(rank, self.dims[axis])
+            beside = self._next(axis, place, direction[axis])
+            if beside is None:
                 return None
-            found += stride * (coord % extent)
+            found += stride * beside
+            stride *= self.dims[axis]
+        return found
+
+    def readers(self, rank: int, direction: Direction) -> list[int]:
+        """Return the ranks that have `rank` as their neighbor in that direction."""
+        found, stride = [0], 1
+        for axis in reversed(range(len(self.dims))):
+            extent, step = self.dims[axis], direction[axis]
+            rank, place = divmod(rank, extent)
+            back = range(1, 2 + len(self.empty[axis])) if self.empty else (1,)
+            near = sorted({(place - n * step) % extent for n in back})
+            beside = [each for each in near if self._next(axis, each, step) == place]
+            found = [stride * each + rest for each in beside for rest in found]
             stride *= extent
         return found
+
+    def _next(self, axis: int, place: int, step: int) -> int | None:
+        """Return the next place along an axis at which ranks have cells; None beyond the edge."""
+        if not step:
+            return place
+        extent = self.dims[axis]
+        for at in range(place + step, place + step * (extent + 1), step):
+            if not self.periods[axis] and not 0 <= at < extent:
+                return None
+            if not self.empty or at % extent not in self.empty[axis]:
+                return at % extent
+        return None
 
     def directions(self, *, corners: bool) -> tuple[Direction, ...]:
         """Return the faces and, with `corners`, after them the edges and the corners."""
@@ -255,8 +296,11 @@ def transfers(
     """
     directions = grid.directions(corners=corners)
     received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]
-    backward = ((each, tuple(-step for step in each)) for each in directions)
-    sent = [_transfer(each, rank, grid.neighbor(rank, back), blocks) for each, back in backward]
+    sent = [
+        _transfer(each, rank, reader, blocks)
+        for each in directions
+        for reader in grid.readers(rank, each)
+    ]
     return tuple(filter(None, sent)), tuple(filter(None, received))
 
 
@@ -371,10 +415,10 @@ def _moved(cells: slice, axis: int, n: int, extent: int) -> slice:
 
 
 def _transfer(
-    direction: Direction, sender: int | None, receiver: int | None, blocks: Blocks
+    direction: Direction, sender: int | None, receiver: int, blocks: Blocks
 ) -> Transfer | None:
     """Return the transfer between two ranks, None where there is none."""
-    if sender is None or receiver is None:
+    if sender is None:
         return None
     theirs, target = blocks[sender], blocks[receiver].ghosts(direction)
     shape = target.shape
@@ -402,12 +446,14 @@ def _require_match(
         raise ValueError(
             f"width {cells} along axis {axis} of the cart is too large: rank {needing} needs "
             f"{cells} cells of rank {rank}, which owns {extent} (its extent without ghosts). Take "
-            "narrower ghosts, or fewer ranks along that axis"
+            "narrower ghosts, or fewer ranks along that axis, or "
+            "NeighborExchange.from_global_ids, whose ghosts come from any ranks"
         )
     if not step and cells != extent:
         (one, ours), (other, others) = sorted([sender, receiver])
         raise ValueError(
             f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
             f"axis {axis} of the cart they own {ours} and {others} cells (without ghosts). Shapes, "
-            "widths and axes= of both ranks give these extents"
+            "widths and axes= of both ranks give these extents. Blocks that are no rows and "
+            "columns of a grid can use NeighborExchange.from_global_ids"
         )

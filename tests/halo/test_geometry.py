@@ -38,20 +38,23 @@ def layout(dims, periods, splits, width, corners=False):
 
 @st.composite
 def cases(draw, most_axes=4, alike=False):
-    """Any grid, uneven blocks, widths that differ from rank to rank, none wider than is owned."""
+    """Any grid, uneven blocks, some without cells, widths that differ from rank to rank.
+
+    None is wider than the next block that has cells.
+    """
     naxes = draw(st.integers(1, most_axes))
     most = {1: 5, 2: 4, 3: 3, 4: 2}[naxes]
     dims = draw(st.tuples(*[st.integers(1, most)] * naxes))
     periods = draw(st.tuples(*[st.booleans()] * naxes))
-    splits = [draw(st.tuples(*[st.integers(1, 4)] * extent)) for extent in dims]
+    splits = [draw(st.tuples(*[st.integers(0, 4)] * extent).filter(any)) for extent in dims]
     if alike:
-        side = [st.integers(0, min(split)) for split in splits]
+        side = [st.integers(0, min(filter(None, split))) for split in splits]
         width = draw(st.tuples(*[st.tuples(each, each) for each in side]))
     else:
         random = draw(st.randoms(use_true_random=False))
         width = [
             tuple(
-                tuple(random.randint(0, split[(coord + step) % len(split)]) for step in (-1, 1))
+                tuple(random.randint(0, halos.next_extent(split, coord, by)) for by in (-1, 1))
                 for split, coord in zip(splits, coords, strict=True)
             )
             for coords in np.ndindex(*dims)
@@ -64,7 +67,12 @@ def ranks(case):
 
 
 def both(case, rank):
-    return geometry.transfers(case.grid, rank, case.blocks, corners=case.corners)
+    grid = case.grid.of_blocks(case.blocks)
+    return geometry.transfers(grid, rank, case.blocks, corners=case.corners)
+
+
+def check(case):
+    geometry.check(case.grid.of_blocks(case.blocks), case.blocks, corners=case.corners)
 
 
 def owned_alone(case):
@@ -139,9 +147,11 @@ def test_sends_meet_receives_one_to_one_and_in_order(case):
             assert [each for each in sent if each.receiver == other] == theirs
         assert {each.sender for each in sent} <= {rank}
         assert {each.receiver for each in received} <= {rank}
-        for side in (sent, received):
-            places = [order.index(each.direction) for each in side]
-            assert places == sorted(set(places))
+        # Ranks without cells read what the rank behind them reads.
+        places = [(order.index(each.direction), each.receiver) for each in sent]
+        assert places == sorted(set(places))
+        places = [order.index(each.direction) for each in received]
+        assert places == sorted(set(places))
     assert sum(len(sent) for sent, _ in every) == sum(len(received) for _, received in every)
 
 
@@ -380,7 +390,7 @@ def told(case):
         except ValueError as error:
             texts[rank] = str(error)
     with pytest.raises(ValueError, match="rank") as caught:
-        geometry.check(case.grid, case.blocks, corners=case.corners)
+        check(case)
     return texts, str(caught.value)
 
 
@@ -391,7 +401,8 @@ def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
     assert set(texts.values()) == {text}
     assert text == (
         "width 3 along axis 1 of the cart is too large: rank 2 needs 3 cells of rank 1, which owns "
-        "2 (its extent without ghosts). Take narrower ghosts, or fewer ranks along that axis"
+        "2 (its extent without ghosts). Take narrower ghosts, or fewer ranks along that axis, or "
+        "NeighborExchange.from_global_ids, whose ghosts come from any ranks"
     )
 
 
@@ -411,7 +422,8 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     assert text == (
         "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
         f"they own 6 and {extent} cells (without ghosts). Shapes, widths and axes= of both ranks "
-        "give these extents"
+        "give these extents. Blocks that are no rows and columns of a grid can use "
+        "NeighborExchange.from_global_ids"
     )
 
 
@@ -425,7 +437,7 @@ def test_faces_of_a_halo_on_one_side_must_match_too(extents):
 
 def test_a_rank_without_cells_has_nothing_to_send_or_receive():
     case = layout((2, 2), (True, False), [(3, 3), (0, 4)], ((1, 1), (0, 0)), corners=True)
-    geometry.check(case.grid, case.blocks, corners=True)
+    check(case)
     assert [[len(side) for side in both(case, rank)] for rank in ranks(case)] == [
         [0, 0],
         [2, 2],
@@ -435,10 +447,41 @@ def test_a_rank_without_cells_has_nothing_to_send_or_receive():
     assert outer == ()
 
 
+@pytest.mark.parametrize("wraps", [True, False])
+def test_ranks_without_cells_are_passed_over(wraps):
+    """Along their axis; their own ghosts are those of the ranks on either side."""
+    case = layout((5, 2), (wraps, True), [(0, 3, 0, 0, 2), (4, 5)], 2, corners=True)
+    column = [
+        {t.direction[0]: t.sender for t in both(case, 2 * at)[1] if not t.direction[1]}
+        for at in range(5)
+    ]
+    assert column[1] == {1: 8, **({-1: 8} if wraps else {})}
+    assert column[2] == column[3] == {-1: 2, 1: 8}
+    assert column[4] == {-1: 2, **({1: 2} if wraps else {})}
+    assert column[0] == {1: 2, **({-1: 8} if wraps else {})}
+    assert same(applied(case, by_direction), case.right.cells)
+
+
+def test_a_single_rank_with_cells_is_its_own_neighbor():
+    case = layout((4,), (True,), [(0, 0, 3, 0)], 1)
+    assert {t.sender for rank in ranks(case) for t in both(case, rank)[1]} == {2}
+    assert same(applied(case, by_direction), case.right.cells)
+
+
+def test_one_rank_of_a_row_without_cells_is_not_passed_over():
+    """Its block is no block of a grid."""
+    case = layout((3, 2), (True, True), [(3, 3, 3), (4, 4)], ((1, 1), (0, 0)))
+    case.blocks[2] = Block((0, 4), case.blocks[2].widths)
+    texts, text = told(case)
+    assert text in texts.values()
+    assert "rank 2, which owns 0" in text
+    assert "from_global_ids" in text
+
+
 def test_where_nothing_travels_nothing_need_match():
     case = layout((2, 2), (False, True), [(4, 4), (5, 6)], ((0, 0), (1, 1)))
     case.blocks[2:] = [Block((3, 1), case.blocks[2].widths), Block((3, 8), case.blocks[3].widths)]
-    geometry.check(case.grid, case.blocks, corners=case.corners)
+    check(case)
     assert {t.sender for t in both(case, 2)[1]} == {3}
 
 
@@ -452,7 +495,7 @@ def test_check_raises_where_any_rank_does(case, data):
     extents[axis] = data.draw(st.integers(0, 5))
     case.blocks[rank] = Block(tuple(extents), block.widths)
     try:
-        geometry.check(case.grid, case.blocks, corners=case.corners)
+        check(case)
     except ValueError:
         texts, text = told(case)
         assert text in texts.values()
@@ -462,7 +505,7 @@ def test_check_raises_where_any_rank_does(case, data):
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(geometry) == (0, 2)
+    assert doctest.testmod(geometry) == (0, 4)
 
 
 # --- boxes that are moved

@@ -114,22 +114,30 @@ def random_case(rng: np.random.Generator, size: int, naxes: int | None = None) -
             rest //= prime
     most = 5 if naxes < 4 else 3
     splits = tuple(tuple(rng.integers(1, most, n).tolist()) for n in dims)
-    if rng.random() < 0.1:  # a rank without cells
+    if rng.random() < 0.25:  # ranks without cells along an axis, but for one
         axis = int(rng.integers(naxes))
-        if dims[axis] > 1:
-            splits = (*splits[:axis], (0, *splits[axis][1:]), *splits[axis + 1 :])
+        empty = rng.random(dims[axis]) < 0.6
+        empty[rng.integers(dims[axis])] = False
+        with_none = tuple(np.where(empty, 0, splits[axis]).tolist())
+        splits = (*splits[:axis], with_none, *splits[axis + 1 :])
     periods = tuple((rng.random(naxes) < 0.6).tolist())
     return Case(tuple(dims), periods, splits, _widths(rng, dims, splits), bool(rng.integers(2)))
+
+
+def next_extent(split: Sequence[int], coord: int, step: int) -> int:
+    """The cells of the next block along an axis that has any."""
+    places = ((coord + n * step) % len(split) for n in range(1, len(split) + 1))
+    return next(split[place] for place in places if split[place])
 
 
 def _widths(rng, dims, splits):
     """None wider than the block that it shadows; the same on all ranks in a third of the cases."""
     if rng.random() < 1 / 3:
-        sides = [rng.integers(0, min(split) + 1, 2) for split in splits]
+        sides = [rng.integers(0, min(filter(None, split)) + 1, 2) for split in splits]
         return (tuple(tuple(side.tolist()) for side in sides),) * prod(dims)
     return tuple(
         tuple(
-            tuple(int(rng.integers(0, split[(coord + step) % len(split)] + 1)) for step in (-1, 1))
+            tuple(int(rng.integers(0, next_extent(split, coord, by) + 1)) for by in (-1, 1))
             for split, coord in zip(splits, coords, strict=True)
         )
         for coords in np.ndindex(*dims)
