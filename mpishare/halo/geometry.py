@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import product
 from math import prod
-from operator import index
+from operator import add, index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ class Block(NamedTuple):
     """The cells of one rank: `extents` owned ones, and ghosts of `widths` around them.
 
     `start`, of a plan's own block, has how many cells of the whole come before the first owned one
-    along each axis of the grid.
+    along each axis of the grid, and `box` the owned cells in the whole.
     """
 
     extents: tuple[int, ...]
@@ -63,6 +63,11 @@ class Block(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Extents, ghosts counted."""
         return tuple(n + sum(pair) for n, pair in zip(self.extents, self.widths, strict=True))
+
+    @property
+    def box(self) -> Box:
+        """The owned cells in the whole."""
+        return Box(self.start, tuple(map(add, self.start, self.extents)))
 
     @property
     def owned(self) -> Box:

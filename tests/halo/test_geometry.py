@@ -601,3 +601,8 @@ def test_where_a_block_starts():
     grid = Grid((2, 3), (True, False))
     starts = [start_of(grid, rank, blocks) for rank in range(6)]
     assert starts == [(0, 0), (0, 4), (0, 5), (5, 0), (5, 4), (5, 5)]
+
+
+def test_the_box_of_a_block_in_the_whole():
+    block = Block((3, 4), ((1, 2), (0, 1)), (5, 0))
+    assert block.box == Box((5, 0), (8, 4))
