@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from mpishare.halo import geometry
-from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
+from mpishare.halo.geometry import (
+    Block,
+    BlockTransfers,
+    Grid,
+    fields_of_block,
+    normalize_block_axes,
+)
 from mpishare.halo.plan import Plan
-from mpishare.memory.arguments import require_bool
-from mpishare.plans.message import Message, Part, parts_of_fields
+from mpishare.halo.regions import Regions
+from mpishare.memory.arguments import is_int, require_bool
+from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpi4py import MPI
 
     from mpishare.halo.geometry import Transfer
-    from mpishare.memory.types import Fields, Index, RouteName, Width
+    from mpishare.memory.types import Fields, Index, RouteName, Widths
     from mpishare.node import Node
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import PlanSetup
@@ -42,12 +49,16 @@ class HaloExchange(Plan):
         The grid of ranks, over any number of nodes, with 1 to 4 axes. Axes with `periods` wrap.
     fields : array or Layout, or list or tuple of them
         NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted; a
-        `Layout` stands for one that does not exist yet. All own the same cells along the axes that
-        the grid cuts; dtypes and other axes may differ. One `Layout` without dtype is for any
-        fields on these cells.
-    width : int, or one int or (low, high) pair for each axis of the grid
+        `Layout` stands for one that does not exist yet. With one width all own the same cells along
+        the axes that the grid cuts; dtypes and other axes may differ. One `Layout` without dtype is
+        for any fields on these cells.
+    width : int, or one int or (low, high) pair for each axis of the grid; or one of these a field
         This rank's ghosts, in cells; may differ from rank to rank. A rank sends as many cells as
-        its neighbor's width. With one axis, ``(1, 0)`` is its pair.
+        its neighbor's width. Ghosts of a neighbor without cells along an axis are those of the next
+        rank that has some. With one axis, ``(1, 0)`` is its pair. A list that can be the width of
+        all fields is; any other has an entry for each field, which may then own cells of its own.
+        Entries with a pair for each axis, ``[((1, 1), (1, 1)), ((1, 2), (1, 1))]``, have no other
+        meaning.
     corners : bool
         Whether ghosts at edges and corners are exchanged too; the same on all ranks.
     axes : int or tuple of int, optional
@@ -71,13 +82,15 @@ class HaloExchange(Plan):
         The grid of ranks.
     block : Block
         This rank's owned cells (`extents`) and ghosts (`widths`) along each axis of the grid, and
-        where its first owned cell is in the whole (`start`).
+        where they are in the whole: the first (`start`), and all of them as a `Box` (`box`), which
+        `Redistribute` takes. That of field 0, where `of` has one of each field.
 
     Raises
     ------
     TypeError, ValueError
         On all ranks, if a halo is wider than the neighbor's block or faces do not match; if `dims`
         do not fit the communicator, or come with a cart; if an argument is wrong.
+        `NeighborExchange.from_global_ids` takes such blocks.
     PeerError
         If another rank's arguments are wrong; `MismatchError` if they differ where they must not.
     UnsupportedError
@@ -102,7 +115,7 @@ class HaloExchange(Plan):
         self,
         cart: MPI.Intracomm,
         fields: Fields,
-        width: Width,
+        width: Widths,
         *,
         corners: bool = False,
         axes: SupportsIndex | Sequence[SupportsIndex] | None = None,
@@ -116,18 +129,27 @@ class HaloExchange(Plan):
             agreed = agree_on_fields(start, fields, require, cells.describe)
             cells.find(agreed)
             self.grid: Grid = cells.grid
-            self.block: Block = cells.block
-            self._transfers = cells.transfers
-            self._axes = [tuple(each) for each in agreed.setup.same["axes"]]
-            self._shapes = [each.shape for each in agreed.setup.mine]
+            self.block: Block = cells.of_field(0).block
+            self._is_staggered = cells.are_staggered
+            cut = [tuple(each) for each in agreed.setup.same["axes"]]
+            shapes = [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
-                self._axes, self._shapes = fields_of_block(self.block.shape, axes)
+                cut, shapes = fields_of_block(self.block.shape, axes)
             super().__init__(agreed, cells)
+            self._regions_of_all = Regions(self.name, cells.of_field(0), cut, shapes)
+            self._regions = [
+                Regions(self.name, cells.of_field(field), cut[field:][:1], shapes[field:][:1])
+                for field in range(len(agreed.setup.mine))
+            ]
 
     @cached_property
     def owned(self) -> Index:
-        """Slices of the cells that this rank owns. Local."""
-        return self._index(self.block.owned)
+        """Slices of the cells that this rank owns, in all fields. Local.
+
+        `owned`, `interior`, `shell` and `shifted` raise `ValueError` where fields have ghosts of
+        their own: `of` has those of each field.
+        """
+        return self._common("owned").owned
 
     @cached_property
     def interior(self) -> Index:
@@ -137,12 +159,12 @@ class HaloExchange(Plan):
         farther from ghosts that are exchanged than these are wide. Cells at a wall are among them:
         fill the ghosts beyond the wall before these cells are computed.
         """
-        return self._index(self._interior())
+        return self._common("interior").interior
 
     @cached_property
     def shell(self) -> tuple[Index, ...]:
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
-        return tuple(map(self._index, geometry.shell(self.block, self._interior())))
+        return self._common("shell").shell
 
     def shifted(self, box: Index, axis: int, n: int) -> Index:
         """Return a box of the fields that is moved by `n` cells along `axis`. Local.
@@ -174,28 +196,53 @@ class HaloExchange(Plan):
         array([2., 2., 2., 2.])
         >>> halo.close()
         """
-        try:
-            return geometry.shifted(box, axis, n, self._shapes)
-        except (TypeError, ValueError) as error:
-            raise self._named("shifted", error) from None
+        return self._common("shifted").shifted(box, axis, n)
 
-    def _interior(self) -> Box:
-        return geometry.interior(self.block, *self._transfers)
+    def of(self, field: int) -> Regions:
+        """Return the cells of one field, where fields have ghosts of their own. Local.
 
-    def _index(self, box: Box) -> Index:
-        """Return the index of a box of the grid's axes that fits every field."""
-        axes, ndims = self._axes, [len(shape) for shape in self._shapes]
-        cuts = dict(zip(axes[0], box.slices, strict=True))
-        items = [cuts.get(axis, slice(None)) for axis in range(ndims[0])]
-        if len(set(axes)) == 1:
-            return tuple(items[: max(axes[0]) + 1])
-        if len({tuple(a - n for a in each) for each, n in zip(axes, ndims, strict=True)}) == 1:
-            # Counted from the last, they fit fields with any number of axes before them.
-            return (Ellipsis, *items[min(axes[0]) :])
-        raise ValueError(
-            f"{self.name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
-            "from the first or all from the last"
-        )
+        Parameters
+        ----------
+        field : int
+            Its place among the fields of the plan.
+
+        Returns
+        -------
+        Regions
+            With `block`, `owned`, `interior`, `shell` and `shifted` as the plan has them.
+
+        Raises
+        ------
+        ValueError
+            If the plan has no such field.
+
+        Examples
+        --------
+        Pressures in three cells, and velocities at their four faces, of which the last is the
+        next rank's first:
+
+        >>> from mpi4py import MPI
+        >>> comm = MPI.COMM_SELF
+        >>> p, u = numpy.zeros(5), numpy.zeros(6)
+        >>> halo = HaloExchange(comm, (p, u), [(1, 1), (1, 2)], dims=(1,), periods=True)
+        >>> halo.of(0).block.shape, halo.of(1).block.shape, halo.of(1).owned
+        ((5,), (6,), (slice(1, 4, None),))
+        >>> halo.close()
+        """
+        if not is_int(field) or not 0 <= field < len(self._regions):
+            raise ValueError(
+                f"{self.name}: of failed: the fields of the plan are 0 to "
+                f"{len(self._regions) - 1}, not {field!r}"
+            )
+        return self._regions[field]
+
+    def _common(self, name: str) -> Regions:
+        if self._is_staggered:
+            raise ValueError(
+                f"{self.name}: {name} failed: the fields have ghosts of their own. "
+                f"halo.of(0).{name} has it of field 0"
+            )
+        return self._regions_of_all
 
 
 def _grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
@@ -231,8 +278,7 @@ class _GridCells:
     """
 
     grid: Grid
-    block: Block
-    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
+    _cells: list[BlockTransfers]  # of each field, or one of all
 
     def __init__(
         self, comm: MPI.Intracomm, dims: Any, periods: Any, width: Any, axes: Any, corners: Any
@@ -253,7 +299,8 @@ class _GridCells:
             "axes": [cut.axes for cut in cuts],
             "other axes": [cut.other_extents for cut in cuts],
         }
-        return Description(same, [cuts[0].block.extents, cuts[0].block.widths])
+        blocks = [cut.block for cut in cuts]
+        return Description(same, blocks if len({*blocks}) > 1 else blocks[:1])
 
     def _cut(self, found: GivenFields) -> list[_Cut]:
         axes, naxes = self._axes, len(self.grid.dims)
@@ -264,39 +311,86 @@ class _GridCells:
             axes = normalize_block_axes(axes, naxes, shapes[0])
         elif self._expected is not None and axes is None:
             axes = tuple(range(naxes))
-        widths = geometry.normalize_widths(self._width, naxes)
-        cut_of = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
-        cuts = [cut_of[shape] for shape in shapes]
-        _require_block(cuts, shapes[0], self._expected)
+        if self._expected is not None:
+            widths = [self._expected.widths]
+        else:
+            widths = geometry.normalize_widths(self._width, naxes, len(shapes))
+        cut_of = cache(partial(_Cut.of, axes))
+        each = widths * len(shapes) if len(widths) == 1 else widths
+        cuts = [cut_of(*given) for given in zip(shapes, each, strict=True)]
+        if len(widths) == 1:
+            _require_block(cuts, shapes[0], self._expected)
         return cuts
 
     def find(self, agreed: AgreedFields) -> None:
-        """Find the block of this rank and its transfers, or raise on all ranks."""
-        blocks = [
-            Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths in agreed.geometry
-        ]
-        grid, corners, rank = self.grid.of_blocks(blocks), self._corners, agreed.setup.comm.rank
-        geometry.check(grid, blocks, corners=corners)
-        self._expected = blocks[rank]
-        self.block = blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks))
-        self.transfers = geometry.transfers(grid, rank, blocks, corners=corners)
+        """Find this rank's blocks and their transfers, or raise on all ranks."""
+        # Ranks whose fields have one block sent it once.
+        count = max(map(len, agreed.geometry))
+        by_field = zip(*(_blocks(packed, count) for packed in agreed.geometry), strict=True)
+        rank, found = agreed.setup.comm.rank, {}
+        fields = []
+        for field, blocks in enumerate(by_field):
+            if blocks not in found:
+                name = f"field {field}: " if count > 1 else ""
+                found[blocks] = self._transfers(name, rank, blocks)
+            fields.append(found[blocks])
+        self.are_staggered = len(found) > 1
+        self._cells = fields if self.are_staggered else fields[:1]
+        self._expected = fields[0].block._replace(start=())
+
+    def _transfers(self, name: str, rank: int, blocks: Sequence[Block]) -> BlockTransfers:
+        """Return what this rank exchanges of a field, given the blocks of all ranks."""
+        grid, corners = self.grid.of_blocks(blocks), self._corners
+        try:
+            geometry.check(grid, blocks, corners=corners)
+        except ValueError as error:
+            raise ValueError(f"{name}{error}") from None
+        block = blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks))
+        return BlockTransfers(block, *geometry.transfers(grid, rank, blocks, corners=corners))
+
+    def of_field(self, field: int) -> BlockTransfers:
+        """Return what this rank exchanges of a field."""
+        return self._cells[field if self.are_staggered else 0]
 
     def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
-        axes_of = dict(zip(setup.mine, setup.same["axes"], strict=True))
+        """Return a message with cells of all fields for each direction and rank there."""
+        cells = [self.of_field(field) for field in range(len(setup.mine))]
+        return (
+            self._messages(
+                setup, [[(e, e.receiver, e.source) for e in each.sent] for each in cells]
+            ),
+            self._messages(
+                setup, [[(e, e.sender, e.target) for e in each.received] for each in cells]
+            ),
+        )
+
+    def _messages(
+        self, setup: PlanSetup, transfers: Sequence[Sequence[tuple[Transfer, int, Box]]]
+    ) -> list[Message]:
+        """Return the messages of each field's transfers: each with its peer, and its box here."""
         # Over all directions, so that a tag does not depend on `corners`.
         tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
+        boxes: dict[tuple[int, int], dict[int, Box]] = {}
+        for field, given in enumerate(transfers):
+            for transfer, peer, box in given:
+                boxes.setdefault((tags[transfer.direction], peer), {})[field] = box
+        axes = dict(zip(setup.mine, setup.same["axes"], strict=True))
 
-        def message(transfer: Transfer, peer: int, box: Box) -> Message:
-            def part(layout: FieldLayout) -> Part:
-                return Part.of_box(0, layout, box.along(axes_of[layout], layout.shape))
+        @cache
+        def part(layout: FieldLayout, box: Box) -> Part:
+            return Part.of_box(0, layout, box.along(axes[layout], layout.shape))
 
-            return Message.of(peer, tags[transfer.direction], parts_of_fields(setup.mine, part))
+        def parts(found: dict[int, Box]) -> Iterator[Part]:
+            for field, box in found.items():
+                yield part(setup.mine[field], box).of_field(field)
 
-        sends, recvs = self.transfers
-        return (
-            [message(each, each.receiver, each.source) for each in sends],
-            [message(each, each.sender, each.target) for each in recvs],
-        )
+        return [Message.of(peer, tag, parts(boxes[tag, peer])) for tag, peer in sorted(boxes)]
+
+
+def _blocks(packed: Sequence[Any], count: int) -> list[Block]:
+    """Return a rank's blocks of `count` fields, of which it packed one if all are alike."""
+    found = [Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths, _ in packed]
+    return found * count if len(found) == 1 else found
 
 
 def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block | None) -> None:
@@ -306,7 +400,8 @@ def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block |
         if cut.block != first.block:
             raise ValueError(
                 f"field {number} owns {cut.block.extents} cells along the axes of the grid, "
-                f"field 0 {first.block.extents}: a plan is for fields on the same cells"
+                f"field 0 {first.block.extents}: fields of one width are on the same cells. Give "
+                "staggered fields a width each: width=[1, ((1, 2), 1), ...]"
             )
     if expected is not None and first.block != expected:
         raise ValueError(
@@ -324,7 +419,7 @@ class _Cut(NamedTuple):
     block: Block
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], widths: geometry.Widths, given: Any) -> _Cut:
+    def of(cls, given: Any, shape: tuple[int, ...], widths: geometry.Widths) -> _Cut:
         axes = geometry.normalize_axes(given, len(widths), len(shape))
         others = [extent for axis, extent in enumerate(shape) if axis not in axes]
         return cls(axes, others, Block.of(shape, widths, axes))

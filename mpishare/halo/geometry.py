@@ -170,6 +170,14 @@ class Transfer(NamedTuple):
     target: Box
 
 
+class BlockTransfers(NamedTuple):
+    """The block of one rank, and the transfers of its cells."""
+
+    block: Block
+    sent: tuple[Transfer, ...]
+    received: tuple[Transfer, ...]
+
+
 def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
     """Return the extents of a grid of `size` ranks, or raise `ValueError`.
 
@@ -211,15 +219,21 @@ def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
     return tuple(map(bool, found))
 
 
-def normalize_widths(width: Any, naxes: int) -> Widths:
-    """Return one (low, high) pair for each axis of the cart, or raise `ValueError`."""
-    widths = ghosts_of(width, naxes)
-    if widths is None:
-        raise ValueError(
-            "width must be a non-negative int, or one int or (low, high) pair for each axis of the "
-            f"cart ({naxes} here), not {width!r}"
-        )
-    return widths
+def normalize_widths(width: Any, naxes: int, nfields: int = 1) -> list[Widths]:
+    """Return (low, high) pairs, one for each axis of the cart, or raise `ValueError`.
+
+    Those of all fields, alone, or where `width` cannot be that, those of each field.
+    """
+    of_all = ghosts_of(width, naxes)
+    given = [of_all] if of_all else [ghosts_of(each, naxes) for each in items_of(width) or []]
+    found = [each for each in given if each is not None]
+    if found and len(found) == len(given) == (1 if of_all else nfields):
+        return found
+    of_fields = f", or a list of these for the {nfields} fields" if nfields > 1 else ""
+    raise ValueError(
+        "width must be a non-negative int, or one int or (low, high) pair for each axis of the "
+        f"cart ({naxes} here){of_fields}, not {width!r}"
+    )
 
 
 def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:

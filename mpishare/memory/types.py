@@ -55,6 +55,7 @@ Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 Order: TypeAlias = Literal["C", "F"]
 Index: TypeAlias = tuple[slice | EllipsisType, ...]
 Width: TypeAlias = SupportsIndex | Sequence[SupportsIndex | Sequence[SupportsIndex]]
+Widths: TypeAlias = Width | Sequence[Width]
 Stream: TypeAlias = int | _StreamOfCuPy | _StreamOfPyTorch | _StreamOfAny
 GivenDevice: TypeAlias = int | str | _DeviceOfCuPy
 BackendName: TypeAlias = Literal["cuda", "host"]

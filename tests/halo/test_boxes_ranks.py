@@ -75,6 +75,7 @@ def test_fields_with_different_axes(node):
     [
         (mpishare.HaloExchange, 5),
         (mpishare.HaloExchange.shifted, 6),
+        (mpishare.HaloExchange.of, 6),
         (mpishare.NeighborExchange.from_global_ids, 7),
         (mpishare.Layout, 12),
     ],

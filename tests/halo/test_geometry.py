@@ -30,7 +30,7 @@ class Case(NamedTuple):
 def layout(dims, periods, splits, width, corners=False):
     """A case: `splits` are the owned cells of the ranks along each axis; `width` of all or each."""
     widths = width if isinstance(width, list) else [width] * prod(dims)
-    pairs = [geometry.normalize_widths(each, len(dims)) for each in widths]
+    pairs = [geometry.normalize_widths(each, len(dims))[0] for each in widths]
     right = halos.Case(tuple(dims), tuple(periods), tuple(splits), tuple(pairs), corners)
     blocks = [Block(*each) for each in zip(right.extents, pairs, strict=True)]
     return Case(Grid(right.dims, right.periods), blocks, corners, right)
@@ -289,8 +289,9 @@ def test_a_corner_read_deeper_than_its_faces_costs_the_shorter_side():
     ],
 )
 def test_widths(width, found):
-    widths = geometry.normalize_widths(width, len(found))
+    (widths,) = geometry.normalize_widths(width, len(found))
     assert widths == found
+    assert geometry.normalize_widths(width, len(found), nfields=len(found)) == [found]
     assert all(type(cells) is int for pair in widths for cells in pair)
 
 
@@ -307,6 +308,40 @@ def test_wrong_widths_are_refused(naxes):
     for width in WRONG_WIDTHS[naxes]:
         with pytest.raises(ValueError, match=rf"^width must be .* \({naxes} here\), not .*"):
             geometry.normalize_widths(width, naxes)
+
+
+@pytest.mark.parametrize(
+    ("width", "found"),
+    [
+        ([1, ((1, 2), 1)], [((1, 1), (1, 1)), ((1, 2), (1, 1))]),
+        ((((1, 2), 1), (1, (1, 2))), [((1, 2), (1, 1)), ((1, 1), (1, 2))]),
+        ([1, (1, 2)], [((1, 1),), ((1, 2),)]),
+        ([(2, 1), 0], [((2, 1),), ((0, 0),)]),
+        ([0, 1, 2], [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))]),
+        ([((1, 0), (0, 1))], [((1, 0), (0, 1))]),
+        (np.arange(8).reshape(2, 2, 2), [((0, 1), (2, 3)), ((4, 5), (6, 7))]),
+    ],
+)
+def test_widths_of_each_field(width, found):
+    assert geometry.normalize_widths(width, len(found[0]), len(found)) == found
+
+
+@pytest.mark.parametrize(("nfields", "naxes"), [(1, 2), (2, 1), (2, 2), (3, 2), (3, 3)])
+def test_pairs_for_each_axis_of_each_field_have_one_meaning(nfields, naxes):
+    found = [tuple((field + axis, field) for axis in range(naxes)) for field in range(nfields)]
+    assert geometry.normalize_widths(found, naxes, nfields) == found
+
+
+def test_a_width_that_could_be_of_all_fields_is():
+    for naxes, width in ((2, (1, 2)), (2, ((1, 2), (2, 1))), (1, (1, 2)), (3, (1, 1, 2))):
+        for nfields in (1, 2, 3):
+            assert len(geometry.normalize_widths(width, naxes, nfields)) == 1
+
+
+@pytest.mark.parametrize("width", [[1], [1, 1], [1, 1, 1, True], [((1, 2), 1)], [1, None, 1, 1]])
+def test_widths_of_other_fields_are_refused(width):
+    with pytest.raises(ValueError, match=r"\(3 here\), or a list of these for the 4 fields, not"):
+        geometry.normalize_widths(width, 3, 4)
 
 
 @pytest.mark.parametrize(

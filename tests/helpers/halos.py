@@ -144,6 +144,22 @@ def _widths(rng, dims, splits):
     )
 
 
+def staggered(rng: np.random.Generator, case: Case) -> Case:
+    """Cells of another field on the same ranks, with ghosts of their own.
+
+    Along each axis as many, one more at one rank, or any others.
+    """
+    splits = []
+    for split in case.splits:
+        way = rng.integers(3)
+        found = np.array(split) if way < 2 else rng.integers(0, 4, len(split))
+        if way == 1 or not found.any():
+            found[rng.choice([-1, int(rng.integers(len(split)))])] += 1
+        splits.append(tuple(found.tolist()))
+    widths = _widths(rng, case.dims, splits)
+    return Case(case.dims, case.periods, tuple(splits), widths, case.corners)
+
+
 def even_case(
     dims: tuple[int, ...],
     periods: bool | tuple[bool, ...] = True,
@@ -570,6 +586,64 @@ def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool =
         assert type(error) is mpishare.PeerError, (wrong, told)
         assert error.ranks == (odd,)
         assert words in error.failures[odd]
+
+
+# --- a block for each field
+
+
+def random_staggered(
+    node, comm, seed: int, dtypes: tuple[str, ...], forms: tuple[str, ...]
+) -> tuple[mpishare.HaloExchange, list[Case], list[Field]]:
+    """Draw fields with blocks of their own, and make their plan. Collective."""
+    rng = np.random.default_rng([seed, comm.size, 23])
+    cases = [random_case(rng, comm.size)]
+    kinds, axes = random_kinds(rng, cases[0].naxes, dtypes, forms)
+    kinds += [kinds[0]] * (len(kinds) == 1)
+    cases += [staggered(rng, cases[0]) for _ in kinds[1:]]
+    in_window = rng.integers(0, 2, len(kinds)).astype(bool).tolist()
+    fields = [
+        make_fields(node, case, [kind], flag, comm.rank)[0]
+        for case, kind, flag in zip(cases, kinds, in_window, strict=True)
+    ]
+    width = [case.widths[comm.rank] for case in cases]
+    options = {"dims": cases[0].dims, "periods": cases[0].periods, "corners": cases[0].corners}
+    halo = mpishare.HaloExchange(comm, arrays(fields), width, axes=axes, node=node, **options)
+    return halo, cases, fields
+
+
+def exchange_staggered(node, comm, seed: int) -> dict[int, str]:
+    """Exchange fields with blocks of their own; return the routes. Collective."""
+    halo, cases, fields = random_staggered(node, comm, seed, *dtypes_and_forms(node))
+    try:
+        with halo:
+            for step in range(1, 4):
+                put(fields, 10 * step)
+                halo.start(*arrays(fields))
+                for at, field in enumerate(fields):  # which nobody reads
+                    inner = field.array[halo.of(at).interior]
+                    inner[...] = inner[::-1].copy()
+                halo.wait()
+                put(fields, 10 * step)
+                check(fields, 10 * step)
+            return dict(halo.routes)
+    except AssertionError as error:
+        error.add_note(f"seed {seed} on {comm.size} ranks: {cases}")
+        raise
+
+
+def accumulate_staggered(node, comm, seed: int, dtypes: tuple[str, ...]) -> None:
+    """Add ghosts of fields with blocks of their own. Collective."""
+    halo, cases, fields = random_staggered(node, comm, seed, dtypes, FORMS)
+    with halo:
+        for step in range(2):
+            each = list(zip(cases, fields, strict=True))
+            for case, field in each:
+                values = weights(case, field.kind, comm.rank, seed + step, 9)
+                field.array[...] = node.xp.asarray(values)
+            halo.accumulate()
+            for case, field in each:
+                right = accumulated(case, field.kind, comm.rank, seed + step, 9)
+                assert np.array_equal(on_host(field.array), right), f"seed {seed}: {cases}"
 
 
 # --- accumulate
