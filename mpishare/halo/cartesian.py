@@ -244,6 +244,15 @@ class HaloExchange(Plan):
             )
         return self._regions_of_all
 
+    def _describe(self) -> str:
+        blocks = [each.block for each in self._regions] if self._is_staggered else [self.block]
+        owned, ghosts = zip(*((block.extents, block.widths) for block in blocks), strict=True)
+        if not self._is_staggered:
+            (owned,), (ghosts,) = owned, ghosts
+        return (
+            f"owned={owned}, ghosts={ghosts}, periodic={self.grid.periods}, {super()._describe()}"
+        )
+
 
 def _grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
     """Return the grid of the ranks of a Cartcomm, or of any communicator with `dims`.

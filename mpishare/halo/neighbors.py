@@ -161,6 +161,14 @@ class NeighborExchange(Plan):
             Plan.__init__(made, agreed, _PlaceCells(agreed.setup, places, axis))
         return made
 
+    def _describe(self) -> str:
+        sent, ghosts = (
+            sum(each.parts[0].shape[each.parts[0].axis or 0] for each in messages)
+            for messages in (self._setup.my_sends, self._setup.my_recvs)
+        )
+        axis = self._setup.same["axis"][0]
+        return f"sent={sent}, ghosts={ghosts}, axis={axis}, {super()._describe()}"
+
 
 class _PlaceCells:
     """The cells at places of fields, to send and to receive, as `Plan` takes them."""

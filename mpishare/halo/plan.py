@@ -9,6 +9,7 @@ from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans.base_plan import RoutedPlan
+from mpishare.plans.layout import name_fields
 from mpishare.plans.setup import agree_on_routes
 
 if TYPE_CHECKING:
@@ -196,9 +197,14 @@ class Plan(RoutedPlan):
         return True
 
     def __repr__(self) -> str:
-        """Name the plan and its routes."""
-        seen = f", any fields, {len(self._fields.setups) - 1} seen" if self._takes_any else ""
-        return f"<mpishare.{self.name}: routes={self.routes}{seen}{self._state()}>"
+        """Name the plan, its fields and its routes."""
+        return f"<mpishare.{self.name}: {self._describe()}{self._state()}>"
+
+    def _describe(self) -> str:
+        fields = f"fields={name_fields(self._setup.mine)}"
+        if self._takes_any:
+            fields = f"any fields, {len(self._fields.setups) - 1} seen"
+        return f"{fields}, routes={self._named_routes()}"
 
     def _begin(self, call: str, fields: Sequence[Any], stream: Any) -> tuple[Engine, Any]:
         """Return the engine of a call and its prepared fields."""

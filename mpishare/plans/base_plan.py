@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans import routes
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
+
+
+_MOST_NAMED = 8  # ranks of a route, in `repr`
 
 
 class BasePlan(NodeObject):
@@ -187,6 +190,17 @@ class RoutedPlan(BasePlan):
     def routes(self) -> dict[int, str]:
         """The route of the cells from and to each rank, by its rank in the given communicator."""
         return dict[int, str](self._setup.my_routes)
+
+    def _named_routes(self) -> str:
+        """Return the routes with the ranks that they lead to, for `repr`."""
+        ranks: dict[str, list[int]] = {}
+        for rank, route in self.routes.items():
+            ranks.setdefault(route, []).append(rank)
+        named = [
+            f"{route} to {name_ranks(each) if len(each) <= _MOST_NAMED else f'{len(each)} ranks'}"
+            for route, each in ranks.items()
+        ]
+        return ", ".join(named) or "none"
 
     @property
     def staging_nbytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,12 @@ class Layout:
         return FieldLayout(
             self.shape, compact_strides(self.shape, dtype.itemsize, order), dtype, None
         )
+
+
+def name_fields(layouts: Sequence[FieldLayout]) -> str:
+    """Return dtype and shape of fields, each once: ``2 x float64(6, 5) + int32(6,)``."""
+    counts = Counter(f"{each.dtype}{each.shape}" for each in layouts)
+    return " + ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
 
 
 def takes_any(fields: Sequence[Any]) -> bool:

@@ -405,9 +405,14 @@ class Redistribute(RoutedPlan):
     def __repr__(self) -> str:
         """Name the plan, its parts and its routes."""
         return (
-            f"<mpishare.{self.name}: {self.source_box} to {self.target_box}, "
-            f"routes={self.routes}{self._state()}>"
+            f"<mpishare.{self.name}: source={_span(self.source_box)}, "
+            f"target={_span(self.target_box)}, dtype={self._setup.mine[0].dtype}, "
+            f"routes={self._named_routes()}{self._state()}>"
         )
+
+
+def _span(box: Box) -> str:
+    return f"{box.lower} to {box.upper}"
 
 
 class _Way(NamedTuple):
