@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
+from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.report import host_pairs
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.backends import Device
+    from mpishare.coordination.objects import Entry
     from mpishare.memory.types import Array, BackendName, DTypeLike, GivenDevice, Shape, Stream
     from mpishare.runtime.report import Report
     from mpishare.windows.window import Window
@@ -71,6 +74,9 @@ class Node(NotPicklable):
         deadline, the job is aborted at the deadline.
     """
 
+    _entry: Entry | None = None  # while it is open
+    _has_kernels = False  # its objects have them
+
     def __init__(
         self,
         comm: MPI.Intracomm | None = None,
@@ -84,6 +90,7 @@ class Node(NotPicklable):
         self.comm: MPI.Intracomm = self._context.comms[0]
         members = self._context.report.members
         self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)
+        open_nodes.add(self, None)
 
     @property
     def rank(self) -> int:
@@ -542,6 +549,17 @@ class Node(NotPicklable):
                 replies = context.agreement.step("Node.barrier", lambda: news)
                 context.dropped.close(replies, self.rank)
 
+    def collect(self) -> None:
+        """Close what all ranks have dropped: objects of this node, and nodes of its ranks.
+
+        Collective, host-blocking. Every other collective call but `barrier` ... 
+        """
+        agreement = self._context.agreement
+        with agreement.collective():
+            dropped = open_nodes.dropped()
+            published = self._context.begin("Node.collect", lambda: [*dropped])
+            close_dropped(dropped, published)
+
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait on the host until all work on a stream is done, with the deadline.
 
@@ -595,7 +613,7 @@ class Node(NotPicklable):
             agreement.leave("close()", error)
             self._abandon()
             raise
-        self._is_closed = True
+        self._end()
         for comm in context.comms:
             comm.Free()
         for text in context.end_closing():
@@ -603,10 +621,31 @@ class Node(NotPicklable):
 
     def _abandon(self) -> None:
         """Leave without the other ranks; free no memory that they may still map."""
-        self._is_closed = True
+        self._end()
         for child in self._context.children:
             child._abandon()
         self._context.door.close()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._entry is not None:
+            open_nodes.remove(self, self._entry)
+
+    def _let_go(self) -> bool:
+        """Return whether this rank, having dropped the node, uses nothing made from it."""
+        # Of `comm` itself this object, the context and the call below hold references.
+        return self._context.is_let_go() and sys.getrefcount(self.comm) <= 3
+
+    def _for_plan(self) -> Node:
+        """Return the same node for a plan, by which it does not seem to be in use."""
+        same = object.__new__(_NodeOfPlan)
+        same.__dict__ = self.__dict__
+        return same
+
+    def __del__(self) -> None:
+        """Register as dropped, in any thread; frees no memory."""
+        if self._entry is not None:
+            self._entry.note(self)
 
     def __enter__(self) -> Self:
         """Return the node; raises if it is closed."""
@@ -635,6 +674,13 @@ class Node(NotPicklable):
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"
         )
+
+
+class _NodeOfPlan(Node):
+    """A node as its plans hold it: with one state, and dropped without a word."""
+
+    def __del__(self) -> None:
+        pass
 
 
 def require_node(call: str, node: Any) -> None:

@@ -115,19 +115,24 @@ class NodeObject(NotPicklable):
 class Entry:
     """A registered object of a node, held weakly until its finalizer has run, then strongly."""
 
-    def __init__(self, item: NodeObject, dropped: Dropped | None, noted: list[Entry]) -> None:
+    def __init__(self, item: Any, dropped: Dropped | None, noted: list[Entry]) -> None:
         self._seen = weakref.ref(item)
-        self._held: NodeObject | None = None
+        self._held: Any = None
         self._noted = noted  # of the node
         self.dropped = dropped  # None for a part of another object, which closes it
         self.number = 0 if dropped is None else dropped.next_number()
 
     @property
-    def item(self) -> NodeObject | None:
+    def is_dropped(self) -> bool:
+        """Whether the finalizer of the object has run."""
+        return self._held is not None
+
+    @property
+    def item(self) -> Any:
         """The object; None amid its end, as its weak references end before its finalizer runs."""
         return self._seen() if self._held is None else self._held
 
-    def note(self, item: NodeObject) -> None:
+    def note(self, item: Any) -> None:
         """Note that the object was dropped, and hold it. Called by its finalizer in any thread."""
         self._held = item
         self._noted.append(self)
@@ -201,13 +206,13 @@ class Children:
         self._noted: list[Entry] = []
         self.kernels = 0  # how many of them have kernels of users that wait
 
-    def add(self, child: NodeObject, dropped: Dropped | None) -> None:
+    def add(self, child: Any, dropped: Dropped | None) -> None:
         """Register an object of the ranks that share `dropped`."""
         child._entry = Entry(child, dropped, self._noted)
         self._entries[child._entry] = None
         self.kernels += child._has_kernels
 
-    def remove(self, child: NodeObject, entry: Entry) -> None:
+    def remove(self, child: Any, entry: Entry) -> None:
         child._entry = None
         self.kernels -= child._has_kernels
         del self._entries[entry]
@@ -215,7 +220,15 @@ class Children:
 
     def registered(self) -> list[Any]:
         """Return the open objects, the oldest first; also called in the watchdog's thread."""
-        return [item for entry in list(self._entries) if (item := entry.item) is not None]
+        return [item for entry in self.entries() if (item := entry.item) is not None]
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries)
+
+    def are_let_go(self) -> bool:
+        """Whether this rank has dropped all objects, and uses none of their views."""
+        own = [entry for entry in self.entries() if entry.dropped is not None]  # of no other object
+        return all(entry.is_dropped and entry.item._let_go() for entry in own)
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
+from mpishare.node import Node
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from mpishare.node import Node
     from mpishare.plans.message import Message
     from mpishare.runtime.route import Route
 
@@ -108,6 +108,7 @@ def plan_setup(
     except TypeError as error:
         tell_refused(node, call, error)
         raise
+    node = node._for_plan() if isinstance(node, Node) else node
     held = None
     try:
         with watching_setup(node, given, call) as watch:

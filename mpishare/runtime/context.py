@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mpishare.memory.allocation import Steps
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
+    from mpishare.runtime.findings import Findings
     from mpishare.runtime.report import Member, Report
 
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
@@ -66,6 +67,8 @@ class NodeContext:
 
     # As it was when the node was made, or when the user last asked for it.
     report: Report
+    # What its ranks know of each other.
+    findings: Findings
     # The node's communicator, which belongs to the user, and the duplicate of the given one.
     comms: tuple[MPI.Intracomm, ...]
 
@@ -82,6 +85,7 @@ class NodeContext:
         self.rank, self.size = agreement.rank, agreement.size
         self.backend = backend
         self.nonces = nonces
+        self.name = nonces[0]  # unique, and known to its ranks alone
         self.pids = [member.pid for member in members]
         self.uuids = [member.device.uuid if member.device else "" for member in members]
         # Those, then the GPUs of other nodes: containers of a machine may share one.
@@ -241,6 +245,11 @@ class NodeContext:
         replies = self.agreement.step(call, lambda: [news, work()])
         self.dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
+
+    def is_let_go(self) -> bool:
+        """Whether this rank has dropped all that was made from the node, and uses none of it."""
+        self._children.note_dropped()
+        return not self.backend.is_in_capture() and self._children.are_let_go()
 
     def news(self, dropped: Dropped) -> list[int]:
         """Return the numbers of dropped objects that this rank has to publish."""

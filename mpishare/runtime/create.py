@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -14,13 +15,7 @@ from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, Departure, State
-from mpishare.coordination.mpi_agreement import (
-    Bystanders,
-    agree,
-    agree_keeping,
-    allgather,
-    identify,
-)
+from mpishare.coordination.mpi_agreement import Bystanders, agree_keeping, allgather, identify
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
@@ -35,13 +30,15 @@ from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext
+from mpishare.runtime.findings import Findings, known_to_all
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
+from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
-from mpishare.runtime.probe import probe_cuda
+from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
-from mpishare.runtime.surroundings import Surroundings, Survey, warn_of_equal_pids
+from mpishare.runtime.surroundings import Survey, describe_surroundings, warn_of_equal_pids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,19 +63,33 @@ def create_node(
     with _undone_together(made) as undo:
         check_fork()
         comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
-        library = MPI.Get_library_version()
-        check_singleton(MPI.COMM_WORLD.size, os.environ, library)
-        warn_of_equal_pids(library, os.environ)
+        _check_start()
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
         watch = Bystanders(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        chosen, why_host = choose_backend(all_comm, backend, timeout_s, watch)
-        node_comm, color, notes = _find_node(all_comm, watch)
+        known_here = {each.findings.name: each for each in open_nodes.whole()}
+        dropped = open_nodes.dropped()
+        told = {
+            "known": [(name, each.rank) for name, each in known_here.items() if each.name == name],
+            "dropped": [*dropped],
+        }
+        chosen, why_host, all_told = choose_backend(all_comm, backend, timeout_s, watch, told)
+        known = known_to_all(
+            [each["known"] for each in all_told],
+            {name: each.findings for name, each in known_here.items()},
+        )
+        if known is None:
+            node_comm, color, notes = _find_node(all_comm, watch)
+        else:
+            node_comm, color, notes = duplicate(all_comm, watch), 0, []
         undo.callback(node_comm.Free)
 
         def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
-            context, shutdown = _build(all_comm, node_comm, chosen, device, watch, why_host, notes)
+            close_dropped(dropped, [each["dropped"] for each in all_told])
+            context, shutdown = _build(
+                all_comm, node_comm, chosen, device, watch, why_host, notes, known
+            )
             made.append(context.agreement)
             undo.callback(destroy_node, context, shutdown)  # if another node fails
             return (context, shutdown), [color, context.uuids[context.rank]]
@@ -96,6 +107,16 @@ def create_node(
         context.backend.device or why_host or "no GPU",
     )
     return context, shutdown
+
+
+@functools.cache  # a process is started once
+def _check_start() -> None:
+    """Check that the launcher and the MPI library fit, and warn of a crash that was seen."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version()
+    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    warn_of_equal_pids(library, os.environ)
 
 
 @contextlib.contextmanager
@@ -198,15 +219,18 @@ def _build(
     watch: Bystanders,
     why_host: str | None,
     notes: list[str],
+    known: Findings | None,
 ) -> tuple[NodeContext, Shutdown]:
     from mpi4py import MPI
 
+    if known is None and node_comm.rank == 0:
+        remove_abandoned()  # first: of jobs whose processes were all killed
     block = _control_block(node_comm, watch)
     agreement = Agreement(block, watch.timeout_s)
     agreement.ranks, agreement.group = identify(node_comm, watch), node_comm.Get_group()
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
-    survey = Survey(agreement.rank)
+    survey = Survey(agreement.rank) if known is None else None
     made: list[Backend] = []
 
     def begin() -> tuple[Backend, dict[str, Any]]:
@@ -223,13 +247,14 @@ def _build(
             "device": backend.device and asdict(backend.device),
             "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "seen": survey.read(facts),
+            "tried": survey and survey.read(facts),
             "is checked": checker.is_asked(),
         }
 
     try:
         block.lock()
-        facts = agreement.step(CALL, survey.describe)  # from now on an unlocked rank is dead
+        # From now on an unlocked rank is dead.
+        facts = agreement.step(CALL, lambda: survey and survey.describe())
         watchdog.start()
         backend, replies = agreement.step_keeping(CALL, begin)
         members = tuple(
@@ -237,8 +262,10 @@ def _build(
             for rank, each in enumerate(replies)
         )
         context = _make_context(agreement, backend, watchdog, members, replies)
-        seen = [each["seen"] for each in replies]
-        context.report = _report(context, members, why_host, notes, survey.result(facts, seen))
+        if known is None:
+            known = Findings(context.name, facts, [each["tried"] for each in replies], None)
+        context.findings = _probed(known, context)
+        context.report = _report(context, members, why_host, notes)
     except BaseException as error:
         departure = Departure(describe(error))
         _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
@@ -272,21 +299,27 @@ def _make_context(
     return context
 
 
+def _probed(known: Findings, context: NodeContext) -> Findings:
+    """Return the findings, on CUDA with those about the GPUs that the ranks use now."""
+    probed = known.probed
+    if context.backend.has_streams and (probed is None or probed.uuids != context.uuids):
+        # Under its own name: the next node within this one takes these over.
+        return known._replace(name=context.name, probed=probe_cuda(context))
+    return known
+
+
 def _report(
-    context: NodeContext,
-    members: tuple[Member, ...],
-    why_host: str | None,
-    notes: list[str],
-    surroundings: Surroundings,
+    context: NodeContext, members: tuple[Member, ...], why_host: str | None, notes: list[str]
 ) -> Report:
     time_sliced = time_sliced_gpus(members)
     pairs: tuple[Pair, ...] = ()  # those of a host are made for who asks: `Node.report`
-    if context.backend.has_streams:
-        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(time_sliced))
-        context.in_place.keeps_values = keeps_values[context.rank]
+    probed = context.findings.probed if context.backend.has_streams else None
+    if probed is not None:
+        pairs = tuple(routed(pair, is_time_sliced=bool(time_sliced)) for pair in probed.pairs)
+        context.in_place.keeps_values = probed.keeps_values[context.rank]
         members = tuple(
             replace(member, keeps_values=kept)
-            for member, kept in zip(members, keeps_values, strict=True)
+            for member, kept in zip(members, probed.keeps_values, strict=True)
         )
     notes += [
         f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
@@ -308,7 +341,7 @@ def _report(
         tuple(notes),
         is_wsl2(),
         why_python=context.why_python,
-        surroundings=surroundings,
+        surroundings=describe_surroundings(context.findings.facts, context.findings.tried),
     )
 
 
@@ -333,11 +366,8 @@ def _control_block(node_comm: MPI.Intracomm, watch: Bystanders) -> ControlBlock:
     def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
         return agree_keeping(node_comm, work, watch)
 
-    is_maker = node_comm.rank == 0
-    # First: of jobs whose processes were all killed.
-    agree(node_comm, remove_abandoned if is_maker else int, watch)
     nbytes = ControlBlock.nbytes_for(node_comm.size)
-    memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
+    memory = map_on_all_ranks(step, nbytes, is_maker=node_comm.rank == 0)
     return ControlBlock(memory, node_comm.rank, node_comm.size)
 
 

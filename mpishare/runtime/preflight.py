@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.mpi_agreement import Watch
 
+T = TypeVar("T")
+
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
@@ -26,26 +29,28 @@ VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_CHECK", "MPISHARE_HOST_CODE", "MPISHA
 
 
 def choose_backend(
-    all_comm: MPI.Comm, backend: Any, timeout_s: Any, watch: Watch
-) -> tuple[str, str | None]:
+    all_comm: MPI.Comm, backend: Any, timeout_s: Any, watch: Watch, told: T
+) -> tuple[str, str | None, list[T]]:
     """Return the backend of all ranks, and why it is the host backend if it was not asked for.
 
-    Collective over `all_comm`, host-blocking.
+    Collective over `all_comm`, host-blocking. Also returns what each rank has `told` the others,
+    which JSON can hold.
     """
     if all_comm.rank == 0:
         _warn_of_variables()
 
-    def check() -> tuple[dict[str, Any], str | None]:
+    def check() -> tuple[dict[str, Any], str | None, T]:
         arguments = _check_arguments(backend, timeout_s)
-        return arguments, _why_no_gpu(arguments["backend"])
+        return arguments, _why_no_gpu(arguments["backend"]), told
 
     replies = agree(all_comm, check, watch)
-    require_same(watch.call, [arguments for arguments, _ in replies], all_comm.rank)
+    require_same(watch.call, [arguments for arguments, *_ in replies], all_comm.rank)
+    all_told = [each for *_, each in replies]
     if replies[0][0]["backend"] == "host":
-        return "host", None
-    lacking = {rank: missing for rank, (_, missing) in enumerate(replies) if missing}
+        return "host", None, all_told
+    lacking = {rank: missing for rank, (_, missing, _) in enumerate(replies) if missing}
     if not lacking:
-        return "cuda", None
+        return "cuda", None, all_told
     rank, why = next(iter(lacking.items()))
     if len(lacking) < all_comm.size and all_comm.rank == 0:
         log.warning(
@@ -55,7 +60,7 @@ def choose_backend(
             rank,
             why,
         )
-    return "host", why
+    return "host", why, all_told
 
 
 def _warn_of_variables() -> None:
@@ -87,6 +92,7 @@ def _why_no_gpu(wanted: str) -> str | None:
     return why
 
 
+@functools.cache
 def is_wsl2(root: Path = Path("/")) -> bool:
     """Whether this machine is a Windows Subsystem for Linux, of the second kind."""
     return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
@@ -95,6 +101,7 @@ def is_wsl2(root: Path = Path("/")) -> bool:
 _NO_DEVICE = 100
 
 
+@functools.cache  # a process that has no GPU gets none
 def missing() -> str | None:
     """Return why no GPU can be used here; None where one can. Makes no context.
 

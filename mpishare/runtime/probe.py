@@ -6,6 +6,7 @@ drivers lie. A failure here is data for the report, not an error.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from mpishare.backends.suballocator import CHUNK_NBYTES
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError
+from mpishare.runtime.findings import Probed
 from mpishare.runtime.report import Pair
 from mpishare.runtime.route import between
 
@@ -29,14 +31,12 @@ _COUNTERS_S = 20.0
 Outcome = dict[str, Any]
 
 
-def probe_cuda(
-    context: NodeContext, *, is_time_sliced: bool
-) -> tuple[tuple[Pair, ...], tuple[bool, ...]]:
+def probe_cuda(context: NodeContext) -> Probed:
     """Try every pair of ranks of a CUDA node.
 
-    Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs. Returns
-    the pairs, every rank with every rank, and for each rank whether its memory kept the values
-    written before its handle was taken.
+    Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs. The pairs
+    have no routes yet, and the ranks keep values where their memory kept those that were written
+    before its handle was taken.
     """
     from mpishare.backends import driver
 
@@ -53,14 +53,17 @@ def probe_cuda(
     pairs = []
     for origin, target in product(range(context.size), repeat=2):
         as_origin, as_target = seen[origin]["origin"][target], seen[target]["target"][origin]
-        has_memory = as_origin["memory"] and as_target["copy"]
-        is_self = origin == target
         observed = as_target | as_origin
         observed["reason"] = as_origin["reason"] or as_target["reason"]
-        link = "self" if is_self else links[origin][target]
-        route = between(has_memory, is_self=is_self, is_time_sliced=is_time_sliced)
-        pairs.append(Pair(origin=origin, target=target, link=link, route=route, **observed))
-    return tuple(pairs), tuple(each["keeps_values"] for each in seen)
+        link = "self" if origin == target else links[origin][target]
+        pairs.append(Pair(origin=origin, target=target, link=link, route="", **observed))
+    return Probed(context.uuids, tuple(pairs), tuple(each["keeps_values"] for each in seen))
+
+
+def routed(pair: Pair, *, is_time_sliced: bool) -> Pair:
+    """Return a pair of a CUDA node with its route."""
+    has_memory, is_self = pair.memory and pair.copy, pair.origin == pair.target
+    return replace(pair, route=between(has_memory, is_self=is_self, is_time_sliced=is_time_sliced))
 
 
 class _Prober:

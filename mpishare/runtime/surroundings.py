@@ -160,27 +160,28 @@ class Survey:
         # This process may be unable to read any memory, even its own.
         return {"errors": list(errors.items()), "own": errors and _try_read(facts[self._rank])}
 
-    def result(
-        self, facts: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
-    ) -> Surroundings:
-        """Return the result, given those of `describe` and `read` on all ranks."""
-        unreadable = tuple(
-            (reader, owner, _why(error, facts[reader], facts[owner]))
-            for reader, each in enumerate(tried)
-            for owner, error in each["errors"]
-        )
-        remedy = ""
-        if unreadable:
-            reader, owner, _ = unreadable[0]
-            remedy = remedy_for(facts[reader], facts[owner], own_error=tried[reader]["own"] or 0)
-        return Surroundings(
-            containers=tuple(each["container"] for each in facts),
-            separate=tuple(
-                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in facts}) > 1
-            ),
-            unreadable=unreadable,
-            remedy=remedy,
-        )
+
+def describe_surroundings(
+    facts: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
+) -> Surroundings:
+    """Return the boundaries, given the results of `describe` and `read` of `Survey` by rank."""
+    unreadable = tuple(
+        (reader, owner, _why(error, facts[reader], facts[owner]))
+        for reader, each in enumerate(tried)
+        for owner, error in each["errors"]
+    )
+    remedy = ""
+    if unreadable:
+        reader, owner, _ = unreadable[0]
+        remedy = remedy_for(facts[reader], facts[owner], own_error=tried[reader]["own"] or 0)
+    return Surroundings(
+        containers=tuple(each["container"] for each in facts),
+        separate=tuple(
+            kind for kind in KINDS if len({each["namespaces"].get(kind) for each in facts}) > 1
+        ),
+        unreadable=unreadable,
+        remedy=remedy,
+    )
 
 
 def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error: int) -> str:

@@ -1,0 +1,72 @@
+"""What the ranks of a node found out about each other, for the nodes of some of them.
+
+These ask nothing anew: the rows and columns of a process grid are made in a millisecond, and on
+GPUs no pair of ranks is tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpishare.runtime.report import Pair
+
+
+class Probed(NamedTuple):
+    """What the probe of GPUs found."""
+
+    uuids: list[str]  # each rank's GPU
+    pairs: tuple[Pair, ...]  # every rank with every rank
+    keeps_values: tuple[bool, ...]
+
+    def of(self, ranks: Sequence[int]) -> Probed:
+        size = len(self.uuids)
+        return Probed(
+            [self.uuids[rank] for rank in ranks],
+            tuple(
+                replace(self.pairs[ranks[origin] * size + ranks[target]], origin=origin, target=target)
+                for origin, target in product(range(len(ranks)), repeat=2)
+            ),
+            tuple(self.keeps_values[rank] for rank in ranks),
+        )
+
+
+class Findings(NamedTuple):
+    """The findings of one node, by rank, the same on all."""
+
+    name: str  # of the node that looked
+    facts: list[dict[str, Any]]  # of `Survey.describe`
+    tried: list[dict[str, Any]]  # of `Survey.read`
+    probed: Probed | None  # None on the host backend
+
+    def of(self, ranks: Sequence[int]) -> Findings:
+        """Return those about some of the ranks, numbered in this order."""
+        numbers = {rank: number for number, rank in enumerate(ranks)}
+
+        def among(tried: Mapping[str, Any]) -> dict[str, Any]:
+            errors = [(numbers[owner], why) for owner, why in tried["errors"] if owner in numbers]
+            return {"errors": errors, "own": errors and tried["own"]}
+
+        return Findings(
+            self.name,
+            [self.facts[rank] for rank in ranks],
+            [among(self.tried[rank]) for rank in ranks],
+            self.probed and self.probed.of(ranks),
+        )
+
+
+def known_to_all(
+    offers: Sequence[Sequence[tuple[str, int]]], mine: Mapping[str, Findings]
+) -> Findings | None:
+    """Return the findings of a node that has all these ranks; None without one.
+
+    `offers` has, for each rank, the names of the nodes whose findings it has, with its rank there;
+    the result is the same on all ranks.
+    """
+    ranks_in = [dict(each) for each in offers]
+    name = next((name for name in ranks_in[0] if all(name in each for each in ranks_in)), None)
+    return None if name is None else mine[name].of([each[name] for each in ranks_in])

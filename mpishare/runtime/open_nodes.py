@@ -1,0 +1,57 @@
+"""The open nodes of this process, and those among them that nobody holds any more.
+
+A node that was dropped has no collective call of its own. The next one that has all its ranks
+closes it: that which makes a node of them, or `Node.collect` of a node that has them.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+from mpishare.coordination.objects import Children
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mpishare.node import Node
+    from mpishare.runtime.context import NodeContext
+
+
+class OpenNodes(Children):
+    """The nodes of all threads; each call is about those of the calling one."""
+
+    def whole(self) -> list[NodeContext]:
+        """Return the nodes of this thread that are not broken."""
+        return [node._context for node in self.registered() if _is_whole(node)]
+
+    def dropped(self) -> dict[str, Node]:
+        """Return by their names the nodes that this rank has dropped, with all made from them."""
+        self.note_dropped()
+        nodes = (entry.item for entry in self.entries() if entry.is_dropped)
+        return {
+            node._context.name: node
+            for node in nodes
+            if node is not None and _is_whole(node) and node._let_go()
+        }
+
+
+open_nodes = OpenNodes()
+
+
+def _is_whole(node: Node) -> bool:
+    agreement = node._context.agreement
+    return agreement.failure is None and agreement.thread == get_ident()
+
+
+def close_dropped(mine: Mapping[str, Node], published: Iterable[Iterable[str]]) -> None:
+    """Close the nodes that all their ranks have dropped. Collective over each, host-blocking.
+
+    `published` has for each rank of the call the names of `OpenNodes.dropped`; only the ranks of a
+    node know its name.
+    """
+    names = [*chain.from_iterable(published)]
+    for name in sorted(mine):  # in the same order on all ranks of each
+        if names.count(name) == mine[name].size:
+            mine[name].close()
