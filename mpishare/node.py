@@ -39,6 +39,8 @@ class Node(NotPicklable):
 
     Collective over the given communicator, host-blocking: some milliseconds on the host backend,
     0.1 to 1 s on CUDA, where every pair of ranks is tried once. Each rank gets the node it is on.
+    Of ranks that are all in one open node already, about a millisecond: what that node has found
+    out holds for them. Threads that make nodes at the same time have a communicator each.
 
     Parameters
     ----------
@@ -66,9 +68,10 @@ class Node(NotPicklable):
     ------
     UnsupportedError
         If a launcher started several ranks that MPI does not connect, if there is a GPU but not the
-        packages to use it, if /dev/shm is full or cannot be used, or in a forked process.
+        packages to use it, if /dev/shm is full or cannot be used, in a forked process, or while
+        another thread makes a node on the same communicator.
     PeerError
-        If another rank failed.
+        If another rank failed; `MismatchError` if threads of that kind have met.
     PeerTimeout
         If not all ranks call it. Where a rank dies while MPI splits communicators, a call without a
         deadline, the job is aborted at the deadline.
@@ -552,7 +555,14 @@ class Node(NotPicklable):
     def collect(self) -> None:
         """Close what all ranks have dropped: objects of this node, and nodes of its ranks.
 
-        Collective, host-blocking. Every other collective call but `barrier` ... 
+        Collective, host-blocking. Other collective calls of the node close its objects too; making
+        a node closes nodes of its ranks. A node counts as dropped when also the objects made from
+        it, their arrays and its `comm` are.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If a rank is gone or late.
         """
         agreement = self._context.agreement
         with agreement.collective():

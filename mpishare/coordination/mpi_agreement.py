@@ -19,8 +19,8 @@ from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import Mark, State, fitting
 from mpishare.coordination.identity import Introduction
-from mpishare.coordination.poll import poll
-from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
+from mpishare.coordination.poll import poll, yield_core
+from mpishare.coordination.waits import BRIEF_LOOKS, PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import (
     MismatchError,
     PeerError,
@@ -113,6 +113,10 @@ class Bystanders:
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
+        for _ in range(BRIEF_LOOKS):  # mostly it is over before anybody needs to know of it
+            if request.Test():
+                return
+            yield_core()
         call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
         siblings = [node for node, _ in nodes]

@@ -49,7 +49,7 @@ log = logging.getLogger("mpishare")
 _ENDED = {State.CLOSED: "closed the node", State.EXITED: "exited without closing the node"}
 
 # Most waits are over before another rank needs to know of them.
-_BRIEF_LOOKS = 200
+BRIEF_LOOKS = 200
 
 # A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
@@ -219,7 +219,7 @@ class Waits:
 
         `call` is published as this rank's wait.
         """
-        for _ in range(_BRIEF_LOOKS):
+        for _ in range(BRIEF_LOOKS):
             if not pending():
                 return
             yield_core()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 from mpishare.halo import geometry
 from mpishare.halo.geometry import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.geometry import Transfer
-    from mpishare.memory.types import Fields, Index, RouteName, Widths
+    from mpishare.memory.types import BackendName, Fields, Index, RouteName, Widths
     from mpishare.node import Node
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import PlanSetup
@@ -67,6 +67,9 @@ class HaloExchange(Plan):
     node : Node, optional
         A node with all ranks of `cart` that are on this machine. Default: one that is kept
         for these ranks while they have plans on it.
+    backend : {"auto", "cuda", "host"}
+        The memory of the fields: of GPUs or of the host. Default: that of the first array; for a
+        `Layout` that of the node. Without `node` it decides which node is kept.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
     dims : sequence of int, optional
@@ -120,12 +123,13 @@ class HaloExchange(Plan):
         corners: bool = False,
         axes: SupportsIndex | Sequence[SupportsIndex] | None = None,
         node: Node | None = None,
+        backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
         dims: Sequence[SupportsIndex] | None = None,
         periods: bool | Sequence[bool | int] | None = None,
     ) -> None:
         cells = _GridCells(cart, dims, periods, width, axes, corners)
-        with plan_setup(_CALL, cart, node, "cart must be a Cartcomm") as start:
+        with plan_setup(_CALL, cart, node, "cart must be a Cartcomm", backend=backend) as start:
             agreed = agree_on_fields(start, fields, require, cells.describe)
             cells.find(agreed)
             self.grid: Grid = cells.grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from itertools import starmap
 from operator import index
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import ArrayLike
 
-    from mpishare.memory.types import Fields, RouteName
+    from mpishare.memory.types import BackendName, Fields, RouteName
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -56,6 +56,9 @@ class NeighborExchange(Plan):
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept
         for these ranks while they have plans on it.
+    backend : {"auto", "cuda", "host"}
+        The memory of the fields: of GPUs or of the host. Default: that of the first array; for a
+        `Layout` that of the node. Without `node` it decides which node is kept.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
 
@@ -79,6 +82,7 @@ class NeighborExchange(Plan):
         *,
         axis: int = 0,
         node: Node | None = None,
+        backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
         def describe(found: GivenFields) -> Description:
@@ -91,7 +95,7 @@ class NeighborExchange(Plan):
             counts = [[[rank, len(each[rank])] for rank in each] for each in places]
             return Description({"made of": "sends, recvs", **same}, counts, places)
 
-        with plan_setup(_CALL, comm, node) as start:
+        with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             _require_counts(agreed.geometry)
             super().__init__(agreed, _PlaceCells(agreed.setup, agreed.kept, axis))
@@ -106,6 +110,7 @@ class NeighborExchange(Plan):
         *,
         axis: int = 0,
         node: Node | None = None,
+        backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> Self:
         """Make the exchange that brings to each ghost the cell with its global id.
@@ -123,7 +128,7 @@ class NeighborExchange(Plan):
             may be a copy of this rank's own cell.
         n_owned : int
             The number of cells that this rank owns.
-        fields, axis, node, require
+        fields, axis, node, backend, require
             As for `NeighborExchange`.
 
         Raises
@@ -155,7 +160,7 @@ class NeighborExchange(Plan):
             return Description({"made of": "global ids", **same}, kept=kept)
 
         made = cls.__new__(cls)
-        with plan_setup(_CALL, comm, node) as start:
+        with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             places = find_places(agreed.setup.comm, _CALL, agreed.kept)
             Plan.__init__(made, agreed, _PlaceCells(agreed.setup, places, axis))

@@ -8,6 +8,7 @@ from mpishare.memory.memory import address_of
 from mpishare.plans import layout
 from mpishare.plans.disjoint import Disjoint, require_distinct_cells
 from mpishare.plans.layout import FieldLayout, Layout, as_numpy
+from mpishare.runtime.preflight import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ class GivenFields(NamedTuple):
 
         `backend` is ``"auto"`` for that of the first array; errors call a single field by `name`.
         """
+        require_backend(backend)
         given = layout.as_list(fields)
         takes_any = layout.takes_any(given)
         arrays = [field for field in given if not isinstance(field, Layout)]
@@ -38,6 +40,12 @@ class GivenFields(NamedTuple):
         layouts = layouts_of(given, backend, name)
         require_disjoint(given, layouts, name)
         return cls(arrays if len(arrays) == len(given) else [], layouts, backend, takes_any)
+
+
+def require_backend(backend: Any) -> None:
+    """Raise `ValueError` for a ``backend=`` that there is not."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, not {backend!r}")
 
 
 def layouts_of(fields: Sequence[Any], backend: str, name: str = "") -> list[FieldLayout]:

@@ -66,7 +66,7 @@ class PlanStart:
     given_node: Any
     held: Holdings
     name: str = ""  # of the plan; numbered by its node if empty
-    backend: str = "auto"  # of the fields; "auto" for that of the first array
+    backend: Any = "auto"  # of the fields; "auto" for that of the first array
     # Called in the wait for an agreement on fields, with what is wrong with mine; may raise.
     watch: Callable[[Sequence[Exception]], object] = bool
     begin: float = field(default_factory=perf_counter)  # seconds
@@ -96,12 +96,13 @@ def plan_setup(
     node: Any,
     wanted: str = "comm must be an Intracomm",
     *,
+    backend: Any = "auto",
     is_inner: bool = False,
 ) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
-    Collective, host-blocking. `wanted` is for the error of what is no communicator. A plan that is
-    inner to another one has its communicator.
+    Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
+    of the fields. A plan that is inner to another one has its communicator.
     """
     try:
         require_intracomm(call, given, wanted)
@@ -116,7 +117,7 @@ def plan_setup(
             own = own_communicator(node, given)
             held = Holdings(RankGroup.of(own, watch, meet))
         with ranges.span(call):
-            yield PlanStart(call, given, node, held)
+            yield PlanStart(call, given, node, held, backend=backend)
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:

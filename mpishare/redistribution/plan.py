@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from mpishare.memory.arguments import is_int, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
-from mpishare.plans.fields import GivenFields
+from mpishare.plans.fields import GivenFields, require_backend
 from mpishare.plans.layout import FieldLayout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mpishare.memory.types import (
         AnyArray,
         Array,
+        BackendName,
         DTypeLike,
         GivenArray,
         RouteName,
@@ -77,7 +78,10 @@ class Redistribute(RoutedPlan):
         parts have one shape, or a view of it. It then goes through a copy.
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
-        `comm` while there are plans on it. It decides whether arrays are in GPU memory.
+        `comm` while there are plans on it.
+    backend : {"auto", "cuda", "host"}
+        The memory of the arrays: of GPUs or of the host. Default: that of the node. Without `node`
+        it decides which node is kept.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
 
@@ -128,13 +132,14 @@ class Redistribute(RoutedPlan):
         permute: Sequence[SupportsIndex] | None = None,
         in_place: bool = False,
         node: Node | None = None,
+        backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
     ) -> None:
         def find() -> tuple[GivenFields, Description]:
             given = {"source": source, "target": target}
-            return _described(comm, shape, given, dtype, permute, in_place)
+            return _described(comm, shape, given, dtype, permute, in_place, backend)
 
-        with plan_setup(_CALL, comm, node) as start:
+        with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_found(start, require, find)
             boxes = [
                 [Box.unpack(packed[side]) for packed in agreed.geometry]
@@ -460,8 +465,10 @@ def _described(
     dtype: Any,
     permute: Any,
     in_place: Any,
+    backend: Any,
 ) -> tuple[GivenFields, Description]:
     """Return this rank's parts of the `given` source and target, and what is agreed of them."""
+    require_backend(backend)
     shape = shape_of(shape)
     if not shape:
         raise ValueError("shape has no axes")
@@ -480,7 +487,7 @@ def _described(
         "in_place": require_bool("", "in_place", in_place),
         **names,
     }
-    return GivenFields([], layouts, "auto", takes_any=False), Description(same, boxes, order)
+    return GivenFields([], layouts, backend, takes_any=False), Description(same, boxes, order)
 
 
 def _dtype_of(given: Any) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from mpishare.errors import MpiShareError
 from mpishare.plans.base_plan import BasePlan
@@ -17,7 +17,14 @@ from mpishare.reduction.operation import Operation, name_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpishare.memory.types import AnyArray, Array, GivenArray, OperationName, Stream
+    from mpishare.memory.types import (
+        AnyArray,
+        Array,
+        BackendName,
+        GivenArray,
+        OperationName,
+        Stream,
+    )
     from mpishare.node import Node
     from mpishare.plans.engine import PlanEngine, PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -57,6 +64,9 @@ class Allreduce(BasePlan):
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
         `comm` while there are plans on it.
+    backend : {"auto", "cuda", "host"}
+        The memory of the arrays: of GPUs or of the host. Default: that of `like`; for a
+        `Layout` that of the node. Without `node` it decides which node is kept.
 
     Raises
     ------
@@ -87,6 +97,7 @@ class Allreduce(BasePlan):
         op: OperationName | MPI.Op = "sum",
         *,
         node: Node | None = None,
+        backend: Literal["auto"] | BackendName = "auto",
     ) -> None:
         name = name_of(op)
 
@@ -97,7 +108,7 @@ class Allreduce(BasePlan):
             operation = Operation(name, layout.dtype)
             return Description({"op": operation.name, "shape": layout.shape})
 
-        with plan_setup(_CALL, comm, node) as start:
+        with plan_setup(_CALL, comm, node, backend=backend) as start:
             setup = agree_on_fields(start, [like], None, describe, "like").setup
             begin_plan(setup, engine_class)
             self._layout = layout = setup.mine[0]

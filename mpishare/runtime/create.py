@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from mpishare.backends import Backend, Device, native
@@ -33,6 +32,7 @@ from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings, known_to_all
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
+from mpishare.runtime.one_thread import one_thread_on, refuse_mixed
 from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
@@ -60,9 +60,9 @@ def create_node(
     install()
     MPI = load_mpi()  # noqa: N806  a module
     made: list[Agreement] = []
-    with _undone_together(made) as undo:
-        check_fork()
-        comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
+    check_fork()
+    comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
+    with one_thread_on(comm, CALL) as threads, _undone_together(made) as undo:
         _check_start()
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
         watch = Bystanders(CALL, deadline_s)
@@ -70,7 +70,7 @@ def create_node(
         undo.callback(all_comm.Free)
         known_here = {each.findings.name: each for each in open_nodes.whole()}
         dropped = open_nodes.dropped()
-        told = {
+        told: dict[str, Any] = {
             "known": [(name, each.rank) for name, each in known_here.items() if each.name == name],
             "dropped": [*dropped],
         }
@@ -92,11 +92,16 @@ def create_node(
             )
             made.append(context.agreement)
             undo.callback(destroy_node, context, shutdown)  # if another node fails
-            return (context, shutdown), [color, context.uuids[context.rank]]
+            return (context, shutdown), [
+                color,
+                context.uuids[context.rank],
+                [each.name for each in threads],
+            ]
 
         (context, shutdown), replies = agree_keeping(all_comm, build, watch)
+        refuse_mixed(CALL, [each for *_, each in replies], all_comm.rank)
     context.comms = node_comm, all_comm
-    context.all_uuids = [*context.uuids, *(uuid for node, uuid in replies if node != color)]
+    context.all_uuids = [*context.uuids, *(uuid for node, uuid, _ in replies if node != color)]
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
         context.rank,
@@ -233,12 +238,13 @@ def _build(
     survey = Survey(agreement.rank) if known is None else None
     made: list[Backend] = []
 
-    def begin() -> tuple[Backend, dict[str, Any]]:
+    def begin() -> tuple[tuple[Backend, Any], dict[str, Any]]:
         backend = _backend(chosen, device, agreement)
         address = backend.register(block.memory)
         made.append(backend)
         block.fill_pools(address)
-        return backend, {
+        compiled, why = (None, None) if backend.has_streams else native.choose()
+        return (backend, compiled), {
             "process": {
                 "given_rank": all_comm.rank,
                 "host": socket.gethostname(),
@@ -249,6 +255,7 @@ def _build(
             "cpus": sorted(os.sched_getaffinity(0)),
             "tried": survey and survey.read(facts),
             "is checked": checker.is_asked(),
+            "why python": why,
         }
 
     try:
@@ -256,12 +263,12 @@ def _build(
         # From now on an unlocked rank is dead.
         facts = agreement.step(CALL, lambda: survey and survey.describe())
         watchdog.start()
-        backend, replies = agreement.step_keeping(CALL, begin)
+        (backend, compiled), replies = agreement.step_keeping(CALL, begin)
         members = tuple(
             Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
             for rank, each in enumerate(replies)
         )
-        context = _make_context(agreement, backend, watchdog, members, replies)
+        context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             known = Findings(context.name, facts, [each["tried"] for each in replies], None)
         context.findings = _probed(known, context)
@@ -281,6 +288,7 @@ def _build(
 def _make_context(
     agreement: Agreement,
     backend: Backend,
+    compiled: Any,
     watchdog: Watchdog,
     members: Sequence[Member],
     replies: Sequence[dict[str, Any]],
@@ -290,9 +298,9 @@ def _make_context(
     cpus = set[int]().union(*(each["cpus"] for each in replies))
     context = NodeContext(agreement, backend, watchdog, members, nonces, len(cpus))
     if not backend.has_streams:
-        step_keeping = partial(agreement.step_keeping, CALL)
-        found = native.find(step_keeping, is_first=agreement.rank == 0)
-        context.compiled, context.why_python = found
+        reasons = [each["why python"] for each in replies]
+        context.compiled = compiled
+        context.why_python = native.why_none(reasons, is_first=agreement.rank == 0)
     agreement.open_meetings(context.fence)
     if any(each["is checked"] for each in replies):
         checker.install(context)

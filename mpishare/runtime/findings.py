@@ -24,11 +24,14 @@ class Probed(NamedTuple):
     keeps_values: tuple[bool, ...]
 
     def of(self, ranks: Sequence[int]) -> Probed:
+        """Return those about some of the ranks, numbered in this order."""
         size = len(self.uuids)
         return Probed(
             [self.uuids[rank] for rank in ranks],
             tuple(
-                replace(self.pairs[ranks[origin] * size + ranks[target]], origin=origin, target=target)
+                replace(
+                    self.pairs[ranks[origin] * size + ranks[target]], origin=origin, target=target
+                )
                 for origin, target in product(range(len(ranks)), repeat=2)
             ),
             tuple(self.keeps_values[rank] for rank in ranks),

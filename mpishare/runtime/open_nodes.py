@@ -6,17 +6,22 @@ closes it: that which makes a node of them, or `Node.collect` of a node that has
 
 from __future__ import annotations
 
+import logging
 from itertools import chain
 from threading import get_ident
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.objects import Children
+from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from mpishare.node import Node
     from mpishare.runtime.context import NodeContext
+
+
+log = logging.getLogger("mpishare")
 
 
 class OpenNodes(Children):
@@ -54,4 +59,7 @@ def close_dropped(mine: Mapping[str, Node], published: Iterable[Iterable[str]]) 
     names = [*chain.from_iterable(published)]
     for name in sorted(mine):  # in the same order on all ranks of each
         if names.count(name) == mine[name].size:
-            mine[name].close()
+            try:
+                mine[name].close()
+            except MpiShareError as error:  # nobody holds it, and would want to know
+                log.warning("a node that was dropped: %s", error)

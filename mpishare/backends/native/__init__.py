@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
 log = logging.getLogger("mpishare")
 
@@ -28,22 +28,21 @@ _FOLDER = Path(__file__).parent
 _FILE = _FOLDER / "_host.abi3.so"
 
 
-def find(step_keeping: Callable[..., tuple[Any, list[str]]], *, is_first: bool) -> tuple[Any, str]:
-    """Return the module, and why ranks have none: empty where all have. Collective, host-blocking.
+def why_none(reasons: Sequence[str], *, is_first: bool) -> str:
+    """Return why ranks have no module, given the reason of each; empty where all have it.
 
-    `step_keeping` is that of an agreement; the first rank logs that some have none.
+    The first rank logs that some have none.
     """
-    module, reasons = step_keeping(_choose)
     without = [rank for rank, why in enumerate(reasons) if why]
     why = reasons[without[0]] if without else ""
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
     if is_first and why:
         (log.info if why.endswith(_ASKED) else _warn_once)(_IN_PYTHON, why)
-    return module, why
+    return why
 
 
-def _choose() -> tuple[Any, str]:
+def choose() -> tuple[Any, str]:
     """Return what `load` does, or raise where ``MPISHARE_HOST_CODE`` cannot be followed."""
     choice = os.environ.get("MPISHARE_HOST_CODE", "")
     if choice not in _CHOICES:
