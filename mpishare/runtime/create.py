@@ -68,16 +68,16 @@ def create_node(
         watch = Bystanders(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        known_here = {each.findings.name: each for each in open_nodes.whole()}
+        here = open_nodes.that_looked(places.place())
         dropped = open_nodes.dropped()
         told: dict[str, Any] = {
-            "known": [(name, each.rank) for name, each in known_here.items() if each.name == name],
+            "known": [(name, each.rank) for name, each in here.items()],
             "dropped": [*dropped],
         }
         chosen, why_host, all_told = choose_backend(all_comm, backend, timeout_s, watch, told)
         known = known_to_all(
             [each["known"] for each in all_told],
-            {name: each.findings for name, each in known_here.items()},
+            {name: each.findings for name, each in here.items()},
         )
         if known is None:
             node_comm, color, notes = _find_node(all_comm, watch)
@@ -270,7 +270,8 @@ def _build(
         )
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
-            known = Findings(context.name, facts, [each["tried"] for each in replies], None)
+            tried = [each["tried"] for each in replies]
+            known = Findings(context.name, places.place(), facts, tried, None)
         context.findings = _probed(known, context)
         context.report = _report(context, members, why_host, notes)
     except BaseException as error:

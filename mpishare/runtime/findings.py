@@ -42,6 +42,7 @@ class Findings(NamedTuple):
     """The findings of one node, by rank, the same on all."""
 
     name: str  # of the node that looked
+    place: list[Any] | None  # of all its ranks
     facts: list[dict[str, Any]]  # of `Survey.describe`
     tried: list[dict[str, Any]]  # of `Survey.read`
     probed: Probed | None  # None on the host backend
@@ -56,6 +57,7 @@ class Findings(NamedTuple):
 
         return Findings(
             self.name,
+            self.place,
             [self.facts[rank] for rank in ranks],
             [among(self.tried[rank]) for rank in ranks],
             self.probed and self.probed.of(ranks),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from itertools import chain
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.objects import Children
 from mpishare.errors import MpiShareError
@@ -27,9 +27,17 @@ log = logging.getLogger("mpishare")
 class OpenNodes(Children):
     """The nodes of all threads; each call is about those of the calling one."""
 
-    def whole(self) -> list[NodeContext]:
-        """Return the nodes of this thread that are not broken."""
-        return [node._context for node in self.registered() if _is_whole(node)]
+    def that_looked(self, place: list[Any] | None) -> dict[str, NodeContext]:
+        """Return by their names the whole nodes whose ranks looked at each other themselves.
+
+        Without those made where this process is no more.
+        """
+        contexts = [node._context for node in self.registered() if _is_whole(node)]
+        return {
+            each.name: each
+            for each in contexts
+            if each.findings.name == each.name and each.findings.place == place
+        }
 
     def dropped(self) -> dict[str, Node]:
         """Return by their names the nodes that this rank has dropped, with all made from them."""

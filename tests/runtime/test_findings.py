@@ -1,0 +1,46 @@
+"""What a node of some ranks takes over from one of more: renumbered, and of these ranks alone."""
+
+from itertools import product
+
+from mpishare.runtime.findings import Findings, Probed, known_to_all
+from mpishare.runtime.report import Pair
+
+UUIDS = ["GPU-a", "GPU-b", "GPU-a", "GPU-c"]
+
+
+def pair(origin, target):
+    reason = f"{origin} to {target}"
+    return Pair(origin, target, True, True, True, True, True, "NVLink", "", reason)
+
+
+PROBED = Probed(
+    UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)), (True, False, True, True)
+)
+TRIED = [{"errors": [(rank, 1), (3, 2)] if rank < 3 else [], "own": 5} for rank in (1, 2, 0, 3)]
+FOUND = Findings(
+    "n", ["boot", 1, 2], [{"container": str(rank)} for rank in range(4)], TRIED, PROBED
+)
+
+
+def test_some_ranks_in_another_order():
+    found = FOUND.of([2, 0])
+    assert [each["container"] for each in found.facts] == ["2", "0"]
+    # Rank 2, now 0, could not read 0 and 3; rank 0, now 1, could not read 1 and 3.
+    assert found.tried == [{"errors": [(1, 1)], "own": 5}, {"errors": [], "own": []}]
+    assert found.probed.uuids == ["GPU-a", "GPU-a"]
+    assert found.probed.keeps_values == (True, True)
+    told = [(each.origin, each.target, each.reason) for each in found.probed.pairs]
+    assert told == [(0, 0, "2 to 2"), (0, 1, "2 to 0"), (1, 0, "0 to 2"), (1, 1, "0 to 0")]
+
+
+def test_all_ranks_in_their_order():
+    assert FOUND.of(range(4)).probed == PROBED
+
+
+def test_only_what_all_ranks_have():
+    other = FOUND._replace(name="m")
+    mine = {"m": other, "n": FOUND}
+    assert known_to_all([[("m", 0), ("n", 1)], [("n", 0)]], mine) == FOUND.of([1, 0])
+    assert known_to_all([[("m", 0)], [("n", 0)]], mine) is None
+    assert known_to_all([[], []], mine) is None
+    assert known_to_all([[("m", 1), ("n", 0)], [("n", 3), ("m", 2)]], mine) == other.of([1, 2])
