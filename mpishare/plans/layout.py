@@ -110,8 +110,7 @@ class Layout:
     """Stands for a field where a plan is made before there are arrays.
 
     Local. Such a plan is made for the backend of its node, the GPU where there is one: for NumPy
-    arrays on a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its
-    arrays.
+    arrays on a machine with GPUs give it ``backend="host"``. Each call is given its arrays.
 
     Parameters
     ----------

@@ -28,8 +28,9 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
     [
         (
             mpishare.Node,
-            "allocate allocate_each backend barrier channel close device event is_closed is_leader "
-            "launch leader pool rank report share share_all share_each size synchronize xp",
+            "allocate allocate_each backend barrier channel close collect device event is_closed "
+            "is_leader launch leader pool rank report share share_all share_each size "
+            "synchronize xp",
         ),
         (
             mpishare.Window,

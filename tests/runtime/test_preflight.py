@@ -37,8 +37,10 @@ def use(monkeypatch):
 
         monkeypatch.setattr(ctypes, "CDLL", load)
         monkeypatch.setattr(preflight, "_package_versions", lambda: versions)
+        preflight.missing.cache_clear()
 
-    return use
+    yield use
+    preflight.missing.cache_clear()
 
 
 @pytest.mark.parametrize(
