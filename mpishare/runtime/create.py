@@ -68,7 +68,7 @@ def create_node(
         watch = Bystanders(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        here = open_nodes.that_looked(places.place())
+        here = open_nodes.that_looked(places.of_process())
         dropped = open_nodes.dropped()
         told: dict[str, Any] = {
             "known": [(name, each.rank) for name, each in here.items()],
@@ -271,7 +271,7 @@ def _build(
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             tried = [each["tried"] for each in replies]
-            known = Findings(context.name, places.place(), facts, tried, None)
+            known = Findings(context.name, places.of_process(), facts, tried, None)
         context.findings = _probed(known, context)
         context.report = _report(context, members, why_host, notes)
     except BaseException as error:

@@ -17,7 +17,6 @@ from mpishare.errors import MpiShareError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mpishare.node import Node
     from mpishare.runtime.context import NodeContext
 
 
@@ -39,7 +38,7 @@ class OpenNodes(Children):
             if each.findings.name == each.name and each.findings.place == place
         }
 
-    def dropped(self) -> dict[str, Node]:
+    def dropped(self) -> dict[str, Any]:
         """Return by their names the nodes that this rank has dropped, with all made from them."""
         self.note_dropped()
         nodes = (entry.item for entry in self.entries() if entry.is_dropped)
@@ -53,12 +52,12 @@ class OpenNodes(Children):
 open_nodes = OpenNodes()
 
 
-def _is_whole(node: Node) -> bool:
+def _is_whole(node: Any) -> bool:
     agreement = node._context.agreement
     return agreement.failure is None and agreement.thread == get_ident()
 
 
-def close_dropped(mine: Mapping[str, Node], published: Iterable[Iterable[str]]) -> None:
+def close_dropped(mine: Mapping[str, Any], published: Iterable[Iterable[str]]) -> None:
     """Close the nodes that all their ranks have dropped. Collective over each, host-blocking.
 
     `published` has for each rank of the call the names of `OpenNodes.dropped`; only the ranks of a
