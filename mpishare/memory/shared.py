@@ -59,6 +59,7 @@ _CLEANING_S = 0.5
 _roomy = {"until": 0.0, "nbytes": 0}
 _ROOMY_S = 1.0
 _LITTLE = 1e-3
+_MOST_NBYTES = 1 << 20
 _NAMES_PER_LOOK = 64  # at the clock
 # The close of any descriptor of a file ends the process's record locks on it. So no thread opens a
 # file that has one, and none is taken while a thread has a file open for a moment.
@@ -348,7 +349,8 @@ def _why_not_usable(call: str, error: OSError) -> str:
 
 
 def _check_room(nbytes: int) -> None:
-    if time.monotonic() < _roomy["until"] and nbytes < _LITTLE * _roomy["nbytes"]:
+    is_little = nbytes < min(_LITTLE * _roomy["nbytes"], _MOST_NBYTES)
+    if is_little and time.monotonic() < _roomy["until"]:
         return
     limit, why = limits.tightest(), _why_no_room(nbytes)
     if not why and limit is not None and nbytes > limit.left:
