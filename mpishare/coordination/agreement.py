@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import json
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
+
+_RAISE = dis.opmap["RAISE_VARARGS"]  # the instruction of a `raise` statement
 
 
 class Agreement(Waits):
@@ -209,15 +212,18 @@ def is_agreed(error: BaseException) -> bool:
     """Whether every rank raises this error or learns of it.
 
     False for one that this rank alone raises, between two steps or in a wait: a signal handler may
-    raise anything anywhere.
+    raise anything anywhere, and so may a function of Python or NumPy that our code calls.
     """
+    if getattr(error, "is_agreed", False):
+        return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    origin = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    is_ours = isinstance(error, MpiShareError | TypeError | ValueError)
-    is_ours = is_ours and origin.startswith("mpishare.")
-    return is_ours or getattr(error, "is_agreed", False)
+    if trace is None or not isinstance(error, MpiShareError | TypeError | ValueError):
+        return False
+    frame = trace.tb_frame
+    is_ours = str(frame.f_globals.get("__name__")).startswith("mpishare.")
+    return is_ours and frame.f_code.co_code[trace.tb_lasti] == _RAISE
 
 
 def settle(
