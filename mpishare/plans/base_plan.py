@@ -94,17 +94,22 @@ class BasePlan(NodeObject):
             for engine in self._engines:
                 getattr(engine, what)()
 
-        with setup.context.agreement.collective():
-            setup.comm.step(call, lambda: each("drain"))
-            self._is_closed = True
-            self._forget()  # first: the watchdog must not read memory that is about to be unmapped
-            # The importers first, then the owners.
-            if any(engine.has_imports for engine in self._engines):
-                setup.comm.step(call, lambda: each("release"))
-            setup.comm.step(call, lambda: each("close"))
-        self._log.debug("%s closed", self.name)
-        for made in self._setups:
-            made.close()
+        agreement = setup.context.agreement
+        try:
+            with agreement.collective():
+                setup.comm.step(call, lambda: each("drain"))
+                self._is_closed = True
+                self._forget()  # first: the watchdog must not read memory about to be unmapped
+                # The importers first, then the owners.
+                if any(engine.has_imports for engine in self._engines):
+                    setup.comm.step(call, lambda: each("release"))
+                setup.comm.step(call, lambda: each("close"))
+            self._log.debug("%s closed", self.name)
+        finally:
+            # Also where a rank could not free its memory, which all ranks know then.
+            if self._is_closed and agreement.failure is None:
+                for made in self._setups:
+                    made.close()
         if is_forgotten:
             setup.context.warn(
                 f"{self.name} was closed after start() without wait(): the call was completed. "
