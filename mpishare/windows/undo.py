@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,13 @@ def undoing(context: NodeContext, call: str) -> Iterator[Undo]:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Release the arrays in the frames of an error: their memory is about to be freed."""
+    """Release the arrays in our frames of an error: their memory is about to be freed.
+
+    Those of the user, and of an error that the user handles, stay for debuggers.
+    """
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).startswith("mpishare."):
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
         error = error.__cause__ or error.__context__
