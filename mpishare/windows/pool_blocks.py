@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.errors import HandleError, MpiShareError
+from mpishare.errors import EpochError, HandleError, MpiShareError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpishare.backends import Backend, OwnMemory, PeerMemory, PoolMemory
     from mpishare.memory.block_table import BlockTable
@@ -190,7 +191,9 @@ class OpenBlocks:
         self._unrecorded: list[Block] = []
         self._recorded: list[tuple[Any, list[Block]]] = []
         self._events: list[Any] = []
-        self._lock = threading.Lock()
+        # Reentrant: a handler of a signal may come in the midst of a call, and is refused.
+        self._lock = threading.RLock()
+        self._is_in_call = False
 
     @property
     def is_empty(self) -> bool:
@@ -200,7 +203,7 @@ class OpenBlocks:
     @property
     def is_held(self) -> bool:
         """Whether arrays are alive here."""
-        with self._lock:
+        with self._in_call():
             return any(block.is_held for held in self._held.values() for block in held)
 
     def open(self, block: Block, layout: ArrayLayout, stream: int, keeper: Any) -> Any:
@@ -210,7 +213,7 @@ class OpenBlocks:
         """
         block.stream, block.keeper = stream, keeper
         try:
-            with self._lock:
+            with self._in_call():
                 self._let_go()
                 self._open(block)
                 return _watched(self._memory, block, layout, self._drop)
@@ -221,9 +224,26 @@ class OpenBlocks:
         """Release blocks that were dropped here and are no longer used by any stream."""
         while self._dropped and self._lock.acquire(blocking=False):
             try:
-                self._let_go()
+                if self._is_in_call:
+                    return  # that call settles them
+                with self._in_call():
+                    self._let_go()
             finally:
                 self._lock.release()
+
+    @contextmanager
+    def _in_call(self) -> Iterator[None]:
+        """Keep other threads out; refuse a call amid another one of this thread."""
+        with self._lock:
+            if self._is_in_call:
+                raise EpochError(
+                    "a handler of a signal came amid a call of the same pool. Call it after that."
+                )
+            self._is_in_call = True
+            try:
+                yield
+            finally:
+                self._is_in_call = False
 
     def close(self) -> None:
         """Unmap the memory, once this process has released all blocks."""
@@ -232,7 +252,7 @@ class OpenBlocks:
 
     def finish(self) -> None:
         """Release the rest, once all streams are done; destroy the events."""
-        with self._lock:
+        with self._in_call():
             self._let_go()
             if not self._recorded:
                 self._backend.close_events(self._events)

@@ -3,10 +3,12 @@
 One process plays all ranks: they share the table and the memory file, as ranks do.
 """
 
+import functools
 import gc
 import hashlib
 import os
 import pickle
+import signal
 import threading
 
 import numpy as np
@@ -16,12 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mpishare.backends.host import HostBackend
-from mpishare.errors import HandleError, UnsupportedError
+from mpishare.errors import EpochError, HandleError, UnsupportedError
 from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import ArrayLayout, compact_strides
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
+from tests.helpers.interrupts import interrupting
 
 KEY = b"pool"
 DOOR = "mpishare/4294967295/pool/a-_Z09"
@@ -356,6 +359,38 @@ def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
     with pytest.raises(HandleError, match="not in the pool"):
         memory.open(bytes(8), (1 << 20) + 1)
     memory.close()
+
+
+def test_a_handler_of_a_signal_amid_a_call_is_refused(monkeypatch):
+    """It must neither wait for that call, which waits for it, nor change what that is changing."""
+    ranks = Ranks()
+    arrays = [ranks.allocate(10) for _ in range(2)]
+    first, second = map(ranks.handle, arrays)
+    blocks = ranks.others[0]
+    memory, errors = blocks._memory, []
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGUSR2)
+        return type(memory).open(memory, *arguments)
+
+    def refused(call):
+        with pytest.raises(EpochError, match="handler of a signal") as caught:
+            call()
+        errors.append(caught)
+
+    with interrupting() as handlers:
+        for call in (lambda: ranks.open(0, second), lambda: blocks.is_held, blocks.finish):
+            handlers.append(functools.partial(refused, call))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "open", interrupted)
+            opened = [ranks.open(0, first)]
+        assert (len(errors), handlers) == (3, [])
+    opened.append(ranks.open(0, second))
+    assert blocks.is_held
+    del opened
+    gc.collect()
+    blocks.finish()
+    assert blocks.is_empty
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3)])
