@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 import weakref
 from contextlib import contextmanager
@@ -87,7 +86,8 @@ class Waits:
         # The main thread has raised the failure at least once.
         self.is_raised = False
         self.thread = get_ident()
-        self._lock = threading.Lock()  # the watchdog breaks the node too
+        # The reasons given so far: the watchdog breaks the node too, and so may a signal handler.
+        self._failures: list[tuple[MpiShareError, bool]] = []
         _all[id(self)] = self
 
     # --- state of the node
@@ -117,11 +117,12 @@ class Waits:
 
     def fail(self, failure: MpiShareError, *, fatal: bool) -> MpiShareError:
         """Mark the node broken; return the first reason. The watchdog's thread calls it too."""
-        with self._lock:
-            if self.failure is None:
-                self.is_fatal = fatal
-                self.failure = copy(failure)  # without a traceback, and what its frames hold
-            return self.failure
+        if self.failure is None:
+            # Without a traceback, and what its frames hold.
+            self._failures.append((copy(failure), fatal))
+            first, self.is_fatal = self._failures[0]
+            self.failure = first
+        return self.failure
 
     def leave(self, call: str, error: BaseException) -> None:
         """Leave the node by an exception: publish it, and refuse later calls here."""
