@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import describe, escaped
+from mpishare.memory.mapped import remove_files_of_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +67,7 @@ def abort_after(
     from mpi4py import MPI
 
     try:
+        remove_files_of_mpi()
         say(text)
         wait()
         wait_briefly(is_output_read)
@@ -128,6 +130,7 @@ class AtEnd:
         # A forked child must not act for its parent.
         if not self._mpi.Is_finalized() and os.getpid() == self._pid:
             self.cancel()
+            remove_files_of_mpi()  # `mpi4py` may abort the job behind this
             self._end(False)
 
 

@@ -27,6 +27,7 @@ from mpishare.errors import (
     died,
     peer_error,
 )
+from mpishare.memory.mapped import remove_files_of_mpi
 from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
@@ -242,4 +243,5 @@ class Watchdog:
             f"ended here for {self.grace_s:g} s since.\n"
         )
         remove_abandoned()  # shared memory that the dead rank was about to publish
+        remove_files_of_mpi()
         os._exit(1)

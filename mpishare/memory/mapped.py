@@ -13,6 +13,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,12 @@ from mpishare.errors import UnsupportedError
 from mpishare.memory.hugepages import duplicate, map_file
 from mpishare.memory.kinds import COPY, PRIVATE, UNNAMED, Refusal
 from mpishare.memory.memory import host_anchor
-from mpishare.memory.shared import SharedMemory, whole_pages
+from mpishare.memory.shared import FOLDER, SharedMemory, whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_OF_MPICH = re.compile(rf"{FOLDER}/mpich_shm_\w+")
 _SYSTEM_V = "/SYSV"  # how the kernel begins the names of its segments
 
 
@@ -49,6 +51,19 @@ class FilePart(NamedTuple):
     @property
     def path(self) -> str:
         return self.file.split(" ", 2)[2]
+
+
+def remove_files_of_mpi() -> None:
+    """Remove the names of MPICH's files in /dev/shm that this process has mapped.
+
+    For a job that is about to be aborted, which leaves 1 MiB per rank there. All ranks of the
+    machine have mapped them since `MPI_Init`, and `MPI_Finalize` does not miss them.
+    """
+    with contextlib.suppress(OSError):
+        for path in {FilePart(line.file, 0).path for line in _lines()}:
+            if _OF_MPICH.fullmatch(path):
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
 
 
 def _lines() -> Iterator[_Line]:

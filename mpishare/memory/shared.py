@@ -41,6 +41,7 @@ MORE_ROOM = (
     f"else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
 )
 _REFUSED = errno.EPERM, errno.ENOSYS  # a system call, as by a sandbox
+_LITTLE_NBYTES = 48 << 20
 _NOT_USABLE = (
     *_REFUSED,
     errno.EACCES,
@@ -387,6 +388,18 @@ def room() -> tuple[int, int]:
     """Return the bytes left in the folder, and its size."""
     found = os.statvfs(FOLDER)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def little_room() -> str | None:
+    """Return a note where the folder has so little left that the next job may not start."""
+    left, total = room()
+    if left >= _LITTLE_NBYTES:
+        return None
+    return (
+        f"{FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}: a program that starts "
+        f"where MPI finds no room there ends without a reason. Delete the files mpich_shm_* and "
+        f"sm_segment.* of jobs that have ended. {MORE_ROOM}"
+    )
 
 
 def free_nbytes() -> int:
