@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.coordination.abort import AtEnd, abort_because, is_output_read, say, wait_briefly
+from mpishare.coordination.abort import (
+    AtEnd,
+    abort_after,
+    abort_because,
+    is_output_read,
+    say,
+    wait_briefly,
+)
 from mpishare.coordination.control_block import Mark, State
-from mpishare.coordination.uncaught import uncaught
+from mpishare.coordination.uncaught import restore, uncaught
 from mpishare.coordination.waits import of_this_thread
-from mpishare.errors import ClosedError, PeerError, name_ranks
+from mpishare.errors import ClosedError, name_ranks
 from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
@@ -17,13 +24,17 @@ if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.watchdog import Watchdog
 
+# After an uncaught exception, the time that the other ranks have to say that they heard of it.
+UNCAUGHT_S = 2.0
+TURN_S = 0.5
+_open: list[Shutdown] = []
+
 
 class Shutdown:
     """Ends one node with the process or with MPI, whichever comes first.
 
     Stops the watchdog before its memory is unmapped; calls `finish` before this rank publishes its
-    end, with whether that is an orderly one. `has_other_nodes`: the node is one of several that
-    were made together.
+    end, with whether that is an orderly one.
     """
 
     def __init__(
@@ -31,20 +42,26 @@ class Shutdown:
         agreement: Agreement,
         watchdog: Watchdog,
         finish: Callable[[bool], None],
-        *,
-        has_other_nodes: bool,
     ) -> None:
-        self._has_other_nodes = has_other_nodes
         self._agreement = agreement
         self._watcher = watchdog
         self._finish = finish
-        #: For a node that all its ranks have closed.
-        self.cancel = AtEnd(self._end).cancel
+        self._at_end = AtEnd(self._end)
+        _open.append(self)
+
+    def cancel(self) -> None:
+        """Forget a node that all its ranks have closed."""
+        self._at_end.cancel()
+        _open.remove(self)
+        if not _open:
+            restore()
 
     def _depart(self) -> None:
         agreement, block = self._agreement, self._agreement.block
-        block.mark(Mark.ENDING)
         error = uncaught()
+        if error is not None:
+            wait_briefly(is_output_read)  # which gives the reason, before others repeat it
+        block.mark(Mark.ENDING)
         self._finish(error is None)
         if error is not None:
             # All nodes before the wait for the others of one: they may wait in another one.
@@ -55,15 +72,10 @@ class Shutdown:
             block.depart(State.EXITED)
             return
         agreement.tell(agreement.failure)  # so that this rank is not taken for the cause
-        self._abort_if_unheard()
-        if error is not None:
-            wait_briefly(is_output_read)
-            block.mark(Mark.ABORTING)  # as `mpi4py` may do now
-            if type(error) is PeerError:  # the others, which caused it, speak first
-                wait_briefly(self._are_others_silent)
-            if self._has_other_nodes and not agreement.is_fatal:
-                why = "an exception ended this rank, and ranks on other nodes would wait for it"
-                abort_because(why, self._wait_for_turn)
+        if error is None:
+            self._abort_if_unheard()
+        else:
+            self._abort_uncaught()
 
     def _end(self, in_finalize: bool) -> None:
         """Publish the end of this rank, and stop what uses the memory of the node."""
@@ -129,6 +141,22 @@ class Shutdown:
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
             abort_because(f"it has left the node, and {why}")
 
+    def _abort_uncaught(self) -> None:
+        """Abort the job of a program that an exception has ended, wherever the other ranks are."""
+        agreement, block = self._agreement, self._agreement.block
+
+        def late() -> list[int]:
+            agreement.progress()
+            return [rank for rank in agreement.others if not block.is_past(Mark.ABORTING, rank)]
+
+        wait_briefly(is_output_read)
+        block.mark(Mark.ABORTING)
+        wait_briefly(lambda: not late(), UNCAUGHT_S)
+        if went_on := late():
+            more = f"{name_ranks(went_on)} went on for {UNCAUGHT_S:g} s"
+            abort_because(f"an exception has ended it, and {more}", self._wait_for_turn)
+        abort_after("", self._wait_for_turn)
+
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""
         agreement, block = self._agreement, self._agreement.block
@@ -136,4 +164,4 @@ class Shutdown:
         def is_aborting(rank: int) -> bool:
             return block.has_mark(Mark.ABORTING, rank) and block.is_running(rank)
 
-        wait_briefly(lambda: not any(map(is_aborting, range(agreement.rank))))
+        wait_briefly(lambda: not any(map(is_aborting, range(agreement.rank))), TURN_S)

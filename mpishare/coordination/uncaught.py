@@ -1,24 +1,35 @@
-"""Printing of an exception that ends a program with a node: short, and by its own rank alone.
+"""The exception that ends a program with a node: one line says where, before any traceback.
 
-One rank's failure ends the calls of all others. Their tracebacks would bury the one that matters.
+The ranks that only hear of it print no traceback of their own, which would bury the one that
+matters.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
-from itertools import dropwhile, takewhile
-from types import TracebackType
-from typing import Any
+from itertools import dropwhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.abort import say
+from mpishare.coordination.abort import say, wait_briefly
+from mpishare.coordination.control_block import Mark
+from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import MpiShareError, PeerError, describe
 
-_LAUNCHERS = ("runpy", "mpi4py")
-_OWN = __name__.partition(".")[0]
-_INNER = (_OWN, "contextlib")  # which runs the blocks of mpishare
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# Files of mpishare, and that through which its blocks run.
+_OWN = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
+# And of Python and its launchers; `_is_of_user` knows installed packages by their folders.
+_NOT_OF_USER = (*_OWN, str(Path(os.__file__).parent) + os.sep, "<frozen ")
+# The time that a rank which failed first has to print its own error.
+_FIRST_S = 0.5
 _previous: list[Any] = []
-_printed: list[BaseException] = []
+_ending: list[BaseException] = []
 
 
 def install() -> None:
@@ -28,72 +39,95 @@ def install() -> None:
         sys.excepthook = _print
 
 
-def uncaught() -> BaseException | None:
-    """Return the exception that ends this program; None at an orderly exit or a prompt.
+def restore() -> None:
+    """Put the hook before ours back, unless another one stands before ours."""
+    if _previous and sys.excepthook is _print:
+        sys.excepthook = _previous.pop()
 
-    Not `sys.last_value`, which pytest and others set to exceptions that end a part of a program.
-    """
-    if sys.flags.interactive or hasattr(sys, "ps1"):
-        return None  # raised by an earlier input
-    return _printed[-1] if _printed else None
+
+os.register_at_fork(after_in_child=restore)  # a child is no rank
+
+
+def uncaught() -> BaseException | None:
+    """Return the exception that ends this program; None at an orderly exit or a prompt."""
+    return _ending[-1] if _ending else None
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    _printed[:] = [error]
+    # Python keeps the exception that ends a program; some programs print others by this hook.
+    is_kept = getattr(sys, "last_value", None) is error
+    if not is_kept or sys.flags.interactive or hasattr(sys, "ps1"):
+        _previous[0](kind, error, trace)
+        return
+    _ending[:] = [error]
     if getattr(error, "is_brief", False):  # its words are all that helps
         say(f"mpishare: {error}\n")
         return
+    where = f"mpishare: rank {_rank()}: {_place(trace)}: "
     if type(error) is PeerError or getattr(error, "_is_told_elsewhere", False):
-        say(f"mpishare: rank {_rank()}{_place(trace)}: {describe(error)}\n")
+        _let_first_speak(error)
+        say(f"{where}{describe(error)}\n")
         return
-    short = shorten(error, trace)
+    line = where + describe(error).partition("\n")[0]
+    short = _shortened(error, trace)
     error = error.with_traceback(short)
     if _previous[0] is sys.__excepthook__:
-        say("".join(traceback.format_exception(error)))  # at once, so that ranks do not interleave
+        # At once, so that ranks do not interleave.
+        say("".join([line, "\n", *traceback.format_exception(error)]))
     else:
+        say(f"{line}\n")
         _previous[0](kind, error, short)
 
 
-def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of the launcher and of the inside of mpishare.
+def _let_first_speak(error: BaseException) -> None:
+    """Wait a moment until the ranks that caused an error have printed it, and end."""
+    causes = getattr(error, "ranks", ())
+    blocks = [node.block for node in of_this_thread()]
+    waits = [(block, rank) for block in blocks for rank in causes if rank < block.size]
+    wait_briefly(lambda: all(block.is_past(Mark.ENDING, rank) for block, rank in waits), _FIRST_S)
 
-    Of mpishare the frame that the user called stays, and none where the user's own callable raised.
-    All stay where an unforeseen error was raised in mpishare itself.
+
+def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Cut the frames of launchers and of the inside of mpishare out of a traceback.
+
+    Of mpishare the frame that the user called stays where mpishare itself refused the call, and all
+    where it was an error that we did not foresee.
     """
     frames = _frames(trace)
-    theirs = [frame for frame in frames if _package(frame) not in _INNER]
-    if frames and _package(frames[-1]) not in _INNER:
+    own = [frame for frame in frames if _name(frame).startswith(_OWN)]
+    theirs = [frame for frame in frames if frame not in own]
+    if own and own[-1] is not frames[-1]:
         frames = theirs
-    elif isinstance(error, MpiShareError | TypeError | ValueError):
-        called = next((frame for frame in frames if _package(frame) == _OWN), None)
-        frames = theirs if called is None else [*theirs, called]
-    found = None
-    for frame in reversed(frames):
-        found = TracebackType(found, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return found
+    elif own and isinstance(error, MpiShareError | TypeError | ValueError):
+        frames = [*theirs, own[0]]
+    frames = [*dropwhile(lambda frame: not _is_of_user(frame), frames)] or frames
+    for frame, following in zip(frames, [*frames[1:], None], strict=True):
+        frame.tb_next = following
+    return frames[0] if frames else None
 
 
 def _frames(trace: TracebackType | None) -> list[TracebackType]:
-    """Return the frames of a traceback without those of the launcher."""
     frames = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    return [*dropwhile(lambda frame: _package(frame) in _LAUNCHERS, frames)]
+    return frames
 
 
-def _package(trace: TracebackType) -> str:
-    names = trace.tb_frame.f_globals
-    return str(names.get("__package__") or names.get("__name__", "")).partition(".")[0]
+def _name(frame: TracebackType) -> str:
+    return frame.tb_frame.f_code.co_filename
+
+
+def _is_of_user(frame: TracebackType) -> bool:
+    name = _name(frame)
+    return not name.startswith(_NOT_OF_USER) and f"-packages{os.sep}" not in name
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the line of the user's that called mpishare, as words behind a rank."""
-    before = takewhile(lambda frame: _package(frame) != _OWN, _frames(trace))
-    places = [frame for frame in before if _package(frame) not in _INNER]
-    if not places:
-        return ""
-    return f" ({places[-1].tb_frame.f_code.co_filename}, line {places[-1].tb_lineno})"
+    """Return the innermost line of the user's program, or of any where none is the user's."""
+    frames = _frames(trace)
+    frame = next(filter(_is_of_user, reversed(frames)), frames[-1] if frames else None)
+    return "no line" if frame is None else f"{_name(frame)}, line {frame.tb_lineno}"
 
 
 def _rank() -> int:

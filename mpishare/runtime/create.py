@@ -23,10 +23,10 @@ from mpishare.coordination.rank_group import (
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
-from mpishare.errors import PeerTimeout, closed, describe, late_unknown
+from mpishare.errors import CudaError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
-from mpishare.memory.shared import remove_abandoned
+from mpishare.memory.shared import little_room, remove_abandoned
 from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings, known_to_all
@@ -182,7 +182,8 @@ def _leave(
     block.depart(state, departure)  # before the lock goes, so that the end is not taken for a death
     watchdog.stop()
     if backend is not None:
-        backend.unregister(block.memory)
+        with contextlib.suppress(CudaError):  # after a failed kernel every call of the driver fails
+            backend.unregister(block.memory)
     agreement.close()
     block.close()
 
@@ -280,10 +281,7 @@ def _build(
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise
-    has_other_nodes = all_comm.size > node_comm.size
-    return context, Shutdown(
-        agreement, watchdog, context.finish_at_exit, has_other_nodes=has_other_nodes
-    )
+    return context, Shutdown(agreement, watchdog, context.finish_at_exit)
 
 
 def _make_context(
@@ -339,8 +337,11 @@ def _report(
     one_gpu = one_gpu_note(context.uuids, os.environ)
     if one_gpu is not None:
         notes.append(one_gpu)
+    room = little_room()
+    if room is not None:
+        notes.append(room)
     if context.rank == 0:
-        _warn(members[0].host, one_gpu, pairs)
+        _warn(members[0].host, one_gpu, room, pairs)
     return Report(
         context.backend.name,
         why_host,
@@ -354,9 +355,9 @@ def _report(
     )
 
 
-def _warn(host: str, one_gpu: str | None, pairs: Sequence[Pair]) -> None:
-    if one_gpu is not None:
-        log.warning("on %s %s", host, one_gpu)
+def _warn(host: str, one_gpu: str | None, room: str | None, pairs: Sequence[Pair]) -> None:
+    for note in filter(None, (one_gpu, room)):
+        log.warning("on %s %s", host, note)
     blocked = [pair for pair in pairs if not pair.memory]
     if blocked:
         log.warning(
