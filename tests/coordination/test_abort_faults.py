@@ -78,12 +78,15 @@ UNHEARD = """
 import mpishare
 from mpi4py import MPI
 
-world = MPI.COMM_WORLD
-with mpishare.Node(timeout_s=1.5) as node:
-    node.barrier()
-    if node.rank == 1:
-        raise KeyError("my own reason")
-    world.Barrier()  # which rank 1 will never call
+world, node = MPI.COMM_WORLD, mpishare.Node(timeout_s=1.5)
+node.barrier()
+if node.rank == 1:
+    try:
+        with node:
+            raise KeyError("my own reason")
+    except KeyError:
+        raise SystemExit from None
+world.Barrier()  # which rank 1 will never call
 """
 
 
@@ -93,7 +96,6 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert result.seconds < 12
-    assert "KeyError: 'my own reason'" in result.stderr, result.describe()
     assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
     assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
 

@@ -3,8 +3,10 @@
 import functools
 import gc
 import random
+import signal
 import threading
 import time
+import traceback
 import weakref
 
 import pytest
@@ -19,12 +21,17 @@ from mpishare import (
     UnsupportedError,
 )
 from mpishare.backends import native
+from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
+from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.control_block import Departure, State
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.memory import shared
+from mpishare.errors import CudaError, MpiShareError
+from mpishare.memory import limits, shared
 from tests.helpers.children import in_a_fork
+from tests.helpers.halos import ring
 from tests.helpers.held import held
+from tests.helpers.interrupts import interrupting
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -150,6 +157,80 @@ def test_counters_that_cannot_be_mapped_leave_nothing(comm, monkeypatch):
         assert counters.view[: node.size].tolist() == list(range(1, node.size + 1))
         node.barrier()
         del counters
+
+
+def test_a_driver_that_fails_hides_no_error(comm, monkeypatch):
+    """After a failed kernel all its calls fail, also those that give back what a node has."""
+
+    def unregister(*_):
+        raise CudaError("cuMemHostUnregister failed", call="", code=700, name="")
+
+    monkeypatch.setattr(HostBackend, "unregister", unregister)
+    broken(comm, monkeypatch, (mpishare.runtime.create, "_make_context"))
+    kind = OSError if comm.rank == comm.size - 1 else PeerError
+    raised(kind, lambda: Node(comm))
+    files = held().fds
+    raised(kind, lambda: Node(comm))
+    assert held().fds == files
+
+
+def test_an_error_of_a_function_that_is_called_is_of_this_rank_alone():
+    """A `raise` of ours says what all ranks know; Python and NumPy raise the same kinds."""
+    ours = raised(ValueError, lambda: require_same("f", [1, 2], 0))
+    assert is_agreed(ours)
+    assert is_agreed(raised(TypeError, lambda: HostBackend().publish(None)))
+    assert not is_agreed(raised(ValueError, lambda: limits._groups_by_version(["no colon"])))
+    assert not is_agreed(raised(TypeError, lambda: shared.whole_pages("many")))
+    assert not is_agreed(ValueError("never raised"))
+
+
+def test_a_handler_that_breaks_a_node_amid_its_breaking_does_not_wait(comm):
+    class HandledError(MpiShareError):
+        def __copy__(self):
+            signal.raise_signal(signal.SIGUSR2)
+            return MpiShareError("the first")
+
+    node = Node(comm)
+    agreement = node._context.agreement
+    with interrupting() as handlers:
+        handlers.append(lambda: agreement.fail(MpiShareError("the handler's"), fatal=False))
+        told = agreement.fail(HandledError(), fatal=False)
+        assert not handlers
+    assert str(told) == str(agreement.failure) == "the handler's"
+    raised(MpiShareError, node.close)
+
+
+def test_an_error_clears_no_frame_of_the_user(comm):
+    """A debugger shows them."""
+
+    def fail():
+        here = [1]
+        raise KeyError(here)
+
+    with Node(comm) as node:
+        mine = raised(KeyError, fail)
+        *_, (frame, _) = traceback.walk_tb(mine.__traceback__)
+        assert frame.f_code.co_name == "fail"
+        try:
+            raise mine
+        except KeyError:
+            raised(MpiShareError, lambda: node.allocate(1 << 60, dtype="u1"))
+        assert frame.f_locals["here"] == [1]
+
+
+def test_a_plan_whose_memory_cannot_be_freed_gives_back_its_communicator(comm, monkeypatch):
+    with Node(comm) as node:
+        halo = ring(node, node.xp.zeros(6))
+        group, (engine, *_) = halo._setup.group, halo._engines
+        before = group.plans
+        kind = OSError if comm.rank == comm.size - 1 else PeerError
+        with monkeypatch.context() as patch:
+            broken(comm, patch, (type(engine), "close"))
+            raised(kind, halo.close)
+        assert halo.is_closed
+        assert group.plans == before - 1
+        node.barrier()
+        engine.close()
 
 
 def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch):

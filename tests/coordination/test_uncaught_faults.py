@@ -2,10 +2,12 @@
 
 import re
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.launch import launcher, run_ranks, run_right
 
 PROLOGUE = """\
 import mpishare
@@ -23,7 +25,7 @@ ERRORS = {"an argument of one rank": "ValueError: Node.allocate failed: shape mu
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_fifteen_lines_of_which_one_traceback(tmp_path, name):
+def test_its_line_comes_first_and_its_traceback_is_the_one(tmp_path, name):
     error = ERRORS.get(name, "KeyError: 'no such key'")
     program = tmp_path / "program.py"
     program.write_text(PROLOGUE + PROGRAMS[name] + "\n")
@@ -31,14 +33,15 @@ def test_fifteen_lines_of_which_one_traceback(tmp_path, name):
     assert result.returncode != 0, result.describe()
     lines = result.stderr.splitlines()
     if launcher()[1] == "mpich":  # the other one explains at length what an abort is
-        assert len(lines) <= 15, result.describe()
+        assert len(lines) <= 16, result.describe()
+    assert re.fullmatch(rf"mpishare: rank 1: .*program.py, line \d+: {error}.*", lines[0]), lines[0]
     assert result.stderr.count("Traceback") == 1, result.describe()
     assert sum(line.startswith(error) for line in lines) == 1, result.describe()
-    # Those that the abort does not reach first say in one line what they heard, and where.
-    heard = [line for line in lines if line.startswith("mpishare: rank")]
-    assert len(heard) <= 3
+    # The others say in one line what they heard, and where.
+    heard = [line for line in lines[1:] if line.startswith("mpishare: rank")]
+    assert len(heard) == 3
     for line in heard:
-        assert re.search(r"rank [023] \(.*program.py, line \d+\): PeerError: ", line), line
+        assert re.search(r"rank [023]: .*program.py, line \d+: PeerError: ", line), line
         assert re.search("rank 1( has left)?: (KeyError|ValueError: shape must be)", line), line
 
 
@@ -57,11 +60,12 @@ def test_the_minority_is_named_once_and_prints_the_one_traceback(tmp_path, call)
     program.write_text(PROLOGUE + call + "\n")
     result = run_ranks(4, [sys.executable, "-m", "mpi4py", program])
     lines = result.stderr.splitlines()
-    assert result.stderr.count("Traceback") <= 1, result.describe()  # unless it was aborted before
+    assert lines[0].startswith("mpishare: rank 2: "), result.describe()
+    assert result.stderr.count("Traceback") == 1, result.describe()
     found = [line.partition("MismatchError: ") for line in lines if "MismatchError: " in line]
     assert {text for _, _, text in found} == {DIFFERING[call]}, result.describe()
     for place, _, _ in found:
-        pattern = r"mpishare: rank [013] \(.*program.py, line \d+\): |mpishare.errors\."
+        pattern = r"mpishare: rank \d: .*program.py, line \d+: |mpishare.errors\."
         assert re.fullmatch(pattern, place), result.describe()
 
 
@@ -84,8 +88,8 @@ def make():
 try:
     make()
 except mpishare.PeerError as error:
-    frames = uncaught.shorten(error, error.__traceback__)
-    codes = [each.tb_frame.f_code for each in uncaught._frames(frames)]
+    frames = uncaught._frames(uncaught._shortened(error, error.__traceback__))
+    codes = [each.tb_frame.f_code for each in frames]
     report({"text": str(error), "place": uncaught._place(error.__traceback__)})
     report({"line": make.__code__.co_firstlineno + 1, "frames": [c.co_name for c in codes]})
 MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
@@ -93,7 +97,7 @@ MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
     )
     heard = run_ranks(2, program).reports[0]
     assert heard["text"] == "HaloExchange failed: rank 1 has left: KeyError: 'no such key'"
-    assert heard["place"].endswith(f"program.py, line {heard['line']})")
+    assert heard["place"].endswith(f"program.py, line {heard['line']}")
     assert heard["frames"] == ["<module>", "make", "__init__"]
 
 
@@ -113,3 +117,97 @@ def test_of_one_rank():
     assert "1 passed" in result.stdout, result.describe()
     assert "mpishare:" not in result.stderr, result.describe()
     assert result.returncode == 1, result.describe()
+
+
+BESIDE = """
+import sys, time
+import mpishare
+import numpy as np
+from mpi4py import MPI
+from tests.helpers.reporting import report
+world, x = MPI.COMM_WORLD, np.ones(3)
+node = mpishare.Node(backend="host")
+node.barrier()
+if world.rank == 1:
+    report({"raised": time.time()})
+    raise ValueError("negative density")
+"""
+WAITS = {
+    "allreduce": "world.allreduce(1)",
+    "bcast": "world.bcast(None, root=1)",
+    "Barrier": "world.Barrier()",
+    "Recv": "world.Recv(x, 1)",
+    "NumPy": "while True:\n    np.linalg.svd(np.eye(200))",
+    "sleep": "time.sleep(60)",
+    "one of two waits in mpishare": "node.barrier() if world.rank else world.Barrier()",
+    "it was caught": "try:\n    node.barrier()\nexcept mpishare.PeerError:\n    world.Barrier()",
+}
+STARTS = {"mpi4py": ("-m", "mpi4py"), "python": ()}
+WITHOUT_CLEANUP = {"mpich": [[], ["-disable-auto-cleanup"]], "openmpi": [[]]}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start):
+    program = tmp_path / "program.py"
+    program.write_text(BESIDE + WAITS[wait] + "\n")
+    line = 1 + BESIDE.split("\n").index('    raise ValueError("negative density")')
+    words = f"mpishare: rank 1: {program}, line {line}: ValueError: negative density"
+    for options in WITHOUT_CLEANUP[launcher()[1]]:
+        command = [sys.executable, *STARTS[start], program]
+        result = run_ranks(3, command, extra_mpirun=options, timeout_s=30)
+        seconds = time.time() - result.reports[1]["raised"]
+        assert not result.timed_out, result.describe()
+        assert result.returncode != 0, result.describe()
+        assert seconds < 4, result.describe()  # 3 s, and what the test takes to look
+        assert result.stderr.splitlines()[0] == words, result.describe()
+        heard = re.findall("^mpishare: rank ([02]): .*: PeerError: ", result.stderr, re.MULTILINE)
+        assert heard == (["2"] if wait == "one of two waits in mpishare" else []), result.describe()
+
+
+FILES = """
+import sys, time
+import mpishare
+from mpi4py import MPI
+from tests.helpers.reporting import report
+world = MPI.COMM_WORLD
+with open("/proc/self/maps") as maps:
+    report({"files": [line.split()[-1] for line in maps if "/mpich_shm" in line]})
+def node():
+    return mpishare.Node(backend="host", timeout_s=0.5)
+"""
+ENDINGS = {
+    "an exception": "node()\nif world.rank:\n    raise ValueError\nworld.Barrier()",
+    "an exit": "node()\nif world.rank:\n    sys.exit(3)\nworld.Barrier()",
+    "a late rank": "node = node()\nif world.rank:\n    time.sleep(60)\nnode.barrier()",
+    "a rank without a node": "if world.rank:\n    time.sleep(60)\nnode()",
+}
+
+
+@pytest.mark.skipif(launcher()[1] != "mpich", reason="the launcher of Open MPI removes its files")
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_aborted_job_leaves_no_file_of_mpich(tmp_path, ending):
+    """They are of 1 MiB for each rank: after a dozen runs a container's /dev/shm is full."""
+    program = tmp_path / "program.py"
+    program.write_text(FILES + ENDINGS[ending] + "\n")
+    result = run_ranks(2, [sys.executable, "-m", "mpi4py", program], timeout_s=30)
+    assert result.returncode != 0, result.describe()
+    files = {file for told in result.reports.values() for file in told["files"]}
+    assert files, result.describe()
+    assert not [file for file in files if Path(file).exists()], result.describe()
+
+
+CLOSED = """
+import sys
+import mpishare
+before = sys.excepthook
+kept, node = mpishare.Node(backend="host"), mpishare.Node(backend="host")
+node.close()
+assert sys.excepthook is not before
+kept.close()
+assert sys.excepthook is before
+"""
+
+
+def test_the_hook_before_is_back_once_the_last_node_is_closed():
+    run_right(2, CLOSED)
