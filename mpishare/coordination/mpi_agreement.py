@@ -31,7 +31,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from mpi4py import MPI
 
@@ -113,10 +113,8 @@ class Bystanders:
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
-        for _ in range(BRIEF_LOOKS):  # mostly it is over before anybody needs to know of it
-            if request.Test():
-                return
-            yield_core()
+        if _comes_at_once(request):
+            return
         call = self.shown
         nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
         siblings = [node for node, _ in nodes]
@@ -145,11 +143,7 @@ class Bystanders:
                         if not came:
                             node.check()
 
-            def where() -> dict[int, str]:
-                for node, ranks in nodes:
-                    if node.failure is None and (absent := _absent(node, ranks, call)):
-                        return node.where(absent, request.Test)
-                return {}
+            where = partial(_where_absent, nodes, call, request)
 
             def warn(waited_s: float) -> None:
                 places = where()
@@ -176,11 +170,30 @@ class Bystanders:
 Watch = NodeWatch | Bystanders
 
 
+def _comes_at_once(request: MPI.Request) -> bool:
+    """Whether a request is over before another rank needs to know of the wait, as most are."""
+    for _ in range(BRIEF_LOOKS):
+        if request.Test():
+            return True
+        yield_core()
+    return False
+
+
 def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
     """Return the ranks that do not wait in this call now."""
     published = fitting(call)
     found = {rank: node.block.status(rank) for rank in ranks if rank != node.rank}
     return [rank for rank, each in found.items() if each is None or each.call != published]
+
+
+def _where_absent(
+    nodes: Iterable[tuple[Waits, list[int]]], call: str, request: MPI.Request
+) -> dict[int, str]:
+    """Return where the ranks are that do not wait in this call, of the first node that has any."""
+    for node, ranks in nodes:
+        if node.failure is None and (absent := _absent(node, ranks, call)):
+            return node.where(absent, request.Test)
+    return {}
 
 
 def _is_breaking(node: Waits) -> bool:

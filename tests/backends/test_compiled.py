@@ -96,7 +96,7 @@ def test_a_python_without_a_gil(monkeypatch):
 def test_a_choice_that_is_none(monkeypatch):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "fast")
     with pytest.raises(ValueError, match=r"'fast' is neither 'python' nor 'compiled'"):
-        native.find(lambda work: work(), is_first=True)
+        native.choose()
 
 
 # --- copies

@@ -12,12 +12,12 @@ def test_nodes_are_made_and_dropped_while_others_are_looked_at():
 
     class Looked(Waits):
         @property
-        def group(self):
+        def ranks(self):
             made.append(Waits(block, 1.0))
-            return "a group"
+            return {1: 0}
 
-        @group.setter
-        def group(self, value):
+        @ranks.setter
+        def ranks(self, value):
             pass
 
     node = Looked(block, 1.0)

@@ -42,7 +42,7 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
         (mpishare.Allreduce, "close dot is_closed reduce"),
         (
             mpishare.HaloExchange,
-            "accumulate close exchange interior is_closed owned routes shell shifted "
+            "accumulate close exchange interior is_closed of owned routes shell shifted "
             "staging_nbytes start wait",
         ),
     ],
