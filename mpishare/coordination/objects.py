@@ -41,7 +41,7 @@ class NodeObject(NotPicklable):
     _context: Any  # the `NodeContext`
     _entry: Entry | None = None  # while it is registered
     _is_closed = False
-    _is_local = False  # a captured function: each rank closes it by itself
+    _is_local = False  # a captured function
     _closes_first = False  # a plan: its fields may lie in windows
     _outlives_python = False  # a plan: its calls under way end after the interpreter does
     _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
@@ -120,6 +120,7 @@ class Entry:
         self._held: Any = None
         self._noted = noted  # of the node
         self.dropped = dropped  # None for a part of another object, which closes it
+        self.is_local: bool = item._is_local  # this rank closes it by itself
         self.number = 0 if dropped is None else dropped.next_number()
 
     @property
@@ -227,8 +228,9 @@ class Children:
 
     def are_let_go(self) -> bool:
         """Whether this rank has dropped all objects, and uses none of their views."""
-        own = [entry for entry in self.entries() if entry.dropped is not None]  # of no other object
-        return all(entry.is_dropped and entry.item._let_go() for entry in own)
+        # Parts of other objects are closed by these.
+        own = [each for each in self.entries() if each.dropped is not None or each.is_local]
+        return all(each.is_dropped and each.item._let_go() for each in own)
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
@@ -237,7 +239,7 @@ class Children:
             entry = self._noted[-1]
             if entry.item is not None and entry.dropped is not None:
                 entry.dropped.add(entry.number, entry.item)
-            elif entry.item is not None and entry.item._is_local:
+            elif entry.item is not None and entry.is_local:
                 if entry.item._is_over():
                     entry.item.close()
                 else:

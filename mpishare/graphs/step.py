@@ -62,7 +62,6 @@ class Step(NodeObject, Generic[P, R]):
             raise TypeError(f"{name} failed: at_most must be an int, not {at_most!r}") from None
         if count < 1:
             raise ValueError(f"{name} failed: at_most={at_most} is less than 1")
-        self._node = node  # in use as long as this is
         context = self._context = node._context
         context.agreement.check()
         context.note_dropped()
