@@ -23,7 +23,7 @@ from mpishare.coordination.rank_group import (
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
-from mpishare.errors import CudaError, PeerTimeout, closed, describe, late_unknown
+from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import little_room, remove_abandoned
@@ -91,7 +91,7 @@ def create_node(
                 all_comm, node_comm, chosen, device, watch, why_host, notes, known
             )
             made.append(context.agreement)
-            undo.callback(destroy_node, context, shutdown)  # if another node fails
+            undo.callback(_undo_build, context, shutdown)  # if another rank or node fails
             return (context, shutdown), [
                 color,
                 context.uuids[context.rank],
@@ -168,6 +168,20 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
     agreement.fail(closed("the node"), fatal=False)
+
+
+def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
+    """Destroy a node that no rank got to use; alone where another rank of it has left."""
+    agreement = context.agreement
+    try:
+        destroy_node(context, shutdown)
+    except PeerError as error:
+        if agreement.is_fatal:  # the job is aborted at exit
+            raise
+        context.door.close()
+        departure = Departure(describe(error), is_cause=False)
+        _leave(agreement, context.watchdog, context.backend, State.LEFT, departure)
+        shutdown.cancel()
 
 
 def _leave(
