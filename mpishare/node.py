@@ -79,7 +79,7 @@ class Node(NotPicklable):
 
     _entry: Entry | None = None  # while it is open
     _has_kernels = False  # its objects have them
-    _is_local = False
+    _is_local = False  # all its ranks close it
 
     def __init__(
         self,
