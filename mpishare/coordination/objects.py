@@ -41,7 +41,7 @@ class NodeObject(NotPicklable):
     _context: Any  # the `NodeContext`
     _entry: Entry | None = None  # while it is registered
     _is_closed = False
-    _is_local = False  # a captured function
+    _is_local = False  # a captured function: each rank closes it by itself
     _closes_first = False  # a plan: its fields may lie in windows
     _outlives_python = False  # a plan: its calls under way end after the interpreter does
     _has_kernels = False  # kernels of users wait in it: `_check_kernels` has something to check
@@ -119,8 +119,8 @@ class Entry:
         self._seen = weakref.ref(item)
         self._held: Any = None
         self._noted = noted  # of the node
-        self.dropped = dropped  # None for a part of another object, which closes it
-        self.is_local: bool = item._is_local  # this rank closes it by itself
+        self.dropped = dropped  # None for what is not closed by all ranks that have dropped it
+        self.is_part = dropped is None and not item._is_local  # another object closes it
         self.number = 0 if dropped is None else dropped.next_number()
 
     @property
@@ -228,9 +228,8 @@ class Children:
 
     def are_let_go(self) -> bool:
         """Whether this rank has dropped all objects, and uses none of their views."""
-        # Parts of other objects are closed by these.
-        own = [each for each in self.entries() if each.dropped is not None or each.is_local]
-        return all(each.is_dropped and each.item._let_go() for each in own)
+        own = [entry for entry in self.entries() if not entry.is_part]
+        return all(entry.is_dropped and entry.item._let_go() for entry in own)
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
@@ -239,7 +238,7 @@ class Children:
             entry = self._noted[-1]
             if entry.item is not None and entry.dropped is not None:
                 entry.dropped.add(entry.number, entry.item)
-            elif entry.item is not None and entry.is_local:
+            elif entry.item is not None and entry.item._is_local:
                 if entry.item._is_over():
                     entry.item.close()
                 else:

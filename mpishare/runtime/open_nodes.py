@@ -29,9 +29,10 @@ class OpenNodes(Children):
     def that_looked(self, place: list[Any] | None) -> dict[str, NodeContext]:
         """Return by their names the whole nodes whose ranks looked at each other themselves.
 
-        Without those made where this process is no more.
+        Without those made where this process is no more. The first ones have probed their GPUs.
         """
         contexts = [node._context for node in self.registered() if _is_whole(node)]
+        contexts.sort(key=lambda each: each.findings.probed is None)
         return {
             each.name: each
             for each in contexts

@@ -9,8 +9,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kind", ["all", "reversed", "every second"])
-def test_no_pair_is_probed_anew(node, comm, kind, monkeypatch):
-    """The pairs are the same as where the node has looked itself."""
+def test_no_pair_is_probed_anew(host_node, node, comm, kind, monkeypatch):
+    """The pairs are as a node finds them that looks itself; one on the host has found none."""
+    assert host_node.backend == "host"
     assert node.backend == "cuda"
     color, key = {
         "all": (0, comm.rank),
