@@ -727,18 +727,19 @@ def leaves_amid_a_newer(stage: Stage, before: str) -> None:
     from mpishare.runtime import create
 
     node = stage.node(timeout_s=20.0)
-    comm, clean, duplicate = stage.world.Dup(), create.remove_abandoned, create.duplicate
+    comm, duplicate, control_block = stage.world.Dup(), create.duplicate, create._control_block
 
     def interrupt(*_):
         raise KeyboardInterrupt("the words of rank 1")
 
     def begin(*arguments):
+        create.duplicate = duplicate
         comm.send(None, 1)
         return duplicate(*arguments)
 
-    def wait():
+    def wait(*arguments):
         assert poll(lambda: node._context.agreement.failure, 20.0)
-        clean()
+        return control_block(*arguments)
 
     if before == "a block was left":  # which rank 1 leaves while rank 0 is in `Node`
         if stage.rank == 0:
@@ -748,11 +749,11 @@ def leaves_amid_a_newer(stage: Stage, before: str) -> None:
                 comm.recv(source=0)
             raise ZeroDivisionError
     if stage.rank == 0:
-        create.remove_abandoned = wait
+        create._control_block = wait
         stage.attempt("node", stage.node)
         comm.send(None, 1)
     else:
-        create.agree = interrupt
+        create._control_block = interrupt
         with contextlib.suppress(KeyboardInterrupt), node:
             stage.node()
         comm.recv(source=0)
