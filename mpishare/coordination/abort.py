@@ -153,8 +153,9 @@ def abort_when_left(call: str, error: BaseException) -> None:
 
 
 def _abort_unless_over(_: bool) -> None:
-    if not all(is_over() for _, is_over in _reasons):
-        _abort(*_reasons[0])
+    for why, is_over in _reasons:
+        if not is_over():
+            _abort(why, is_over)
 
 
 @contextlib.contextmanager

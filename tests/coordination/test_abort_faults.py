@@ -46,6 +46,21 @@ def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
     assert result.seconds < 20
 
 
+REASONS = """
+from mpishare.coordination.abort import abort_at_exit
+from mpi4py import MPI
+
+abort_at_exit("the messages that came later", lambda: True)
+abort_at_exit("the messages that never came", lambda: False)
+"""
+
+
+def test_the_reason_is_one_that_stands():
+    result = run_ranks(1, REASONS)
+    assert result.returncode != 0
+    assert "rank 0 aborts the job: the messages that never came\n" in result.stderr
+
+
 RAISES = """
 import os, sys
 from mpishare.runtime.cli import run_on_ranks
