@@ -55,12 +55,6 @@ _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 # The time limit of `remove_abandoned`: other users can make any number of such names, while the
 # other ranks wait for this one.
 _CLEANING_S = 0.5
-# The room that was found last, and until when memory that is little beside it is not looked for:
-# the kernel counts for 0.2 ms.
-_roomy = {"until": 0.0, "nbytes": 0}
-_ROOMY_S = 1.0
-_LITTLE = 1e-3
-_MOST_NBYTES = 1 << 20
 _NAMES_PER_LOOK = 64  # at the clock
 # The close of any descriptor of a file ends the process's record locks on it. So no thread opens a
 # file that has one, and none is taken while a thread has a file open for a moment.
@@ -350,9 +344,6 @@ def _why_not_usable(call: str, error: OSError) -> str:
 
 
 def _check_room(nbytes: int) -> None:
-    is_little = nbytes < min(_LITTLE * _roomy["nbytes"], _MOST_NBYTES)
-    if is_little and time.monotonic() < _roomy["until"]:
-        return
     limit, why = limits.tightest(), _why_no_room(nbytes)
     if not why and limit is not None and nbytes > limit.left:
         why = (
@@ -363,8 +354,6 @@ def _check_room(nbytes: int) -> None:
         )
     if why:
         raise _refused("reserve", nbytes, why)
-    left = min(available_nbytes(), free_nbytes(), *(() if limit is None else (limit.left,)))
-    _roomy.update(until=time.monotonic() + _ROOMY_S, nbytes=left)
 
 
 def _why_no_room(nbytes: int, refusal: int = 0) -> str:
@@ -418,6 +407,6 @@ def _no_addresses() -> str:
 
 
 def available_nbytes() -> int:
-    meminfo = limits.read_at_once(Path("/proc/meminfo"))
+    meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(match[1]) * 1024 if match else 1 << 62
