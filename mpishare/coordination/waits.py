@@ -193,7 +193,8 @@ class Waits:
             return []
         there = known(comm)
         found = self._numbers_in(there) if there else presumed(comm, self.group)
-        return sorted({*found} - {self.rank})
+        # The group of a node of a small cart may have more ranks than that; see `identity`.
+        return sorted({*found}.intersection(self.others))
 
     def _numbers_in(self, there: Ranks) -> dict[int, int]:
         """Return the other ranks of this node that are among these, with their numbers there."""

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -151,6 +152,22 @@ def test_collect_closes_dropped_objects(host_node):
     assert len(host_node._context.children) == before + 1
     host_node.collect()
     assert len(host_node._context.children) == before
+
+
+@pytest.mark.ranks(min=3)
+def test_a_late_rank_is_none_of_a_node_of_a_small_cart(host_node, comm):
+    """MPICH's group of that node has ranks that the node has not."""
+    cart = comm.Create_cart([comm.size - 1])
+    node = None if cart == MPI.COMM_NULL else Node(cart)
+    turned = comm.Split(0, -comm.rank)
+    if comm.rank == 0:
+        time.sleep(0.3)
+    with Node(turned) as other:
+        check_works(other)
+    if node is not None:
+        node.close()
+        cart.Free()
+    turned.Free()
 
 
 # --- threads
