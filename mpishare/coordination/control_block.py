@@ -129,6 +129,11 @@ class Departure(NamedTuple):
     leaves_messages: bool = False  # of a collective that it began, and others may never answer
 
 
+def _cut(text: str) -> str:
+    """Return as much of the text of an error as there is room for."""
+    return text[:_MAX_TEXT].encode(errors="replace")[: 2 * _MAX_TEXT].decode(errors="ignore")
+
+
 class ControlBlock:
     """One rank's view of its node's control block.
 
@@ -290,9 +295,8 @@ class ControlBlock:
         """
         if self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT:
             if departure is not None:
-                text = departure.text[:_MAX_TEXT].encode(errors="replace")[: 2 * _MAX_TEXT]
                 missing = departure.missing[:_MAX_MISSING]
-                self._publish(_DEPARTURE, [text.decode(errors="ignore"), missing, *departure[2:]])
+                self._publish(_DEPARTURE, [_cut(departure.text), missing, *departure[2:]])
             self._each[_EXITS][self.rank] += state == State.PRESENT
             self._each[_STATE][self.rank] = state
             self.sync()  # before the program overwrites memory that others may be reading
@@ -359,7 +363,7 @@ class ControlBlock:
     def refuse(self, subject: str, text: str) -> None:
         """Publish that this rank has refused a call of a plan, or to make one."""
         if self.is_open and self.is_mine:
-            self._publish(_REFUSAL, [fitting(subject), text[:_MAX_TEXT]])
+            self._publish(_REFUSAL, [fitting(subject), _cut(text)])
 
     def refusal(self, rank: int) -> tuple[str, str]:
         """Return the subject and the error of the last call that this rank refused, or empty."""
