@@ -427,7 +427,8 @@ def test_leaving_by_an_exception_is_not_masked():
     with pytest.raises(OwnError):
         leave()
     assert node.is_closed
-    with pytest.raises(ClosedError, match="left by an exception"):
+    # Under load the others may be seen to leave before this rank has left.
+    with pytest.raises((ClosedError, PeerError), match="OwnError"):
         node.barrier()
     node.close()
     with Node() as other:
