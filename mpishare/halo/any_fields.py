@@ -141,7 +141,7 @@ class AnyFields:
                 "before the capture."
             )
         try:
-            with plan_setup(what, outer.group.comm, outer.node, is_inner=True) as start:
+            with plan_setup(what, outer.group.comm, outer.context, is_inner=True) as start:
                 watch = partial(self._require_none_ahead, what, given)
                 agreed = agree_on_fields(
                     replace(start, name=outer.name, backend=self._backend, watch=watch),

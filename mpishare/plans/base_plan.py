@@ -12,6 +12,7 @@ from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans import routes
+from mpishare.plans.node_cache import kept_as
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
@@ -136,8 +137,9 @@ class BasePlan(NodeObject):
         of a plan of only some ranks, whose exception the others do not share.
         """
         setup = self._setup
-        if setup.given_node is None:
-            setup.node.__exit__(type(error), error, error.__traceback__)
+        kept = kept_as(setup.group, setup.context)
+        if kept is not None:
+            kept.__exit__(type(error), error, error.__traceback__)
         elif self._is_in_call() or len(setup.comm.ranks_here) < self._context.size:
             self._context.agreement.leave(f"the with block of {self.name}", error)
         else:

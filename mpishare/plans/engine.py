@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.coordination.rank_group import RankGroup
-    from mpishare.node import Node
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
@@ -29,7 +28,7 @@ class Holdings:
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
-        self.node: Node | None = None
+        self.context: NodeContext | None = None  # of its node
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
@@ -37,8 +36,8 @@ class Holdings:
         if self.comm is not None:
             self.comm.close()
         self.group.release()
-        if self.node is not None:
-            release_node(self.group, self.node)
+        if self.context is not None:
+            release_node(self.group, self.context)
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ class PlanSetup:
     call: str  # of the user: ``HaloExchange``
     name: str  # of the plan: ``HaloExchange 1``
     held: Holdings
-    given_node: Node | None
-    node: Node
     context: NodeContext
     comm: PlanComm
     on_gpu: bool  # the same on all ranks

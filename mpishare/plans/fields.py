@@ -13,7 +13,6 @@ from mpishare.runtime.preflight import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.node import Node
     from mpishare.runtime.context import Location, NodeContext
 
 
@@ -73,9 +72,10 @@ def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout], name
         Disjoint(kept).require(_addresses([fields[n] for n in numbers], kept), numbers)
 
 
-def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+def require_device(layouts: Sequence[FieldLayout], context: NodeContext) -> None:
     """Raise `ValueError` if a field is on another GPU than this rank's."""
-    mine = None if node.device is None else node.device.ordinal
+    gpu = context.backend.device
+    mine = None if gpu is None else gpu.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:
             raise ValueError(

@@ -21,7 +21,7 @@ def ask(setup: PlanSetup) -> str | None:
     if not setup.on_gpu or not asks(setup.comm, setup.same["MPISHARE_ROUTE"]):
         return None
     if setup.context.gpu_messages is None:
-        device: Any = setup.node.device
+        device: Any = setup.context.backend.device
         # Half of the deadline, with which the other ranks wait meanwhile.
         return why_not(device.ordinal, setup.context.agreement.timeout_s / 2) or ""
     return setup.context.gpu_messages

@@ -10,6 +10,7 @@ from mpishare.coordination.identity import known
 from mpishare.coordination.mpi_agreement import Bystanders, identify, watching
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
+from mpishare.runtime.context import NodeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
-    from mpishare.runtime.context import NodeContext
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -34,10 +34,15 @@ def kept_node(group: RankGroup, backend: str) -> Node | None:
     return None if node is None or node._context.agreement.failure is not None else node
 
 
-def release_node(group: RankGroup, node: Node) -> None:
+def kept_as(group: RankGroup, context: NodeContext) -> Node | None:
+    """Return the node of this context, if it is kept for these ranks."""
+    return next((node for node in group.nodes.values() if node._context is context), None)
+
+
+def release_node(group: RankGroup, context: NodeContext) -> None:
     """Close a node that is kept for these ranks, once they have no plan on it. Collective then."""
-    ranks = node._context.plan_ranks.get(group)
-    if node in group.nodes.values() and (ranks is None or not ranks.plans):
+    ranks, node = context.plan_ranks.get(group), kept_as(group, context)
+    if node is not None and (ranks is None or not ranks.plans):
         group.nodes = {name: each for name, each in group.nodes.items() if each is not node}
         node.close()
 
@@ -52,38 +57,48 @@ class NodeChoice(NamedTuple):
     number: int
 
 
+def context_of(node: Any) -> Any:
+    """Return the context of a ``node=``, which plans hold in its place, so that it can be dropped.
+
+    `look_for_node` refuses what is none, on all ranks.
+    """
+    return node._context if isinstance(node, Node) else node
+
+
 def look_for_node(
-    group: RankGroup, call: str, node: Any, backend: str
-) -> tuple[NodeChoice, Node | None]:
+    group: RankGroup, call: str, given: Any, backend: str
+) -> tuple[NodeChoice, NodeContext | None]:
     """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
-    if node is not None:
-        require_node(call, node)
-        node._context.agreement.check()
+    if isinstance(given, NodeContext):
+        given.agreement.check()
+    elif given is not None:
+        require_node(call, given)
     kept = kept_node(group, backend)
-    found = node or kept
-    number = 0 if found is None else found._context.numbers[call]
-    return NodeChoice(node is not None, kept is not None, number), found
+    found = context_of(kept) if given is None else given
+    number = 0 if found is None else found.numbers[call]
+    return NodeChoice(given is not None, kept is not None, number), found
 
 
 def find_node(
     group: RankGroup,
-    given: MPI.Intracomm,
+    comm: MPI.Intracomm,
     call: str,
-    node: Any,
+    given: NodeContext | None,
     backend: str,
     choices: Sequence[NodeChoice],
-) -> Node:
+) -> NodeContext:
     """Return the node of a plan. Collective, host-blocking.
 
     ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
-    if node is None and not all(choice.is_cached for choice in choices):
+    if given is not None:
+        return given
+    if not all(choice.is_cached for choice in choices):
         # NumPy fields need no GPU, and a node without one is made at once.
-        group.nodes[backend] = Node(given, backend="host" if backend == "host" else "auto")
-    found: Node = group.nodes[backend] if node is None else node
-    return found
+        group.nodes[backend] = Node(comm, backend="host" if backend == "host" else "auto")
+    return group.nodes[backend]._context  # type: ignore[no-any-return]
 
 
 def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
@@ -94,8 +109,8 @@ def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) ->
     return f"{call} {number}"
 
 
-def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
-    """Return the plan's ranks on this machine that are not in a given node.
+def ranks_left_out(comm: PlanComm) -> list[int]:
+    """Return the plan's ranks on this machine that are not in its node, which was given then.
 
     Ranks of the node's communicator that MPI finds on another machine do not count.
     """
@@ -103,25 +118,25 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
     beside = [
         r for r, place in enumerate(comm.places) if place == mine and r not in comm.ranks_here
     ]
-    if node is None or not beside:
+    if not beside:
         return []
-    mine, there = [*known(comm.comm)], known(node._context.comms[-1])
+    mine, there = [*known(comm.comm)], known(comm.context.comms[-1])
     return [rank for rank in beside if mine[rank] not in there]
 
 
 @contextmanager
 def watching_setup(
-    node: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
+    given: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
 ) -> Iterator[Watch]:
     """Yield the watch over a wait for a plan's ranks.
 
     That of a given node names its missing ranks in a `PeerTimeout`, and calls `look`, which may
     raise. It is collective on a communicator whose ranks are not known yet.
     """
-    if not isinstance(node, Node):
+    if not isinstance(given, NodeContext):
         yield Bystanders(call, _DEFAULT_TIMEOUT_S, call + _WITHOUT_NODE)
         return
-    agreement = node._context.agreement
+    agreement = given.agreement
     agreement.check()
     if not known(comm):
         with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
@@ -130,44 +145,44 @@ def watching_setup(
         yield watch
 
 
-def own_communicator(node: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
+def own_communicator(given: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
     """Return the communicator of a given node that has the ranks of `comm`; else `comm` itself.
 
     A collective that some ranks never call breaks its communicator, which should not be the user's.
     """
-    comms: Sequence[MPI.Intracomm] = node._context.comms if isinstance(node, Node) else ()
+    comms = given.comms if isinstance(given, NodeContext) else ()
     return next((own for own in comms if known(own) == known(comm)), comm)
 
 
-def meeting(node: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
+def meeting(given: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
     """Return a function of this rank's flag to whether any rank of `comm` has it.
 
     Collective over a given node whose ranks those are; else it returns the rank's own.
     """
-    if isinstance(node, Node):
-        agreement = node._context.agreement
+    if isinstance(given, NodeContext):
+        agreement = given.agreement
         if known(comm).keys() == agreement.ranks.keys():
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
 
 
-def tell_refused(node: Any, call: str, error: TypeError) -> None:
+def tell_refused(given: Any, call: str, error: TypeError) -> None:
     """Tell the ranks that make a plan that this one has refused it, having no communicator."""
-    if isinstance(node, Node):
-        node._context.agreement.refuse(call, error)
+    if isinstance(given, NodeContext):
+        given.agreement.refuse(call, error)
     else:
         for each in of_this_thread():
             each.refuse(call + _WITHOUT_NODE, error)
 
 
-def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
+def leave_node(given: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
     """Leave the node of a plan by an error that the others do not know of.
 
     Without one that is given or kept, all nodes that have ranks of the plan, through which these
     watch their wait; where there is none, the job is aborted when this process ends.
     """
-    if isinstance(node, Node):
-        agreements: list[Waits] = [node._context.agreement]
+    if isinstance(given, NodeContext):
+        agreements: list[Waits] = [given.agreement]
     else:
         whole = [each for each in of_this_thread() if each.failure is None]
         agreements = [each for each in whole if each.ranks_in(comm)]

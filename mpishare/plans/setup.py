@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
-from mpishare.node import Node
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -25,6 +24,7 @@ from mpishare.plans.layout import FieldLayout, require_word
 from mpishare.plans.message import pack_messages, unpack_messages
 from mpishare.plans.node_cache import (
     NodeChoice,
+    context_of,
     find_node,
     leave_node,
     look_for_node,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.plans.message import Message
+    from mpishare.runtime.context import NodeContext
     from mpishare.runtime.route import Route
 
 
@@ -63,7 +64,7 @@ class PlanStart:
 
     call: str  # of the user: ``HaloExchange``
     given_comm: MPI.Intracomm
-    given_node: Any
+    given_node: Any  # its context; anything that the user gave
     held: Holdings
     name: str = ""  # of the plan; numbered by its node if empty
     backend: Any = "auto"  # of the fields; "auto" for that of the first array
@@ -104,12 +105,12 @@ def plan_setup(
     Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
     of the fields. A plan that is inner to another one has its communicator.
     """
+    node = context_of(node)
     try:
         require_intracomm(call, given, wanted)
     except TypeError as error:
         tell_refused(node, call, error)
         raise
-    node = node._for_plan() if isinstance(node, Node) else node
     held = None
     try:
         with watching_setup(node, given, call) as watch:
@@ -122,8 +123,7 @@ def plan_setup(
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            found = None if held is None else held.node
-            leave_node(node if found is None else found, given, call, error)
+            leave_node(node if held is None else held.context or node, given, call, error)
             raise
         if held is None:
             raise
@@ -162,13 +162,13 @@ def agree_on_found(
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice, node = look_for_node(group, call, start.given_node, given.backend)
+        choice, context = look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
             "layouts": [[each.shape, each.strides] for each in given.layouts],
             "geometry": described.geometry,
-            "here": None if node is None else here_for_first_plan(group, node._context),
+            "here": None if context is None else here_for_first_plan(group, context),
         }
 
     def look_and_note() -> Any:
@@ -205,38 +205,36 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
     choices = [NodeChoice(*reply["choice"]) for reply in replies]
-    node = held.node = find_node(
+    context = held.context = find_node(
         held.group, start.given_comm, call, start.given_node, backend, choices
     )
-    if backend == "cuda" and node.backend != "cuda":
+    if backend == "cuda" and context.backend.name != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
-    context = node._context
     name = start.name or name_plan(call, context, choices)
     comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
-    on_gpu = (node.backend if backend == "auto" else backend) == "cuda"
+    on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     return PlanSetup(
         call=call,
         name=name,
         held=held,
-        given_node=start.given_node,
-        node=node,
         context=context,
         comm=comm,
         on_gpu=on_gpu,
         takes_any=given.takes_any,
-        layouts=_layouts([reply["layouts"] for reply in replies], given, node, on_gpu=on_gpu),
+        layouts=_layouts([reply["layouts"] for reply in replies], given, context, on_gpu=on_gpu),
         same=replies[0]["same"],
         begin=start.begin,
     )
 
 
 def _layouts(
-    replied: Sequence[Sequence[Any]], given: GivenFields, node: Node, *, on_gpu: bool
+    replied: Sequence[Sequence[Any]], given: GivenFields, context: NodeContext, *, on_gpu: bool
 ) -> list[list[FieldLayout]]:
     """Return the layouts of all ranks' fields, whose dtypes and memory are those of this rank's."""
-    device = node.device.ordinal if on_gpu and node.device else None
+    gpu = context.backend.device
+    device = gpu.ordinal if on_gpu and gpu else None
     mine = [(each.dtype, device if each.device is None else each.device) for each in given.layouts]
     layout = cache(FieldLayout)  # fields of one layout share it
     return [
@@ -257,11 +255,11 @@ def begin_plan(
     """
 
     def step() -> list[Any]:
-        require_device(setup.mine, setup.node)
+        require_device(setup.mine, setup.context)
         for each in setup.mine if setup.on_gpu else ():  # a `Layout` was in no memory until now
             require_word(each)
         engine_class(setup)
-        return [ranks_left_out(setup.comm, setup.given_node), work()]
+        return [ranks_left_out(setup.comm), work()]
 
     replies = setup.comm.begin(setup.call, step)
     refuse_left_out(setup.call, [left_out for left_out, _ in replies])

@@ -15,7 +15,7 @@ import mpishare
 from mpishare.coordination.mpi_agreement import Bystanders
 from mpishare.coordination.objects import Dropped
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.plans.node_cache import kept_node
+from mpishare.plans.node_cache import kept_as, kept_node
 from tests.helpers import halos
 from tests.helpers.halos import beside
 from tests.helpers.held import held
@@ -309,9 +309,10 @@ def test_carts_of_their_own(node, is_given):
 def test_a_default_node_goes_with_its_last_plan(node):
     u = np.zeros((4, 3))
     first = ring(node, u, node=None)
-    kept, group = first._setup.node, first._setup.group
+    group = first._setup.group
+    kept = kept_as(group, first._setup.context)
     second = ring(node, u, comm=node.comm.Dup(), node=None)
-    assert second._setup.node is kept
+    assert second._setup.context is kept._context
     first.close()
     assert not kept.is_closed
     third = ring(node, u, node=None)

@@ -11,6 +11,7 @@ from mpishare import ClosedError, EpochError, Layout, MismatchError, PeerError, 
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.halo import any_fields
+from mpishare.plans.node_cache import kept_as
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -237,7 +238,7 @@ def test_it_outlives_its_cart_and_needs_no_node(comm):
     cart = make_cart(comm, even_case((comm.size,)))
     halo = mpishare.HaloExchange(cart, BLOCK, 1)
     cart.Free()
-    node = halo._setup.node
+    node = kept_as(halo._setup.group, halo._setup.context)
     for kind in (Kind("f8"), Kind("i4", "C", (2,))):
         exchange_kinds(node, halo, kind)
     halo.close()
