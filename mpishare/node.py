@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from mpishare.runtime.context import NotPicklable
+from mpishare.runtime.context import NodeObject
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.report import host_pairs
@@ -23,18 +23,18 @@ from mpishare.windows.window_device import WindowDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType, TracebackType
+    from types import ModuleType
 
     from mpi4py import MPI
 
     from mpishare.backends import Device
-    from mpishare.coordination.objects import Entry
     from mpishare.memory.types import Array, BackendName, DTypeLike, GivenDevice, Shape, Stream
+    from mpishare.runtime.context import NodeContext
     from mpishare.runtime.report import Report
     from mpishare.windows.window import Window
 
 
-class Node(NotPicklable):
+class Node(NodeObject):
     """The ranks of a communicator that share memory with this one.
 
     Collective over the given communicator, host-blocking: some milliseconds on the host backend,
@@ -77,9 +77,7 @@ class Node(NotPicklable):
         deadline, the job is aborted at the deadline.
     """
 
-    _entry: Entry | None = None  # while it is open
-    _has_kernels = False  # its objects have them
-    _is_local = False  # all its ranks close it
+    _context: NodeContext
 
     def __init__(
         self,
@@ -90,7 +88,6 @@ class Node(NotPicklable):
         timeout_s: float = 300.0,
     ) -> None:
         self._context, self._shutdown = create_node(comm, backend, device, timeout_s)
-        self._is_closed = False
         self.comm: MPI.Intracomm = self._context.comms[0]
         members = self._context.report.members
         self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)
@@ -130,11 +127,6 @@ class Node(NotPicklable):
     def device(self) -> Device | None:
         """The GPU of this rank; None on the host backend."""
         return self._context.backend.device
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the node was closed."""
-        return self._is_closed
 
     def report(self) -> Report:
         """Return which ranks share memory, by which route, and why others do not.
@@ -647,34 +639,9 @@ class Node(NotPicklable):
         # Of `comm` itself this object, the context and the call below hold references.
         return self._context.is_let_go() and sys.getrefcount(self.comm) <= 3
 
-    def _for_plan(self) -> Node:
-        """Return the same node for a plan, by which it does not seem to be in use."""
-        same = object.__new__(_NodeOfPlan)
-        same.__dict__ = self.__dict__
-        return same
-
-    def __del__(self) -> None:
-        """Register as dropped, in any thread; frees no memory."""
-        if self._entry is not None:
-            self._entry.note(self)
-
-    def __enter__(self) -> Self:
-        """Return the node; raises if it is closed."""
-        self._context.agreement.check()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the node; after an exception leave it without waiting, and publish the reason."""
-        if error is None:
-            self.close()
-        elif not self._is_closed:
-            self._context.agreement.leave("its with block", error)
-            self._abandon()
+    def _leave(self, error: BaseException) -> None:
+        self._context.agreement.leave("its with block", error)
+        self._abandon()
 
     def __repr__(self) -> str:
         failure = self._context.agreement.failure
@@ -685,13 +652,6 @@ class Node(NotPicklable):
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"
         )
-
-
-class _NodeOfPlan(Node):
-    """A node as its plans hold it: with one state, and dropped without a word."""
-
-    def __del__(self) -> None:
-        pass
 
 
 def require_node(call: str, node: Any) -> None:

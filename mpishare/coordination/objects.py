@@ -18,17 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class NotPicklable:
-    """A class whose objects cannot be pickled: handles and mappings belong to one process."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
-        )
-
-
-class NodeObject(NotPicklable):
-    """An object made from a node and closed with it: a window, an event, a plan.
+class NodeObject:
+    """An object made from a node and closed with it: a window, an event, a plan; or the node.
 
     It registers with its context when it is complete, and unregisters when it is closed. Once all
     its ranks have dropped it, it is closed too; see `Dropped`. Methods for the context begin with
@@ -51,6 +42,11 @@ class NodeObject(NotPicklable):
     def is_closed(self) -> bool:
         """Whether it was closed."""
         return self._is_closed
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
+        )
 
     def close(self) -> None:
         """Close it on all ranks. Collective, host-blocking; closing twice has no effect."""

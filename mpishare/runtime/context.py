@@ -15,7 +15,7 @@ from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
+from mpishare.coordination.objects import Children, Dropped, NodeObject
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
 from mpishare.errors import CudaError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mpishare.runtime.findings import Findings
     from mpishare.runtime.report import Member, Report
 
-__all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
+__all__ = ["Location", "NodeContext", "NodeObject"]
 
 _FINISH_S = 5.0
 _BROKEN = Mark.BROKEN  # here, since a member of an enum takes longer to look up
