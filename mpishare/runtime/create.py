@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from dataclasses import asdict, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 from mpishare.backends import Backend, Device, native
@@ -62,7 +63,7 @@ def create_node(
     made: list[Agreement] = []
     check_fork()
     comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
-    with one_thread_on(comm, CALL) as threads, _undone_together(made) as undo:
+    with one_thread_on(comm, CALL) as thread_names, _undone_together(made) as undo:
         _check_start()
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
         watch = Bystanders(CALL, deadline_s)
@@ -70,15 +71,10 @@ def create_node(
         undo.callback(all_comm.Free)
         here = open_nodes.that_looked(places.of_process())
         dropped = open_nodes.dropped()
-        told: dict[str, Any] = {
-            "known": [(name, each.rank) for name, each in here.items()],
-            "dropped": [*dropped],
-        }
-        chosen, why_host, all_told = choose_backend(all_comm, backend, timeout_s, watch, told)
-        known = known_to_all(
-            [each["known"] for each in all_told],
-            {name: each.findings for name, each in here.items()},
-        )
+        mine = {name: each.rank for name, each in here.items()}, [*dropped]
+        chosen, why_host, replies = choose_backend(all_comm, backend, timeout_s, watch, mine)
+        ranks_in, all_dropped = zip(*replies, strict=True)
+        known = known_to_all(ranks_in, here)
         if known is None:
             node_comm, color, notes = _find_node(all_comm, watch)
         else:
@@ -86,22 +82,20 @@ def create_node(
         undo.callback(node_comm.Free)
 
         def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
-            close_dropped(dropped, [each["dropped"] for each in all_told])
+            close_dropped(dropped, all_dropped)
             context, shutdown = _build(
                 all_comm, node_comm, chosen, device, watch, why_host, notes, known
             )
             made.append(context.agreement)
             undo.callback(_undo_build, context, shutdown)  # if another rank or node fails
-            return (context, shutdown), [
-                color,
-                context.uuids[context.rank],
-                [each.name for each in threads],
-            ]
+            return (context, shutdown), [color, context.uuids[context.rank], thread_names]
 
         (context, shutdown), replies = agree_keeping(all_comm, build, watch)
-        refuse_mixed(CALL, [each for *_, each in replies], all_comm.rank)
+        colors, uuids, names = zip(*replies, strict=True)
+        refuse_mixed(CALL, names, all_comm.rank)
     context.comms = node_comm, all_comm
-    context.all_uuids = [*context.uuids, *(uuid for node, uuid, _ in replies if node != color)]
+    elsewhere = [each != color for each in colors]
+    context.all_uuids = [*context.uuids, *compress(uuids, elsewhere)]
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
         context.rank,
@@ -273,7 +267,7 @@ def _build(
             "why python": why,
         }
 
-    try:
+    with _left_by_error(agreement, watchdog, made):
         block.lock()
         # From now on an unlocked rank is dead.
         facts = agreement.step(CALL, lambda: survey and survey.describe())
@@ -289,13 +283,22 @@ def _build(
             known = Findings(context.name, places.of_process(), facts, tried, None)
         context.findings = _probed(known, context)
         context.report = _report(context, members, why_host, notes)
+    return context, Shutdown(agreement, watchdog, context.finish_at_exit)
+
+
+@contextlib.contextmanager
+def _left_by_error(
+    agreement: Agreement, watchdog: Watchdog, made: Sequence[Backend]
+) -> Iterator[None]:
+    """Leave a node that is being made, with its backend if that is `made`, by an error."""
+    try:
+        yield
     except BaseException as error:
         departure = Departure(describe(error))
         _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise
-    return context, Shutdown(agreement, watchdog, context.finish_at_exit)
 
 
 def _make_context(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mpishare.runtime.context import NodeContext
     from mpishare.runtime.report import Pair
 
 
@@ -65,13 +66,12 @@ class Findings(NamedTuple):
 
 
 def known_to_all(
-    offers: Sequence[Sequence[tuple[str, int]]], mine: Mapping[str, Findings]
+    ranks_in: Sequence[Mapping[str, int]], mine: Mapping[str, NodeContext]
 ) -> Findings | None:
     """Return the findings of a node that has all these ranks; None without one.
 
-    `offers` has, for each rank, the names of the nodes whose findings it has, with its rank there;
-    the result is the same on all ranks.
+    `ranks_in` has, for each rank, the names of the nodes whose findings it has, with its rank
+    there; the result is the same on all ranks.
     """
-    ranks_in = [dict(each) for each in offers]
     name = next((name for name in ranks_in[0] if all(name in each for each in ranks_in)), None)
-    return None if name is None else mine[name].of([each[name] for each in ranks_in])
+    return None if name is None else mine[name].findings.of([each[name] for each in ranks_in])

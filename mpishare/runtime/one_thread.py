@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 _REMEDY = "Give each thread a communicator of its own: comm.Dup(), made by one thread."
 
-# The threads of a call that is under way, by its communicator; behind the first those refused.
-_under_way: dict[int, list[Thread]] = {}
+# The thread of a call that is under way, by its communicator, and its name before those refused.
+_under_way: dict[int, tuple[Thread, list[str]]] = {}
 
 
 @contextmanager
-def one_thread_on(comm: MPI.Comm, call: str) -> Iterator[Sequence[Thread]]:
+def one_thread_on(comm: MPI.Comm, call: str) -> Iterator[list[str]]:
     """Refuse the calls of other threads on this communicator while the block runs.
 
-    Yields this thread, and behind it those that were refused.
+    Yields the name of this thread, and behind it those of the ones that were refused.
     """
-    mine, new = current_thread(), [current_thread()]
-    threads = _under_way.setdefault(comm.handle, new)
-    if threads[0] is not mine:
-        threads.append(mine)
+    key, mine = comm.handle, current_thread()
+    new = mine, [mine.name]
+    first, names = found = _under_way.setdefault(key, new)
+    if first is not mine:
+        names.append(mine.name)
         raise UnsupportedError(
-            f"{call} failed: thread {threads[0].name!r} makes a node on the same communicator as "
+            f"{call} failed: thread {first.name!r} makes a node on the same communicator as "
             f"this thread, {mine.name!r}, and each would get that of the other. {_REMEDY}"
         )
-    key = comm.handle
     try:
-        yield threads
+        yield names
     finally:
-        if threads is new:  # else a handler of a signal makes it, amid one of this thread
+        if found is new:  # else a handler of a signal makes it, amid one of this thread
             del _under_way[key]
 
 

@@ -29,28 +29,28 @@ VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_CHECK", "MPISHARE_HOST_CODE", "MPISHA
 
 
 def choose_backend(
-    all_comm: MPI.Comm, backend: Any, timeout_s: Any, watch: Watch, told: T
+    all_comm: MPI.Comm, backend: Any, timeout_s: Any, watch: Watch, more: T
 ) -> tuple[str, str | None, list[T]]:
     """Return the backend of all ranks, and why it is the host backend if it was not asked for.
 
-    Collective over `all_comm`, host-blocking. Also returns what each rank has `told` the others,
-    which JSON can hold.
+    Collective over `all_comm`, host-blocking. Also returns what each rank adds, `more`, which JSON
+    can hold.
     """
     if all_comm.rank == 0:
         _warn_of_variables()
 
     def check() -> tuple[dict[str, Any], str | None, T]:
         arguments = _check_arguments(backend, timeout_s)
-        return arguments, _why_no_gpu(arguments["backend"]), told
+        return arguments, _why_no_gpu(arguments["backend"]), more
 
     replies = agree(all_comm, check, watch)
     require_same(watch.call, [arguments for arguments, *_ in replies], all_comm.rank)
-    all_told = [each for *_, each in replies]
+    added = [each for *_, each in replies]
     if replies[0][0]["backend"] == "host":
-        return "host", None, all_told
+        return "host", None, added
     lacking = {rank: missing for rank, (_, missing, _) in enumerate(replies) if missing}
     if not lacking:
-        return "cuda", None, all_told
+        return "cuda", None, added
     rank, why = next(iter(lacking.items()))
     if len(lacking) < all_comm.size and all_comm.rank == 0:
         log.warning(
@@ -60,7 +60,7 @@ def choose_backend(
             rank,
             why,
         )
-    return "host", why, all_told
+    return "host", why, added
 
 
 def _warn_of_variables() -> None:

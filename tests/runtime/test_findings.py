@@ -1,6 +1,7 @@
 """What a node of some ranks takes over from one of more: renumbered, and of these ranks alone."""
 
 from itertools import product
+from types import SimpleNamespace
 
 from mpishare.runtime.findings import Findings, Probed, known_to_all
 from mpishare.runtime.report import Pair
@@ -39,8 +40,8 @@ def test_all_ranks_in_their_order():
 
 def test_only_what_all_ranks_have():
     other = FOUND._replace(name="m")
-    mine = {"m": other, "n": FOUND}
-    assert known_to_all([[("m", 0), ("n", 1)], [("n", 0)]], mine) == FOUND.of([1, 0])
-    assert known_to_all([[("m", 0)], [("n", 0)]], mine) is None
-    assert known_to_all([[], []], mine) is None
-    assert known_to_all([[("m", 1), ("n", 0)], [("n", 3), ("m", 2)]], mine) == other.of([1, 2])
+    mine = {"m": SimpleNamespace(findings=other), "n": SimpleNamespace(findings=FOUND)}
+    assert known_to_all([{"m": 0, "n": 1}, {"n": 0}], mine) == FOUND.of([1, 0])
+    assert known_to_all([{"m": 0}, {"n": 0}], mine) is None
+    assert known_to_all([{}, {}], mine) is None
+    assert known_to_all([{"m": 1, "n": 0}, {"n": 3, "m": 2}], mine) == other.of([1, 2])
