@@ -82,7 +82,10 @@ def _still_looks(block: ControlBlock, rank: int) -> bool:
         status = block.status(rank)
         return status is None or max(status.begun_ns, status.looked_ns) > now_ns
 
-    return poll(has_looked, _STOPPED_S)
+    def look() -> None:  # else two that ask this of each other take each other for stopped
+        block.look(time.monotonic_ns())
+
+    return poll(has_looked, _STOPPED_S, look)
 
 
 def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]:
