@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import poll
 from mpishare.errors import escaped
 
@@ -71,6 +72,8 @@ def _why_silent(block: ControlBlock, rank: int) -> str:
     pid = block.pid(rank)
     if pid is None:
         return "not running any more"
+    if block.state(rank) in (State.CLOSED, State.EXITED):  # its watchdog has ended
+        return "at its end: it has closed the node, or its program is over"
     with suppress(OSError):
         # Behind the name in brackets: T where a signal has stopped it, t where a debugger has.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]

@@ -1,12 +1,13 @@
 """What a rank says of the line that it is in, and when."""
 
+import os
 import threading
 from contextlib import contextmanager
 
 import pytest
 
 from mpishare.coordination import where
-from mpishare.coordination.control_block import ControlBlock
+from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.poll import poll
 from mpishare.memory import shared
 
@@ -75,6 +76,14 @@ def test_a_thread_that_has_ended_is_nowhere(block):
     thread.start()
     thread.join()
     assert where._place(block, thread.ident) == "in no line of Python"
+
+
+@pytest.mark.parametrize("state", [State.CLOSED, State.EXITED])
+def test_a_rank_at_its_end_is_not_called_silent(block, monkeypatch, state):
+    """Its watchdog has ended, and its process goes on."""
+    monkeypatch.setattr(block, "pid", lambda _: os.getpid())
+    monkeypatch.setattr(block, "state", lambda _: state)
+    assert "at its end" in where.describe_all(block, [1], block.ask())[1]
 
 
 def test_nothing_is_said_that_nobody_asked(block):
