@@ -261,6 +261,11 @@ def late_unknown(
     return late(what, timeout_s, more, where=where)
 
 
+def is_failing_exit(error: BaseException) -> bool:
+    """Whether an exception is a `sys.exit` with a status other than 0, or with a text."""
+    return isinstance(error, SystemExit) and bool(error.code)
+
+
 def describe_death(dead: Iterable[int], rank: int, size: int) -> str:
     """Return the line that one survivor prints."""
     return f"{name_ranks(dead)} of {size} died (seen by rank {rank})"

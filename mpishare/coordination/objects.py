@@ -12,6 +12,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+from mpishare.coordination.uncaught import say_exit
 from mpishare.errors import ClosedError, closed
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class NodeObject:
         if error is None:
             self.close()
         elif not self._is_closed:
+            say_exit(error)
             self._leave(error)
 
     def _leave(self, error: BaseException) -> None:

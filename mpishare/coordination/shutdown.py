@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.abort import (
+    HEARD_S,
     AtEnd,
     abort_after,
     abort_because,
@@ -126,7 +127,8 @@ class Shutdown:
         They learn of it by their next call to mpishare. A rank that waits in plain MPI for this one
         makes no such call.
         """
-        agreement, timeout_s = self._agreement, self._agreement.timeout_s
+        agreement = self._agreement
+        timeout_s = UNCAUGHT_S - HEARD_S if agreement.is_exiting else agreement.timeout_s
 
         def unaware() -> list[int]:
             agreement.progress()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination.abort import say, wait_briefly
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.waits import of_this_thread
-from mpishare.errors import MpiShareError, PeerError, describe
+from mpishare.errors import MpiShareError, PeerError, describe, is_failing_exit
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _OWN = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
 # And of Python and its launchers; `_is_of_user` knows installed packages by their folders.
 _NOT_OF_USER = (*_OWN, str(Path(os.__file__).parent) + os.sep, "<frozen ")
+_MOST_LINES = 3  # of the text of an error, in its rank's line
 # The time that a rank which failed first has to print its own error.
 _FIRST_S = 0.5
 _previous: list[Any] = []
@@ -53,6 +54,19 @@ def uncaught() -> BaseException | None:
     return _ending[-1] if _ending else None
 
 
+def say_exit(error: BaseException) -> None:
+    """Say once where a program leaves its node by `sys.exit`: Python has no hook for it."""
+    if is_failing_exit(error) and not getattr(error, "_is_said", False):
+        error._is_said = True  # type: ignore[attr-defined]
+        say(f"{_line(error, error.__traceback__)}\n")
+
+
+def _line(error: BaseException, trace: TracebackType | None) -> str:
+    """Return the line of a rank that says where an exception came from, and what it says."""
+    text = " ".join(describe(error).split("\n", _MOST_LINES)[:_MOST_LINES])
+    return f"mpishare: rank {_rank()}: {_place(trace)}: {text}"
+
+
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     # Python keeps the exception that ends a program; some programs print others by this hook.
     is_kept = getattr(sys, "last_value", None) is error
@@ -63,12 +77,11 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
     if getattr(error, "is_brief", False):  # its words are all that helps
         say(f"mpishare: {error}\n")
         return
-    where = f"mpishare: rank {_rank()}: {_place(trace)}: "
+    line = _line(error, trace)
     if type(error) is PeerError or getattr(error, "_is_told_elsewhere", False):
         _let_first_speak(error)
-        say(f"{where}{describe(error)}\n")
+        say(f"{line}\n")
         return
-    line = where + describe(error).partition("\n")[0]
     short = _shortened(error, trace)
     error = error.with_traceback(short)
     if _previous[0] is sys.__excepthook__:
@@ -120,7 +133,9 @@ def _name(frame: TracebackType) -> str:
 
 def _is_of_user(frame: TracebackType) -> bool:
     name = _name(frame)
-    return not name.startswith(_NOT_OF_USER) and f"-packages{os.sep}" not in name
+    # Compiled packages give a path that is none.
+    is_compiled = name.endswith((".pyx", ".pxi"))
+    return not (is_compiled or name.startswith(_NOT_OF_USER) or f"-packages{os.sep}" in name)
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -33,6 +33,7 @@ from mpishare.errors import (
     departure_error,
     describe,
     describe_stragglers,
+    is_failing_exit,
     late_ranks,
 )
 
@@ -85,6 +86,8 @@ class Waits:
         self.is_fatal = False
         # The main thread has raised the failure at least once.
         self.is_raised = False
+        # Left by `sys.exit` of a failure: this process ends, and will not be back.
+        self.is_exiting = False
         self.thread = get_ident()
         # The reasons given so far: the watchdog breaks the node too, and so may a signal handler.
         self._failures: list[tuple[MpiShareError, bool]] = []
@@ -130,6 +133,7 @@ class Waits:
         text = f"the node was left by an exception in {call}: {describe(error)}"
         self.fail(ClosedError(text), fatal=False)
         self.is_raised = True
+        self.is_exiting = is_failing_exit(error)
 
     def step_out(self, call: str, error: BaseException) -> None:
         """Leave an object's block by an exception; the node stays usable if all its ranks do so.
@@ -310,11 +314,14 @@ class Waits:
         self.block.refuse(subject, describe(error))
 
     def _refusals(self, calls: Collection[str], ranks: Iterable[int]) -> list[str]:
-        """Return, for an error, the calls that ranks have refused while others wait in them."""
+        """Return, for an error, what ranks have refused of these calls.
+
+        They may have made the calls since: nothing is published where a call succeeds.
+        """
         subjects = {*calls, *(call.rpartition(": ")[0] for call in calls)}
         told = {rank: self.block.refusal(rank) for rank in sorted(ranks)}
         return [
-            f"rank {rank} has refused its call ({text})"
+            f"rank {rank} has refused a call ({text})"
             for rank, (subject, text) in told.items()
             if subject and subject in subjects
         ]
@@ -328,8 +335,11 @@ class Waits:
         why = "ranks wait for each other"
         rule = "Collective calls must be made in the same order on all ranks of a node."
         if refused := self._refusals(called.values(), called):
-            why = f"{'; '.join(refused)}, and others wait for it"
-            rule = "Make the call there again, with arguments that fit."
+            why = f"{'; '.join(refused)}, for which others may wait"
+            rule = (
+                "If it was not made again there, make it, with arguments that fit; else collective "
+                "calls came in different orders."
+            )
         text = " ".join([f"{why}: {named}. {rule}", *awaited_calls({*called.values()})])
         return self.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 # Watchdogs look for questions every 0.1 s, and may wait for Python's lock.
 ANSWER_S = 0.5
 
-_SILENT = "silent: stopped, or inside one call that holds Python's lock"
+_SILENT = (
+    "silent: stopped, or inside one call that holds Python's lock, as comm.allreduce and "
+    "comm.reduce of mpi4py do"
+)
 _OWN = f"{Path(__file__).parents[1]}/"
 _STDLIB = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")

@@ -166,6 +166,52 @@ def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start
         assert heard == (["2"] if wait == "one of two waits in mpishare" else []), result.describe()
 
 
+EXIT = """
+import sys, time
+import mpishare
+from mpi4py import MPI
+from tests.helpers.reporting import report
+with mpishare.Node(backend="host") as node, node.allocate(3) as window:
+    window.fence()
+    if node.rank == 1:
+        report({"raised": time.time()})
+        sys.exit("negative density")
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
+    program = tmp_path / "program.py"
+    program.write_text(EXIT)
+    result = run_ranks(3, [sys.executable, *STARTS[start], program], timeout_s=30)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0, result.describe()
+    assert time.time() - result.reports[1]["raised"] < 4, result.describe()
+    words = f"mpishare: rank 1: {program}, line 10: SystemExit: negative density"
+    assert result.stderr.splitlines()[0] == words, result.describe()
+    assert result.stderr.count("SystemExit") == 1, result.describe()
+
+
+COMPILED = """
+import mpishare
+from mpi4py import MPI
+with mpishare.Node(backend="host") as node:
+    if node.rank == 0:
+        MPI.COMM_WORLD.Send(bytearray(1), 7)
+    node.barrier()
+"""
+
+
+def test_the_line_is_that_of_the_program_where_a_compiled_package_raises(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(COMPILED)
+    result = run_ranks(2, [sys.executable, "-m", "mpi4py", program], timeout_s=30)
+    first = result.stderr.splitlines()[0]
+    assert first.startswith(f"mpishare: rank 0: {program}, line 6: Exception: "), result.describe()
+    assert "rank" in first.partition("Exception: ")[2], result.describe()
+
+
 FILES = """
 import sys, time
 import mpishare
