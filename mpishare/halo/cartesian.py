@@ -409,12 +409,13 @@ def _blocks(packed: Sequence[Any], count: int) -> list[Block]:
 def _require_block(cuts: Sequence[_Cut], shape: Sequence[int], expected: Block | None) -> None:
     """Raise `ValueError` unless fields are of one block; `shape` is that of the first."""
     first = cuts[0]
+    example = ((1, 2), *[1] * (len(first.axes) - 1)) if len(first.axes) > 1 else (1, 2)
     for number, cut in enumerate(cuts):
         if cut.block != first.block:
             raise ValueError(
                 f"field {number} owns {cut.block.extents} cells along the axes of the grid, "
                 f"field 0 {first.block.extents}: fields of one width are on the same cells. Give "
-                "staggered fields a width each: width=[1, ((1, 2), 1), ...]"
+                f"staggered fields a width each: width=[1, {example}, ...]"
             )
     if expected is not None and first.block != expected:
         raise ValueError(

@@ -270,8 +270,8 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     refuse_gradient(field, name)
     if isinstance(field, _NO_ARRAYS):
         raise TypeError(
-            f"{name} is not an array but of type {type(field).__name__}. Make an array of "
-            "it first, u = numpy.array(u), and give that"
+            f"{name} is not an array but of type {type(field).__name__}: a list or a tuple is one "
+            "of arrays. Make an array of it first, u = numpy.array(u), and give that"
         )
     try:
         array = on_memory_of(field)
