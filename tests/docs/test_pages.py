@@ -147,6 +147,8 @@ def test_every_fragment_is_known() -> None:
         "def gradients_in_one_array(weights):",
         "halo.start(u)",
         "send[...] = u[1].get()  # before: for each face through the host, which waits twice",
+        # tests/windows/test_readonly_ranks.py
+        "table = node.share(read_table, readonly=True)  # `read_table()` runs on the leader",
         # Its kernel: tests/device/test_header.py
         "window = node.allocate_each(1000, signals=8)  # 8 signals for each pair of ranks",
     ]
