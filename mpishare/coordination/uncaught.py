@@ -10,11 +10,11 @@ import contextlib
 import os
 import sys
 import traceback
-from itertools import dropwhile
-from pathlib import Path
+from itertools import dropwhile, filterfalse
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.abort import say, wait_briefly
+from mpishare.coordination.code_of import is_of_user, is_own
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import MpiShareError, PeerError, describe, is_failing_exit
@@ -22,10 +22,6 @@ from mpishare.errors import MpiShareError, PeerError, describe, is_failing_exit
 if TYPE_CHECKING:
     from types import TracebackType
 
-# Files of mpishare, and that through which its blocks run.
-_OWN = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
-# And of Python and its launchers; `_is_of_user` knows installed packages by their folders.
-_NOT_OF_USER = (*_OWN, str(Path(os.__file__).parent) + os.sep, "<frozen ")
 _MOST_LINES = 3  # of the text of an error, in its rank's line
 # The time that a rank which failed first has to print its own error.
 _FIRST_S = 0.5
@@ -107,13 +103,12 @@ def _shortened(error: BaseException, trace: TracebackType | None) -> TracebackTy
     where it was an error that we did not foresee.
     """
     frames = _frames(trace)
-    own = [frame for frame in frames if _name(frame).startswith(_OWN)]
-    theirs = [frame for frame in frames if frame not in own]
+    own, theirs = [*filter(_is_inner, frames)], [*filterfalse(_is_inner, frames)]
     if own and own[-1] is not frames[-1]:
         frames = theirs
     elif own and isinstance(error, MpiShareError | TypeError | ValueError):
         frames = [*theirs, own[0]]
-    frames = [*dropwhile(lambda frame: not _is_of_user(frame), frames)] or frames
+    frames = [*dropwhile(lambda frame: not is_of_user(_name(frame)), frames)] or frames
     for frame, following in zip(frames, [*frames[1:], None], strict=True):
         frame.tb_next = following
     return frames[0] if frames else None
@@ -131,17 +126,16 @@ def _name(frame: TracebackType) -> str:
     return frame.tb_frame.f_code.co_filename
 
 
-def _is_of_user(frame: TracebackType) -> bool:
-    name = _name(frame)
-    # Compiled packages give a path that is none.
-    is_compiled = name.endswith((".pyx", ".pxi"))
-    return not (is_compiled or name.startswith(_NOT_OF_USER) or f"-packages{os.sep}" in name)
+def _is_inner(frame: TracebackType) -> bool:
+    # Blocks of mpishare run through `contextlib`.
+    return is_own(_name(frame)) or _name(frame) == contextlib.__file__
 
 
 def _place(trace: TracebackType | None) -> str:
     """Return the innermost line of the user's program, or of any where none is the user's."""
     frames = _frames(trace)
-    frame = next(filter(_is_of_user, reversed(frames)), frames[-1] if frames else None)
+    theirs = (frame for frame in reversed(frames) if is_of_user(_name(frame)))
+    frame = next(theirs, frames[-1] if frames else None)
     return "no line" if frame is None else f"{_name(frame)}, line {frame.tb_lineno}"
 
 

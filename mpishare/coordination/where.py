@@ -7,13 +7,14 @@ while nobody is late.
 from __future__ import annotations
 
 import linecache
-import re
 import sys
-import sysconfig
+import traceback
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.code_of import INSTALLED, is_of_python, is_of_user, is_own
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import poll
 from mpishare.errors import escaped
@@ -31,9 +32,6 @@ _SILENT = (
     "silent: stopped, or inside one call that holds Python's lock, as comm.allreduce and "
     "comm.reduce of mpi4py do"
 )
-_OWN = f"{Path(__file__).parents[1]}/"
-_STDLIB = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
-_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _MAX_FILE, _MAX_NAME, _MAX_LINE = 60, 40, 60  # characters
 
 
@@ -90,25 +88,19 @@ def _place(block: ControlBlock, thread: int) -> str:
 
     That is a call of mpishare, or a line of another package. Python's own library is passed over.
     """
-    inner: list[FrameType] = []  # the innermost first
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        is_installed = name.startswith(_OWN) or _INSTALLED.match(name)
-        if is_installed or not name.startswith(_STDLIB):
-            inner.append(frame)
-            if not is_installed:
-                break
-        frame = frame.f_back
-    if not inner:
+    innermost = sys._current_frames().get(thread)
+    stack = traceback.walk_stack(innermost) if innermost is not None else ()
+    frames = [frame for frame, _ in stack if not is_of_python(frame.f_code.co_filename)]
+    if not frames:
         return "in no line of Python"
+    inner = [*takewhile(lambda frame: not is_of_user(frame.f_code.co_filename), frames)]
     # Without a line of the user's, as under `python -m`, the innermost one.
-    mine = inner.pop() if frame is not None else inner.pop(0)
+    mine = frames[len(inner)] if inner != frames else inner.pop(0)
     line = linecache.getline(mine.f_code.co_filename, mine.f_lineno).strip(" \t\n:")
     text = _name(mine) + (f": {_cut(line, _MAX_LINE)}" if line else "")
     if not inner:
         return text
-    if not inner[0].f_code.co_filename.startswith(_OWN):
+    if not is_own(inner[0].f_code.co_filename):
         return f"{text} ({_name(inner[0])})"
     waits = block.status(block.rank)
     return f"{text} (in {inner[-1].f_code.co_qualname if waits is None else waits.call})"
@@ -117,7 +109,7 @@ def _place(block: ControlBlock, thread: int) -> str:
 def _name(frame: FrameType) -> str:
     """Return the file, the line and the function of a frame: of a long path the last parts."""
     code = frame.f_code
-    path = _INSTALLED.sub("", code.co_filename)
+    path = code.co_filename.rpartition(INSTALLED)[2]
     if len(path) > _MAX_FILE:
         end = path[-_MAX_FILE:]
         path = f"...{end[max(end.find('/'), 0) :]}"
