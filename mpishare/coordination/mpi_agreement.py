@@ -31,7 +31,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from mpi4py import MPI
 
@@ -116,8 +116,7 @@ class Bystanders:
         if _comes_at_once(request):
             return
         call = self.shown
-        nodes = [(node, ranks) for node in of_this_thread() if (ranks := node.ranks_in(comm))]
-        siblings = [node for node, _ in nodes]
+        nodes = {node: ranks for node in of_this_thread() if (ranks := node.ranks_in(comm))}
         self._forget_whole()
         with ExitStack() as watched:
             monitors = [
@@ -126,15 +125,15 @@ class Bystanders:
                         node,
                         call,
                         partial(_absent, node, ranks, call),
-                        siblings=siblings,
+                        siblings=[*nodes],
                     )
                 )
-                for node, ranks in nodes
+                for node, ranks in nodes.items()
             ]
 
             def look() -> None:
                 self._forget_whole()
-                for (node, ranks), monitor in zip(nodes, monitors, strict=True):
+                for (node, ranks), monitor in zip(nodes.items(), monitors, strict=True):
                     if node.failure is None:
                         monitor.look()
                     elif _is_missed(node, ranks, was_broken=node in self._were_broken):
@@ -144,12 +143,7 @@ class Bystanders:
                             node.check()
 
             where = partial(_where_absent, nodes, call, request)
-
-            def warn(waited_s: float) -> None:
-                places = where()
-                if not request.Test():
-                    self._warn(waited_s, places)
-
+            warn = partial(self._warn, request, where)
             if not poll(request.Test, self.timeout_s, look, warn=warn):
                 raise late_unknown(self.call, self.timeout_s, where())
 
@@ -157,14 +151,18 @@ class Bystanders:
         """Forget the nodes that are whole again, since all their ranks have left the block."""
         self._were_broken = {*filter(_is_breaking, self._were_broken)}
 
-    def _warn(self, waited_s: float, places: Mapping[int, str]) -> None:
-        log.warning(
-            "this rank has waited %.0f s in %s: not every rank of the communicator has called it "
-            "(which ones cannot be known yet)%s",
-            waited_s,
-            self.call,
-            name_places(places),
-        )
+    def _warn(
+        self, request: MPI.Request, where: Callable[[], dict[int, str]], waited_s: float
+    ) -> None:
+        places = name_places(where())
+        if not request.Test():
+            log.warning(
+                "this rank has waited %.0f s in %s: not every rank of the communicator has called "
+                "it (which ones cannot be known yet)%s",
+                waited_s,
+                self.call,
+                places,
+            )
 
 
 Watch = NodeWatch | Bystanders
@@ -187,10 +185,10 @@ def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
 
 
 def _where_absent(
-    nodes: Iterable[tuple[Waits, list[int]]], call: str, request: MPI.Request
+    nodes: Mapping[Waits, list[int]], call: str, request: MPI.Request
 ) -> dict[int, str]:
     """Return where the ranks are that do not wait in this call, of the first node that has any."""
-    for node, ranks in nodes:
+    for node, ranks in nodes.items():
         if node.failure is None and (absent := _absent(node, ranks, call)):
             return node.where(absent, request.Test)
     return {}

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Holdings:
     """What the ranks of a plan took for it together, to be given back when it closes or fails."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, context: Any) -> None:
         self.group = group
-        self.context: NodeContext | None = None  # of its node
+        self.context = context  # of its node; until that is found, anything that the user gave
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
@@ -36,8 +36,7 @@ class Holdings:
         if self.comm is not None:
             self.comm.close()
         self.group.release()
-        if self.context is not None:
-            release_node(self.group, self.context)
+        release_node(self.group, self.context)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.identity import known
 from mpishare.coordination.mpi_agreement import Bystanders, identify, watching
+from mpishare.coordination.rank_group import require_intracomm
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
 from mpishare.runtime.context import NodeContext
@@ -34,15 +35,15 @@ def kept_node(group: RankGroup, backend: str) -> Node | None:
     return None if node is None or node._context.agreement.failure is not None else node
 
 
-def kept_as(group: RankGroup, context: NodeContext) -> Node | None:
+def kept_as(group: RankGroup, context: Any) -> Node | None:
     """Return the node of this context, if it is kept for these ranks."""
     return next((node for node in group.nodes.values() if node._context is context), None)
 
 
-def release_node(group: RankGroup, context: NodeContext) -> None:
+def release_node(group: RankGroup, context: Any) -> None:
     """Close a node that is kept for these ranks, once they have no plan on it. Collective then."""
-    ranks, node = context.plan_ranks.get(group), kept_as(group, context)
-    if node is not None and (ranks is None or not ranks.plans):
+    node = kept_as(group, context)
+    if node is not None and ((ranks := context.plan_ranks.get(group)) is None or not ranks.plans):
         group.nodes = {name: each for name, each in group.nodes.items() if each is not node}
         node.close()
 
@@ -166,13 +167,17 @@ def meeting(given: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool
     return bool
 
 
-def tell_refused(given: Any, call: str, error: TypeError) -> None:
-    """Tell the ranks that make a plan that this one has refused it, having no communicator."""
-    if isinstance(given, NodeContext):
-        given.agreement.refuse(call, error)
-    else:
-        for each in of_this_thread():
-            each.refuse(call + _WITHOUT_NODE, error)
+def require_communicator(given: Any, call: str, comm: Any, wanted: str) -> None:
+    """Raise `TypeError` for what is none, and say so to the ranks that wait for this one's plan."""
+    try:
+        require_intracomm(call, comm, wanted)
+    except TypeError as error:
+        if isinstance(given, NodeContext):
+            given.agreement.refuse(call, error)
+        else:
+            for each in of_this_thread():
+                each.refuse(call + _WITHOUT_NODE, error)
+        raise
 
 
 def leave_node(given: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:

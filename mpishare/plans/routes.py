@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError, grouped, name_ranks
@@ -16,9 +17,10 @@ from mpishare.runtime.route import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
     from mpishare.runtime.report import Pair, Report
     from mpishare.runtime.route import Route
 
@@ -79,16 +81,9 @@ def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
     return forced.in_order if there.origin == there.target else forced
 
 
-def refuse(
-    call: str,
-    routes: Sequence[Routes],
-    require: list[str] | None,
-    why: Callable[[int, int, Route], str | None] = lambda *_: None,
-) -> None:
-    """Raise on every rank if any route of any rank is not allowed.
-
-    `why` returns why a route is taken between two ranks, as far as this rank knows.
-    """
+def refuse(setup: PlanSetup, routes: Sequence[Routes]) -> None:
+    """Raise on every rank if any route of any rank is not allowed."""
+    require = setup.same["require"]
     if require is None:
         return
     refused = grouped(
@@ -97,16 +92,25 @@ def refuse(
         for peer, route in mine.items()
         if route not in require and route.broader not in require
     )
-    texts = []
-    for route, pairs in refused.items():
-        reasons = dict.fromkeys(filter(None, (why(*pair, route) for pair in pairs)))
-        among = name_ranks({rank for pair in pairs for rank in pair})
-        texts.append(f"{route} among {among}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-    if texts:
+    if refused:
+        texts = [f"{route} among {_among(setup, route, of)}" for route, of in refused.items()]
         raise UnsupportedError(
-            f"{call} failed: require={tuple(require)} refuses {', '.join(texts)}. Name their "
+            f"{setup.call} failed: require={tuple(require)} refuses {', '.join(texts)}. Name their "
             "routes in require= too, or leave it out"
         )
+
+
+def _among(setup: PlanSetup, route: Route, pairs: Sequence[tuple[int, int]]) -> str:
+    """Return the ranks of these pairs, and why a route is taken there, as far as is known here."""
+    reasons: dict[str, None] = {}
+    for pair in pairs:
+        here = [setup.comm.ranks_here[rank] for rank in pair if rank in setup.comm.ranks_here]
+        if here:  # this rank has no report of other nodes
+            target = here[1] if len(here) > 1 else None
+            why = setup.context.report.why(here[0], target, route)
+            reasons[why or ("" if setup.on_gpu else "the fields are in host memory")] = None
+    ranks, named = name_ranks({*chain.from_iterable(pairs)}), "; ".join(filter(None, reasons))
+    return f"{ranks} ({named})" if named else ranks
 
 
 def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[Routes]) -> None:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup, require_intracomm
+from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
@@ -32,7 +32,7 @@ from mpishare.plans.node_cache import (
     name_plan,
     own_communicator,
     ranks_left_out,
-    tell_refused,
+    require_communicator,
     watching_setup,
 )
 from mpishare.runtime import ranges
@@ -105,25 +105,20 @@ def plan_setup(
     Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
     of the fields. A plan that is inner to another one has its communicator.
     """
-    node = context_of(node)
-    try:
-        require_intracomm(call, given, wanted)
-    except TypeError as error:
-        tell_refused(node, call, error)
-        raise
-    held = None
+    node, held = context_of(node), None
+    require_communicator(node, call, given, wanted)
     try:
         with watching_setup(node, given, call) as watch:
             meet = bool if is_inner else meeting(node, given, call)
             own = own_communicator(node, given)
-            held = Holdings(RankGroup.of(own, watch, meet))
+            held = Holdings(RankGroup.of(own, watch, meet), node)
         with ranges.span(call):
             yield PlanStart(call, given, node, held, backend=backend)
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            leave_node(node if held is None else held.context or node, given, call, error)
+            leave_node(node if held is None else held.context, given, call, error)
             raise
         if held is None:
             raise
@@ -335,16 +330,7 @@ def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, R
             {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
             for each in chosen
         ]
-    here, report = setup.comm.ranks_here, setup.context.report
-
-    def why(rank: int, peer: int, route: Route) -> str | None:
-        ends = [rank, peer] if rank in here else [peer, rank]
-        if ends[0] not in here:  # of another node, whose report this rank has not
-            return None
-        found = report.why(here[ends[0]], here.get(ends[1]), route)
-        return found or (None if setup.on_gpu else "the fields are in host memory")
-
-    routes.refuse(setup.call, chosen, setup.same["require"], why)
+    routes.refuse(setup, chosen)
     return chosen
 
 

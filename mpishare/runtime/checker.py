@@ -85,8 +85,7 @@ class Checker:
             self._kinds[kind] = type(kind.__name__, (kind,), own)
         child.__class__ = self._kinds[kind]  # attributes of the object would be a cycle
         for rank, memory in enumerate(child._memories):
-            is_watched = isinstance(memory, HostMemory) and memory.has_own_pages
-            if is_watched and not memory.is_readonly:
+            if isinstance(memory, HostMemory) and memory.is_watchable:
                 name = child.name if child.owner is not None else f"{child.name}.segment({rank})"
                 region = _Region(memory.address, child.name, name, _granule(child.dtype))
                 self._regions = sorted([*self._regions, region])

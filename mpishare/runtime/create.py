@@ -273,10 +273,7 @@ def _build(
         facts = agreement.step(CALL, lambda: survey and survey.describe())
         watchdog.start()
         (backend, compiled), replies = agreement.step_keeping(CALL, begin)
-        members = tuple(
-            Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
-            for rank, each in enumerate(replies)
-        )
+        members = _members(replies)
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             tried = [each["tried"] for each in replies]
@@ -299,6 +296,13 @@ def _left_by_error(
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise
+
+
+def _members(replies: Sequence[dict[str, Any]]) -> tuple[Member, ...]:
+    return tuple(
+        Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
+        for rank, each in enumerate(replies)
+    )
 
 
 def _make_context(

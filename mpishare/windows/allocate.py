@@ -128,13 +128,11 @@ def make_windows(
         shared = _share_memory(context, call, lots, sources, undo)
         for rank, each in enumerate(shared):
             for lot, (handle, memory) in zip(lots[rank], each, strict=True):
-                # The handle is that of one segment, or of none.
-                one, parts = (handle, [memory]) if len(lot) == 1 else ("", cut(memory, _spans(lot)))
+                one, parts = _parts(lot, handle, memory)
                 for (n, layout), part in zip(lot.items(), parts, strict=True):
                     layouts[n][rank], handles[n][rank], memories[n][rank] = layout, one, part
                     if readonly:
-                        for part in parts:
-                            part.protect(is_own=rank == context.rank)
+                        part.protect(is_own=rank == context.rank)
         publication: Publication | None = None
         if name is not None:
             publication = Publication(context, call, name, layouts[0], handles[0])
@@ -145,6 +143,11 @@ def make_windows(
         Window(context, *each, owner, publication, is_part=is_part, readonly=readonly)
         for each in zip(counters, layouts, memories, handles, strict=True)
     ]
+
+
+def _parts(lot: Lot, handle: str, memory: Memory) -> tuple[str, list[Memory]]:
+    """Return the handle of each segment and the memory of each; no one of several has a handle."""
+    return (handle, [memory]) if len(lot) == 1 else ("", cut(memory, _spans(lot)))
 
 
 def _spans(lot: Lot) -> list[tuple[int, int]]:

@@ -51,9 +51,13 @@ def test_one_node_that_cannot_is_enough():
 
 
 def test_who_allows_messages_allows_the_faster_ones():
-    routes.refuse("HaloExchange", [{1: GPU_MESSAGES}, {0: MESSAGES}], ["mpi"])
+    taken = [{1: GPU_MESSAGES}, {0: MESSAGES}]
+    setup = SimpleNamespace(call="HaloExchange", comm=SimpleNamespace(ranks_here={}))
+    setup.same = {"require": ["mpi"]}
+    routes.refuse(setup, taken)
+    setup.same = {"require": ["mpi-gpu"]}
     with pytest.raises(UnsupportedError, match="refuses mpi among ranks 0, 1"):
-        routes.refuse("HaloExchange", [{1: GPU_MESSAGES}, {0: MESSAGES}], ["mpi-gpu"])
+        routes.refuse(setup, taken)
 
 
 @pytest.mark.parametrize(("why", "level"), [("it crashed", "WARNING"), ("", "INFO")])
