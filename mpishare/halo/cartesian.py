@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 from mpishare.halo import geometry
@@ -20,11 +21,11 @@ from mpishare.plans.message import Message, Part
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpi4py import MPI
 
-    from mpishare.halo.geometry import Transfer
+    from mpishare.halo.geometry import Direction
     from mpishare.memory.types import BackendName, Fields, Index, RouteName, Widths
     from mpishare.node import Node
     from mpishare.plans.cells import Box
@@ -133,17 +134,18 @@ class HaloExchange(Plan):
             agreed = agree_on_fields(start, fields, require, cells.describe)
             cells.find(agreed)
             self.grid: Grid = cells.grid
-            self.block: Block = cells.of_field(0).block
+            fields_cells = cells.of_fields(len(agreed.setup.mine))
+            self.block: Block = fields_cells[0].block
             self._is_staggered = cells.are_staggered
             cut = [tuple(each) for each in agreed.setup.same["axes"]]
             shapes = [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
                 cut, shapes = fields_of_block(self.block.shape, axes)
             super().__init__(agreed, cells)
-            self._regions_of_all = Regions(self.name, cells.of_field(0), cut, shapes)
+            self._regions_of_all = Regions(self.name, fields_cells[0], cut, shapes)
             self._regions = [
-                Regions(self.name, cells.of_field(field), cut[field:][:1], shapes[field:][:1])
-                for field in range(len(agreed.setup.mine))
+                Regions(self.name, each, cut[field:][:1], shapes[field:][:1])
+                for field, each in enumerate(fields_cells)
             ]
 
     @cached_property
@@ -249,10 +251,11 @@ class HaloExchange(Plan):
         return self._regions_of_all
 
     def _describe(self) -> str:
-        blocks = [each.block for each in self._regions] if self._is_staggered else [self.block]
-        owned, ghosts = zip(*((block.extents, block.widths) for block in blocks), strict=True)
-        if not self._is_staggered:
-            (owned,), (ghosts,) = owned, ghosts
+        owned: Any = self.block.extents
+        ghosts: Any = self.block.widths
+        if self._is_staggered:
+            owned = tuple(each.block.extents for each in self._regions)
+            ghosts = tuple(each.block.widths for each in self._regions)
         return (
             f"owned={owned}, ghosts={ghosts}, periodic={self.grid.periods}, {super()._describe()}"
         )
@@ -341,18 +344,16 @@ class _GridCells:
         count = max(map(len, agreed.geometry))
         by_field = zip(*(_blocks(packed, count) for packed in agreed.geometry), strict=True)
         rank, found = agreed.setup.comm.rank, {}
-        fields = []
+        self.are_staggered, self._cells = count > 1, []
         for field, blocks in enumerate(by_field):
             if blocks not in found:
-                name = f"field {field}: " if count > 1 else ""
+                name = f"field {field}: " if self.are_staggered else ""
                 found[blocks] = self._transfers(name, rank, blocks)
-            fields.append(found[blocks])
-        self.are_staggered = len(found) > 1
-        self._cells = fields if self.are_staggered else fields[:1]
-        self._expected = fields[0].block._replace(start=())
+            self._cells.append(found[blocks])
+        self._expected = self._cells[0].block._replace(start=())
 
     def _transfers(self, name: str, rank: int, blocks: Sequence[Block]) -> BlockTransfers:
-        """Return what this rank exchanges of a field, given the blocks of all ranks."""
+        """Return the transfers of a field whose blocks these are, by rank."""
         grid, corners = self.grid.of_blocks(blocks), self._corners
         try:
             geometry.check(grid, blocks, corners=corners)
@@ -361,43 +362,38 @@ class _GridCells:
         block = blocks[rank]._replace(start=geometry.start_of(grid, rank, blocks))
         return BlockTransfers(block, *geometry.transfers(grid, rank, blocks, corners=corners))
 
-    def of_field(self, field: int) -> BlockTransfers:
-        """Return what this rank exchanges of a field."""
-        return self._cells[field if self.are_staggered else 0]
+    def of_fields(self, count: int) -> list[BlockTransfers]:
+        """Return the transfers of each field."""
+        return self._cells if self.are_staggered else self._cells * count
 
     def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
         """Return a message with cells of all fields for each direction and rank there."""
-        cells = [self.of_field(field) for field in range(len(setup.mine))]
-        return (
-            self._messages(
-                setup, [[(e, e.receiver, e.source) for e in each.sent] for each in cells]
-            ),
-            self._messages(
-                setup, [[(e, e.sender, e.target) for e in each.received] for each in cells]
-            ),
-        )
+        fields = self.of_fields(len(setup.mine))
+        sent = [[(e.direction, e.receiver, e.source) for e in each.sent] for each in fields]
+        received = [[(e.direction, e.sender, e.target) for e in each.received] for each in fields]
+        return self._messages(setup, sent), self._messages(setup, received)
 
     def _messages(
-        self, setup: PlanSetup, transfers: Sequence[Sequence[tuple[Transfer, int, Box]]]
+        self, setup: PlanSetup, transfers: Sequence[Sequence[tuple[Direction, int, Box]]]
     ) -> list[Message]:
         """Return the messages of each field's transfers: each with its peer, and its box here."""
         # Over all directions, so that a tag does not depend on `corners`.
         tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
         boxes: dict[tuple[int, int], dict[int, Box]] = {}
         for field, given in enumerate(transfers):
-            for transfer, peer, box in given:
-                boxes.setdefault((tags[transfer.direction], peer), {})[field] = box
+            for direction, peer, box in given:
+                boxes.setdefault((tags[direction], peer), {})[field] = box
         axes = dict(zip(setup.mine, setup.same["axes"], strict=True))
 
         @cache
         def part(layout: FieldLayout, box: Box) -> Part:
             return Part.of_box(0, layout, box.along(axes[layout], layout.shape))
 
-        def parts(found: dict[int, Box]) -> Iterator[Part]:
-            for field, box in found.items():
-                yield part(setup.mine[field], box).of_field(field)
+        def message(tag: int, peer: int) -> Message:
+            found = boxes[tag, peer].items()
+            return Message.of(peer, tag, [part(setup.mine[n], box).of_field(n) for n, box in found])
 
-        return [Message.of(peer, tag, parts(boxes[tag, peer])) for tag, peer in sorted(boxes)]
+        return [*starmap(message, sorted(boxes))]
 
 
 def _blocks(packed: Sequence[Any], count: int) -> list[Block]:
