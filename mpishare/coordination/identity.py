@@ -1,6 +1,6 @@
-"""Which processes the ranks of a communicator are: each says it once, and MPI keeps the answer.
+"""The processes that are the ranks of a communicator: each sends its id once, and MPI keeps them.
 
-A communicator's group does not tell it. That of a cart or graph with fewer ranks than the
+A communicator's group does not have them. That of a cart or graph with fewer ranks than the
 communicator it was made of is, in MPICH 5.0.2, the group of that communicator, and so are the
 groups of what is made of it in turn (docs/mpi-faults.md).
 """
@@ -35,10 +35,10 @@ def _key() -> int:
 
 
 class Introduction:
-    """The one all-gather of a communicator in which its ranks say who they are.
+    """The one all-gather of a communicator in which its ranks send their ids.
 
-    What they say never changes. So a call that ended while some were missing leaves it to the next
-    call on the communicator, which goes on waiting for the same messages.
+    These never change. So a call that ended while ranks were missing leaves it to the next call on
+    the communicator, which goes on waiting for the same messages.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -56,7 +56,7 @@ class Introduction:
         return found
 
     def end(self) -> None:
-        """Read what was said, once the request is complete."""
+        """Read the ids, once the request is complete."""
         self.ranks = {each: rank for rank, each in enumerate(memoryview(self._rows).cast("q"))}
 
 
@@ -74,7 +74,7 @@ def pass_on(comm: MPI.Intracomm, duplicate: MPI.Intracomm) -> None:
 def presumed(comm: MPI.Comm, group: MPI.Group) -> list[int]:
     """Return the numbers that the ranks of a communicator may have in a group. Local.
 
-    Good enough to say who is missing, as long as nothing better is known.
+    Good enough to name the missing ones, until the ids are known.
     """
     own = comm.Get_group()
     found = own.Translate_ranks([*range(comm.size)], group)

@@ -243,11 +243,11 @@ def identify(comm: MPI.Intracomm, watch: Watch) -> Ranks:
 
     Collective over it the first time, host-blocking; local from then on.
     """
-    told = Introduction.of(comm)
-    if not told.ranks:
-        wait_request(told.request, comm, watch, told)
-        told.end()
-    return told.ranks
+    introduction = Introduction.of(comm)
+    if not introduction.ranks:
+        wait_request(introduction.request, comm, watch, introduction)
+        introduction.end()
+    return introduction.ranks
 
 
 def allgather(comm: MPI.Comm, value: Any, watch: Watch) -> list[Any]:

@@ -310,7 +310,7 @@ class Waits:
         return ask(self.block, ranks, lambda: answer(self.block, self.thread), is_over)
 
     def refuse(self, subject: str, error: BaseException) -> None:
-        """Tell the ranks that wait for this one in calls of `subject` that it has refused one."""
+        """Publish, for ranks that wait in calls of `subject`, that this one has refused one."""
         self.block.refuse(subject, describe(error))
 
     def _refusals(self, calls: Collection[str], ranks: Iterable[int]) -> list[str]:
@@ -319,10 +319,10 @@ class Waits:
         They may have made the calls since: nothing is published where a call succeeds.
         """
         subjects = {*calls, *(call.rpartition(": ")[0] for call in calls)}
-        told = {rank: self.block.refusal(rank) for rank in sorted(ranks)}
+        refused = {rank: self.block.refusal(rank) for rank in sorted(ranks)}
         return [
             f"rank {rank} has refused a call ({text})"
-            for rank, (subject, text) in told.items()
+            for rank, (subject, text) in refused.items()
             if subject and subject in subjects
         ]
 

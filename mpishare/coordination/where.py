@@ -1,7 +1,7 @@
-"""Where a late rank is: others ask, and the watchdog of that rank looks at its main thread.
+"""Where a late rank is: others ask, and its watchdog answers with the line of its main thread.
 
-The question is a time in the control block, the answer a text there. Nothing of it costs anything
-while nobody is late.
+The question is a time in the control block, the answer a text there. While no rank is late, this
+costs nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def describe_all(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> di
 
 
 def answer(block: ControlBlock, thread: int) -> None:
-    """Tell where a thread of this process is, if another rank has asked since the last answer."""
+    """Publish where a thread of this process is, if a rank has asked since the last answer."""
     if block.is_asked():
         block.answer(lambda: _place(block, thread))
 

@@ -117,10 +117,10 @@ class Grid(NamedTuple):
         found, stride = 0, 1
         for axis in reversed(range(len(self.dims))):
             rank, place = divmod(rank, self.dims[axis])
-            beside = self._next(axis, place, direction[axis])
-            if beside is None:
+            near = self._next(axis, place, direction[axis])
+            if near is None:
                 return None
-            found += stride * beside
+            found += stride * near
             stride *= self.dims[axis]
         return found
 
@@ -131,9 +131,9 @@ class Grid(NamedTuple):
             extent, step = self.dims[axis], direction[axis]
             rank, place = divmod(rank, extent)
             back = range(1, 2 + len(self.empty[axis])) if self.empty else (1,)
-            near = sorted({(place - n * step) % extent for n in back})
-            beside = [each for each in near if self._next(axis, each, step) == place]
-            found = [stride * each + rest for each in beside for rest in found]
+            places = sorted({(place - n * step) % extent for n in back})
+            near = [each for each in places if self._next(axis, each, step) == place]
+            found = [stride * each + rest for each in near for rest in found]
             stride *= extent
         return found
 

@@ -165,7 +165,7 @@ class BasePlan(NodeObject):
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call.
 
-        The call may have been refused on this rank alone, which the others are told.
+        The call may have been refused on this rank alone: ranks that wait in it will name it.
         """
         if type(error) in (TypeError, ValueError):
             error = type(error)(f"{self.name}: {call} failed: {error}")

@@ -67,7 +67,7 @@ class NodeContext:
 
     # As it was when the node was made, or when the user last asked for it.
     report: Report
-    # What its ranks know of each other.
+    # About its ranks.
     findings: Findings
     # The node's communicator, which belongs to the user, and the duplicate of the given one.
     comms: tuple[MPI.Intracomm, ...]

@@ -69,7 +69,7 @@ def create_node(
         watch = Bystanders(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        here = open_nodes.that_looked(places.of_process())
+        here = open_nodes.surveyed(places.place())
         dropped = open_nodes.dropped()
         mine = {name: each.rank for name, each in here.items()}, [*dropped]
         chosen, why_host, replies = choose_backend(all_comm, backend, timeout_s, watch, mine)
@@ -165,7 +165,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
 
 def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
-    """Destroy a node that no rank got to use; alone where another rank of it has left."""
+    """Destroy a node that no rank has used; by this rank by itself where another one has left."""
     agreement = context.agreement
     try:
         destroy_node(context, shutdown)
@@ -277,7 +277,7 @@ def _build(
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             tried = [each["tried"] for each in replies]
-            known = Findings(context.name, places.of_process(), facts, tried, None)
+            known = Findings(context.name, places.place(), facts, tried, None)
         context.findings = _probed(known, context)
         context.report = _report(context, members, why_host, notes)
     return context, Shutdown(agreement, watchdog, context.finish_at_exit)

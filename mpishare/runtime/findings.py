@@ -1,7 +1,7 @@
-"""What the ranks of a node found out about each other, for the nodes of some of them.
+"""The findings of a node about its ranks, which the nodes of some of them take over.
 
-These ask nothing anew: the rows and columns of a process grid are made in a millisecond, and on
-GPUs no pair of ranks is tried again.
+These make no survey and no probe of their own: the rows and columns of a process grid are made in
+a millisecond, and on GPUs no pair of ranks is tried again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Probed(NamedTuple):
-    """What the probe of GPUs found."""
+    """The results of the probe of GPUs."""
 
     uuids: list[str]  # each rank's GPU
     pairs: tuple[Pair, ...]  # every rank with every rank
@@ -42,7 +42,7 @@ class Probed(NamedTuple):
 class Findings(NamedTuple):
     """The findings of one node, by rank, the same on all."""
 
-    name: str  # of the node that looked
+    name: str  # of the node that made them
     place: list[Any] | None  # of all its ranks
     facts: list[dict[str, Any]]  # of `Survey.describe`
     tried: list[dict[str, Any]]  # of `Survey.read`

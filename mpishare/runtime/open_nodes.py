@@ -1,4 +1,4 @@
-"""The open nodes of this process, and those among them that nobody holds any more.
+"""The open nodes of this process, and those among them that the program has dropped.
 
 A node that was dropped has no collective call of its own. The next one that has all its ranks
 closes it: that which makes a node of them, or `Node.collect` of a node that has them.
@@ -26,10 +26,10 @@ log = logging.getLogger("mpishare")
 class OpenNodes(Children):
     """The nodes of all threads; each call is about those of the calling one."""
 
-    def that_looked(self, place: list[Any] | None) -> dict[str, NodeContext]:
-        """Return by their names the whole nodes whose ranks looked at each other themselves.
+    def surveyed(self, place: list[Any] | None) -> dict[str, NodeContext]:
+        """Return by their names the whole nodes that have findings of their own, of this place.
 
-        Without those made where this process is no more. The first ones have probed their GPUs.
+        Those that have probed GPUs come first: a node on the host has no findings on them.
         """
         contexts = [node._context for node in self.registered() if _is_whole(node)]
         contexts.sort(key=lambda each: each.findings.probed is None)
@@ -69,5 +69,5 @@ def close_dropped(mine: Mapping[str, Any], published: Iterable[Iterable[str]]) -
         if names.count(name) == mine[name].size:
             try:
                 mine[name].close()
-            except MpiShareError as error:  # nobody holds it, and would want to know
+            except MpiShareError as error:  # of no call of the program's
                 log.warning("a node that was dropped: %s", error)

@@ -6,10 +6,10 @@ of one name), and the other way round.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpishare.errors import grouped, name_ranks
-from mpishare.memory.shared import place
+from mpishare.memory.shared import place as place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,6 @@ class Place(NamedTuple):
     group: int  # the lowest rank that shares memory with it, by MPI
     boot: str  # the running kernel; empty without a /dev/shm
     folder: tuple[int, ...]  # device and inode of its /dev/shm; its own rank without one
-
-
-def of_process() -> list[Any] | None:
-    """Return the machine and container of this process; None without a /dev/shm."""
-    return place()
 
 
 def here(group: int, rank: int) -> Place:

@@ -45,9 +45,9 @@ def named(node):
 
 
 def test_nothing_is_asked_anew(host_node, comm, row, monkeypatch):
-    """The node is the same as one that has looked itself."""
+    """The node is the same as one with a survey of its own."""
     with monkeypatch.context() as patch:
-        patch.setattr(create.open_nodes, "that_looked", lambda _: {})
+        patch.setattr(create.open_nodes, "surveyed", lambda _: {})
         alone = Node(row, backend="host")
     for owner, name in (
         (create, "_find_node"),
@@ -73,10 +73,10 @@ def test_nothing_is_asked_anew(host_node, comm, row, monkeypatch):
     within.close()
 
 
-def test_it_outlives_the_node_that_looked(comm, row):
+def test_it_outlives_the_node_of_the_survey(comm, row):
     outer = Node(comm)
     within = Node(row)
-    assert within._context.findings.name in open_nodes.that_looked(within._context.findings.place)
+    assert within._context.findings.name in open_nodes.surveyed(within._context.findings.place)
     outer.close()
     check_works(within)
     within.close()
