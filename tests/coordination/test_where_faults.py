@@ -16,7 +16,10 @@ from tests.helpers.scenes import BACKENDS, play
 from tests.helpers.stage import Stage
 
 NUMPY = r" \(in numpy/\S+, \w+\)"
-SILENT = "silent: stopped, or inside one call that holds Python's lock, as "
+SILENT = (
+    "silent: stopped, or inside one call that holds Python's lock, as comm.allreduce and "
+    "comm.reduce of mpi4py do"
+)
 # What rank 1 does, and what is said of it: of a line of Python, what follows its function.
 WAYS = {
     "mpi": r": stage\.world\.Barrier\(\)",
