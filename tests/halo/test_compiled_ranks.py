@@ -81,7 +81,8 @@ def test_without_it_rank_0_warns(absent, monkeypatch, caplog):
     with Node(backend="host"), Node(backend="host") as node:
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         told = "exchanges and fences on the host are made in Python: it was not built; in "
-        assert [told in line for line in said] == [True] * (not node.rank)
+        # Where /dev/shm is small, each node may warn of that, too.
+        assert sum(told in line for line in said) == (not node.rank)
 
 
 @pytest.mark.parametrize("everywhere", [True, pytest.param(False, marks=TWO)])
