@@ -30,11 +30,11 @@ from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import little_room, remove_abandoned
 from mpishare.runtime import checker, places
 from mpishare.runtime.context import NodeContext
-from mpishare.runtime.findings import Findings, known_to_all
+from mpishare.runtime.findings import Findings
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
 from mpishare.runtime.one_thread import one_thread_on, refuse_mixed
-from mpishare.runtime.open_nodes import close_dropped, open_nodes
+from mpishare.runtime.open_nodes import close_dropped, known_to_all, open_nodes
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
 from mpishare.runtime.probe import probe_cuda, routed
@@ -355,14 +355,10 @@ def _report(
         "job, on every node"
         for uuid in time_sliced
     ]
-    one_gpu = one_gpu_note(context.uuids, os.environ)
-    if one_gpu is not None:
-        notes.append(one_gpu)
-    room = little_room()
-    if room is not None:
-        notes.append(room)
+    warnings = [*filter(None, (one_gpu_note(context.uuids, os.environ), little_room()))]
+    notes += warnings
     if context.rank == 0:
-        _warn(members[0].host, one_gpu, room, pairs)
+        _warn(members[0].host, warnings, pairs)
     return Report(
         context.backend.name,
         why_host,
@@ -376,8 +372,8 @@ def _report(
     )
 
 
-def _warn(host: str, one_gpu: str | None, room: str | None, pairs: Sequence[Pair]) -> None:
-    for note in filter(None, (one_gpu, room)):
+def _warn(host: str, warnings: Sequence[str], pairs: Sequence[Pair]) -> None:
+    for note in warnings:
         log.warning("on %s %s", host, note)
     blocked = [pair for pair in pairs if not pair.memory]
     if blocked:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpishare.runtime.context import NodeContext
     from mpishare.runtime.report import Pair
 
 
@@ -63,15 +62,3 @@ class Findings(NamedTuple):
             [among(self.tried[rank]) for rank in ranks],
             self.probed and self.probed.of(ranks),
         )
-
-
-def known_to_all(
-    ranks_in: Sequence[Mapping[str, int]], mine: Mapping[str, NodeContext]
-) -> Findings | None:
-    """Return the findings of a node that has all these ranks; None without one.
-
-    `ranks_in` has, for each rank, the names of the nodes whose findings it has, with its rank
-    there; the result is the same on all ranks.
-    """
-    name = next((name for name in ranks_in[0] if all(name in each for each in ranks_in)), None)
-    return None if name is None else mine[name].findings.of([each[name] for each in ranks_in])

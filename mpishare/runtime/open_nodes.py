@@ -15,9 +15,10 @@ from mpishare.coordination.objects import Children
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mpishare.runtime.context import NodeContext
+    from mpishare.runtime.findings import Findings
 
 
 log = logging.getLogger("mpishare")
@@ -56,6 +57,18 @@ open_nodes = OpenNodes()
 def _is_whole(node: Any) -> bool:
     agreement = node._context.agreement
     return agreement.failure is None and agreement.thread == get_ident()
+
+
+def known_to_all(
+    ranks_in: Sequence[Mapping[str, int]], mine: Mapping[str, NodeContext]
+) -> Findings | None:
+    """Return the findings of a node that has all these ranks; None without one.
+
+    `ranks_in` has, for each rank, the names of the nodes whose findings it has, with its rank
+    there; the result is the same on all ranks.
+    """
+    name = next((name for name in ranks_in[0] if all(name in each for each in ranks_in)), None)
+    return None if name is None else mine[name].findings.of([each[name] for each in ranks_in])
 
 
 def close_dropped(mine: Mapping[str, Any], published: Iterable[Iterable[str]]) -> None:

@@ -3,7 +3,8 @@
 from itertools import product
 from types import SimpleNamespace
 
-from mpishare.runtime.findings import Findings, Probed, known_to_all
+from mpishare.runtime.findings import Findings, Probed
+from mpishare.runtime.open_nodes import known_to_all
 from mpishare.runtime.report import Pair
 
 UUIDS = ["GPU-a", "GPU-b", "GPU-a", "GPU-c"]
