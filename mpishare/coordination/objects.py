@@ -113,32 +113,27 @@ class NodeObject:
 class Entry:
     """A registered object of a node, held weakly until its finalizer has run, then strongly."""
 
-    def __init__(self, item: Any, dropped: Dropped | None, noted: list[Entry]) -> None:
+    def __init__(self, item: NodeObject, dropped: Dropped | None, noted: list[Entry]) -> None:
         self._seen = weakref.ref(item)
-        self._held: Any = None
+        self.held: NodeObject | None = None
         self._noted = noted  # of the node
         self.dropped = dropped  # None for what is not closed by all ranks that have dropped it
-        self.is_part = dropped is None and not item._is_local  # another object closes it
+        self.is_local = item._is_local  # this rank closes it by itself
         self.number = 0 if dropped is None else dropped.next_number()
 
     @property
-    def is_dropped(self) -> bool:
-        """Whether the finalizer of the object has run."""
-        return self._held is not None
-
-    @property
-    def item(self) -> Any:
+    def item(self) -> NodeObject | None:
         """The object; None amid its end, as its weak references end before its finalizer runs."""
-        return self._seen() if self._held is None else self._held
+        return self._seen() if self.held is None else self.held
 
-    def note(self, item: Any) -> None:
+    def note(self, item: NodeObject) -> None:
         """Note that the object was dropped, and hold it. Called by its finalizer in any thread."""
-        self._held = item
+        self.held = item
         self._noted.append(self)
 
     def end(self) -> None:
         """Let the object go, which is closed."""
-        self._held = None
+        self.held = None
         if self.dropped is not None:
             self.dropped.forget(self.number)
 
@@ -205,13 +200,13 @@ class Children:
         self._noted: list[Entry] = []
         self.kernels = 0  # how many of them have kernels of users that wait
 
-    def add(self, child: Any, dropped: Dropped | None) -> None:
+    def add(self, child: NodeObject, dropped: Dropped | None) -> None:
         """Register an object of the ranks that share `dropped`."""
         child._entry = Entry(child, dropped, self._noted)
         self._entries[child._entry] = None
         self.kernels += child._has_kernels
 
-    def remove(self, child: Any, entry: Entry) -> None:
+    def remove(self, child: NodeObject, entry: Entry) -> None:
         child._entry = None
         self.kernels -= child._has_kernels
         del self._entries[entry]
@@ -226,19 +221,20 @@ class Children:
 
     def are_let_go(self) -> bool:
         """Whether this rank has dropped all objects, and uses none of their views."""
-        own = [entry for entry in self.entries() if not entry.is_part]
-        return all(entry.is_dropped and entry.item._let_go() for entry in own)
+        # Parts of other objects are closed by these.
+        own = [each for each in self.entries() if each.dropped is not None or each.is_local]
+        return all(each.held is not None and each.held._let_go() for each in own)
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
         busy = []
         while self._noted:
             entry = self._noted[-1]
-            if entry.item is not None and entry.dropped is not None:
-                entry.dropped.add(entry.number, entry.item)
-            elif entry.item is not None and entry.item._is_local:
-                if entry.item._is_over():
-                    entry.item.close()
+            if entry.held is not None and entry.dropped is not None:
+                entry.dropped.add(entry.number, entry.held)
+            elif entry.held is not None and entry.is_local:
+                if entry.held._is_over():
+                    entry.held.close()
                 else:
                     busy.append(entry)
             self._noted.remove(entry)  # at last: a handler of a signal may raise before

@@ -43,7 +43,7 @@ class OpenNodes(Children):
     def dropped(self) -> dict[str, Any]:
         """Return by their names the nodes that this rank has dropped, with all made from them."""
         self.note_dropped()
-        nodes = (entry.item for entry in self.entries() if entry.is_dropped)
+        nodes = [entry.held for entry in self.entries()]
         return {
             node._context.name: node
             for node in nodes
