@@ -20,7 +20,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from types import FrameType
 
     from mpishare.coordination.control_block import ControlBlock
@@ -37,7 +37,7 @@ _MAX_FILE, _MAX_NAME, _MAX_LINE = 60, 40, 60  # characters
 
 def ask(
     block: ControlBlock,
-    ranks: Iterable[int],
+    ranks: Collection[int],
     look: Callable[[], object],
     is_over: Callable[[], object] = bool,
 ) -> dict[int, str]:
@@ -45,7 +45,7 @@ def ask(
 
     `look` is called meanwhile: a thread that answers others does it there.
     """
-    ranks, since_ns = [*ranks], block.ask()
+    since_ns = block.ask()
     poll(lambda: len(answers(block, ranks, since_ns)) == len(ranks) or is_over(), ANSWER_S, look)
     return describe_all(block, ranks, since_ns)
 
@@ -56,9 +56,8 @@ def answers(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> dict[in
     return {rank: escaped(text) for rank, text in found.items() if text is not None}
 
 
-def describe_all(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> dict[int, str]:
+def describe_all(block: ControlBlock, ranks: Collection[int], since_ns: int) -> dict[int, str]:
     """Return `answers`, and of the other ranks why there is none; words behind "is"."""
-    ranks = [*ranks]
     found = answers(block, ranks, since_ns)
     return {rank: found.get(rank) or _why_silent(block, rank) for rank in ranks}
 

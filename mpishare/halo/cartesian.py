@@ -134,18 +134,18 @@ class HaloExchange(Plan):
             agreed = agree_on_fields(start, fields, require, cells.describe)
             cells.find(agreed)
             self.grid: Grid = cells.grid
-            fields_cells = cells.of_fields(len(agreed.setup.mine))
-            self.block: Block = fields_cells[0].block
+            transfers = cells.of_fields(len(agreed.setup.mine))
+            self.block: Block = transfers[0].block
             self._is_staggered = cells.are_staggered
             cut = [tuple(each) for each in agreed.setup.same["axes"]]
             shapes = [each.shape for each in agreed.setup.mine]
             if agreed.setup.takes_any:
                 cut, shapes = fields_of_block(self.block.shape, axes)
             super().__init__(agreed, cells)
-            self._regions_of_all = Regions(self.name, fields_cells[0], cut, shapes)
+            self._regions_of_all = Regions(self.name, transfers[0], cut, shapes)
             self._regions = [
                 Regions(self.name, each, cut[field:][:1], shapes[field:][:1])
-                for field, each in enumerate(fields_cells)
+                for field, each in enumerate(transfers)
             ]
 
     @cached_property

@@ -43,12 +43,11 @@ def choose_backend(
         arguments = _check_arguments(backend, timeout_s)
         return arguments, _why_no_gpu(arguments["backend"]), more
 
-    replies = agree(all_comm, check, watch)
-    require_same(watch.call, [arguments for arguments, *_ in replies], all_comm.rank)
-    added = [each for *_, each in replies]
-    if replies[0][0]["backend"] == "host":
+    arguments, lacks, added = map(list, zip(*agree(all_comm, check, watch), strict=True))
+    require_same(watch.call, arguments, all_comm.rank)
+    if arguments[0]["backend"] == "host":
         return "host", None, added
-    lacking = {rank: missing for rank, (_, missing, _) in enumerate(replies) if missing}
+    lacking = {rank: missing for rank, missing in enumerate(lacks) if missing}
     if not lacking:
         return "cuda", None, added
     rank, why = next(iter(lacking.items()))
