@@ -159,12 +159,7 @@ def require_intracomm(
         raise TypeError(
             f"{call} failed: the communicator comes first: node.comm, not the {type(comm).__name__}"
         )
-    kind = type(comm).__name__
-    if is_null:
-        kind = (
-            "COMM_NULL: this rank is not in it, or it was freed. Ranks that are not in it make no "
-            "plan or node on it"
-        )
+    kind = "COMM_NULL: this rank is not in it, or it was freed" if is_null else type(comm).__name__
     raise TypeError(f"{call} failed: {wanted}, not {kind}")
 
 
