@@ -230,7 +230,8 @@ def test_a_plan_whose_memory_cannot_be_freed_gives_back_its_communicator(comm, m
         assert halo.is_closed
         assert group.plans == before - 1
         node.barrier()
-        engine.close()
+        if kind is OSError:  # on the others it is closed
+            engine.close()
 
 
 def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch):

@@ -115,7 +115,7 @@ def test_what_is_refused(node, everywhere):
     for wrong, words in (
         (
             {"width": 1},
-            r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(\(1, 2\), 1\), \.\.\.\]",
+            r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(1, 2\), \.\.\.\]",
         ),
         ({"width": [1, 1, 1]}, r"or a list of these for the 2 fields, not \[1, 1, 1\]"),
         ({"width": [(1, 1), None]}, "for the 2 fields"),
