@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import logging
 import mmap
 import os
@@ -380,7 +379,6 @@ def room() -> tuple[int, int]:
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
-@functools.cache  # as the first node found it: what follows takes room of this job
 def little_room() -> str | None:
     """Return a note where the folder has so little left that the next job may not start."""
     left, total = room()
