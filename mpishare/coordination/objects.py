@@ -225,6 +225,11 @@ class Children:
         own = [each for each in self.entries() if each.dropped is not None or each.is_local]
         return all(each.held is not None and each.held._let_go() for each in own)
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether `note_dropped` has anything to pass on."""
+        return bool(self._noted)
+
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
         busy = []

@@ -259,7 +259,7 @@ class NodeContext:
 
     def note_dropped(self) -> None:
         """Note the objects that this rank has dropped, and close those that need no other rank."""
-        if not self.backend.is_in_capture():
+        if self._children.has_dropped and not self.backend.is_in_capture():
             self._children.note_dropped()
 
     def locate(self, address: int, nbytes: int) -> Location | None:
