@@ -19,8 +19,8 @@ from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import Mark, State, fitting
 from mpishare.coordination.identity import Introduction
-from mpishare.coordination.poll import poll, yield_core
-from mpishare.coordination.waits import BRIEF_LOOKS, PUBLISH_S, WaitMonitor, of_this_thread
+from mpishare.coordination.poll import comes_at_once, poll
+from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import (
     MismatchError,
     PeerError,
@@ -113,7 +113,7 @@ class Bystanders:
 
     def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
         """Wait for a request of a communicator; the missing ranks are not known."""
-        if _comes_at_once(request):
+        if comes_at_once(request.Test):
             return
         call = self.shown
         nodes = {node: ranks for node in of_this_thread() if (ranks := node.ranks_in(comm))}
@@ -166,15 +166,6 @@ class Bystanders:
 
 
 Watch = NodeWatch | Bystanders
-
-
-def _comes_at_once(request: MPI.Request) -> bool:
-    """Whether a request is over before another rank needs to know of the wait, as most are."""
-    for _ in range(BRIEF_LOOKS):
-        if request.Test():
-            return True
-        yield_core()
-    return False
 
 
 def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:

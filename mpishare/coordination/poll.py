@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Checks of a word before a wait begins to watch deadlines and other ranks.
 SPINS = 400
 
+_BRIEF_LOOKS = 200
 _SLEPT_SHARE = 1 / 64
 _MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us late
 # A wait that takes this long is worth a warning that names the stragglers.
@@ -29,6 +30,15 @@ def yield_core() -> None:
         os.sched_yield()
     except OSError:  # refused, as by a sandbox
         time.sleep(0)
+
+
+def comes_at_once(is_done: Callable[[], object]) -> bool:
+    """Whether a wait is over before another rank needs to know of it, as most are."""
+    for _ in range(_BRIEF_LOOKS):
+        if is_done():
+            return True
+        yield_core()
+    return False
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:

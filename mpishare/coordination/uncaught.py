@@ -58,7 +58,7 @@ def say_exit(error: BaseException) -> None:
 
 
 def _line(error: BaseException, trace: TracebackType | None) -> str:
-    """Return the line of a rank that says where an exception came from, and what it says."""
+    """Return one line: this rank, the place of an exception in the program, and its text."""
     text = " ".join(describe(error).split("\n", _MOST_LINES)[:_MOST_LINES])
     return f"mpishare: rank {_rank()}: {_place(trace)}: {text}"
 

@@ -21,7 +21,7 @@ from mpishare.coordination.deadlock import (
     stands_still,
 )
 from mpishare.coordination.identity import Ranks, known, presumed
-from mpishare.coordination.poll import poll, yield_core
+from mpishare.coordination.poll import comes_at_once, poll
 from mpishare.coordination.where import ANSWER_S, answer, answers, ask
 from mpishare.errors import (
     ClosedError,
@@ -47,9 +47,6 @@ Failure = TypeVar("Failure", bound=MpiShareError)
 log = logging.getLogger("mpishare")
 
 _ENDED = {State.CLOSED: "closed the node", State.EXITED: "exited without closing the node"}
-
-# Most waits are over before another rank needs to know of them.
-BRIEF_LOOKS = 200
 
 # A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
@@ -225,10 +222,8 @@ class Waits:
 
         `call` is published as this rank's wait.
         """
-        for _ in range(BRIEF_LOOKS):
-            if not pending():
-                return
-            yield_core()
+        if comes_at_once(lambda: not pending()):
+            return
 
         def check() -> None:
             self.progress()
@@ -267,7 +262,7 @@ class Waits:
         left.pop(self.rank, None)
         reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
         missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
-        # Of the question of those that missed them, if it was just now.
+        # Answers to the ranks that missed them, if those asked just now.
         where = answers(self.block, missing, time.monotonic_ns() - int(2e9 * ANSWER_S))
         failure = departure_error(call, reasons, missing, self.timeout_s, where)
         self.fail(failure, fatal=bool(missing))

@@ -83,7 +83,7 @@ def _why_silent(block: ControlBlock, rank: int) -> str:
 
 
 def _place(block: ControlBlock, thread: int) -> str:
-    """Return the innermost line of the user's that a thread is in, and what it has called there.
+    """Return the innermost line of the user's program in a thread, and the call made there.
 
     That is a call of mpishare, or a line of another package. Python's own library is passed over.
     """

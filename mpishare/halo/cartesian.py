@@ -224,8 +224,8 @@ class HaloExchange(Plan):
 
         Examples
         --------
-        Pressures in three cells, and velocities at their four faces, of which the last is the
-        next rank's first:
+        Pressures in three cells, and velocities at their four faces; the last face is the first
+        one of the next rank:
 
         >>> from mpi4py import MPI
         >>> comm = MPI.COMM_SELF
@@ -397,7 +397,7 @@ class _GridCells:
 
 
 def _blocks(packed: Sequence[Any], count: int) -> list[Block]:
-    """Return a rank's blocks of `count` fields, of which it packed one if all are alike."""
+    """Return a rank's blocks of `count` fields; it packed one block if all are alike."""
     found = [Block(tuple(extents), tuple(map(tuple, widths))) for extents, widths, _ in packed]
     return found * count if len(found) == 1 else found
 

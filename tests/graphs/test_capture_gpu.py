@@ -372,18 +372,24 @@ def test_a_plan_of_host_memory_is_refused(node):
         halo.exchange(field)
 
 
+def closings(step):
+    """A list that gets an entry when the one graph of a step is closed."""
+    closed = []
+    [captured] = step._runs._graphs.values()
+    close = captured.graph.close
+    captured.graph.close = lambda: (closed.append(1), close())
+    return closed
+
+
 def test_a_dropped_step_gives_its_graphs_back(node, cupy):
     gc.collect()
-    closed = []
     x = node.xp.zeros(10)
     step = mpishare.capture(node, lambda x: x + 1)
     for _ in range(3):
         step(x)
-    [captured] = step._runs._graphs.values()
-    close = captured.graph.close
-    captured.graph.close = lambda: (closed.append(1), close())
+    closed = closings(step)
     cupy.cuda.Device().synchronize()
-    del captured, step
+    del step
     gc.collect()  # in any thread, amid any capture: it makes no call to the driver
     assert closed == []
     mpishare.capture(node, print).close()
@@ -391,15 +397,12 @@ def test_a_dropped_step_gives_its_graphs_back(node, cupy):
 
 
 def test_a_step_goes_with_its_node(node):
-    closed = []
     with mpishare.Node(node.comm, backend=node.backend) as own:
         x = own.xp.zeros(10)
         step = mpishare.capture(own, lambda x: x + 1)
         for _ in range(3):
             step(x)
-        [captured] = step._runs._graphs.values()
-        close = captured.graph.close
-        captured.graph.close = lambda: (closed.append(1), close())
+        closed = closings(step)
     assert closed == [1]
     assert step.is_closed
 
