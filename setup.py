@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy
 from setuptools import Extension, setup
 
-FOLDER = Path("mpishare", "backends", "native")
+FOLDER = Path("mpishare", "native")
 
 host = Extension(
-    "mpishare.backends.native._host",
+    "mpishare.native._host",
     [str(path) for path in sorted(FOLDER.glob("*.c"))],
     depends=["setup.py", *map(str, sorted(FOLDER.glob("*.h")))],
     include_dirs=[numpy.get_include()],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
-from mpishare.halo.engine_pair import EnginePair, engine_class
+from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.fields import layouts_of
 from mpishare.plans.layout import FieldLayout, Layout, as_list
 from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup

@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.any_fields import AnyFields
-from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans.base_plan import RoutedPlan
+from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.layout import name_fields
 from mpishare.plans.setup import agree_on_routes
 

@@ -1,7 +1,7 @@
 """The numbers that mpishare computes with: the one table of dtypes, for NumPy, C and kernels.
 
 Elements of every other dtype travel as they are. C has its loops by the same names
-(`backends/native/numbers.h`), kernels by the same types (`plans/gpu/numbers.cuh`).
+(`native/numbers.h`), kernels by the same types (`plans/gpu/numbers.cuh`).
 """
 
 from __future__ import annotations

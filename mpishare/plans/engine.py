@@ -1,7 +1,7 @@
 """Interfaces between a plan and its engines, and the setup that all ranks have agreed on.
 
-Fields in host memory are moved by `mpishare.halo.host`, fields in GPU memory by
-`mpishare.halo.cuda`.
+Fields in host memory are moved by `mpishare.plans.exchange.host`, fields in GPU memory by
+`mpishare.plans.exchange.cuda`.
 """
 
 from __future__ import annotations

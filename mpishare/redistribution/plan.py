@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overl
 
 import numpy as np
 
-from mpishare.halo.engine_pair import engine_class
 from mpishare.memory.arguments import is_int, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.pair import engine_class
 from mpishare.plans.fields import GivenFields, require_backend
 from mpishare.plans.layout import FieldLayout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part

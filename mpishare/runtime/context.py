@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.backends import native
+from mpishare import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.counters import Counters, whole_slots
@@ -98,7 +98,7 @@ class NodeContext:
         self.spins_per_yield = _SPINS if agreement.size <= ncpus else 1
         # The same for the checks of compiled code, which are shorter.
         self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
-        # The extension module of `mpishare.backends.native`: exchanges and waits in C.
+        # The extension module of `mpishare.native`: exchanges and waits in C.
         self.compiled: Any = None
         # Why ranks have none; empty if all have it, None on CUDA, where none is needed.
         self.why_python: str | None = None

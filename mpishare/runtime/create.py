@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
-from mpishare.backends import Backend, Device, native
+from mpishare import native
+from mpishare.backends import Backend, Device
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, Departure, State

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FILE = Path("mpishare", "backends", "native", "_host.abi3.so")
+FILE = Path("mpishare", "native", "_host.abi3.so")
 
 
 def build(tree: Path, python: Path) -> str:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpishare.backends import native
-from mpishare.halo.host.compiled_route import adds
-from mpishare.halo.host.route import add
+from mpishare import native
 from mpishare.plans.cells import Cells, lower
+from mpishare.plans.exchange.host.compiled_route import adds
+from mpishare.plans.exchange.host.route import add
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
 
@@ -24,7 +24,7 @@ from tests.helpers.compiled import WHY_NONE, needs_compiled
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """A copy of the package's part, as in a clone of its own."""
-    folder = tmp_path / "mpishare" / "backends" / "native"
+    folder = tmp_path / "mpishare" / "native"
     shutil.copytree(native._FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
     module = importlib.util.module_from_spec(spec)

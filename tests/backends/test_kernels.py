@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpishare.halo.cuda.records import RECORDS, SIZE_OPTIONS
+from mpishare.plans.exchange.cuda.records import RECORDS, SIZE_OPTIONS
 from mpishare.plans.gpu.sources import source
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda

@@ -19,8 +19,8 @@ from mpishare import (
     PeerError,
     PeerTimeout,
     UnsupportedError,
+    native,
 )
-from mpishare.backends import native
 from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same

@@ -13,9 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import MpiShareError, Node, UnsupportedError
-from mpishare.backends import native
-from mpishare.halo.host import parts
+from mpishare import MpiShareError, Node, UnsupportedError, native
+from mpishare.plans.exchange.host import parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Kind,

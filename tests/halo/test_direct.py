@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from mpishare.errors import ClosedError
-from mpishare.halo.cuda.direction import DirectParts
-from mpishare.halo.cuda.records import GHOSTS_RECORD, PACK, PUT_LL, READY, UNPACK
-from mpishare.halo.cuda.staging import staging_layout
-from mpishare.halo.cuda.work_items import Ghosts, Slot, WorkList, chunks
 from mpishare.plans import fields
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.direction import DirectParts
+from mpishare.plans.exchange.cuda.records import GHOSTS_RECORD, PACK, PUT_LL, READY, UNPACK
+from mpishare.plans.exchange.cuda.staging import staging_layout
+from mpishare.plans.exchange.cuda.work_items import Ghosts, Slot, WorkList, chunks
 from mpishare.plans.fields import locations
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import MessageInfo, Part, PartInfo, PartKey

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.halo.cuda import direction
+from mpishare.plans.exchange.cuda import direction
 from tests.helpers.captures import skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within

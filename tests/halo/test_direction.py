@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpishare.halo.cuda.direction import Direction
+from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Message, Part, pack_messages, unpack_messages
 from mpishare.runtime.route import ROUTES

@@ -131,7 +131,7 @@ def test_forced_routes(node, monkeypatch, name):
 @pytest.mark.parametrize("name", ["mpi", "mpi-host"])
 def test_messages_in_pieces(node, monkeypatch, name, stream):
     """Faces long enough to be cut, in both directions, whole and started."""
-    from mpishare.halo.cuda import pieces
+    from mpishare.plans.exchange.cuda import pieces
 
     force(monkeypatch, name)
     monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 256)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.host import parts
-from mpishare.halo.host.parts import (
+from mpishare.plans.cells import Box
+from mpishare.plans.exchange.host import parts
+from mpishare.plans.exchange.host.parts import (
     extent_of,
     is_read_from_process,
     is_read_in_place,
     run_nbytes,
 )
-from mpishare.plans.cells import Box
 from mpishare.plans.layout import host_layout
 from mpishare.plans.message import Part
 

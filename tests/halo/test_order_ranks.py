@@ -14,7 +14,7 @@ import pytest
 
 import mpishare
 from mpishare import EpochError
-from mpishare.halo.host import compiled_route, parts
+from mpishare.plans.exchange.host import compiled_route, parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Case,

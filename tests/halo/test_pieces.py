@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Message, Part
 

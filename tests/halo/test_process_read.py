@@ -11,11 +11,11 @@ import sys
 import numpy as np
 import pytest
 
-from mpishare.halo.host import process_read
-from mpishare.halo.host.parts import Extent, extent_of
-from mpishare.halo.host.process_read import _is_readable, _Readable
 from mpishare.memory.process_memory import Token, try_read
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.host import process_read
+from mpishare.plans.exchange.host.parts import Extent, extent_of
+from mpishare.plans.exchange.host.process_read import _is_readable, _Readable
 from mpishare.plans.layout import FieldLayout, host_layout
 
 PAGE = mmap.PAGESIZE

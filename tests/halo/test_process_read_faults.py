@@ -226,7 +226,7 @@ def without_memory(stage: Stage) -> None:
     """Rank 1 has no memory for the buffer: C order at the sender, Fortran order there."""
     import resource
 
-    import mpishare.halo.host.engine  # noqa: F401  needs memory of its own
+    import mpishare.plans.exchange.host.engine  # noqa: F401  needs memory of its own
 
     node = stage.node(timeout_s=10.0)
     # These ranks have a communicator then, for which MPI takes memory.

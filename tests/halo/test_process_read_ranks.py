@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.halo.host import parts
+from mpishare.plans.exchange.host import parts
 from tests.helpers.halos import (
     Case,
     Kind,

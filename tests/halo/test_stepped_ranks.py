@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.halo.host import parts, process_read
+from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.stepped import stepped_faces
 
 SHAPE = (9, 8, 7)  # a ghost on either side of the first two axes

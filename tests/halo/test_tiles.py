@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.halo.cuda import work_items
-from mpishare.halo.cuda.records import LOCAL, PACK, PART_RECORD, UNPACK
-from mpishare.halo.cuda.tiles import travel_order
-from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda import work_items
+from mpishare.plans.exchange.cuda.records import LOCAL, PACK, PART_RECORD, UNPACK
+from mpishare.plans.exchange.cuda.tiles import travel_order
+from mpishare.plans.exchange.cuda.work_items import Slot, WorkList, chunks
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Part
 from tests.helpers.stepped import stepped_along

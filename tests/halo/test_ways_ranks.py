@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.halo.host import parts, process_read
+from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.halos import beside, ring
 
 TWO = pytest.mark.ranks(min=2)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.records import (
+from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.records import (
     AXES,
     GET_LL,
     ITEM_RECORD,
@@ -18,10 +19,9 @@ from mpishare.halo.cuda.records import (
     PUT_LL,
     UNPACK,
 )
-from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.strided import StridedCells
-from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
-from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.staging import pinned_layout, silent_key, staging_layout
+from mpishare.plans.exchange.cuda.strided import StridedCells
+from mpishare.plans.exchange.cuda.work_items import Slot, WorkList, chunks
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import MessageInfo, Part, PartInfo
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpishare.backends import native
+from mpishare import native
 
 WHY_NONE = native.load()[1]
 needs_compiled = pytest.mark.skipif(bool(WHY_NONE), reason=f"no compiled part: {WHY_NONE}")

@@ -18,8 +18,8 @@ from unittest import mock
 import numpy as np
 
 import mpishare
-from mpishare.halo.cuda.staging import StagingLayout
-from mpishare.halo.host import parts, process_read
+from mpishare.plans.exchange.cuda.staging import StagingLayout
+from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.reductions import on_host
 
 POISON = -1

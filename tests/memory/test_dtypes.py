@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mpishare.backends import native
+from mpishare import native
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.numbers import ADDED, NUMBERS

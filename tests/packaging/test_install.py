@@ -84,8 +84,8 @@ def test_the_wheel_holds_every_file_of_the_package(built) -> None:
     kinds = ("*.py", "*.cu", "*.cuh", "mpishare_open.h", "py.typed")
     found = [path for kind in kinds for path in (ROOT / "mpishare").rglob(kind)]
     files = {path.relative_to(ROOT).as_posix() for path in found}
-    assert names == {*files, "mpishare/backends/native/_host.abi3.so"}
-    assert {"mpishare/py.typed", "mpishare/halo/cuda/fused.cu"} <= names
+    assert names == {*files, "mpishare/native/_host.abi3.so"}
+    assert {"mpishare/py.typed", "mpishare/plans/exchange/cuda/fused.cu"} <= names
 
 
 @needs_compiler

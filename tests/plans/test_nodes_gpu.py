@@ -84,7 +84,7 @@ def slabs(node, kind, width=1):
 
 def small_in_place(monkeypatch):
     """Small faces go the way of large ones."""
-    from mpishare.halo.cuda import buffers
+    from mpishare.plans.exchange.cuda import buffers
 
     monkeypatch.setattr(buffers, "MIN_IN_PLACE_NBYTES", 1)
 
@@ -134,7 +134,7 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
 @TWO
 def test_slabs_meet_columns(half, monkeypatch):
     """A rank whose faces lie in pieces cuts and packs them; its neighbors know."""
-    from mpishare.halo.cuda import pieces
+    from mpishare.plans.exchange.cuda import pieces
 
     small_in_place(monkeypatch)
     monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 64)

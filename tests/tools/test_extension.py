@@ -28,9 +28,7 @@ def tree(tmp_path):
     quick = (ROOT / "setup.py").read_text().replace("-O3", "-O0")  # a third of the time
     (tmp_path / "setup.py").write_text(quick)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(
-        ROOT / "mpishare/backends/native", tmp_path / "mpishare/backends/native", ignore=ignored
-    )
+    shutil.copytree(ROOT / "mpishare/native", tmp_path / "mpishare/native", ignore=ignored)
     return tmp_path
 
 
@@ -44,7 +42,7 @@ def start(tree: Path, program: str = MAKE, **variables: str) -> subprocess.Popen
 def test_two_scripts_at_once_and_one_behind_them(tree):
     beside = [start(tree, CFLAGS="-Werror") for _ in range(2)]
     assert [each.communicate() for each in beside] == [("\n", "")] * 2  # not a word else
-    made = tree / "mpishare/backends/native/_host.abi3.so"
+    made = tree / "mpishare/native/_host.abi3.so"
     before = made.stat()
     assert start(tree).communicate() == ("\n", "")
     assert made.stat() == before
@@ -54,15 +52,13 @@ def test_two_scripts_at_once_and_one_behind_them(tree):
 
 
 def test_what_has_changed_is_built_again_and_a_failure_has_its_reason(tree):
-    made = tree / "mpishare/backends/native/_host.abi3.so"
+    made = tree / "mpishare/native/_host.abi3.so"
     made.write_text("of older sources")
     os.utime(made, (0, 0))
-    (tree / "mpishare/backends/native/copy.c").write_text("#error no luck\n")
+    (tree / "mpishare/native/copy.c").write_text("#error no luck\n")
     out, err = start(tree, SHOW).communicate()
     assert not out
-    assert err.startswith(
-        f"setup: the C part of {tree} is not built: mpishare/backends/native/copy.c:1:"
-    )
+    assert err.startswith(f"setup: the C part of {tree} is not built: mpishare/native/copy.c:1:")
     assert err.endswith(" no luck\n")
     assert made.read_text() == "of older sources"
     assert not [*(tree / "build").iterdir()]

@@ -9,7 +9,7 @@ import pytest
 
 import mpishare
 from mpishare import ClosedError, HandleError, PeerError, UnsupportedError
-from mpishare.halo.host.staging import READY, table_offset
+from mpishare.plans.exchange.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held

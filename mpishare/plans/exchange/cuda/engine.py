@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.buffers import Buffers
-from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fused import Fused
-from mpishare.halo.cuda.kernels import Launcher
-from mpishare.halo.cuda.streamed import StreamedRoutes
-from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import never
+from mpishare.plans.exchange.cuda.buffers import Buffers
+from mpishare.plans.exchange.cuda.direction import Direction
+from mpishare.plans.exchange.cuda.fused import Fused
+from mpishare.plans.exchange.cuda.kernels import Launcher
+from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
+from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends import StreamInfo
-    from mpishare.halo.cuda.streamed import Handles, Replayed
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout

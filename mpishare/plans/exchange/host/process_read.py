@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.halo.host.parts import (
+from mpishare.memory.memory import address_of
+from mpishare.memory.process_memory import ReadTrial
+from mpishare.plans.cells import Cells, cut_item, lower
+from mpishare.plans.exchange.host.parts import (
     LINE_NBYTES,
     Extent,
     extent_of,
@@ -23,9 +26,6 @@ from mpishare.halo.host.parts import (
     is_read_from_process,
     may_be_read,
 )
-from mpishare.memory.memory import address_of
-from mpishare.memory.process_memory import ReadTrial
-from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.message import cells_of, parts_sent, received
 from mpishare.plans.peer_memory import PeerProcesses
 from mpishare.runtime.route import HOST
@@ -33,9 +33,9 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.route import Array
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo, PartInfo, PartKey
 

@@ -14,9 +14,9 @@ from math import prod
 from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpishare.halo.cuda.records import AXES
-from mpishare.halo.cuda.strided import StridedCells
 from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.records import AXES
+from mpishare.plans.exchange.cuda.strided import StridedCells
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Part
 

@@ -320,7 +320,7 @@ static PyType_Slot reduce_slots[] = {
 };
 
 PyType_Spec reduce_spec = {
-    .name = "mpishare.backends.native._host.Reduce",
+    .name = "mpishare.native._host.Reduce",
     .basicsize = sizeof(Reduce),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = reduce_slots,

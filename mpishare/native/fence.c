@@ -114,7 +114,7 @@ static PyType_Slot fence_slots[] = {
 };
 
 PyType_Spec fence_spec = {
-    .name = "mpishare.backends.native._host.Fence",
+    .name = "mpishare.native._host.Fence",
     .basicsize = sizeof(Fence),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = fence_slots,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.kernels import THREADS
-from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
-from mpishare.halo.cuda.work_items import LL_UNIT
+from mpishare.plans.exchange.cuda.kernels import THREADS
+from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.plans.exchange.cuda.work_items import LL_UNIT
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.cuda.buffers import Buffers
-    from mpishare.halo.cuda.direction import Direction
-    from mpishare.halo.cuda.kernels import Launcher
+    from mpishare.plans.exchange.cuda.buffers import Buffers
+    from mpishare.plans.exchange.cuda.direction import Direction
+    from mpishare.plans.exchange.cuda.kernels import Launcher
 
 # Beside other work, half the blocks with half the threads fill the links as well.
 _BLOCKS_DIVISOR_BESIDE = 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.halo.cuda.work_items import Slot
+from mpishare.plans.exchange.cuda.work_items import Slot
 from mpishare.plans.mpi_route import MpiMessages
 
 if TYPE_CHECKING:

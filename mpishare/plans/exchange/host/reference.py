@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.counters import NO_WORDS
-from mpishare.halo.host.parts import RouteParts, lay_out
-from mpishare.halo.host.route import HostRoute
-from mpishare.halo.host.staging import CONSUMED, READY, Staging
+from mpishare.plans.exchange.host.parts import RouteParts, lay_out
+from mpishare.plans.exchange.host.route import HostRoute
+from mpishare.plans.exchange.host.staging import CONSUMED, READY, Staging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.message import Message
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import ClosedError
-from mpishare.halo.host.compiled_route import CompiledRoute, adds
-from mpishare.halo.host.messages import MessageRoute
-from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine, never
+from mpishare.plans.exchange.host.compiled_route import CompiledRoute, adds
+from mpishare.plans.exchange.host.messages import MessageRoute
+from mpishare.plans.exchange.host.reference import ReferenceRoute
 from mpishare.plans.layout import (
     FieldLayout,
     as_numpy,
@@ -25,8 +25,8 @@ from mpishare.runtime.route import HOST, MESSAGES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.host.route import Array, HostRoute
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.route import Array, HostRoute
     from mpishare.plans.message import Message
     from mpishare.runtime.route import Route
 

@@ -21,10 +21,10 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mpishare.halo.host.route import Array
-    from mpishare.halo.host.staging import Staging
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.route import Array
+    from mpishare.plans.exchange.host.staging import Staging
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part, PartInfo
 

@@ -14,10 +14,12 @@ import numpy as np
 from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError
-from mpishare.halo.host.parts import RouteParts, lay_out
-from mpishare.halo.host.process_read import PeerReads
-from mpishare.halo.host.route import HostRoute
-from mpishare.halo.host.staging import (
+from mpishare.memory.memory import address_of
+from mpishare.plans.cells import Cells, lower
+from mpishare.plans.exchange.host.parts import RouteParts, lay_out
+from mpishare.plans.exchange.host.process_read import PeerReads
+from mpishare.plans.exchange.host.route import HostRoute
+from mpishare.plans.exchange.host.staging import (
     CONSUMED,
     IN_PROCESS,
     READY,
@@ -26,16 +28,14 @@ from mpishare.halo.host.staging import (
     Staging,
     table_offset,
 )
-from mpishare.memory.memory import address_of
-from mpishare.plans.cells import Cells, lower
 from mpishare.plans.message import sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.parts import RoutePart, Sender
-    from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.parts import RoutePart, Sender
+    from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 

@@ -82,7 +82,7 @@ def load() -> tuple[Any, str]:
             why = str(error)
     if sources:
         return None, (
-            f"{why}; in {_FOLDER.parents[2]} build it: python setup.py build_ext --inplace, or, "
+            f"{why}; in {_FOLDER.parents[1]} build it: python setup.py build_ext --inplace, or, "
             "where mpishare is installed, start Python in another folder"
         )
     return None, f"{why}; install mpishare again where there are a C compiler and Python's headers"

@@ -1,5 +1,5 @@
 /* The two halves of an `Exchange`: my cells go out, the ghosts come in. The protocol is that of
- * `mpishare.halo.host.staging`; Python makes the tables, waits for what takes long, and raises.
+ * `mpishare.plans.exchange.host.staging`; Python makes the tables, waits for what takes long, and raises.
  *
  * Nothing here holds memory of others: addresses of shared memory are valid until `close`. */
 
@@ -38,7 +38,7 @@ void exchange_hold_gil(Exchange *self)
     }
 }
 
-/* Calls a method of the owner: a route of `mpishare.halo.host`. */
+/* Calls a method of the owner: a route of `mpishare.plans.exchange.host`. */
 static PyObject *ask(Exchange *self, const char *name, const char *format, ...)
 {
     exchange_hold_gil(self);

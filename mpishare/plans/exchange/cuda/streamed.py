@@ -14,7 +14,7 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
-from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
+from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.message import received
@@ -23,11 +23,11 @@ from mpishare.runtime.route import COPY, PINNED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mpishare.halo.cuda.buffers import Buffers
-    from mpishare.halo.cuda.direction import Direction
-    from mpishare.halo.cuda.kernels import Launcher
-    from mpishare.halo.cuda.mpi_stages import Packed
-    from mpishare.halo.cuda.work_items import Slot, WorkList
+    from mpishare.plans.exchange.cuda.buffers import Buffers
+    from mpishare.plans.exchange.cuda.direction import Direction
+    from mpishare.plans.exchange.cuda.kernels import Launcher
+    from mpishare.plans.exchange.cuda.mpi_stages import Packed
+    from mpishare.plans.exchange.cuda.work_items import Slot, WorkList
     from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpishare.halo.cuda.work_items import chunks, uses_ll
+from mpishare.plans.exchange.cuda.work_items import chunks, uses_ll
 from mpishare.plans.message import MessageInfo, PartKey, padded, parts_sent
 from mpishare.runtime.route import COPY, FUSED, PINNED
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpishare.halo.host.route import HostRoute
+from mpishare.plans.exchange.host.route import HostRoute
 from mpishare.plans.mpi_route import MpiMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.host.route import Array
+    from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.message import Message, Part
 
 

@@ -279,7 +279,7 @@ static PyType_Slot slots[] = {
 };
 
 PyType_Spec exchange_spec = {
-    .name = "mpishare.backends.native._host.Exchange",
+    .name = "mpishare.native._host.Exchange",
     .basicsize = sizeof(Exchange),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,

@@ -11,14 +11,14 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
-from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
+from mpishare.plans.exchange.cuda.records import ITEM_RECORD, SIZE_OPTIONS
+from mpishare.plans.exchange.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from mpishare.halo.cuda.direction import Direction
+    from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.runtime.context import NodeContext
 
 THREADS = 512

@@ -61,9 +61,9 @@ class EnginePair:
 def engine_class(setup: PlanSetup) -> Callable[[RoutedSetup], Engine]:
     """Import the engine for the backend of the fields; making one is collective, host-blocking."""
     if setup.on_gpu:
-        from mpishare.halo.cuda.engine import CudaEngine
+        from mpishare.plans.exchange.cuda.engine import CudaEngine
 
         return CudaEngine
-    from mpishare.halo.host.engine import HostEngine
+    from mpishare.plans.exchange.host.engine import HostEngine
 
     return HostEngine

@@ -30,8 +30,8 @@ from mpishare.runtime.route import HOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
 
-    from mpishare.halo.host.route import Array
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.message import PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS

@@ -5,19 +5,19 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
-from mpishare.halo.cuda.mpi_stages import MpiStage
-from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
-from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.work_items import Ghosts, Slot
+from mpishare.plans.exchange.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
+from mpishare.plans.exchange.cuda.mpi_stages import MpiStage
+from mpishare.plans.exchange.cuda.pieces import MAX_STAGES, is_in_one_piece, split
+from mpishare.plans.exchange.cuda.staging import pinned_layout, silent_key, staging_layout
+from mpishare.plans.exchange.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, MESSAGES, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.cuda.direction import Direction
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part, PartKey
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.records import AXES, CELLS
 from mpishare.plans.cells import Cells, loops
+from mpishare.plans.exchange.cuda.records import AXES, CELLS
 from mpishare.plans.message import ALIGN
 
 if TYPE_CHECKING:

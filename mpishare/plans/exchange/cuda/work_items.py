@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.records import (
+from mpishare.memory.numbers import ADDED, number_of
+from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.records import (
     FIELD,
     GET_LL,
     GHOSTS_RECORD,
@@ -22,10 +24,8 @@ from mpishare.halo.cuda.records import (
     READY,
     UNPACK,
 )
-from mpishare.halo.cuda.strided import StridedCells
-from mpishare.halo.cuda.tiles import End, chunks_of, travel_order
-from mpishare.memory.numbers import ADDED, number_of
-from mpishare.plans.cells import Box
+from mpishare.plans.exchange.cuda.strided import StridedCells
+from mpishare.plans.exchange.cuda.tiles import End, chunks_of, travel_order
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import ALIGN, Part, padded
 

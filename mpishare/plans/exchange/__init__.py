@@ -1,0 +1,1 @@
+"""The engines that move cells between ranks, one for each kind of memory."""
