@@ -49,7 +49,7 @@ class PlanComm:
         self._node_ranks = frozenset(self.ranks_here.values())
         self._ranks.plans += 1
         self._place = group.take_place()
-        self.first_tag = TAGS * self._place
+        self.first_tag: int = TAGS * self._place
 
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""

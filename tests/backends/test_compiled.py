@@ -46,7 +46,7 @@ def test_a_clone_in_which_it_was_not_built(copied):
     module, why = copied.load()
     assert module is None
     assert why == (
-        f"it was not built; in {copied._FOLDER.parents[2]} build it: "
+        f"it was not built; in {copied._FOLDER.parents[1]} build it: "
         "python setup.py build_ext --inplace, or, where mpishare is installed, start Python in "
         "another folder"
     )

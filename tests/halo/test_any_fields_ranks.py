@@ -281,7 +281,7 @@ def test_a_sight_that_fails_on_one_rank(node, halo, monkeypatch):
     if node.backend == "cuda":
         places = ["cuda.engine.CudaEngine._build"]
     for place in places if is_bad else ():
-        monkeypatch.setattr(f"mpishare.halo.{place}", fail)
+        monkeypatch.setattr(f"mpishare.plans.exchange.{place}", fail)
     with pytest.raises(MemoryError if is_bad else PeerError, match="no memory here"):
         exchange_kinds(node, halo, Kind("i4"))
     monkeypatch.undo()

@@ -393,7 +393,7 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatc
 
     route = {"compiled": "compiled_route.CompiledRoute", "python": "reference.ReferenceRoute"}[code]
     messages = "plans.mpi_route.MpiMessages.__init__"
-    for way, place in (("mpi", messages), ("host", f"halo.host.{route}.lay_out")):
+    for way, place in (("mpi", messages), ("host", f"plans.exchange.host.{route}.lay_out")):
         with monkeypatch.context() as patch:
             patch.setenv("MPISHARE_ROUTE", way)
             if is_short:
