@@ -72,8 +72,6 @@ class MismatchError(PeerError, ValueError):
     ``failures`` has the call or arguments of each rank that differs from this one.
     """
 
-    _is_told_elsewhere = False  # with its traceback, by a rank of the minority
-
 
 class PeerTimeout(MpiShareError, TimeoutError):
     """A rank is missing: it died, or it did not arrive within the deadline.
@@ -167,9 +165,7 @@ def mismatch(
     texts.append(f"{f'the other {len(many)} ranks' if is_rule else name_ranks(many)}: {most}")
     mine = values[rank]
     differing = {each: f"{verb} {value}" for each, value in values.items() if value != mine}
-    error = MismatchError(f"{what}: {'; '.join(texts)}. {rule}", failures=differing)
-    error._is_told_elsewhere = rank != groups[0][1][0]
-    return error
+    return MismatchError(f"{what}: {'; '.join(texts)}. {rule}", failures=differing)
 
 
 def departure_error(

@@ -51,12 +51,9 @@ class Agreement(Waits):
             self._meetings_of.append(fence(self.block.words, each, spreads_bit=True))
 
     def close(self) -> None:
-        """Release the meetings, before the block is unmapped, and the MPI group."""
+        """Release the meetings, before the block is unmapped."""
         self._meetings_of = []
         self.ranks = {}
-        if self.group is not None:
-            self.group.Free()
-            self.group = None
 
     @contextmanager
     def collective(self) -> Iterator[None]:

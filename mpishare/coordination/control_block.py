@@ -39,7 +39,7 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 
 # Of each rank: single words, with the marks amid them, four texts behind their versions and
 # lengths, and the mail.
-_STATE, _EXITS, _LIFE, _LOOKED, _ASKED = 0, 1, 2, 3, 8
+_STATE, _LIFE, _LOOKED, _ASKED = 0, 2, 3, 8
 _DEPARTURE, _WAIT, _WHERE, _REFUSAL = SLOT_WORDS, 512, 640, 768  # their first words
 _MAIL = 1280
 _TEXT_NBYTES = {
@@ -68,8 +68,6 @@ class State(IntEnum):
 class Mark(IntEnum):
     """What a rank publishes once, and for good: the number of its word."""
 
-    # Its process ends, and makes no further call.
-    ENDING = 4
     # All its output is out, and it only waits to abort the job.
     ABORTING = 5
     # It has seen another rank dead.
@@ -121,12 +119,11 @@ class MemoryBarrier:
 
 
 class Departure(NamedTuple):
-    """How a rank left a node, or the block of one of its objects, by an exception."""
+    """How a rank left a node by an exception."""
 
     text: str
     missing: tuple[int, ...] = ()  # ranks whose absence is the reason
     is_cause: bool = True  # False where it left only because another rank failed
-    leaves_messages: bool = False  # of a collective that it began, and others may never answer
 
 
 def _cut(text: str) -> str:
@@ -155,8 +152,6 @@ class ControlBlock:
         self._answered_ns = 0
         self._pid = os.getpid()
         self.is_open = True
-        # Whether this rank is in a collective by messages of a communicator of mpishare's.
-        self.is_in_messages = False
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -242,7 +237,7 @@ class ControlBlock:
         """Whether that rank has published a mark, or its process has ended."""
         return self.has_mark(mark, rank) or not self.is_running(rank)
 
-    # --- departures: of a rank from the node, or from the block of one of its objects
+    # --- departures of ranks from the node
 
     def state(self, rank: int) -> State:
         value = self._each[_STATE][rank]
@@ -258,56 +253,28 @@ class ControlBlock:
         return self.state(rank) == State.PRESENT and self.is_running(rank)
 
     def are_all_present(self) -> bool:
-        """Whether no rank has left the node or is outside: some microseconds, of any size."""
+        """Whether no rank has left the node: some microseconds, of any size."""
         self.sync()
-        exits = self._each[_EXITS].tolist()
-        return not any(self._each[_STATE].tolist()) and max(exits) <= exits[self.rank]
-
-    def is_outside(self, rank: int) -> bool:
-        """Whether that rank has left an object's block by an exception, and this one has not yet.
-
-        Exits are counted and compared, so that nobody is outside once all ranks have left the block
-        in this way.
-        """
-        self.sync()
-        exits = self._each[_EXITS]
-        return exits[rank] > exits[self.rank]
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether this rank is outside for another one."""
-        self.sync()
-        exits = self._each[_EXITS].tolist()
-        return min(exits) < exits[self.rank]
-
-    def has_gone(self, rank: int) -> bool:
-        """Whether that rank has left the node, in any way, or is outside."""
-        return self.state(rank) != State.PRESENT or self.is_outside(rank)
-
-    def has_left(self, rank: int) -> bool:
-        """Whether that rank has left by an exception: the node, or a block of an object."""
-        return self.state(rank) == State.LEFT or self.is_outside(rank)
+        return not any(self._each[_STATE].tolist())
 
     def depart(self, state: State, departure: Departure | None = None) -> None:
-        """Publish how this rank leaves, unless the node is closed; the first reason stands.
-
-        In the state `PRESENT` it has left the block of an object of the node, by an exception.
-        """
+        """Publish how this rank leaves, unless the node is closed; the first reason stands."""
         if self.is_open and self.is_mine and self._each[_STATE][self.rank] == State.PRESENT:
             if departure is not None:
                 missing = departure.missing[:_MAX_MISSING]
-                self._publish(_DEPARTURE, [_cut(departure.text), missing, *departure[2:]])
-            self._each[_EXITS][self.rank] += state == State.PRESENT
+                self._publish(_DEPARTURE, [_cut(departure.text), missing, departure.is_cause])
             self._each[_STATE][self.rank] = state
             self.sync()  # before the program overwrites memory that others may be reading
 
     def departure(self, rank: int) -> Departure | None:
         """Return how that rank left by an exception; None if it did not."""
-        _, found = self._published(rank, _DEPARTURE) if self.has_left(rank) else (0, None)
+        found = None
+        if self.state(rank) == State.LEFT:
+            _, found = self._published(rank, _DEPARTURE)
         return found and Departure(found[0], tuple(found[1]), *found[2:])
 
     def departures(self) -> dict[int, Departure]:
-        """Return how ranks left by an exception, of all that did or are outside."""
+        """Return how ranks left by an exception."""
         return {rank: left for rank in range(self.size) if (left := self.departure(rank))}
 
     # --- the wait-for graph: the call in which each rank waits, and for which ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
         return all(each is None or each.awaited for each in map(block.status, ranks))
 
     poll(has_reason, _REASON_S)
-    return [rank for rank in ranks if block.has_left(rank)]
+    return [rank for rank in ranks if block.state(rank) == State.LEFT]
 
 
 def _still_looks(block: ControlBlock, rank: int) -> bool:

@@ -69,14 +69,3 @@ def known(comm: MPI.Comm) -> Ranks:
 def pass_on(comm: MPI.Intracomm, duplicate: MPI.Intracomm) -> None:
     """Let the ranks of a duplicate be known by those of its communicator."""
     duplicate.Set_attr(_key(), comm.Get_attr(_key()))
-
-
-def presumed(comm: MPI.Comm, group: MPI.Group) -> list[int]:
-    """Return the numbers that the ranks of a communicator may have in a group. Local.
-
-    Good enough to name the missing ones, until the ids are known.
-    """
-    own = comm.Get_group()
-    found = own.Translate_ranks([*range(comm.size)], group)
-    own.Free()
-    return [int(rank) for rank in found if rank >= 0]

@@ -10,32 +10,30 @@ import ctypes
 import json
 import logging
 import struct
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
-from mpishare.coordination.control_block import Mark, State, fitting
+from mpishare.coordination.control_block import fitting
 from mpishare.coordination.identity import Introduction
-from mpishare.coordination.poll import comes_at_once, poll
+from mpishare.coordination.life import Event
+from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import (
-    MismatchError,
     PeerError,
     PeerTimeout,
     describe,
     late_unknown,
-    name_places,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from mpi4py import MPI
 
-    from mpishare.coordination.control_block import ControlBlock
     from mpishare.coordination.identity import Ranks
     from mpishare.coordination.waits import Waits
 
@@ -75,7 +73,7 @@ class NodeWatch(WaitMonitor):
         poll(lambda: not self._absent(), _SETTLED_S)
         if missing := self._absent():
             raise node.timed_out(self.call, missing)
-        raise node.fail_and_tell(late_unknown(self.call, node.timeout_s), fatal=True)
+        raise node.end_by(Event.DEADLINE, late_unknown(self.call, node.timeout_s))
 
     def _check_and_look(self) -> None:
         self._node.check()
@@ -97,75 +95,36 @@ def watching(
             raise
 
 
-class Bystanders:
-    """Watch the messages of a call that has no node itself: all nodes of this thread that can.
+class CommWatch:
+    """Watches the messages of a call that has no node itself: the missing ranks are not known.
 
-    Made as the call begins. A rank of these nodes that waits for this rank sees its wait, and a
-    cycle of such waits is an error on both. Of a node that was broken before, or was about to be
-    since this rank had left a block, only the ranks whose processes end are missed: the others may
-    have caught the error, and come. `shown` is the call in these waits, where it is not that in
-    errors.
+    It ends where a rank of another node of this thread is missing, unless that was so before.
     """
 
-    def __init__(self, call: str, timeout_s: float, shown: str | None = None) -> None:
-        self.call, self.timeout_s, self.shown = call, timeout_s, shown or call
-        self._were_broken = {*filter(_is_breaking, of_this_thread())}
+    def __init__(self, call: str, timeout_s: float) -> None:
+        self.call, self.timeout_s = call, timeout_s
+        self._over = [node for node in of_this_thread() if node.failure is not None]
 
-    def wait(self, request: MPI.Request, comm: MPI.Comm) -> None:
-        """Wait for a request of a communicator; the missing ranks are not known."""
-        if comes_at_once(request.Test):
-            return
-        call = self.shown
-        nodes = {node: ranks for node in of_this_thread() if (ranks := node.ranks_in(comm))}
-        self._forget_whole()
-        with ExitStack() as watched:
-            monitors = [
-                watched.enter_context(
-                    WaitMonitor(
-                        node,
-                        call,
-                        partial(_absent, node, ranks, call),
-                        siblings=[*nodes],
-                    )
-                )
-                for node, ranks in nodes.items()
-            ]
+    def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
+        """Wait for a request, with the deadline."""
+        if not poll(request.Test, self.timeout_s, self._look, warn=self._warn):
+            raise late_unknown(self.call, self.timeout_s)
 
-            def look() -> None:
-                self._forget_whole()
-                for (node, ranks), monitor in zip(nodes.items(), monitors, strict=True):
-                    if node.failure is None:
-                        monitor.look()
-                    elif _is_missed(node, ranks, was_broken=node in self._were_broken):
-                        # Who left behind this call has sent its message: it may be under way.
-                        came = poll(request.Test, _SETTLED_S)
-                        if not came:
-                            node.check()
+    def _look(self) -> None:
+        for node in of_this_thread():
+            if node.is_fatal and node not in self._over:
+                node.check()
 
-            where = partial(_where_absent, nodes, call, request)
-            warn = partial(self._warn, request, where)
-            if not poll(request.Test, self.timeout_s, look, warn=warn):
-                raise late_unknown(self.call, self.timeout_s, where())
-
-    def _forget_whole(self) -> None:
-        """Forget the nodes that are whole again, since all their ranks have left the block."""
-        self._were_broken = {*filter(_is_breaking, self._were_broken)}
-
-    def _warn(
-        self, request: MPI.Request, where: Callable[[], dict[int, str]], waited_s: float
-    ) -> None:
-        places = name_places(where())
-        if not request.Test():
-            log.warning(
-                "this rank has waited %.0f s in %s: not every rank of the communicator has called "
-                "it (which ones cannot be known yet)%s",
-                waited_s,
-                self.call,
-                places,
-            )
+    def _warn(self, waited_s: float) -> None:
+        log.warning(
+            "this rank has waited %.0f s in %s: not every rank of the communicator has called it "
+            "(which ones cannot be known yet)",
+            waited_s,
+            self.call,
+        )
 
 
-Watch = NodeWatch | Bystanders
+Watch = NodeWatch | CommWatch
 
 
 def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
@@ -173,34 +132,6 @@ def _absent(node: Waits, ranks: Collection[int], call: str) -> list[int]:
     published = fitting(call)
     found = {rank: node.block.status(rank) for rank in ranks if rank != node.rank}
     return [rank for rank, each in found.items() if each is None or each.call != published]
-
-
-def _where_absent(
-    nodes: Mapping[Waits, list[int]], call: str, request: MPI.Request
-) -> dict[int, str]:
-    """Return where the ranks are that do not wait in this call, of the first node that has any."""
-    for node, ranks in nodes.items():
-        if node.failure is None and (absent := _absent(node, ranks, call)):
-            return node.where(absent, request.Test)
-    return {}
-
-
-def _is_breaking(node: Waits) -> bool:
-    return node.failure is not None or (node.block.is_open and node.block.is_ahead)
-
-
-def _is_missed(node: Waits, ranks: Collection[int], *, was_broken: bool) -> bool:
-    """Whether one of the ranks will not come, since its node is broken."""
-    if any(_has_ended(node.block, rank) for rank in ranks):
-        return True
-    return not was_broken and not {*ranks}.isdisjoint(getattr(node.failure, "ranks", ()))
-
-
-def _has_ended(block: ControlBlock, rank: int) -> bool:
-    """Whether that rank's process has ended or is about to: who closed the node may still come."""
-    if block.state(rank) == State.CLOSED:  # it has given back the lock that tells of its process
-        return block.has_mark(Mark.ENDING, rank)
-    return block.is_past(Mark.ENDING, rank)
 
 
 def never_free(*held: Any) -> None:
@@ -220,11 +151,9 @@ def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: An
         watch.wait(request, comm)
     except BaseException as failure:
         never_free(request, memory)
-        agreed, is_bystander = is_agreed(failure), isinstance(watch, Bystanders)
         # A departure from another node may have been seen by this rank alone.
-        alone = not agreed or (is_bystander and not isinstance(failure, MismatchError))
-        failure.is_unanswered = alone  # type: ignore[attr-defined]
-        if agreed and is_bystander:
+        failure.is_unanswered = not (isinstance(watch, NodeWatch) and is_agreed(failure))  # type: ignore[attr-defined]
+        if isinstance(failure, PeerTimeout) and isinstance(watch, CommWatch):
             abort_at_exit(str(failure), request.Test)
         raise
 

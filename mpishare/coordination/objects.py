@@ -106,8 +106,8 @@ class NodeObject:
             self._leave(error)
 
     def _leave(self, error: BaseException) -> None:
-        """Publish that this rank leaves the with block by an exception."""
-        self._context.agreement.step_out(f"the with block of {self.name}", error)
+        """End the node: this rank leaves the with block by an exception."""
+        self._context.agreement.leave(f"the with block of {self.name}", error)
 
 
 class Entry:

@@ -8,7 +8,6 @@ apart.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -80,18 +79,11 @@ class RankGroup:
         return self._thread == get_ident() and self.ranks == ranks and not self._is_spoiled()
 
     def _is_spoiled(self) -> bool:
-        """Whether messages are left behind, by this rank or one of the same node.
+        """Whether messages may be left behind, by this rank or one of the same node.
 
         The others must know: making the next communicator is collective.
         """
-        departures = (each for block in self.blocks for each in block.departures().values())
-        return self._is_left or self._is_waiting or any(d.leaves_messages for d in departures)
-
-    def _mark(self, *, is_waiting: bool) -> None:
-        """Note whether this rank waits for messages: the others learn it if it leaves its node."""
-        self._is_waiting = is_waiting
-        for block in self.blocks:
-            block.is_in_messages = is_waiting
+        return self._is_left or self._is_waiting or any(each.departures() for each in self.blocks)
 
     def take_place(self) -> int:
         """Return the tag of a new plan among all plans that may send messages, on whatever node.
@@ -117,15 +109,18 @@ class RankGroup:
 
     def step_keeping(self, work: Callable[[], tuple[T, Any]], watch: Watch) -> tuple[T, list[Any]]:
         """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
-        self._mark(is_waiting=True)
-        arrived = partial(self._mark, is_waiting=False)
+        self._is_waiting = True
+
+        def arrived() -> None:
+            self._is_waiting = False
+
         return agree_keeping(self.comm, work, watch, arrived=arrived)
 
     def wait(self, request: MPI.Request, watch: Watch, *memory: Any) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
-        self._mark(is_waiting=True)
+        self._is_waiting = True
         wait_request(request, self.comm, watch, *memory)
-        self._mark(is_waiting=False)
+        self._is_waiting = False
 
 
 @contextmanager

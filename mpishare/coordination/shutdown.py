@@ -14,7 +14,8 @@ from mpishare.coordination.abort import (
     wait_briefly,
 )
 from mpishare.coordination.control_block import Mark, State
-from mpishare.coordination.uncaught import restore, uncaught
+from mpishare.coordination.life import Event
+from mpishare.coordination.uncaught import say_error, uncaught
 from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import ClosedError, name_ranks
 from mpishare.memory.shared import remove_abandoned
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 # After an uncaught exception, the time that the other ranks have to say that they heard of it.
 UNCAUGHT_S = 2.0
 TURN_S = 0.5
-_open: list[Shutdown] = []
 
 
 class Shutdown:
@@ -48,21 +48,17 @@ class Shutdown:
         self._watcher = watchdog
         self._finish = finish
         self._at_end = AtEnd(self._end)
-        _open.append(self)
 
     def cancel(self) -> None:
         """Forget a node that all its ranks have closed."""
         self._at_end.cancel()
-        _open.remove(self)
-        if not _open:
-            restore()
 
     def _depart(self) -> None:
         agreement, block = self._agreement, self._agreement.block
         error = uncaught()
         if error is not None:
-            wait_briefly(is_output_read)  # which gives the reason, before others repeat it
-        block.mark(Mark.ENDING)
+            say_error(error)
+            wait_briefly(is_output_read)  # the reason, before others repeat it
         self._finish(error is None)
         if error is not None:
             # All nodes before the wait for the others of one: they may wait in another one.
@@ -92,7 +88,7 @@ class Shutdown:
         agreement.block.barrier.close()
         if in_finalize:
             text = "MPI was finalized while the node was open"
-            agreement.fail(ClosedError(text), fatal=False)
+            agreement.end(Event.FINALIZE, ClosedError(text))
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""

@@ -20,7 +20,8 @@ from mpishare.coordination.deadlock import (
     root_causes,
     stands_still,
 )
-from mpishare.coordination.identity import Ranks, known, presumed
+from mpishare.coordination.identity import Ranks, known
+from mpishare.coordination.life import LIFE, Event, Life
 from mpishare.coordination.poll import comes_at_once, poll
 from mpishare.coordination.where import ANSWER_S, answer, answers, ask
 from mpishare.errors import (
@@ -54,9 +55,6 @@ PUBLISH_S = 0.05
 # The ranks look for a cycle of waits as often as this.
 _CYCLE_S = 0.5
 
-# After the call of a wait that is published on another node than its own.
-_ELSEWHERE = " of another node"
-
 
 class Waits:
     """Waits of one rank for the others of its node, and the failure of the node.
@@ -70,24 +68,21 @@ class Waits:
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
         self.here = f"rank {self.rank} of {self.size}"  # for errors
-        # The ranks of the node, from when it is made until it is closed; their MPI group.
+        # The ranks of the node, from when it is made until it is closed.
         self.ranks: Ranks = {}
-        self.group: MPI.Group | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
         # Every later call raises a copy of this error; None while the node is whole.
         self.failure: MpiShareError | None = None
         # What fails if a rank leaves now, for the watchdog to name.
         self.subject = "the node"
-        # A rank died or timed out: MPI cannot be finalized in order.
-        self.is_fatal = False
-        # The main thread has raised the failure at least once.
-        self.is_raised = False
+        # As in `Action`; both stay false while the node is whole.
+        self.is_fatal = self.is_raised = False
         # Left by `sys.exit` of a failure: this process ends, and will not be back.
         self.is_exiting = False
         self.thread = get_ident()
-        # The reasons given so far: the watchdog breaks the node too, and so may a signal handler.
-        self._failures: list[tuple[MpiShareError, bool]] = []
+        # The first is that which stands: the watchdog's thread ends the node too.
+        self._ends: list[tuple[Event, MpiShareError]] = []
         _all[id(self)] = self
 
     # --- state of the node
@@ -115,33 +110,31 @@ class Waits:
         finally:
             self.subject = outer
 
-    def fail(self, failure: MpiShareError, *, fatal: bool) -> MpiShareError:
-        """Mark the node broken; return the first reason. The watchdog's thread calls it too."""
-        if self.failure is None:
+    @property
+    def life(self) -> Life:
+        """The state of the node at this rank."""
+        return LIFE[Life.WHOLE, self._ends[0][0]].life if self._ends else Life.WHOLE
+
+    def end(self, event: Event, failure: MpiShareError) -> MpiShareError:
+        """Do what `LIFE` has for an event that ends the node; return the first reason.
+
+        The watchdog's thread calls it too.
+        """
+        if self.life is Life.WHOLE:
             # Without a traceback, and what its frames hold.
-            self._failures.append((copy(failure), fatal))
-            first, self.is_fatal = self._failures[0]
-            self.failure = first
-        return self.failure
+            self._ends.append((event, copy(failure)))
+        first, reason = self._ends[0]
+        self.is_fatal = LIFE[Life.WHOLE, first].is_fatal
+        self.is_raised |= LIFE[Life.WHOLE, event].is_raised
+        self.failure = reason
+        return reason
 
     def leave(self, call: str, error: BaseException) -> None:
-        """Leave the node by an exception: publish it, and refuse later calls here."""
+        """End the node by an exception of this rank, and publish that."""
         self.tell(error)
         text = f"the node was left by an exception in {call}: {describe(error)}"
-        self.fail(ClosedError(text), fatal=False)
-        self.is_raised = True
+        self.end(Event.EXCEPTION, ClosedError(text))
         self.is_exiting = is_failing_exit(error)
-
-    def step_out(self, call: str, error: BaseException) -> None:
-        """Leave an object's block by an exception; the node stays usable if all its ranks do so.
-
-        Until they have, a wait for this rank ends with that exception as its reason. Amid messages,
-        which could meet those of a later call, the node is left.
-        """
-        if self.failure is not None or self.block.is_in_messages:
-            self.leave(call, error)
-        else:
-            self.block.depart(State.PRESENT, self._departure(error))
 
     def tell(self, error: BaseException) -> None:
         """Publish that this rank leaves and why; the first reason stands."""
@@ -150,12 +143,11 @@ class Waits:
     def _departure(self, error: BaseException) -> Departure:
         # Ranks of another node have other numbers: only missing ranks of this one count.
         missing = self.failure.ranks if isinstance(self.failure, PeerTimeout) else ()
-        is_cause = type(error) is not PeerError
-        return Departure(describe(error), missing, is_cause, self.block.is_in_messages)
+        return Departure(describe(error), missing, type(error) is not PeerError)
 
-    def fail_and_tell(self, failure: Failure, *, fatal: bool) -> Failure:
-        """Break the node, publish why and which ranks are missing; return the error to raise."""
-        self.fail(failure, fatal=fatal)
+    def end_by(self, event: Event, failure: Failure) -> Failure:
+        """End the node, publish the reason and the missing ranks; return the error to raise."""
+        self.end(event, failure)
         return self._raised(failure)
 
     def _refuse(self) -> None:
@@ -189,31 +181,11 @@ class Waits:
         return self.failure is not None and not self.block.is_mine
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
-        """Return the other ranks of this node that a communicator has, or seems to have so far."""
-        if self.group is None:
-            return []
+        """Return the other ranks of this node that a communicator has, as far as they are known."""
         there = known(comm)
-        found = self._numbers_in(there) if there else presumed(comm, self.group)
-        # The group of a node of a small cart may have more ranks than that; see `identity`.
-        return sorted({*found}.intersection(self.others))
-
-    def _numbers_in(self, there: Ranks) -> dict[int, int]:
-        """Return the other ranks of this node that are among these, with their numbers there."""
-        others = {each: rank for each, rank in self.ranks.items() if rank != self.rank}
-        return {rank: there[each] for each, rank in others.items() if each in there}
-
-    def elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
-        """Return the other whole nodes of this thread, with the numbers of this one's ranks there.
-
-        Without those in which this rank waits already, in a call that a signal has interrupted.
-        """
-        nodes = [node for node in of_this_thread() if node is not self and node.failure is None]
-        found = [
-            (node, self._numbers_in(node.ranks))
-            for node in nodes
-            if node.block.status(node.rank) is None
-        ]
-        return [(node, numbers) for node, numbers in found if numbers]
+        return sorted(
+            rank for each, rank in self.ranks.items() if each in there and rank != self.rank
+        )
 
     # --- host waits
 
@@ -246,8 +218,8 @@ class Waits:
         if self.failure is not None and (self.block.has_any(Mark.BROKEN) or pending()):
             self._refuse()
         if not self.block.are_all_present():
-            gone = [*filter(self.block.has_gone, self.others)]
-            if missed := sorted({*gone}.intersection(pending())):
+            gone = {r for r in self.others if self.block.state(r) != State.PRESENT}
+            if missed := sorted(gone.intersection(pending())):
                 self.fail_departed(call, missed)
                 self._refuse()
 
@@ -265,7 +237,7 @@ class Waits:
         # Answers to the ranks that missed them, if those asked just now.
         where = answers(self.block, missing, time.monotonic_ns() - int(2e9 * ANSWER_S))
         failure = departure_error(call, reasons, missing, self.timeout_s, where)
-        self.fail(failure, fatal=bool(missing))
+        self.end(Event.ABSENCE if missing else Event.DEPARTURE, failure)
 
     def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
         """Return the reasons of ranks that are gone, but for those that followed another one."""
@@ -293,7 +265,7 @@ class Waits:
             return self.failure
         here = "; ".join([self.here, *self._refusals([call], ranks)])
         error = late_ranks(call, ranks, self.timeout_s, here, self.where(ranks))
-        return self.fail(error, fatal=True)
+        return self.end(Event.DEADLINE, error)
 
     def where(self, ranks: Collection[int], is_over: Callable[[], object] = bool) -> dict[int, str]:
         """Return where late ranks are. Host-blocking, half a second at most, or until `is_over`.
@@ -336,14 +308,13 @@ class Waits:
                 "calls came in different orders."
             )
         text = " ".join([f"{why}: {named}. {rule}", *awaited_calls({*called.values()})])
-        return self.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
+        return self.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 
 
 class WaitMonitor:
     """Watches one long wait: publishes it, warns of stragglers, finds deadlocks.
 
-    `check` is called at each look, and may raise. The wait is published on all nodes that have
-    awaited ranks, which may wait there for this one; on `siblings`, if given, by their monitors.
+    `check` is called at each look, and may raise.
     """
 
     def __init__(
@@ -352,12 +323,8 @@ class WaitMonitor:
         call: str,
         pending: Callable[[], list[int]],
         check: Callable[[], object] = int,
-        *,
-        siblings: Sequence[Waits] | None = None,
     ) -> None:
         self._waits = waits
-        self._siblings = siblings
-        self._elsewhere: list[tuple[Waits, dict[int, int]]] = []
         self._call = call
         self._pending = pending
         self._check = check
@@ -384,34 +351,14 @@ class WaitMonitor:
             self._cycle_at = now + _CYCLE_S
             cycle = find_cycle(waits.block, awaited)
             if cycle and stands_still(waits.block, cycle):
-                raise self._deadlock(cycle)
+                raise waits.deadlock(self._call, cycle)
 
     def _publish(self, awaited: list[int], now_ns: int) -> None:
         """Publish for which ranks this one waits, and that it looked at this time."""
-        if self._published is None and self._siblings is None:
-            self._elsewhere = self._waits.elsewhere()
-        nodes = self._open_elsewhere()
         if self._published != awaited:
             self._published = awaited  # first: a handler of a signal may raise before all is out
             self._waits.block.begin_wait(self._call, awaited)
-            for node, numbers in nodes:
-                there = [numbers[rank] for rank in awaited if rank in numbers]
-                node.block.begin_wait(self._call + _ELSEWHERE, there)
-        for node in (self._waits, *(node for node, _ in nodes)):
-            node.block.look(now_ns)
-
-    def _deadlock(self, cycle: dict[int, Status]) -> MismatchError:
-        """Break the node, and the others if the cycle leads through them: ranks wait there."""
-        error = self._waits.deadlock(self._call, cycle)
-        if any(status.call.endswith(_ELSEWHERE) for status in cycle.values()):
-            for node in self._siblings or [node for node, _ in self._open_elsewhere()]:
-                if node.failure is None:
-                    node.leave(self._call, error)
-        return error
-
-    def _open_elsewhere(self) -> list[tuple[Waits, dict[int, int]]]:
-        """Return the other nodes of this wait that no signal handler has closed."""
-        return [each for each in self._elsewhere if each[0].block.is_open]
+        self._waits.block.look(now_ns)
 
     def warn(self, waited_s: float) -> None:
         """Name the stragglers in a warning; for `poll`."""
@@ -427,8 +374,6 @@ class WaitMonitor:
     def __exit__(self, *_: Any) -> None:
         if self._published is not None and self._waits.block.is_open:
             self._waits.block.end_wait()
-        for node in self._open_elsewhere():
-            node[0].block.end_wait()
 
 
 # By their ids. Other threads make and drop nodes while this one looks at them: a dictionary is
@@ -448,10 +393,11 @@ def of_this_thread() -> list[Waits]:
 
 def _after_fork() -> None:
     for waits in _of_all_threads():
-        waits.failure = UnsupportedError(
+        why = (
             "an object of mpishare was used in a forked process. MPI and CUDA do not survive a "
             "fork: start processes with the `spawn` method, or use the object in its own process."
         )
+        waits.end(Event.FORK, UnsupportedError(why))
 
 
 os.register_at_fork(after_in_child=_after_fork)

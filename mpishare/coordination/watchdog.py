@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mpishare.coordination import robust_futex
 from mpishare.coordination.abort import say, say_at_once
 from mpishare.coordination.control_block import Mark, State
+from mpishare.coordination.life import Event
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.coordination.where import ANSWER_S, answer, describe_all
 from mpishare.errors import (
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 PERIOD_S = 0.1
-# What a rank enqueued or sent before it left a block arrives by then, or never.
-OUTSIDE_S = 1.0
-# After a death, the time that the main thread may spend outside mpishare before the process ends.
-GRACE_S = 30.0
+# By then there is little left to release behind a death.
+_RELEASED_S = 30.0
+# Has the seconds that the main thread may spend outside mpishare after a death, before its process
+# ends: for launchers that let it wait for ever in a message to the dead rank.
+EXIT_VARIABLE = "MPISHARE_EXIT_AFTER_DEATH"
 
 
 class Watchdog:
@@ -66,8 +68,7 @@ class Watchdog:
         self._next_life = self._block.life_address(self._next)
         self._broken_at = 0.0
         self._looks = 0
-        self._outside_since: dict[int, float] = {}
-        self.grace_s = GRACE_S
+        self.exit_after_s = math.inf
         self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
 
     def start(self) -> None:
@@ -92,7 +93,7 @@ class Watchdog:
         with self._lock:
             self._check_deaths()
         failures = dict.fromkeys(self._agreement.others, "gave the node up")
-        self._agreement.fail(peer_error("a call", failures), fatal=False)
+        self._agreement.end(Event.DEPARTURE, peer_error("a call", failures))
 
     def pending(self) -> dict[str, list[int]]:
         """Return the pending ranks of each object that waits on a stream."""
@@ -115,14 +116,12 @@ class Watchdog:
                 answer(self._block, self._agreement.thread)
             except Exception as error:  # the streams are released in the next round
                 text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
-                self._agreement.fail(MpiShareError(text), fatal=True)
+                self._agreement.end(Event.DEATH, MpiShareError(text))
 
     def _check(self) -> None:
         with self._lock:  # no object is removed meanwhile
             if self._seems_incomplete():
                 self._check_deaths()
-            else:
-                self._outside_since.clear()
             if self._releases:
                 self._check_kernels()
                 self._check_stragglers()
@@ -136,8 +135,8 @@ class Watchdog:
         ):
             return self._stop.is_set()
         # Long after a break there is little left to release.
-        is_pending_since = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
-        return self._stop.wait(10 * PERIOD_S if is_pending_since else PERIOD_S)
+        is_released = self._broken_at and time.monotonic() - self._broken_at > _RELEASED_S
+        return self._stop.wait(10 * PERIOD_S if is_released else PERIOD_S)
 
     def _after_failure(self) -> None:
         """Release the streams once the node is broken, and end a process that does not notice."""
@@ -148,7 +147,7 @@ class Watchdog:
             self._block.mark(Mark.BROKEN)
             self._block.pool.release_all()
         is_owed = agreement.is_fatal and not agreement.is_raised
-        if is_owed and time.monotonic() - self._broken_at > self.grace_s:
+        if is_owed and time.monotonic() - self._broken_at > self.exit_after_s:
             self._end_process()
 
     def _seems_incomplete(self) -> bool:
@@ -178,7 +177,7 @@ class Watchdog:
         dead = dead or [*filter(self._has_died, agreement.others)]
         if dead:
             where = agreement.rank, agreement.size
-            agreement.fail(died(dead, *where, agreement.timeout_s), fatal=True)
+            agreement.end(Event.DEATH, died(dead, *where, agreement.timeout_s))
             is_first = not block.has_any(Mark.SAW_DEATH)
             block.mark(Mark.SAW_DEATH)
             if is_first:
@@ -193,26 +192,12 @@ class Watchdog:
         return not self._block.is_running(rank) and self._block.state(rank) == State.PRESENT
 
     def _missed(self) -> list[int]:
-        """Return the ranks that left by an exception, or in any way while streams wait for them.
-
-        One that left only a block is missed where this rank awaits it, also in messages.
-        """
-        block = self._block
-        states = {rank: block.state(rank) for rank in self._agreement.others}
+        """Return the ranks that left by an exception, or in any way while streams wait for them."""
+        states = {rank: self._block.state(rank) for rank in self._agreement.others}
         left = {rank for rank, state in states.items() if state == State.LEFT}
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
-        late = self._late_outside()
-        awaited = set[int]().union(*(self.pending().values() if gone or late else ()))
-        status = block.status(block.rank)
-        here = () if status is None else status.awaited
-        return sorted(left | (gone & awaited) | (late & awaited.union(here)))
-
-    def _late_outside(self) -> set[int]:
-        """Return the ranks outside of a block for so long that nothing from before is under way."""
-        now, since = time.monotonic(), self._outside_since
-        outside = filter(self._block.is_outside, self._agreement.others)
-        since = self._outside_since = {rank: since.get(rank, now) for rank in outside}
-        return {rank for rank, begin in since.items() if now - begin > OUTSIDE_S}
+        awaited = set[int]().union(*(self.pending().values() if gone else ()))
+        return sorted(left | (gone & awaited))
 
     def _check_kernels(self) -> None:
         # In a frame of its own: in that of the thread the last object would be held for ever.
@@ -240,7 +225,7 @@ class Watchdog:
         agreement = self._agreement
         say(
             f"mpishare: rank {agreement.rank} ends: {agreement.failure} No call to mpishare has "
-            f"ended here for {self.grace_s:g} s since.\n"
+            f"ended here for {self.exit_after_s:g} s since.\n"
         )
         remove_abandoned()  # shared memory that the dead rank was about to publish
         remove_files_of_mpi()

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination import recording
+from mpishare.coordination.life import Event
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.fields import layouts_of
@@ -207,7 +208,7 @@ class AnyFields:
             "strides in which it gave them first."
         )
         failures = dict.fromkeys(ahead, "gave fields seen before")
-        raise agreement.fail_and_tell(MismatchError(text, failures=failures), fatal=False)
+        raise agreement.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 
 
 def _key_of(fields: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import MpiShareError, late_elsewhere
@@ -136,4 +137,4 @@ class MpiMessages:
         me = f"rank {self._comm.rank} of {self._comm.size}"
         where = agreement.where(here)
         error = late_elsewhere(self._call, pending, here, agreement.timeout_s, me, where)
-        return agreement.fail_and_tell(error, fatal=True)
+        return agreement.end_by(Event.DEADLINE, error)

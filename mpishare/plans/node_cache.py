@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.identity import known
-from mpishare.coordination.mpi_agreement import Bystanders, identify, watching
+from mpishare.coordination.mpi_agreement import CommWatch, identify, watching
 from mpishare.coordination.rank_group import require_intracomm
-from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
 from mpishare.runtime.context import NodeContext
 
@@ -20,13 +19,9 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.mpi_agreement import Watch
     from mpishare.coordination.rank_group import RankGroup
-    from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
 
 _DEFAULT_TIMEOUT_S = 300.0
-
-# After the call of a wait for ranks that may have no node in common.
-_WITHOUT_NODE = " without node="
 
 
 def kept_node(group: RankGroup, backend: str) -> Node | None:
@@ -135,7 +130,7 @@ def watching_setup(
     raise. It is collective on a communicator whose ranks are not known yet.
     """
     if not isinstance(given, NodeContext):
-        yield Bystanders(call, _DEFAULT_TIMEOUT_S, call + _WITHOUT_NODE)
+        yield CommWatch(call, _DEFAULT_TIMEOUT_S)
         return
     agreement = given.agreement
     agreement.check()
@@ -174,24 +169,15 @@ def require_communicator(given: Any, call: str, comm: Any, wanted: str) -> None:
     except TypeError as error:
         if isinstance(given, NodeContext):
             given.agreement.refuse(call, error)
-        else:
-            for each in of_this_thread():
-                each.refuse(call + _WITHOUT_NODE, error)
         raise
 
 
-def leave_node(given: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
+def leave_node(given: Any, call: str, error: BaseException) -> None:
     """Leave the node of a plan by an error that the others do not know of.
 
-    Without one that is given or kept, all nodes that have ranks of the plan, through which these
-    watch their wait; where there is none, the job is aborted when this process ends.
+    Without one that is given, the job is aborted when this process ends.
     """
     if isinstance(given, NodeContext):
-        agreements: list[Waits] = [given.agreement]
+        given.agreement.leave(call, error)
     else:
-        whole = [each for each in of_this_thread() if each.failure is None]
-        agreements = [each for each in whole if each.ranks_in(comm)]
-    for each in agreements:
-        each.leave(call, error)
-    if not agreements:
         abort_when_left(call, error)

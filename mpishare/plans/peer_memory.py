@@ -6,6 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from mpishare.coordination.life import Event
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
@@ -44,4 +45,4 @@ class PeerProcesses:
                 f"{call} failed: cells in a field of rank {owner} cannot be read: "
                 f"{os.strerror(error)}. Fields in windows need no permission to be read."
             )
-            raise agreement.fail_and_tell(MpiShareError(text), fatal=False)
+            raise agreement.end_by(Event.EXCEPTION, MpiShareError(text))

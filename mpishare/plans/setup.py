@@ -118,7 +118,7 @@ def plan_setup(
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            leave_node(node if held is None else held.context, given, call, error)
+            leave_node(node if held is None else held.context, call, error)
             raise
         if held is None:
             raise

@@ -16,15 +16,15 @@ from mpishare.backends import Backend, Device
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, Departure, State
-from mpishare.coordination.mpi_agreement import Bystanders, agree_keeping, allgather, identify
+from mpishare.coordination.life import Event
+from mpishare.coordination.mpi_agreement import CommWatch, agree_keeping, allgather, identify
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
     require_intracomm,
 )
 from mpishare.coordination.shutdown import Shutdown
-from mpishare.coordination.uncaught import install
-from mpishare.coordination.watchdog import Watchdog
+from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
 from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
@@ -34,7 +34,6 @@ from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
-from mpishare.runtime.one_thread import one_thread_on, refuse_mixed
 from mpishare.runtime.open_nodes import close_dropped, known_to_all, open_nodes
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
@@ -59,15 +58,14 @@ def create_node(
     comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any
 ) -> tuple[NodeContext, Shutdown]:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
-    install()
     MPI = load_mpi()  # noqa: N806  a module
     made: list[Agreement] = []
     check_fork()
     comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
-    with one_thread_on(comm, CALL) as thread_names, _undone_together(made) as undo:
+    with _undone_together(made) as undo:
         _check_start()
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
-        watch = Bystanders(CALL, deadline_s)
+        watch = CommWatch(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
         here = open_nodes.surveyed(places.place())
@@ -89,11 +87,10 @@ def create_node(
             )
             made.append(context.agreement)
             undo.callback(_undo_build, context, shutdown)  # if another rank or node fails
-            return (context, shutdown), [color, context.uuids[context.rank], thread_names]
+            return (context, shutdown), [color, context.uuids[context.rank]]
 
         (context, shutdown), replies = agree_keeping(all_comm, build, watch)
-        colors, uuids, names = zip(*replies, strict=True)
-        refuse_mixed(CALL, names, all_comm.rank)
+        colors, uuids = zip(*replies, strict=True)
     context.comms = node_comm, all_comm
     elsewhere = [each != color for each in colors]
     context.all_uuids = [*context.uuids, *compress(uuids, elsewhere)]
@@ -162,7 +159,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     shutdown.cancel()
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
-    agreement.fail(closed("the node"), fatal=False)
+    agreement.end(Event.CLOSE, closed("the node"))
 
 
 def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
@@ -198,14 +195,14 @@ def _leave(
 
 
 @contextlib.contextmanager
-def _making_communicator(watch: Bystanders) -> Iterator[None]:
+def _making_communicator(watch: CommWatch) -> Iterator[None]:
     """Watch a collective of MPI that blocks, and that a rank may die in."""
     late = str(late_unknown(watch.call, watch.timeout_s))
     with making_communicators(watch.call), abort_when_late(late, watch.timeout_s):
         yield
 
 
-def _find_node(all_comm: MPI.Intracomm, watch: Bystanders) -> tuple[MPI.Intracomm, int, list[str]]:
+def _find_node(all_comm: MPI.Intracomm, watch: CommWatch) -> tuple[MPI.Intracomm, int, list[str]]:
     """Return the ranks that share memory, the lowest of them, and notes on oddities."""
     from mpi4py import MPI
 
@@ -231,7 +228,7 @@ def _build(
     node_comm: MPI.Intracomm,
     chosen: str,
     device: Any,
-    watch: Bystanders,
+    watch: CommWatch,
     why_host: str | None,
     notes: list[str],
     known: Findings | None,
@@ -242,13 +239,14 @@ def _build(
         remove_abandoned()  # first: of jobs whose processes were all killed
     block = _control_block(node_comm, watch)
     agreement = Agreement(block, watch.timeout_s)
-    agreement.ranks, agreement.group = identify(node_comm, watch), node_comm.Get_group()
+    agreement.ranks = identify(node_comm, watch)
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
     survey = Survey(agreement.rank) if known is None else None
     made: list[Backend] = []
 
     def begin() -> tuple[tuple[Backend, Any], dict[str, Any]]:
+        watchdog.exit_after_s = _exit_after_s()
         backend = _backend(chosen, device, agreement)
         address = backend.register(block.memory)
         made.append(backend)
@@ -390,13 +388,22 @@ def _warn(host: str, warnings: Sequence[str], pairs: Sequence[Pair]) -> None:
         )
 
 
-def _control_block(node_comm: MPI.Intracomm, watch: Bystanders) -> ControlBlock:
+def _control_block(node_comm: MPI.Intracomm, watch: CommWatch) -> ControlBlock:
     def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
         return agree_keeping(node_comm, work, watch)
 
     nbytes = ControlBlock.nbytes_for(node_comm.size)
     memory = map_on_all_ranks(step, nbytes, is_maker=node_comm.rank == 0)
     return ControlBlock(memory, node_comm.rank, node_comm.size)
+
+
+def _exit_after_s() -> float:
+    """Return the seconds after which a process that does not notice a death ends."""
+    value = os.environ.get(EXIT_VARIABLE, "inf")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{EXIT_VARIABLE}={value!r} is no number of seconds") from None
 
 
 def _backend(chosen: str, device: Any, agreement: Agreement) -> Backend:

@@ -67,12 +67,6 @@ def srun_option(library: str) -> str | None:
     return "--mpi=pmi2" if "MPICH" in library else None
 
 
-class AlsoAloneError(UnsupportedError):
-    """The error of all processes but the first: the remedy in one line, and no traceback."""
-
-    is_brief = True
-
-
 def check_singleton(world_size: int, environment: Mapping[str, str], library: str) -> None:
     """Raise `UnsupportedError` if this process believes to be alone where a launcher started
     several.
@@ -84,7 +78,7 @@ def check_singleton(world_size: int, environment: Mapping[str, str], library: st
         return
     cure = _cure(launcher, environment, library)
     if launcher.rank:
-        raise AlsoAloneError(
+        raise UnsupportedError(
             f"process {launcher.rank} of {launcher.count} is alone in MPI.COMM_WORLD, as the first "
             f"one says: {cure}"
         )

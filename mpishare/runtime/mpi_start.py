@@ -45,9 +45,7 @@ _ADVICE_ROOM = (
 
 
 class NoMpiError(UnsupportedError):
-    """There is no MPI library: the reason and the remedy in one line, and no traceback."""
-
-    is_brief = True
+    """There is no MPI library: the reason and the remedy in one line."""
 
 
 def load_mpi() -> Any:

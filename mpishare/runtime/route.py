@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import Bystanders, agree
+from mpishare.coordination.mpi_agreement import CommWatch, agree
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def agree_on_forced(
 
     Raises on all ranks, as a plan would, for an unknown route, and if ranks differ.
     """
-    found: list[str | None] = agree(comm, forced, Bystanders(call, timeout_s))
+    found: list[str | None] = agree(comm, forced, CommWatch(call, timeout_s))
     require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
     require_allowed(found[0], on_gpu=on_gpu)
     return found[0]

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from mpishare.coordination.counters import RELEASED, whole_slots
+from mpishare.coordination.life import Event
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.launch_order import LaunchOrder
@@ -134,7 +135,7 @@ class WindowDevice(NodeObject):
             return
         here, call = self.agreement, f"{self.name}: a wait in a kernel"
         if ranks := self._marked(start, _OVERWRITTEN):
-            here.fail(overwritten(call, ranks, here.here), fatal=True)
+            here.end(Event.DEADLINE, overwritten(call, ranks, here.here))
         elif ranks := self._marked(start, _LATE):
             here.fail_late(call, ranks)
 

@@ -25,6 +25,7 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.control_block import Departure, State
+from mpishare.coordination.life import Event
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import CudaError, MpiShareError
 from mpishare.memory import limits, shared
@@ -49,7 +50,7 @@ def step_keeping(request, comm):
         with Node(comm) as node:
             yield functools.partial(node._context.agreement.step_keeping, "a call")
     else:
-        watch = mpi_agreement.Bystanders("a call", 30.0)
+        watch = mpi_agreement.CommWatch("a call", 30.0)
         group = RankGroup.of(comm, watch)
         yield lambda work: group.step_keeping(work, watch)
         group.release()
@@ -193,8 +194,8 @@ def test_a_handler_that_breaks_a_node_amid_its_breaking_does_not_wait(comm):
     node = Node(comm)
     agreement = node._context.agreement
     with interrupting() as handlers:
-        handlers.append(lambda: agreement.fail(MpiShareError("the handler's"), fatal=False))
-        told = agreement.fail(HandledError(), fatal=False)
+        handlers.append(lambda: agreement.end(Event.DEPARTURE, MpiShareError("the handler's")))
+        told = agreement.end(Event.DEPARTURE, HandledError())
         assert not handlers
     assert str(told) == str(agreement.failure) == "the handler's"
     raised(MpiShareError, node.close)
@@ -248,7 +249,7 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     monkeypatch.setattr(mpi_agreement, "abort_at_exit", lambda why, _: aborts.append(why))
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
-    watch = mpi_agreement.Bystanders("test", 0.0)
+    watch = mpi_agreement.CommWatch("test", 0.0)
     wait = functools.partial(mpi_agreement.wait_request, Never(), comm, watch, *memory)
     assert raised(PeerTimeout, wait).ranks == ()
     del wait

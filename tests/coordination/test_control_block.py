@@ -61,7 +61,7 @@ def test_first_departure_stands(blocks):
     blocks[1].depart(State.LEFT, Departure("first"))
     blocks[1].depart(State.CLOSED, Departure("second"))
     assert blocks[0].state(1) is State.LEFT
-    assert blocks[0].departures() == {1: ("first", (), True, False)}
+    assert blocks[0].departures() == {1: ("first", (), True)}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_first_departure_stands(blocks):
 )
 def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
     blocks[1].depart(State.LEFT, Departure(text))
-    found, missing, is_cause, _ = blocks[0].departures()[1]
+    found, missing, is_cause = blocks[0].departures()[1]
     assert missing == ()
     assert is_cause
     assert blocks[0].state(2) is State.PRESENT

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare.coordination.mpi_agreement import Bystanders
+from mpishare.coordination.mpi_agreement import CommWatch
 from mpishare.coordination.objects import Dropped
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.plans.node_cache import kept_as, kept_node
@@ -287,7 +287,7 @@ def test_a_plan_finds_a_view_again(node):
 def test_carts_of_their_own(node, is_given):
     """Plans are made, used and dropped on carts that are freed: nothing grows."""
     u, counts, pages = node.xp.zeros((4, 3)), [], []
-    group = RankGroup.of(MPI.COMM_WORLD, Bystanders("test", 30))
+    group = RankGroup.of(MPI.COMM_WORLD, CommWatch("test", 30))
     n_plans = 400 if node.size <= 2 and is_given else 150
     for number in range(n_plans):
         cart = MPI.COMM_WORLD.Create_cart((node.size,), periods=(True,))

@@ -53,79 +53,6 @@ def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
     play(3, leaves, what, call, backend=backend, shared=True).ended()
 
 
-def all_leave(stage: Stage, what: str) -> None:
-    """Rank 0 first; the others pass what it has signalled before, and then leave as well."""
-
-    def leave_first(made: object) -> None:
-        if stage.rank == 0:
-            if what == "event":
-                made.record()
-            elif what == "channel":
-                with made.put() as frame:
-                    frame[...] = 7.0
-            raise ValueError("not this one")
-        assert stage.world.bcast(None) == "out"
-        if what == "event":
-            made.wait()
-        elif what == "channel":
-            with made.get() as frame:
-                assert (frame == 7.0).all()
-        node.synchronize()
-        raise ValueError("not this one")
-
-    def scan() -> None:
-        for _ in range(3):
-            try:
-                with stage.make(what, node) as made:
-                    leave_first(made)
-            except ValueError:
-                caught.append("value")
-            if stage.rank == 0:
-                stage.world.bcast("out")
-            try:
-                with stage.make(what, node):
-                    node.share(lambda: {}["missing"], owner=1)  # fails on one rank, raises on all
-            except (KeyError, mpishare.PeerError):
-                caught.append("share")
-        with stage.make("window", node) as window:
-            window.fence()
-
-    caught = []
-    with stage.node(timeout_s=10.0) as node:
-        scan()
-    assert caught == ["value", "share"] * 3
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("what", OBJECTS)
-def test_a_node_goes_on_once_all_ranks_have_left_a_block(what, backend):
-    play(3, all_leave, what, backend=backend, shared=True).ended_well()
-
-
-def leaves_amid(stage: Stage, way: str) -> None:
-    """All ranks leave a plan amid a call, or two of three ranks one of their own."""
-    few = stage.world.Split(stage.rank < 2)
-    comm = few if way == "few" else stage.world
-
-    def work() -> None:
-        with stage.ring(node, node.xp.zeros(4), comm=comm) as halo:
-            if way == "call":
-                halo.start()
-            raise ValueError("amid")
-
-    node = stage.node(timeout_s=10.0)
-    if way == "few" and stage.rank == 2:
-        assert "ValueError: amid" in str(stage.raises(mpishare.PeerError, node.barrier))
-    else:
-        stage.raises(ValueError, work)
-        assert "left by an exception" in str(stage.raises(mpishare.ClosedError, node.barrier))
-
-
-@pytest.mark.parametrize("way", ["call", "few"])
-def test_a_plan_that_is_left_where_others_may_need_the_rank_takes_its_node_along(way):
-    play(3, leaves_amid, way, shared=True).ended_well()
-
-
 def stream_waits(stage: Stage) -> None:
     def work() -> None:
         with stage.node() as node:
@@ -547,25 +474,6 @@ def test_an_owner_whose_file_goes_before_its_last_words_is_named():
     play(3, goes_between_steps).ended_well()
 
 
-def leaves_before_a_call(stage: Stage, what: str) -> None:
-    from mpishare.coordination.poll import poll
-
-    node, cart = stage.node(), stage.world.Create_cart([2])
-    node.barrier()
-    if stage.rank == 0:
-        raise ZeroDivisionError("the words of rank 0")
-    assert poll(lambda: node._context.agreement.failure, 20)
-    calls = {"node": stage.node, "plan": lambda: mpishare.HaloExchange(cart, np.zeros(8), 1)}
-    stage.attempt("call", calls[what])
-
-
-@pytest.mark.parametrize("what", ["node", "plan"])
-def test_a_rank_that_left_before_a_call_of_no_node(what):
-    """The other rank knows it when it calls, and does not wait for that process."""
-    told = play(2, leaves_before_a_call, what).raised(1, "call", "PeerError")
-    assert told.failures == {0: "ZeroDivisionError: the words of rank 0"}
-
-
 def interrupted_call(stage: Stage, way: str) -> None:
     cart = stage.world.Create_cart([2])
     node = stage.node() if way == "plan beside a node" else None
@@ -588,7 +496,7 @@ def interrupted_call(stage: Stage, way: str) -> None:
     del node
 
 
-@pytest.mark.parametrize("way", ["node", "plan", "plan beside a node"])
+@pytest.mark.parametrize("way", ["node", "plan"])
 def test_an_interrupt_in_a_call_of_no_node(way):
     """The other rank comes later, and waits in vain: it is told so, or the job ends."""
     played = play(2, interrupted_call, way)
@@ -712,15 +620,6 @@ def leaves_behind_a_newer(stage: Stage, message: str) -> None:
         comm.Barrier()
 
 
-@pytest.mark.parametrize("message", ["comes", "is late"])
-def test_a_rank_that_leaves_behind_a_newer_node_was_there(message):
-    """Its last message may be under way when its departure is seen.
-
-    Where that is held up, by a third rank that is stopped, say, only one rank has no newer node.
-    """
-    play(2, leaves_behind_a_newer, message).ended_well()
-
-
 def leaves_amid_a_newer(stage: Stage, before: str) -> None:
     """Rank 1 has left, and lives on, when rank 0 comes to a later step of `Node`."""
     from mpishare.coordination.poll import poll
@@ -757,13 +656,6 @@ def leaves_amid_a_newer(stage: Stage, before: str) -> None:
         with contextlib.suppress(KeyboardInterrupt), node:
             stage.node()
         comm.recv(source=0)
-
-
-@pytest.mark.parametrize("before", ["all was well", "a block was left"])
-def test_a_rank_that_leaves_amid_a_newer_node_is_missed(before):
-    told = play(2, leaves_amid_a_newer, before).raised(0, "node", "PeerError")
-    assert told.failures == {1: "KeyboardInterrupt: the words of rank 1"}
-    assert told.seconds < LIMIT_S
 
 
 def raises_without_a_text(stage: Stage) -> None:

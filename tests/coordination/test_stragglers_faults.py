@@ -50,23 +50,6 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
     assert all(played.rank(rank)["is at the end"] for rank in range(3)), played.describe()
 
 
-def waits_elsewhere(stage: Stage) -> None:
-    mpishare.coordination.waits._CYCLE_S = 60.0  # not found to wait for each other
-    node, other = stage.node(timeout_s=1.0), stage.node(timeout_s=1.2)
-    if stage.rank == 0:
-        time.sleep(4)
-    else:
-        stage.attempt("call", (other if stage.rank == 1 else node).barrier)
-
-
-def test_ranks_that_give_up_at_once_do_not_name_each_other():
-    """Each asks whether the other still looks, while both wait for a rank in another node."""
-    played = play(4, waits_elsewhere)
-    for rank in (2, 3):
-        told = played.raised(rank, "call", "PeerTimeout")
-        assert told.ranks == [0], played.describe()
-
-
 def no_node(stage: Stage) -> None:
     mpishare.coordination.poll.STRAGGLER_S = 0.5
     if stage.rank == 2:

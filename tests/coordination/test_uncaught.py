@@ -1,63 +1,29 @@
-"""Which frames of an uncaught exception are printed, and which line of the program is named."""
+"""Which exception ends a program, and which line of the program is named."""
 
 import importlib
 import linecache
-import re
-import traceback
 
 import numpy as np
 import pytest
 
-from mpishare.backends.host import HostBackend
 from mpishare.coordination import uncaught
 from mpishare.coordination.abort import say
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.poll import poll
 from mpishare.errors import MismatchError
-from mpishare.memory import shared
 from tests.helpers.children import python
-
-
-def caught(call, error):
-    with pytest.raises(error) as found:
-        call()
-    return found.value
-
-
-def frames_after(call, error):
-    """The functions that a shortened traceback names."""
-    found = caught(call, error)
-    return [
-        frame.name
-        for frame in traceback.extract_tb(uncaught._shortened(found, found.__traceback__))
-    ]
 
 
 def line_after(call, error):
     """The words of the line that is named."""
-    file, line = uncaught._place(caught(call, error).__traceback__).split(", line ")
+    with pytest.raises(error) as found:
+        call()
+    file, line = uncaught.place(found.value.__traceback__).split(", line ")
     return linecache.getline(file, int(line)).strip()
-
-
-def test_an_error_of_mpishare_ends_at_the_call_of_the_user():
-    assert frames_after(lambda: require_same("f", [1, 2], 0), MismatchError)[-1] == "require_same"
-    names = frames_after(lambda: HostBackend().publish(None), TypeError)
-    assert names[-1] == "publish"
 
 
 def broken():
     raise KeyError("mine")
-
-
-def test_an_error_of_a_callable_of_the_user_shows_no_frame_of_mpishare():
-    assert frames_after(lambda: poll(broken, 1.0), KeyError)[-2:] == ["<lambda>", "broken"]
-
-
-def test_what_nobody_foresaw_keeps_all_frames(monkeypatch):
-    monkeypatch.setattr(shared, "FOLDER", __file__)
-    token = f"mpishare-1-{0:032x}"
-    names = frames_after(lambda: HostBackend().open(token, 8, ""), NotADirectoryError)
-    assert names[-2:] == ["attach", "open_file"]
 
 
 def test_the_line_of_the_user_is_named():
@@ -73,11 +39,10 @@ def test_control_characters_of_other_ranks_are_not_printed(capsys):
     assert capsys.readouterr().err == "rank 1 has left:\tValueError: \\x1b[2J\\x07\\x9b\n"
 
 
-HOOK = """
-import code, os, sys
-from mpishare.coordination import uncaught
-sys.excepthook = lambda kind, error, trace: print("previous hook:", error, flush=True)
-uncaught.install()
+ENDS = """
+import atexit, sys
+from mpishare.coordination.uncaught import uncaught
+atexit.register(lambda: print(repr(uncaught())))
 """
 PRINTED = """
 try:
@@ -85,8 +50,16 @@ try:
 except ZeroDivisionError:
     sys.excepthook(*sys.exc_info())  # as some programs print an error
 """
-ENDS = "import atexit\natexit.register(lambda: print(repr(uncaught.uncaught())))\n"
+KEPT = """
+def test():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        sys.last_value = error  # as pytest keeps that of a test that failed
+test()
+"""
 PROMPT = """
+import code
 lines = iter(["1 / 0"])
 def read(_):
     for line in lines:
@@ -94,35 +67,13 @@ def read(_):
     raise EOFError
 code.interact("", read)
 """
-PUT_BACK = """
-if os.fork() == 0:
-    print(sys.excepthook is uncaught._print, flush=True)
-    os._exit(0)
-os.wait()
-uncaught.restore()
-print(sys.excepthook is uncaught._print)
-uncaught.install()
-sys.excepthook = mine = print
-uncaught.restore()
-print(sys.excepthook is mine)
-"""
 
 
-def test_the_exception_that_ends_a_program_is_named_and_given_to_the_previous_hook():
-    ran = python(HOOK + ENDS + "raise KeyError(3)")
-    assert ran.stdout.splitlines() == ["previous hook: 3", "KeyError(3)"]
-    (line,) = ran.stderr.splitlines()
-    assert re.fullmatch(r"mpishare: rank 0: <string>, line \d+: KeyError: 3", line)
+def test_the_exception_that_ends_a_program_is_found():
+    assert python(ENDS + "raise KeyError(3)").stdout.splitlines() == ["KeyError(3)"]
 
 
-@pytest.mark.parametrize("source", [PRINTED, PROMPT], ids=["printed by hand", "prompt"])
-def test_an_exception_that_ends_no_program_is_left_to_the_previous_hook(source):
-    ran = python(HOOK + ENDS + source)
-    assert ran.stdout.splitlines()[0].startswith("previous hook: "), ran.stderr
-    assert ran.stdout.splitlines()[-1] == "None"
-    assert "mpishare:" not in ran.stderr
-
-
-def test_the_hook_before_is_put_back_also_in_a_forked_child():
-    ran = python(HOOK + PUT_BACK)
-    assert ran.stdout.split() == ["False", "False", "True"], ran.stderr
+@pytest.mark.parametrize("source", [PRINTED, KEPT, PROMPT], ids=["printed", "kept", "prompt"])
+def test_an_exception_that_ends_no_program_is_none(source):
+    ran = python(ENDS + source)
+    assert ran.stdout.splitlines()[-1] == "None", ran.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import launch
-from tests.helpers.launch import launcher, run_ranks, run_right
+from tests.helpers.launch import launcher, run_ranks
 
 PROLOGUE = """\
 import mpishare
@@ -26,48 +26,20 @@ ERRORS = {"an argument of one rank": "ValueError: Node.allocate failed: shape mu
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_its_line_comes_first_and_its_traceback_is_the_one(tmp_path, name):
+def test_its_line_names_the_place(tmp_path, name):
     error = ERRORS.get(name, "KeyError: 'no such key'")
     program = tmp_path / "program.py"
     program.write_text(PROLOGUE + PROGRAMS[name] + "\n")
     result = run_ranks(4, [sys.executable, "-m", "mpi4py", program])
     assert result.returncode != 0, result.describe()
     lines = result.stderr.splitlines()
-    if launcher()[1] == "mpich":  # the other one explains at length what an abort is
-        assert len(lines) <= 16, result.describe()
-    assert re.fullmatch(rf"mpishare: rank 1: .*program.py, line \d+: {error}.*", lines[0]), lines[0]
-    assert result.stderr.count("Traceback") == 1, result.describe()
-    assert sum(line.startswith(error) for line in lines) == 1, result.describe()
-    # The others say in one line what they heard, and where.
-    heard = [line for line in lines[1:] if line.startswith("mpishare: rank")]
-    assert len(heard) == 3
+    words = re.compile(rf"mpishare: rank 1: .*program.py, line \d+: {error}.*")
+    assert sum(words.fullmatch(line) is not None for line in lines) == 1, result.describe()
+    # The tracebacks of the others end with what they heard.
+    heard = [line for line in lines if line.startswith("mpishare.errors.PeerError: ")]
+    assert len(heard) == 3, result.describe()
     for line in heard:
-        assert re.search(r"rank [023]: .*program.py, line \d+: PeerError: ", line), line
         assert re.search("rank 1( has left)?: (KeyError|ValueError: shape must be)", line), line
-
-
-DIFFERING = {
-    "node.allocate(4 + (node.rank == 2))": "Node.allocate failed: ranks gave different arguments: "
-    "rank 2: shape=[5]; the other 3 ranks: shape=[4]. They must be the same on all ranks.",
-    "(node.barrier if node.rank == 2 else node.event)()": "ranks made different collective calls: "
-    "rank 2: Node.barrier; the other 3 ranks: Node.event. Collective calls are made in the same "
-    "order on all ranks of a node.",
-}
-
-
-@pytest.mark.parametrize("call", DIFFERING)
-def test_the_minority_is_named_once_and_prints_the_one_traceback(tmp_path, call):
-    program = tmp_path / "program.py"
-    program.write_text(PROLOGUE + call + "\n")
-    result = run_ranks(4, [sys.executable, "-m", "mpi4py", program])
-    lines = result.stderr.splitlines()
-    assert lines[0].startswith("mpishare: rank 2: "), result.describe()
-    assert result.stderr.count("Traceback") == 1, result.describe()
-    found = [line.partition("MismatchError: ") for line in lines if "MismatchError: " in line]
-    assert {text for _, _, text in found} == {DIFFERING[call]}, result.describe()
-    for place, _, _ in found:
-        pattern = r"mpishare: rank \d: .*program.py, line \d+: |mpishare.errors\."
-        assert re.fullmatch(pattern, place), result.describe()
 
 
 def test_a_plan_that_a_rank_never_makes_is_named_with_the_line_that_makes_it():
@@ -89,17 +61,14 @@ def make():
 try:
     make()
 except mpishare.PeerError as error:
-    frames = uncaught._frames(uncaught._shortened(error, error.__traceback__))
-    codes = [each.tb_frame.f_code for each in frames]
-    report({"text": str(error), "place": uncaught._place(error.__traceback__)})
-    report({"line": make.__code__.co_firstlineno + 1, "frames": [c.co_name for c in codes]})
+    report({"text": str(error), "place": uncaught.place(error.__traceback__)})
+    report({"line": make.__code__.co_firstlineno + 1})
 MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
 """
     )
     heard = run_ranks(2, program).reports[0]
     assert heard["text"] == "HaloExchange failed: rank 1 has left: KeyError: 'no such key'"
     assert heard["place"].endswith(f"program.py, line {heard['line']}")
-    assert heard["frames"] == ["<module>", "make", "__init__"]
 
 
 def test_a_test_that_fails_under_pytest_is_not_the_end_of_the_program(tmp_path):
@@ -161,9 +130,9 @@ def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start
         assert not result.timed_out, result.describe()
         assert result.returncode != 0, result.describe()
         assert seconds < 4, result.describe()  # 3 s, and what the test takes to look
-        assert result.stderr.splitlines()[0] == words, result.describe()
-        heard = re.findall("^mpishare: rank ([02]): .*: PeerError: ", result.stderr, re.MULTILINE)
-        assert heard == (["2"] if wait == "one of two waits in mpishare" else []), result.describe()
+        assert words in result.stderr.splitlines(), result.describe()
+        heard = result.stderr.count("\nmpishare.errors.PeerError: ")
+        assert heard == (wait == "one of two waits in mpishare"), result.describe()
 
 
 EXIT = """
@@ -189,7 +158,7 @@ def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
     assert result.returncode != 0, result.describe()
     assert time.time() - result.reports[1]["raised"] < 4, result.describe()
     words = f"mpishare: rank 1: {program}, line 10: SystemExit: negative density"
-    assert result.stderr.splitlines()[0] == words, result.describe()
+    assert words in result.stderr.splitlines(), result.describe()
     assert result.stderr.count("SystemExit") == 1, result.describe()
 
 
@@ -207,9 +176,8 @@ def test_the_line_is_that_of_the_program_where_a_compiled_package_raises(tmp_pat
     program = tmp_path / "program.py"
     program.write_text(COMPILED)
     result = run_ranks(2, [sys.executable, "-m", "mpi4py", program], timeout_s=30)
-    first = result.stderr.splitlines()[0]
-    assert first.startswith(f"mpishare: rank 0: {program}, line 6: Exception: "), result.describe()
-    assert "rank" in first.partition("Exception: ")[2], result.describe()
+    words = re.escape(f"mpishare: rank 0: {program}, line 6: Exception: ") + ".*rank"
+    assert re.search(words, result.stderr), result.describe()
 
 
 FILES = """
@@ -246,19 +214,3 @@ def test_an_aborted_job_leaves_no_file_of_mpich(monkeypatch, tmp_path, ending):
     for file in left:
         file.unlink()
     assert not left, result.describe()
-
-
-CLOSED = """
-import sys
-import mpishare
-before = sys.excepthook
-kept, node = mpishare.Node(backend="host"), mpishare.Node(backend="host")
-node.close()
-assert sys.excepthook is not before
-kept.close()
-assert sys.excepthook is before
-"""
-
-
-def test_the_hook_before_is_back_once_the_last_node_is_closed():
-    run_right(2, CLOSED)

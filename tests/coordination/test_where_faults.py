@@ -99,23 +99,6 @@ def test_a_late_rank_says_where_it_is(way, backend):
         assert "rank 1 is in" in played.raised(1, "then", "PeerError").text
 
 
-def without_a_node(stage: Stage) -> None:
-    node = stage.node()
-    node.barrier()
-    if stage.rank == 1:
-        stage.world.Barrier()
-    else:
-        told = stage.raises(mpishare.PeerTimeout, lambda: mpishare.Node(timeout_s=1.0))
-        stage.world.Barrier()
-        report({"where": told.where[1], "text": str(told)})
-
-
-def test_a_rank_that_does_not_make_the_next_node_is_known_to_this_one():
-    told = play(2, without_a_node).rank(0)
-    assert "without_a_node: stage.world.Barrier()" in told["where"]
-    assert f"; rank 1 is {told['where']}." in told["text"]
-
-
 def broken_before(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
     node.barrier()

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.coordination.identity import known
-from mpishare.coordination.mpi_agreement import Bystanders, identify
+from mpishare.coordination.mpi_agreement import CommWatch, identify
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import PeerTimeout
 from tests.helpers.comms import COMMS, derived
@@ -141,11 +141,11 @@ def test_nodes_of_some_ranks_and_then_of_all(node, name):
 
 @every_comm
 def test_ranks_are_known_by_what_they_say(comm, name):
-    (mine,) = identify(MPI.COMM_SELF, Bystanders("test", 40))
+    (mine,) = identify(MPI.COMM_SELF, CommWatch("test", 40))
     with derived(comm, name) as some:
         if some is not None:
             assert known(some) == {}
-            told = identify(some, Bystanders("test", 40))
+            told = identify(some, CommWatch("test", 40))
             assert [*told] == some.allgather(mine)
             assert [*told.values()] == [*range(some.size)]
 
@@ -153,9 +153,9 @@ def test_ranks_are_known_by_what_they_say(comm, name):
 def test_a_rank_alone_finds_the_ranks_that_it_knows(comm):
     """By the answer that MPI keeps with the communicator, until that is freed."""
     of = comm.Dup()
-    told = identify(of, Bystanders("test", 40))
+    told = identify(of, CommWatch("test", 40))
     if comm.rank == 0:
-        assert identify(of, Bystanders("test", 0.0)) is told
+        assert identify(of, CommWatch("test", 0.0)) is told
     comm.Barrier()
     freed = of.handle
     of.Free()
@@ -172,9 +172,9 @@ def test_a_second_introduction_waits_for_the_messages_of_the_first(comm):
     of = comm.Dup()
     if comm.rank == 0:
         with pytest.raises(PeerTimeout):
-            identify(of, Bystanders("test", 0.1))
+            identify(of, CommWatch("test", 0.1))
     comm.Barrier()
-    assert len(identify(of, Bystanders("test", 40))) == comm.size
+    assert len(identify(of, CommWatch("test", 40))) == comm.size
     with mpishare.Node(of, timeout_s=40) as node:
         assert wrong_plans(node, of, node) == []
     of.Free()
@@ -182,7 +182,7 @@ def test_a_second_introduction_waits_for_the_messages_of_the_first(comm):
 
 @every_comm
 def test_plans_of_the_same_ranks_share_one_communicator(comm, name):
-    watch = Bystanders("test", 40)
+    watch = CommWatch("test", 40)
     with derived(comm, name) as some:
         if some is not None:
             again = some.Dup()
@@ -202,7 +202,7 @@ def in_thread(work):
 def test_groups_of_other_threads_go_while_one_is_looked_for(comm, monkeypatch):
     """Else one rank would make a communicator, and wait for the others, who had found theirs."""
     monkeypatch.setattr(RankGroup, "_all", [])
-    watch, alone = Bystanders("test", 40), MPI.COMM_SELF.Dup()
+    watch, alone = CommWatch("test", 40), MPI.COMM_SELF.Dup()
     others = [in_thread(lambda: RankGroup.of(alone, watch))]
     mine, is_for = RankGroup.of(comm, watch), RankGroup._is_for
 

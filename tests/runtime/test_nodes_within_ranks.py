@@ -1,7 +1,6 @@
 """Nodes of ranks that are in another node already, and nodes that nobody holds any more."""
 
 import gc
-import threading
 import time
 from dataclasses import replace
 
@@ -10,9 +9,8 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import MismatchError, Node, UnsupportedError
-from mpishare.coordination.poll import poll
-from mpishare.runtime import create, one_thread, surroundings
+from mpishare import Node
+from mpishare.runtime import create, surroundings
 from mpishare.runtime.open_nodes import open_nodes
 from mpishare.runtime.surroundings import Survey
 from tests.helpers.held import held
@@ -170,59 +168,3 @@ def test_a_late_rank_is_none_of_a_node_of_a_small_cart(host_node, comm):
         node.close()
         cart.Free()
     turned.Free()
-
-
-# --- threads
-
-
-def in_a_thread(name, call):
-    """Make a call in a thread of this name; return it and the list of what it gives or raises."""
-    ended = []
-
-    def run():
-        try:
-            ended.append(call())
-        except Exception as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=run, name=name)
-    thread.start()
-    return thread, ended
-
-
-def call_while_another_thread_does(comm, key):
-    """On rank 0, call while another thread makes a node, which waits for the other ranks."""
-    assert poll(lambda: one_thread._under_way.get(key), 30)
-    try:
-        return Node(comm)
-    finally:
-        MPI.COMM_WORLD.Barrier()  # now the others come
-
-
-@TWO
-@pytest.mark.parametrize("name", ["first", "other"])
-def test_threads_on_one_communicator(comm, name):
-    """The second is refused by name; the first meets threads of its name, and no other."""
-    given = comm.Dup()
-    key = given.handle
-    if comm.rank == 0:
-        second, refused = in_a_thread("second", lambda: call_while_another_thread_does(given, key))
-    else:
-        comm.Barrier()
-    first, ended = in_a_thread("first" if comm.rank == 0 else name, lambda: Node(given))
-    first.join()
-    if comm.rank == 0:
-        second.join()
-        assert type(refused[0]) is UnsupportedError
-        assert "'first'" in str(refused[0])
-        assert "'second'" in str(refused[0])
-    if name == "first":
-        assert ended[0].size == comm.size
-        ended[0]._context.agreement.thread = threading.get_ident()
-        ended.pop().close()
-    else:
-        assert type(ended[0]) is MismatchError
-        for each in ("first", "other", "comm.Dup()"):
-            assert each in str(ended[0])
-    assert not one_thread._under_way
-    given.Free()

@@ -1,0 +1,80 @@
+"""The life of a node: every cell of its table, and the page that shows it."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from mpishare.coordination.control_block import ControlBlock
+from mpishare.coordination.life import LIFE, Action, Event, Life
+from mpishare.coordination.waits import Waits
+from mpishare.errors import MpiShareError
+from mpishare.memory import shared
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocols.md"
+ENDED = {
+    Event.EXCEPTION: Action(Life.OVER, is_raised=True),
+    Event.DEPARTURE: Action(Life.OVER),
+    Event.ABSENCE: Action(Life.OVER, is_fatal=True),
+    Event.DISORDER: Action(Life.OVER),
+    Event.DEADLINE: Action(Life.OVER, is_fatal=True),
+    Event.DEATH: Action(Life.OVER, is_fatal=True),
+    Event.CLOSE: Action(Life.CLOSED),
+    Event.FINALIZE: Action(Life.CLOSED),
+    Event.FORK: Action(Life.OVER),
+}
+
+
+@pytest.fixture
+def waits():
+    block = ControlBlock(shared.create(ControlBlock.nbytes_for(2)), 0, 2)
+    yield Waits(block, 1.0)
+    block.close()
+
+
+def test_the_table_has_every_cell():
+    assert {*LIFE} == {*itertools.product(Life, Event)}
+
+
+@pytest.mark.parametrize("event", ENDED)
+def test_a_whole_node_ends(waits, event):
+    assert waits.life is Life.WHOLE
+    assert str(waits.end(event, MpiShareError("the reason"))) == "the reason"
+    assert Action(waits.life, waits.is_raised, waits.is_fatal) == ENDED[event]
+    with pytest.raises(MpiShareError, match="the reason"):
+        waits.check()
+
+
+def test_a_refusal_leaves_a_node_whole():
+    assert LIFE[Life.WHOLE, Event.REFUSAL] == Action(Life.WHOLE)
+    assert {*ENDED} == {*Event} - {Event.REFUSAL}
+
+
+@pytest.mark.parametrize(("first", "then"), [*itertools.product(ENDED, ENDED)])
+def test_the_first_reason_stands(waits, first, then):
+    waits.end(first, MpiShareError("first"))
+    assert str(waits.end(then, MpiShareError("then"))) == "first"
+    assert waits.life is ENDED[first].life
+    assert waits.is_fatal == ENDED[first].is_fatal
+
+
+def test_the_page_shows_the_table():
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
+    shown = [row for row in rows if row[0] in Event.__members__]
+    assert shown == [
+        (
+            event.name,
+            event.value,
+            LIFE[Life.WHOLE, event].life.name.lower(),
+            "; ".join(
+                text
+                for is_so, text in (
+                    (LIFE[Life.WHOLE, event].is_raised, "the exception goes up"),
+                    (LIFE[Life.WHOLE, event].is_fatal, "this process aborts the job at its end"),
+                )
+                if is_so
+            ),
+        )
+        for event in Event
+    ]
