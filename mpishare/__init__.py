@@ -20,10 +20,10 @@ from mpishare.redistribution.plan import Redistribute
 from mpishare.reduction.allreduce import Allreduce
 from mpishare.runtime import ranges as ranges  # for `mpishare.ranges.enable`
 from mpishare.runtime.outside import outside_environment
-from mpishare.windows.attached import attach
+from mpishare.view.attached import attach
+from mpishare.view.opened_pool import open_handle
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
-from mpishare.windows.opened_pool import open_handle
 from mpishare.windows.pool import Pool
 from mpishare.windows.window import Window
 

@@ -20,7 +20,7 @@ from mpishare.runtime.cli import (
 )
 from mpishare.runtime.hardware import Hardware, RankView, look
 from mpishare.runtime.route import agree_on_forced
-from mpishare.windows.survey import as_text, attachable
+from mpishare.view.survey import as_text, attachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,10 +16,8 @@ from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.memory import ArrayLayout, cut
 from mpishare.runtime import ranges
-from mpishare.windows.arguments import agree, check_layout, owner_of
+from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.names import check_name
-from mpishare.windows.publication import Publication
 from mpishare.windows.segment import open_memory
 from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from mpishare.backends import Exported
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.publisher import Publication, Publisher
     from mpishare.windows.undo import Undo
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
@@ -134,8 +133,9 @@ def make_windows(
                     if readonly:
                         part.protect(is_own=rank == context.rank)
         publication: Publication | None = None
+        publisher: Publisher = context.publisher
         if name is not None:
-            publication = Publication(context, call, name, layouts[0], handles[0])
+            publication = publisher.publish(context, call, name, layouts[0], handles[0])
             undo.local.callback(publication.discard)
         words = max(words, epoch_counters(context.size))
         counters = [context.take_counters(call, words) for _ in layouts]

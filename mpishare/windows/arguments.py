@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.coordination.agreement import require_same
-from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.errors import UnsupportedError, format_nbytes, shortened
 from mpishare.memory.arguments import is_int, shape_of
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.numbers import number_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from mpishare.runtime.context import NodeContext
 
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _MOST = (1 << 62) - 1  # bytes, or of anything else, that can be addressed
 
 
@@ -92,3 +94,17 @@ def check_layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> Arr
             "than can be addressed"
         )
     return layout
+
+
+def check_name(call: str, name: Any) -> str | None:
+    """Return the name of a window, or raise the reason why it is not allowed."""
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError(f"{call} failed: name must be a str, not {shortened(name)}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{call} failed: {shortened(name)} is not a name: 1 to 40 letters, digits, '.', '_' or "
+            "'-'"
+        )
+    return name

@@ -14,11 +14,16 @@ from mpishare.memory.arguments import require_bool
 from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.allocate import Source, make_window
-from mpishare.windows.arguments import agree, check_layout, count_of, owner_of, receivers
+from mpishare.windows.arguments import (
+    agree,
+    check_layout,
+    check_name,
+    count_of,
+    owner_of,
+    receivers,
+)
 from mpishare.windows.deal import DealtGet, DealtPut
-from mpishare.windows.names import check_name
-from mpishare.windows.page import MOST_LAG
-from mpishare.windows.publication import Publication
+from mpishare.windows.publisher import MOST_LAG
 from mpishare.windows.slots import WORDS, Block, Get, Put, Ring, free_at
 from mpishare.windows.undo import Undo, undoing
 
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.publisher import Publication, Publisher
     from mpishare.windows.window import Window
 
 _SLOTS = 4
@@ -374,7 +380,7 @@ def _publish(
 ) -> Publication:
     """Let processes outside the job attach to the frames."""
     segments = {same["producer"]: ArrayLayout(window.shape[1:], window.dtype)}
-    publication = Publication(context, call, same["name"], segments, {}, same["lag"])
+    publisher: Publisher = context.publisher
+    publication = publisher.publish(context, call, same["name"], segments, {}, same["lag"])
     undo.local.callback(publication.discard)
-    context.agreement.step(call, publication.reserve)
     return publication

@@ -26,7 +26,6 @@ from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
-from mpishare.windows.pool_door import PoolDoor
 from mpishare.windows.pool_handle import pack, unpack
 from mpishare.windows.undo import undoing
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.publisher import PoolServer, Publisher
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Pool(NodeObject):
                 words.close_file()  # its owner reserves the pages
             table = BlockTable(words, context.rank, context.size, context.memory_barrier)
 
-            def create() -> tuple[tuple[OwnBlocks, PoolDoor] | None, list[str]]:
+            def create() -> tuple[tuple[OwnBlocks, PoolServer] | None, list[str]]:
                 if not is_owner:
                     return None, []
                 memory = backend.create_pool(nbytes)
@@ -101,12 +101,13 @@ class Pool(NodeObject):
                 # gives it to processes of this user alone.
                 secret = os.urandom(32)
                 blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
-                door = PoolDoor(context.door, secret, backend, blocks)
+                publisher: Publisher = context.publisher
+                door = publisher.serve_pool(context, secret, blocks)
                 undo.local.callback(door.close)
                 token = memory.publish(block)
                 return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
 
-            def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | None], None]:
+            def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolServer | None], None]:
                 if made is not None:
                     return made, None
                 fd = borrow(own, lent, context.agreement.timeout_s)

@@ -14,8 +14,7 @@ from mpishare.memory.arguments import require_bool
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
 from mpishare.windows.allocate import Source, make_window
-from mpishare.windows.arguments import agree, check_layout, owner_of
-from mpishare.windows.names import check_name
+from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:

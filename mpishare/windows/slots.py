@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.publication import Publication
+    from mpishare.windows.publisher import Publication
 
 # On streams: frames that the producer's host enqueues before there is room for them. The queue of a
 # stream is finite, and a host that fills it would wait in the driver, without a deadline.

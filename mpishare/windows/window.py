@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,10 @@ import numpy as np
 
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError, closed, format_nbytes
+from mpishare.memory.export import Export, make_export
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.attached import attach
 from mpishare.windows.epochs import Epochs
-from mpishare.windows.export import Export, make_export
 from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.segment import WindowPart
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.types import AnyArray, Stream
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.publication import Publication
+    from mpishare.windows.publisher import Publication
 
 log = logging.getLogger("mpishare.window")
 
@@ -334,15 +332,9 @@ class Window(Epochs, NodeObject):
                 "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
                 "(name='...'): then it becomes an attached one on the other side"
             )
-        if why := self._publication.why_not_live:
-            raise TypeError(
-                f"{self.name!r} cannot be pickled: {why}, and a process outside the job cannot map "
-                "such memory. Share a copy (copy=True), or read snapshots there: "
-                f"mpishare.attach({self.name!r}).latest()"
-            )
         # Writable, since its job passes it on for use.
         writable = not self.readonly
-        return partial(attach, self.name, job=self._publication.job, writable=writable), ()
+        return self._publication.reduce(writable=writable)
 
     def __repr__(self) -> str:
         name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
@@ -445,7 +437,7 @@ def _release(
     """
     for window in windows:
         if window._publication is not None:
-            window._viewers = window._publication.let_go(f"{window.name}: close")
+            window._viewers = window._publication.detach_viewers(f"{window.name}: close")
 
     def free(kept: list[list[list[int]]]) -> list[bool]:
         each_kept = zip(*kept, strict=True)

@@ -17,7 +17,7 @@ LOOP = """
 import functools, gc, json, os, sys, time
 import numpy as np
 import mpishare
-from mpishare.windows.names import job_id
+from mpishare.view.names import job_id
 
 # The windows of the process that started this one, whatever other jobs there are.
 attach = functools.partial(mpishare.attach, job=job_id(os.getppid()))
@@ -27,7 +27,7 @@ def host(array):
 
 def reset():
     for value in list(here.values()):
-        if type(value).__module__ == "mpishare.windows.attached" and hasattr(value, "close"):
+        if type(value).__module__ == "mpishare.view.attached" and hasattr(value, "close"):
             value.close()
     here.clear()
     here.update(first)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpishare.memory import export
 from mpishare.memory.kinds import (
     EMPTIED,
     FREED,
@@ -11,7 +12,6 @@ from mpishare.memory.kinds import (
     Refusal,
     classify,
 )
-from mpishare.windows import export
 
 PLAIN = PointerAttributes(
     memory_type=MemoryType.DEVICE,

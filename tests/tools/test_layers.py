@@ -22,6 +22,7 @@ LAYERS = (
     "backends",
     "runtime",
     "windows",
+    "view",
     "node",
     "plans",
     "halo reduction graphs",

@@ -10,7 +10,7 @@ import pytest
 
 import mpishare
 from mpishare.memory.visit import Visit
-from mpishare.windows import names, opened_pool
+from mpishare.view import names, opened_pool
 from mpishare.windows.pool_handle import address_of
 from tests.helpers.children import in_a_fork
 from tests.helpers.latch import within

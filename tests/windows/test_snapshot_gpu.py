@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.windows import snapshots
+from mpishare.view import snapshots
 from tests.helpers.captures import captured
 from tests.helpers.held import gpu_free
 from tests.helpers.latch import Latch, within

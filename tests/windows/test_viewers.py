@@ -19,13 +19,13 @@ from mpishare.errors import CudaError
 from mpishare.memory.door import Door
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.shared import whole_pages
-from mpishare.windows import names
-from mpishare.windows.description import Description, Segment
-from mpishare.windows.frames import Frame
-from mpishare.windows.live import map_on_gpu
-from mpishare.windows.page import BUFFERS, Page, Places, pack_numbers, unpack_numbers
-from mpishare.windows.readers import OVERWRITTEN, Reader
-from mpishare.windows.snapshots import Slot
+from mpishare.view import names
+from mpishare.view.description import Description, Segment
+from mpishare.view.frames import Frame
+from mpishare.view.live import map_on_gpu
+from mpishare.view.page import BUFFERS, Page, Places, pack_numbers, unpack_numbers
+from mpishare.view.readers import OVERWRITTEN, Reader
+from mpishare.view.snapshots import Slot
 from tests.helpers.planted import NOBODY, needs_two_users
 
 

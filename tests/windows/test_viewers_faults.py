@@ -26,7 +26,7 @@ def come(name, seconds=30):
             time.sleep(0.01)
 
 def come_last(there):
-    visit = mpishare.windows.names.find(there.name, there.job, 30)[1]
+    visit = mpishare.view.names.find(there.name, there.job, 30)[1]
     try:
         visit.ask({"attaches": True})  # the job waits for it, and dies
     except mpishare.HandleError:
@@ -317,7 +317,7 @@ while True:
 FOREIGN = """
 def foreign(nobody, name):
     import socket
-    from mpishare.windows.names import listed
+    from mpishare.view.names import listed
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setgid(nobody); os.setuid(nobody)
@@ -347,7 +347,7 @@ def foreign(nobody, name):
 def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -> None:
     import subprocess
 
-    from mpishare.windows.names import job_id
+    from mpishare.view.names import job_id
 
     node = stage.node()
     hostile = None

@@ -15,11 +15,12 @@ from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
-from mpishare.windows.description import MAX_FDS, VERSION, Description, Segment
+from mpishare.view.attached import attach
+from mpishare.view.description import MAX_FDS, VERSION, Description, Segment
+from mpishare.view.names import door_name, job_id, listed, visit_mine
+from mpishare.view.page import Page, pack_numbers
+from mpishare.view.snapshots import CudaSnapshots, HostSnapshots, Slot
 from mpishare.windows.leases import LET_GO_S
-from mpishare.windows.names import door_name, job_id, listed, visit_mine
-from mpishare.windows.page import Page, pack_numbers
-from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,21 +92,23 @@ class Publication:
                     f"{call} failed: the name {name!r} is taken by another window of job "
                     f"{self.job}. Choose another one, or close that window first."
                 )
+            if lag:  # each put copies: the memory is taken now, not at the first
+                context.agreement.step(call, self._reserve)
             undo.pop_all()
-
-    @property
-    def why_not_live(self) -> str:
-        """Why processes outside the job cannot map its memory; empty if they can."""
-        return self._window.why_not_live
 
     @property
     def _is_leader(self) -> bool:
         return self._context.rank == 0
 
-    def reserve(self) -> None:
-        """Take the memory of the copies now, and not at the first one."""
-        if self._snapshots is not None:
-            self._snapshots.make_buffers()
+    def reduce(self, *, writable: bool) -> Any:
+        """Return what `__reduce__` does, for another process of this machine."""
+        if why := self._window.why_not_live:
+            raise TypeError(
+                f"{self.name!r} cannot be pickled: {why}, and a process outside the job cannot map "
+                "such memory. Share a copy (copy=True), or read snapshots there: "
+                f"mpishare.attach({self.name!r}).latest()"
+            )
+        return partial(attach, self.name, job=self.job, writable=writable), ()
 
     def end(self) -> None:
         """Tell the viewers of a channel that there are no more frames."""
@@ -125,7 +128,7 @@ class Publication:
             self._snapshots.take(self._number, array, words, handle)
         chain.leave()
 
-    def let_go(self, call: str) -> list[int]:
+    def detach_viewers(self, call: str) -> list[int]:
         """End the publication and wait some seconds for viewers that map memory on a GPU.
 
         Collective, host-blocking; once all streams are done. May be repeated, for the viewers that
@@ -200,6 +203,10 @@ class Publication:
         job = self._open_door(memory.fd) if self._is_leader else ["", False]
         fds = self._files([context.rank])
         return [*job, path_of(*fds) if fds else ""]
+
+    def _reserve(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.make_buffers()
 
     def _files(self, ranks: Iterable[int]) -> list[int]:
         """Open the files of segments, as far as there are any, until the end."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.memory import host_anchor, host_array
-from mpishare.windows.readers import map_part
+from mpishare.view.readers import map_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
-    from mpishare.windows.description import Segment
+    from mpishare.view.description import Segment
 
 
 def map_files(

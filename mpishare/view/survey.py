@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mpishare.errors import MpiShareError, describe
-from mpishare.windows.description import Description
-from mpishare.windows.names import listed, visit_mine
+from mpishare.view.description import Description
+from mpishare.view.names import listed, visit_mine
 
 _ANSWER_S = 2.0
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 BUFFERS = 3
-MOST_LAG = 1 << 12
 
 # Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file.
 _BLOCK_NBYTES = 2 << 20

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend, Signals
     from mpishare.memory.memory import ArrayLayout, Memory
     from mpishare.memory.shared import SharedMemory
-    from mpishare.windows.page import Page
+    from mpishare.view.page import Page
 
 # Bytes per second that a viewer can copy, and leave a core to others.
 _READ_RATE = 4e9

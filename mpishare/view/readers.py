@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import CudaError, HandleError, format_nbytes
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import whole_pages
-from mpishare.windows.frames import Frame
-from mpishare.windows.page import Page, load_barrier, unpack_numbers
+from mpishare.view.frames import Frame
+from mpishare.view.page import Page, load_barrier, unpack_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.memory.memory import Memory
-    from mpishare.windows.description import Description, Segment
+    from mpishare.view.description import Description, Segment
 
 # A snapshot that was overwritten before its copy was over.
 OVERWRITTEN = Frame(0, {}, {})

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError, PeerTimeout, late, shortened
+from mpishare.errors import HandleError, PeerTimeout, late
 from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare.window")
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
 _MAX_JOB = 31
 _TURN_S = 0.05
@@ -46,20 +45,6 @@ class Listed(NamedTuple):
     def __str__(self) -> str:
         """Return the name of the window in errors."""
         return f"{self.name!r} of job {self.job}"
-
-
-def check_name(call: str, name: Any) -> str | None:
-    """Return the name of a window, or raise the reason why it is not allowed."""
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise TypeError(f"{call} failed: name must be a str, not {shortened(name)}")
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{call} failed: {shortened(name)} is not a name: 1 to 40 letters, digits, '.', '_' or "
-            "'-'"
-        )
-    return name
 
 
 def job_id(leader_pid: int) -> str:

@@ -10,7 +10,8 @@ from mpishare.errors import HandleError
 from mpishare.memory import dtypes
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.visit import printable
-from mpishare.windows.page import BUFFERS, MOST_LAG, Places
+from mpishare.view.page import BUFFERS, Places
+from mpishare.windows.publisher import MOST_LAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

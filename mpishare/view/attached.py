@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.memory.arguments import require_duration, require_wait
-from mpishare.windows.description import MAX_FDS, Description
-from mpishare.windows.live import map_files, map_on_gpu, open_gpu
-from mpishare.windows.names import check_name, find, job_text, listed
-from mpishare.windows.readers import OVERWRITTEN, CudaReader, HostReader
+from mpishare.view.description import MAX_FDS, Description
+from mpishare.view.live import map_files, map_on_gpu, open_gpu
+from mpishare.view.names import find, job_text, listed
+from mpishare.view.readers import OVERWRITTEN, CudaReader, HostReader
+from mpishare.windows.arguments import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.visit import Visit
-    from mpishare.windows.frames import Frame
-    from mpishare.windows.readers import Reader
+    from mpishare.view.frames import Frame
+    from mpishare.view.readers import Reader
 
 _PAUSE_S = 0.0005
 # Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.

@@ -14,10 +14,10 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
 from mpishare.memory.visit import Visit
-from mpishare.windows.live import open_gpu
+from mpishare.view.live import open_gpu
+from mpishare.view.pool_door import VERSION
 from mpishare.windows.pool import enter, pool_here
 from mpishare.windows.pool_blocks import OpenBlocks
-from mpishare.windows.pool_door import VERSION
 from mpishare.windows.pool_handle import address_of, unpack
 
 if TYPE_CHECKING:
