@@ -1,7 +1,6 @@
-"""The tables of the newest libraries, of solves, JAX, mixed plans, sharing and applications."""
+"""The tables of the newest libraries, of solves, JAX and applications."""
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -70,23 +69,6 @@ SOLVES = {
 CALLS_OF_NCCL = ("nccl", "nccl beside")
 #: The forms of the program of the case jax.
 FORMS = ("loop", "recorded", "unrolled", "padded")
-#: The columns of plans that mix messages with kernels: times of one step, and of ten.
-MIXED = {
-    "fused alone, µs": "fused",
-    "messages alone, µs": "messages",
-    "both in one plan, µs": "mixed",
-}
-PARTS = {
-    "its kernel, µs": "fused part of mixed",
-    "the kernel alone": "fused part alone",
-    "interior, µs": "interior",
-    "beside the exchange": "interior beside mixed",
-}
-NODE_SUMS = {
-    "packed on GPUs, µs": "on GPUs",
-    "packed on the host, µs": "through the host",
-    "staged `MPI_Allreduce`, µs": "staged by hand",
-}
 #: The orders of a step of an application, and the columns of figures, with their formats.
 ORDERS = ("plain", "last", "first", "beside")
 FIGURES = {
@@ -290,33 +272,6 @@ def jax(rows: list[dict]) -> list[str]:
 def lines_of(path: Path) -> list[dict]:
     """What a program printed, a line of JSON each; nothing where there is no such file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def mixed(path: Path) -> list[str]:
-    """Plans that mix messages with kernels, and sums over two nodes: lines of mixed_nodes.py."""
-    plans, sums = [], []
-    for each in lines_of(path):
-        if "face_nbytes" in each:
-            times = [pair(each[name]) for name in MIXED.values()]
-            parts = [us(each[name]) for name in PARTS.values()]
-            plans.append([size(each["face_nbytes"]), *times, *parts])
-        else:
-            sums.append([size(each["sum_nbytes"]), *(us(each[arm]) for arm in NODE_SUMS.values())])
-    return [*table(["faces", *MIXED, *PARTS], plans), *table(["sum", *NODE_SUMS], sums)]
-
-
-def sharing(path: Path) -> list[str]:
-    """A table per task, of the least time of each way in all runs: lines of sharing_times.py."""
-    tasks: dict[str, dict[str, dict[int, float]]] = {}
-    for each in lines_of(path):
-        times = tasks.setdefault(each["what"], {}).setdefault(each["way"], {})
-        times[each["nbytes"]] = min(each["least_us"], times.get(each["nbytes"], math.inf))
-    lines = []
-    for task, ways in tasks.items():
-        found = sorted({nbytes for times in ways.values() for nbytes in times})
-        cells = [[way, *(us(times.get(nbytes)) for nbytes in found)] for way, times in ways.items()]
-        lines += table([f"{task}, µs", *map(size, found)], cells)
-    return lines
 
 
 #: What a node takes, by the name of its column: the unit, and the task of rank_counts.py.

@@ -76,8 +76,6 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "redistribute-drawn": charts("redistribute", "allgather"),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "allgather": lambda folder: of_runs(folder, "allgather-", others.redistributed),
-        "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
-        "sharing": lambda folder: others.sharing(folder / "sharing-host.jsonl"),
         "counts": lambda folder: others.counts(folder / "ranks-host.jsonl"),
     },
     "docs/comparison.md": {

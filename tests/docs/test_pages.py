@@ -38,11 +38,6 @@ NOT_RUN = {
     "mpirun -n 28 python -m mpi4py scripts/lib/rank_counts.py docs/results/ranks-host.jsonl": (
         "writes a result; tests/benchmarks/test_rank_counts.py runs it"
     ),
-    "mpirun -n 2 python -m mpi4py scripts/lib/sharing_times.py ranks "
-    "docs/results/sharing-host.jsonl": "minutes; tests/benchmarks/test_sharing_times.py takes few",
-    "python scripts/lib/sharing_times.py child docs/results/sharing-host.jsonl": (
-        "minutes; tests/benchmarks/test_sharing_times.py takes few"
-    ),
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
     "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (
         "tests/applications/test_spectral.py, with fewer points"
