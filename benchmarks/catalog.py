@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import BASELINES, CASES, TRIALS, Baseline, Case, Way
+from mpishare.bench.cases import BASELINES, CASES, Baseline, Case, Way
 
 BOTH = ("host", "cuda")
-#: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
+#: Libraries between GPUs; "ceilings" is what the machine can do at best.
 NEWEST = ("nccl4py", "nvshmem", "torch")
 GPU_LIBRARIES = ("mpi", "nccl", *NEWEST)
 UPPER_BOUNDS = "ceilings"
@@ -35,10 +35,10 @@ _CASES = (
         "both neighbors' faces moved through windows",
         {
             "host": ("isend", "persistent", "sendrecv"),
-            "cuda": ("staged", *GPU_LIBRARIES, UPPER_BOUNDS),
+            "cuda": ("staged", *GPU_LIBRARIES),
         },
         "benchmarks.ring:run",
-        on_request=frozenset({*GPU_LIBRARIES, UPPER_BOUNDS}),
+        on_request=frozenset(GPU_LIBRARIES),
         is_sized=True,
     ),
     _MESSAGES,
@@ -58,15 +58,6 @@ _CASES = (
         sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
         max_nbytes=1 << 20,
         naxes=1,
-    ),
-    Case(
-        "mesh",
-        "cells of an unstructured mesh, by their places: contiguous, in runs, scattered",
-        {"host": ("isend",), "cuda": ()},
-        "benchmarks.mesh:run",
-        is_sized=True,
-        sizes=dict.fromkeys(BOTH, (8, 512, 4 << 10, 64 << 10, 1 << 20)),
-        max_nbytes=1 << 20,
     ),
     Case(
         "fresh",
@@ -127,18 +118,17 @@ _CASES = (
     Case(
         "calls",
         "how long the host is busy with an exchange: on CUDA not until it is done",
-        {"host": (), "cuda": (UPPER_BOUNDS,)},
+        {"host": (), "cuda": ()},
         "benchmarks.halos:run_calls",
     ),
 )
-#: What runs on CUDA beside the baselines of the package; all but the first on request.
+#: What runs on CUDA, on request, beside the baselines of the package.
 _BROUGHT = {
-    "setup": ("handles",),
-    "halo1d": ("naive", *NEWEST, UPPER_BOUNDS),
+    "halo1d": ("naive", *NEWEST),
     "halo3d": ("naive", *NEWEST),
     "allreduce": NEWEST,
-    "redistribute": (*NEWEST, "alltoall"),
-    "permuted": (*NEWEST, "alltoall"),
+    "redistribute": NEWEST,
+    "permuted": NEWEST,
     "allgather": ("nccl4py",),
 }
 
@@ -168,22 +158,14 @@ _BASELINES = {
     ),
     "nvshmem": Baseline(module="benchmarks.nvshmem", ways=_graphs("nvshmem", "Nvshmem")),
     "torch": Baseline(module="benchmarks.symmetric", ways=_graphs("torch", "TorchSymmetric")),
-    "alltoall": Baseline(
-        "the all-to-all of NCCL, also on copy engines, and of PyTorch", "benchmarks.all_to_all"
-    ),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
     "first axis": Baseline("faces that are one piece of memory each"),
     "fresh": Baseline(
         "fields that are others at each call, of mpishare and of Sendrecv", "benchmarks.fresh"
     ),
-    "handles": Baseline(
-        "an allgather of memory handles, and opening those of the neighbors", "benchmarks.handles"
-    ),
     "naive": Baseline("MPI through the host, each face copied by itself", "benchmarks.halos"),
-    UPPER_BOUNDS: Baseline(
-        "what the machine can do with no order in it, or with no data", "benchmarks.upper_bounds"
-    ),
+    UPPER_BOUNDS: Baseline("the kernels of a solve alone, with no exchange and no sum"),
 }
 
 
@@ -194,11 +176,9 @@ def extend() -> None:
         case = CASES[name]
         on_cuda = dict.fromkeys((*case.baselines["cuda"], *brought))
         fresh = {"fresh"} - {*case.baselines["host"]} if case.naxes else ()
-        asked = frozenset() if name == "setup" else frozenset(brought)
         CASES[name] = replace(
             case,
             baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},
-            on_request=case.on_request | asked,
+            on_request=case.on_request | {*brought},
         )
     BASELINES.update(_BASELINES)
-    TRIALS[:] = ["benchmarks.trial"]

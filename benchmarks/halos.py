@@ -21,16 +21,13 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.catalog import UPPER_BOUNDS
-from benchmarks.upper_bounds import Launch
 from mpishare.bench.cases import Case
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Block, Exchange, Grid
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
-from mpishare.bench.library import captured
 from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent, waitany
-from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
+from mpishare.bench.report import BASELINE, Clock
 from mpishare.bench.session import Bound, Session, do_nothing
 
 _MESSAGES_MPI: Forms = {"persistent": persistent, "persistent waitany": waitany}
@@ -72,9 +69,6 @@ def run_calls(session: Session, case: Case) -> None:
         grid = Grid(session, block)
         make = partial(_CallsOfHalo, grid, halo_exchange)
         comparison.add(name, make, nbytes=block.face_nbytes, unfit=grid.unfit)
-    if comparison.includes(UPPER_BOUNDS):
-        launch = captured(session, partial(_CallsOfLaunch, session))
-        comparison.add("graph launch", launch, kind=UPPER_BOUND)
     comparison.run()
 
 
@@ -95,8 +89,8 @@ def _last_axis(grid: Grid) -> Exchange[Grid]:
     return made
 
 
-class _Calls(Variant):
-    """Calls that are timed until they return, and not until the stream is done."""
+class _CallsOfHalo(Exchange[Grid]):
+    """Calls of `exchange`, timed until they return, and not until the stream is done."""
 
     is_calibrated = False
 
@@ -106,14 +100,6 @@ class _Calls(Variant):
             session.line_up()
             samples_s += time_batches(self.step, do_nothing, 1, _CALLS)
         return samples_s
-
-
-class _CallsOfHalo(_Calls, Exchange[Grid]):
-    """Calls of `HaloExchange.exchange`."""
-
-
-class _CallsOfLaunch(_Calls, Launch):
-    """Calls that launch a graph."""
 
 
 def _naive(grid: Grid, *fields: Any) -> Bound:

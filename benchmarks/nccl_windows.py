@@ -19,7 +19,7 @@ from mpishare.bench.session import Call, Session, in_turn
 #: The first version with puts that signal.
 _LEAST = (2, 29)
 _BLOCK = 512
-#: Thread blocks of all transfers, on all ranks that share a GPU: each waits for others.
+#: Thread blocks of all transfers: each waits for others.
 _MAX_BLOCKS = 264
 #: Up to how many words per block and in how many transfers each travels with a number beside it.
 _FEW_BLOCKS, _FEW_TRANSFERS = 16, 8
@@ -31,7 +31,7 @@ class NcclSend(NcclCalls):
     """Grouped sends and receives between windows."""
 
     label = "NCCL windows"
-    shared_trial = "nccl4py"
+    shares_gpus = False
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -45,18 +45,15 @@ class NcclSend(NcclCalls):
         #: Each allocation by its address, with the window that it is registered in.
         self._windows: dict[int, tuple[Any, Any]] = {}
         comm = session.comm
-        name = comm.bcast(self.unique_id() if comm.rank == 0 else None, 0)
+        name = comm.bcast(core.get_unique_id().as_bytes if comm.rank == 0 else None, 0)
         with self.refusals(calls.NCCLError):
-            unique = core.UniqueId.from_bytes(name)
-            self._comm = core.Communicator.init(comm.size, comm.rank, unique, self.config())
+            unique = core.UniqueId.from_bytes(bytes(name))
+            self._comm = core.Communicator.init(comm.size, comm.rank, unique)
         self.rest = self._comm._comm, int(session.stream.ptr)
 
-    def config(self) -> Any:
-        """Return the settings of the communicator, None for NCCL's own."""
-
     @classmethod
-    def require(cls, session: Session) -> None:
-        set_environment(session)
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        set_environment()
         if find_spec("nccl") is None:
             raise cls.refusal("nccl4py is not installed")
         with cls.refusals(ImportError, OSError, RuntimeError):
@@ -67,12 +64,6 @@ class NcclSend(NcclCalls):
             raise cls.refusal("nccl4py finds no NCCL")
         if library.version.release < _LEAST:
             raise cls.refusal(f"NCCL {library.version} has no puts that signal")
-
-    @classmethod
-    def unique_id(cls) -> bytes:
-        from nccl import core
-
-        return bytes(core.get_unique_id().as_bytes)
 
     def empty(self, words: int) -> Any:
         with self.refusals(self._calls.NCCLError):
@@ -150,11 +141,8 @@ class NcclDevice(NcclSend):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        device = session.node.device
         if session.node.size < session.comm.size:
             raise self.refusal("the ranks are on several nodes")
-        if session.ranks_per_gpu > 1 and device is not None and not device.mps:
-            raise self.refusal("it spins, and ranks share a GPU without MPS")
         headers = Path(self._core.get_version().libnccl.path).parents[1] / "include"
         if not (headers / "nccl_device.h").exists():
             raise self.refusal(f"{headers} has no nccl_device.h")
@@ -167,10 +155,9 @@ class NcclDevice(NcclSend):
             module.compile()
         #: A kernel of the file by its name.
         self.kernel: Callable[[str], Any] = module.get_function
-        self._blocks = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
         most = _FEW_TRANSFERS * _BLOCK + session.comm.size
         few = self._core.LLA2ARequirement(_FEW_BLOCKS, most, 8)
-        needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks, resources=(few,))
+        needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=_MAX_BLOCKS, resources=(few,))
         with self.refusals(self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
@@ -209,7 +196,7 @@ class NcclDevice(NcclSend):
         rows["window"] = [window.handle for window, _ in places]
         rows["offset"] = [offset for _, offset in places]
         half = 8 * ends[-1] if is_staged else 0
-        blocks = min(-(-most // (2 * _BLOCK)), self._blocks)  # a thread copies 2 words at a time
+        blocks = min(-(-most // (2 * _BLOCK)), _MAX_BLOCKS)  # a thread copies 2 words at a time
         table, steps = xp.asarray(rows.view("u1")), xp.zeros(blocks, "u4")
         is_ready_first = np.int32(not (early or is_staged))
         arguments = self.state, table, count, is_ready_first, np.int64(half), steps

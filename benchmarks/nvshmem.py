@@ -30,7 +30,7 @@ class Nvshmem(Library):
 
     label = "NVSHMEM"
     halves = 2
-    shared_trial = "nvshmem"
+    shares_gpus = False
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -57,25 +57,16 @@ class Nvshmem(Library):
             )
 
     @classmethod
-    def require(cls, session: Session) -> None:
+    def require(cls, session: Session) -> None:  # noqa: ARG003
         # Before the library is loaded: puts do not use multicast, and its setup affects every GPU
         # of the host, including those of other users.
         os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
-        if session.ranks_per_gpu > 1:
-            # Under MPS it asks for shares of the GPU that add up to 100 % at most.
-            os.environ.setdefault("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
         if find_spec("nvshmem") is None:
             raise cls.refusal("nvshmem4py is not installed")
         with cls.refusals(ImportError, OSError, RuntimeError):
             import nvshmem.core
 
             nvshmem.core.get_version()  # loads the library
-
-    @classmethod
-    def unique_id(cls) -> bytes:
-        import nvshmem.core
-
-        return bytes(nvshmem.core.get_unique_id()._data.view(np.int8).tobytes())
 
     def empty(self, words: int) -> Any:
         memory = self._core.array((words,), dtype="uint64")

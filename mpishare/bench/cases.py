@@ -141,8 +141,6 @@ BASELINES = {
     ),
     "staged": Baseline("MPI through the host, all faces in one copy to pinned memory and one back"),
 }
-#: The modules that try a library on ranks that share a GPU, by `try_sharing`: one, or none here.
-TRIALS: list[str] = []
 
 
 def default_cases() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpishare.bench.cases import BASELINES, TRIALS, Way
+from mpishare.bench.cases import BASELINES, Way
 from mpishare.bench.comparison import Comparison, Make, Variant
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
@@ -85,8 +85,8 @@ class Library:
     halves: ClassVar[int] = 1
     #: Whether it takes any memory of the GPU, not only what `empty` returns.
     is_direct: ClassVar[bool] = False
-    #: What ranks that share a GPU must try, None where it works anyway.
-    shared_trial: ClassVar[str | None] = None
+    #: Whether ranks may share a GPU.
+    shares_gpus: ClassVar[bool] = True
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -110,11 +110,6 @@ class Library:
     @classmethod
     def require(cls, session: Session) -> None:
         """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
-
-    @classmethod
-    def unique_id(cls) -> bytes:
-        """Return what ranks find each other by. On rank 0, local."""
-        raise NotImplementedError
 
     def empty(self, words: int) -> Any:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
@@ -152,22 +147,12 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Any, str | None
     library = None
     # Agreed on before any rank enters the library, which would wait for the others there.
     _, reason = session.attempt(lambda: kind.require(session))
-    if reason is None and session.ranks_per_gpu > 1:
-        reason = _refusal_to_share(session, kind)
+    if reason is None and session.ranks_per_gpu > 1 and not kind.shares_gpus:
+        reason = f"{kind.label}: ranks share a GPU"
     if reason is None:
         library, reason = session.attempt(lambda: kind(session))
     session.libraries[kind] = library, reason
     return library, reason
-
-
-def _refusal_to_share(session: Session, kind: type[Library]) -> str | None:
-    """Return why ranks that share a GPU cannot use the library, or None. Collective."""
-    if kind.shared_trial is None:
-        return None
-    for module in TRIALS:
-        failure = import_module(module).try_sharing(session, kind)
-        return failure and f"{kind.label}: ranks that share a GPU: {failure}"
-    return f"{kind.label}: ranks share a GPU"
 
 
 def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str, Way]]]:

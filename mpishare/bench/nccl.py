@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from cupy.cuda import nccl
 from mpi4py import MPI
 
@@ -18,13 +17,11 @@ _NUMBER = nccl.get_version() if nccl.available else 0
 __version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
 
 
-def set_environment(session: Session) -> None:
+def set_environment() -> None:
     """Set what NCCL reads when it makes its first communicator. Local."""
     # Sends, receives and puts do not use multicast, and its setup affects every GPU of the host,
     # including those of other users.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    if session.ranks_per_gpu > 1:
-        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # since 2.30
 
 
 class NcclCalls(Library):
@@ -68,7 +65,7 @@ class Nccl(NcclCalls):
 
     label = "NCCL"
     is_direct = True
-    shared_trial = "nccl"
+    shares_gpus = False
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -82,15 +79,10 @@ class Nccl(NcclCalls):
         self.rest = (int(session.stream.ptr),)
 
     @classmethod
-    def require(cls, session: Session) -> None:
-        set_environment(session)
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        set_environment()
         if not nccl.available:
             raise cls.refusal("not installed, or not where CuPy looks for it")
-
-    @classmethod
-    def unique_id(cls) -> bytes:
-        name = nccl.get_unique_id()  # bytes; until CuPy 13 a tuple of numbers
-        return name if isinstance(name, bytes) else np.array(name, "i1").tobytes()
 
     def close(self) -> None:
         self.session.synchronize()

@@ -76,10 +76,9 @@ def run(session: Session, case: Case) -> None:
         ("second plan", 1, True),
     ):
         make = partial(_Plan, session, cart, count, is_second=is_second)
-        comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
+        comparison.add(name, make, nbytes=FACE_NBYTES, against=())
     make_shared = partial(Make, session, partial(_shared_window, node), _wrong_of_one)
     comparison.add_baseline("allocate_shared", make_shared, nbytes=_NBYTES)
-    comparison.add_brought(session)
     comparison.run(_LEAST_TURNS)
     cart.Free()
     base.close()

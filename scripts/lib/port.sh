@@ -1,21 +1,19 @@
 # shellcheck shell=bash
 # Sourced by scripts/ports: their command line, and the environment of what is ported.
 
-# port_options OPTIONS ARGUMENTS...: sets `folder` and `has_tests`, and where they are given `rounds`,
-# `url` and `left_out`. OPTIONS are those of the script besides --rounds and --time.
+# port_options OPTIONS ARGUMENTS...: sets `folder`, and where they are given `url` and `left_out`.
+# OPTIONS are those of the script.
 # shellcheck disable=SC2034  # for the caller
 port_options() {
-  local known=" -h --help --rounds --time $1 "
+  local known=" -h --help $1 "
   shift
-  folder='' has_tests=yes
+  folder=''
   while (($#)); do
     [[ $1 != -* || $known == *" $1 "* ]] || fail "unknown option $1"
     case $1 in
       -h | --help) usage && exit ;;
       --source) url=${2:?--source needs a URL or a folder} && shift ;;
-      --rounds) rounds=${2:?--rounds needs a number} && shift ;;
       --large) left_out='' ;;
-      --time) has_tests=no ;;
       *) folder=$1 ;;
     esac
     shift

@@ -1,11 +1,8 @@
 """The baselines between GPUs, tried on host memory: the variants."""
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks import catalog, trial
-from mpishare.runtime.gpu_messages import run_in_child
+from benchmarks import catalog
 from tests.helpers.benches import QUICK, rivals, wrong_arms
 
 catalog.extend()  # ring
@@ -41,23 +38,6 @@ def require(cls, session):
         raise UnsupportedError("MPI: rank 1 cannot")
 cuda_mpi.CudaMpi.require = classmethod(require)
 """
-
-
-def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, monkeypatch):
-    for package in ("cupy", "cupy/cuda", "nccl"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    stream = "type('Stream', (), {'use': lambda self: None, 'ptr': 0})"
-    device = "type('Device', (), {'__init__': lambda *_: None, 'use': lambda self: None})"
-    lines = ["import numpy", "zeros = numpy.zeros", "class cuda:", f"    Device = {device}"]
-    lines += ["    @staticmethod", f"    def Stream(non_blocking): return {stream}()"]
-    (tmp_path / "cupy/__init__.py").write_text("\n".join(lines))
-    (tmp_path / "nccl/core.py").write_text("raise RuntimeError('the library itself')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert (
-        run_in_child(Path(trial.__file__), "nccl4py", "00", 0, 1, 0)
-        == "RuntimeError: the library itself"
-    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -105,16 +85,12 @@ init = Session.__init__
 def crowded(self, *arguments):
     init(self, *arguments)
     self.ranks_per_gpu = 2
-    self.node.xp.cuda = type("cuda", (), {"Device": lambda: type("device", (), {"id": 0})})
 Session.__init__ = crowded
-CudaMpi.shared_trial = "nccl"
-CudaMpi.unique_id = classmethod(lambda cls: b"name")
+CudaMpi.shares_gpus = False
 sys.exit(main(sys.argv[1:]))
 """
 
 
 def test_a_library_that_cannot_share_a_gpu_is_a_row_with_its_own_words() -> None:
     rows = rivals(2, NO_SHARING, "halo1d", "--max", "8", *AGAINST)
-    (reason,) = {row["reason"] for row in rows}
-    assert reason.startswith("CUDA-aware MPI: ranks that share a GPU: "), reason
-    assert "cupy" in reason, reason
+    assert {row["reason"] for row in rows} == {"CUDA-aware MPI: ranks share a GPU"}

@@ -50,7 +50,7 @@ def test_every_arm_is_right(ranks: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.limit(100)
-def test_a_rival_is_right_or_says_why_not_and_ceilings_are_checked() -> None:
+def test_a_rival_is_right_or_says_why_not() -> None:
     words = ["ring", "halo1d", "halo3d", "--against", "all", "--min", "64KiB", "--max", "64KiB"]
     header, rows = measured(2, "benchmarks", *words)
     arms = {row["arm"] for row in rows if row["kind"] == "rival"}
@@ -59,9 +59,6 @@ def test_a_rival_is_right_or_says_why_not_and_ceilings_are_checked() -> None:
     for row in rows:
         if row["arm"] in ("nccl", "nccl graph") and not crowded:
             assert row["ok"] or "not installed" in row["reason"], row
-        if row["kind"] == "ceiling":
-            assert row["ratio"] is None, row
-            assert row["ok"] or (crowded and row["arm"] == "flag hop"), row
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 """The cases and baselines of benchmarks/: every one runs, and one that is wrong is found."""
 
-import json
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from mpishare.bench.cases import BASELINES, CASES, baselines
 from mpishare.bench.cli import case_list
 from tests.helpers.benches import (
     BENCHMARKS,
-    HOST,
     NO_FENCE,
     QUICK,
     SPINNING,
@@ -24,7 +22,6 @@ from tests.helpers.benches import (
     measured,
     wrong_arms,
 )
-from tests.helpers.launch import run_ranks
 
 catalog.extend()
 
@@ -59,22 +56,6 @@ def store_and_spoil(self):
         ghosts[-1] += 1
 
 WindowRing.store = store_and_spoil
-""")
-
-# Ghosts that are scattered come in another order.
-IN_ANOTHER_ORDER = changed("""
-from benchmarks import mesh
-
-exchange = mesh._exchange
-
-def in_another_order(problem, field):
-    problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
-    bound = exchange(problem, field)
-    problem.recvs = {rank: places[::-1] for rank, places in problem.recvs.items()}
-    return bound
-
-mesh.KINDS = ("scattered",)
-mesh._exchange = in_another_order
 """)
 
 # The ghosts of a solve never come.
@@ -123,18 +104,13 @@ def test_conjugate_gradients(ranks: int) -> None:
     assert {(row["nbytes"], row["clock"]) for row in rows} == {(512, "throughput")}
 
 
-def test_ghosts_in_another_order_are_a_wrong_result() -> None:
-    words = ("mesh", "--min", "512", "--max", "512", "--repeat", "2")
-    assert wrong_arms(2, IN_ANOTHER_ORDER, *words) == {"scattered", "scattered, windows"}
-
-
 def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
     assert wrong_arms(2, WITHOUT_GHOSTS, *SOLVE) == {"calls", "calls, dot"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    cases = ("faces", "calls", "fresh", "messages1d", "mesh")
+    cases = ("faces", "calls", "fresh", "messages1d")
     rows = checked_rows(ranks, BENCHMARKS, *cases, "--max", "4KiB", "--repeat", "2")
     check_all_ok(rows, ranks)
     arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
@@ -143,11 +119,6 @@ def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
         "messages1d": {"messages", "through the host", "persistent", SPINNING},
         "fresh": {"new arrays", "arrays in turn", "kept, copied", "kept array", "sendrecv"},
-        "mesh": {
-            name
-            for kind in ("contiguous", "in runs", "scattered")
-            for name in (kind, f"{kind}, windows", f"isend {kind}")
-        },
     }
 
 
@@ -231,51 +202,3 @@ def test_a_case_whose_names_do_not_tell_explains_them() -> None:
     names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
     assert all(f"'{name}'" in case.note for name in names)
     assert set(BASELINES) <= set(baselines())
-
-
-# The pieces of an all-to-all, moved by MPI on the host; cupy is not needed for that.
-ALL_TO_ALL = changed("""
-import types
-from functools import partial
-
-for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["cupy.cuda"].nccl = sys.modules["cupy.cuda.nccl"]
-sys.modules["cupy.cuda.nccl"].available = False
-
-from benchmarks import all_to_all, catalog
-from mpishare.bench import cases
-from mpishare.bench.library import Library
-
-catalog.extend()
-for case in ("redistribute", "permuted"):
-    cases.CASES[case].baselines["host"] += ("alltoall",)
-all_to_all.captured = lambda session, make: make
-
-
-class ByMpi(Library):
-    label = "MPI"
-
-    def bind_all_to_all(self, out, into):
-        return partial(self.session.comm.Alltoall, out, into)
-
-
-all_to_all._LIBRARIES = {"pieces": ByMpi}
-CHANGE
-""")
-BY_ANOTHER_RANK = """
-bind = ByMpi.bind_all_to_all
-ByMpi.bind_all_to_all = lambda self, out, into: bind(self, out, into[::-1].copy())
-"""
-
-
-@pytest.mark.parametrize("change", ["", BY_ANOTHER_RANK])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_pieces_of_an_all_to_all(ranks: int, change: str) -> None:
-    words = ["redistribute", "permuted", "--min", "4KiB", "--max", "4KiB", "--format", "json"]
-    words += ["--against", "alltoall", *QUICK]
-    result = run_ranks(ranks, ALL_TO_ALL.replace("CHANGE", change), args=words, env=HOST)
-    assert result.returncode == bool(change), result.describe()
-    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
-    assert {row["arm"] for row in rows} == {"pieces", "pieces graph"}
-    assert {row["ok"] for row in rows} == {not change}, result.describe()

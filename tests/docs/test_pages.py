@@ -24,12 +24,10 @@ NOT_RUN = {
         "20 s; tests/applications runs it with fewer steps"
     ),
     "pip install '.[mpich,cu13]'": "tests/packaging installs the wheel; CuPy is 350 MB",
-    "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
+    "scripts/ports/veros /tmp/veros": "minutes and a network; test_ports.py runs the patch",
     "scripts/ports/heat /tmp/heat": "a network, 5 GB; test_ports.py runs the plug-in",
     "scripts/ports/quatrex /tmp/quatrex": "QuaTrEx; test_ports.py runs the plug-in",
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
-    "PYTHONPATH=docs/ports scripts/with-mps mpirun -n 2 python -m mpi4py "
-    "scripts/ports/mpi4py_fft_time.py --memory gpu": "a GPU, and mpi4py-fft",
     "nvcc -std=c++17 -arch=sm_90 -cubin "
     '$(python -c "import mpishare; print(*mpishare.device.include())") kernels.cu': (
         "tests/device/test_nvcc.py, where nvcc is"
