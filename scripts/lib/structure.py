@@ -11,7 +11,10 @@ arrows                 pairs of rooms of which the first imports from the second
 floors                 rooms on the longest chain of imports; rooms that import each other in a
                        circle stand on one floor
 circles                such groups of rooms
-lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, benchmarks, tests
+lines                  in all languages (Python, C, CUDA, headers, shell): the library is mpishare
+                       without bench
+private in tests       accesses of an attribute with one underscore in front, but of self and cls
+registries             mutable containers that modules of mpishare fill, and cached functions
 complexity > 10        functions in mpishare of a cyclomatic complexity above 10: 1, and 1 for
                        each if, loop, except, boolean operator, and for and if of a comprehension,
                        also in nested functions (ruff's C901 counts no operators, comprehensions)
@@ -30,8 +33,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE, APPLICATIONS, BENCHMARKS = "mpishare", "applications", "benchmarks"
+PACKAGE, APPLICATIONS = "mpishare", "applications"
 COMPLEX, WORST = 10, 10
+SOURCES = {"", ".py", ".pyi", ".c", ".h", ".cu", ".cuh", ".sh", ".sbatch"}
+#: Of what is counted, the folders; the library is the package without the bench.
+FOLDERS = {"bench": "mpishare/bench", "benchmarks": "benchmarks", "tests": "tests"}
+FOLDERS |= {"scripts": "scripts"}
+#: What makes a container that begins empty, and what keeps the results of a function.
+CONTAINERS = {"dict", "list", "set", "deque", "defaultdict", "OrderedDict", "Counter"}
+CONTAINERS |= {"WeakSet", "WeakKeyDictionary", "WeakValueDictionary"}
+CACHES = {"cache", "lru_cache"}
 
 
 @dataclass
@@ -146,13 +157,65 @@ def complexity(function: ast.AST) -> int:
 
 def complexities(root: Path) -> list[tuple[int, str]]:
     """The complexity of every function of the package, the worst first."""
-    found = []
-    for path in (root / PACKAGE).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                where = f"{path.relative_to(root).as_posix()}:{node.lineno} {node.name}"
-                found.append((complexity(node), where))
+    found = [
+        (complexity(node), f"{where} {node.name}")
+        for where, node in nodes_in(root, PACKAGE)
+        if isinstance(node, ast.FunctionDef)
+    ]
     return sorted(found, key=lambda pair: (-pair[0], pair[1]))
+
+
+def lines_in(folder: Path) -> int:
+    """The lines of all sources, programs without a suffix among them."""
+    paths = (path for path in folder.rglob("*") if path.suffix in SOURCES and path.is_file())
+    return sum(path.read_text().count("\n") for path in paths)
+
+
+def nodes_in(root: Path, folder: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every node of the Python files below a folder, and where it stands."""
+    for path in sorted((root / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(root).as_posix()}:{getattr(node, 'lineno', 0)}"
+            yield where, node
+
+
+def private_in_tests(root: Path) -> list[str]:
+    return [
+        f"{where} {ast.unparse(node)}"
+        for where, node in nodes_in(root, "tests")
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    ]
+
+
+def last_name(node: ast.AST) -> str:
+    """The name of what is called or written as a decorator, without those of its modules."""
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+
+
+def begins_empty(value: ast.expr | None) -> bool:
+    """Whether a value is a container that something is to fill."""
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.List):
+        return not value.elts
+    return isinstance(value, ast.Call) and last_name(value) in CONTAINERS
+
+
+def registries(root: Path) -> list[str]:
+    """What the modules of the package keep for the whole process."""
+    found = []
+    for where, module in nodes_in(root, PACKAGE):
+        for node in module.body if isinstance(module, ast.Module) else ():
+            if isinstance(node, ast.Assign | ast.AnnAssign) and begins_empty(node.value):
+                found.append(f"{where[:-1]}{node.lineno} {ast.unparse(node)}")
+            elif isinstance(node, ast.FunctionDef) and CACHES & {
+                *map(last_name, node.decorator_list)
+            }:
+                found.append(f"{where[:-1]}{node.lineno} {node.name}()")
+    return found
 
 
 def measure(root: Path) -> Structure:
@@ -160,24 +223,17 @@ def measure(root: Path) -> Structure:
     rooms = {room(module) for module in modules}
     all_arrows = arrows(modules)
     n_floors, circles = floors(rooms, all_arrows)
-    bench = root / PACKAGE / "bench"
-    sources = {
-        folder: sorted(path for end in ("py", "cu", "cuh") for path in folder.rglob(f"*.{end}"))
-        for folder in (root / PACKAGE, bench, root / BENCHMARKS, root / "tests")
-    }
-    lines = {path: path.read_text().count("\n") for paths in sources.values() for path in paths}
-    n_lines = {folder: sum(lines[path] for path in paths) for folder, paths in sources.items()}
-
     of = Structure()
     of.add("modules at the root", sorted(p.name for p in (root / PACKAGE).glob("*.py")))
     of.add("rooms", sorted(rooms))
     of.rows["floors"] = n_floors
     of.add("arrows", sorted(f"{a} -> {b}" for a, b in all_arrows))
     of.add("circles", circles)
-    of.rows["lines of the library"] = n_lines[root / PACKAGE] - n_lines[bench]
-    of.rows["lines of the bench"] = n_lines[bench]
-    of.rows["lines of benchmarks"] = n_lines[root / BENCHMARKS]
-    of.rows["lines of tests"] = n_lines[root / "tests"]
+    lines = {name: lines_in(root / folder) for name, folder in FOLDERS.items()}
+    of.rows["lines of library"] = lines_in(root / PACKAGE) - lines["bench"]
+    of.rows |= {f"lines of {name}": n for name, n in lines.items()}
+    of.add("private in tests", private_in_tests(root))
+    of.add("registries", registries(root))
     ranked = complexities(root)
     of.add("complexity > 10", [f"{n} {where}" for n, where in ranked if n > COMPLEX])
     of.lists["worst functions"] = [f"{n:3d} {where}" for n, where in ranked[:WORST]]
