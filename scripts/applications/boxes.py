@@ -48,11 +48,6 @@ def shifted(box: Box, axis: int, cells: int) -> Box:
     return (*box[:axis], moved, *box[axis + 1 :])
 
 
-def grown(box: Box) -> Box:
-    """Add the cells around a box, edges and corners too."""
-    return tuple(slice(s.start - 1, s.stop + 1) for s in box)
-
-
 def in_lines(inner: Box, owned: Box, cells: int) -> Box:
     """Shrink a box of owned cells where it cuts rows, to lines of this many cells.
 

@@ -1,7 +1,7 @@
 """Halo exchanges as they are written without mpishare: through the host, by MPI messages.
 
 All have the methods and the boxes of `mpishare.HaloExchange`, for one ghost cell on each side of
-every axis and fields of one shape and dtype, NumPy's or CuPy's.
+every axis and fields of one shape and dtype, one at a call, NumPy's or CuPy's.
 """
 
 from __future__ import annotations
@@ -30,43 +30,31 @@ class Face:
     tag: int  # two ranks may be each other's neighbor on both sides
 
 
-def faces(cart: MPI.Cartcomm, ndim: int, *, corners: bool) -> list[list[Face]]:
-    """Return the faces in phases: those of a phase may travel at the same time.
-
-    With corners an axis is a phase, and its faces have the ghosts of the axes before, which have
-    arrived by then: so a corner comes by way of two faces, and needs no message.
-    """
-    phases: list[list[Face]] = [] if corners else [[]]
+def faces(cart: MPI.Cartcomm, ndim: int) -> list[Face]:
+    """Return the faces of all axes, which may travel at the same time."""
+    found: list[Face] = []
     first, last = slice(1, 2), slice(-2, -1)
     low_ghost, high_ghost = slice(0, 1), slice(-1, None)
     for axis in range(ndim):
         low, high = cart.Shift(axis, 1)
 
         def across(part: slice, axis: int = axis) -> Box:
-            whole = slice(None) if corners else slice(1, -1)
-            return (whole,) * axis + (part,) + (slice(1, -1),) * (ndim - axis - 1)
+            return (slice(1, -1),) * axis + (part,) + (slice(1, -1),) * (ndim - axis - 1)
 
-        if corners:
-            phases.append([])
-        phases[-1] += [
+        found += [
             Face(high, low, across(last), across(low_ghost), 2 * axis),
             Face(low, high, across(first), across(high_ghost), 2 * axis + 1),
         ]
-    return phases
+    return found
 
 
 class Staged:
-    """What all have: their fields, their faces, and the boxes of owned cells."""
+    """What all have: their faces, and the boxes of owned cells."""
 
-    def __init__(
-        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
-    ) -> None:
-        self.cart, self.xp = cart, xp
-        self.fields: tuple[Array, ...] = (
-            tuple(fields) if isinstance(fields, list | tuple) else (fields,)
-        )
-        shape = self.fields[0].shape
-        self.phases = faces(cart, len(shape), corners=corners)
+    def __init__(self, cart: MPI.Cartcomm, field: Array, xp: Any) -> None:
+        self.cart, self.xp, self.field = cart, xp, field
+        shape = field.shape
+        self.faces = faces(cart, len(shape))
         self.owned: Box = tuple(slice(1, n - 1) for n in shape)
         inner, shell = list(self.owned), []
         for axis, n in enumerate(shape):
@@ -79,17 +67,17 @@ class Staged:
         self.interior: Box = tuple(inner)
         self.shell: tuple[Box, ...] = tuple(shell)
 
-    def start(self, *fields: Array) -> None:
-        """Begin to send the faces of `fields`, or of those it was made with."""
+    def start(self, u: Array) -> None:
+        """Begin to send the faces of `u`."""
         raise NotImplementedError
 
     def wait(self) -> None:
         """Return when the ghosts are there, or will be for what is put on the stream."""
         raise NotImplementedError
 
-    def exchange(self, *fields: Array) -> None:
+    def exchange(self, u: Array) -> None:
         """Start and wait."""
-        self.start(*fields)
+        self.start(u)
         self.wait()
 
 
@@ -103,40 +91,35 @@ def to_host(xp: Any, cells: Array) -> np.ndarray:
 class Naive(Staged):
     """asnumpy, Sendrecv, asarray: each face by itself, and the host waits for each."""
 
-    def start(self, *fields: Array) -> None:
+    def start(self, u: Array) -> None:
         """Exchange everything; nothing overlaps."""
-        for face in (face for phase in self.phases for face in phase):
-            for u in fields or self.fields:
-                sent = to_host(self.xp, u[face.sent])
-                got = np.empty_like(sent)
-                self.cart.Sendrecv(sent, face.dest, face.tag, got, face.source, face.tag)
-                if face.source != MPI.PROC_NULL:
-                    u[face.ghosts] = self.xp.asarray(got)
+        for face in self.faces:
+            sent = to_host(self.xp, u[face.sent])
+            got = np.empty_like(sent)
+            self.cart.Sendrecv(sent, face.dest, face.tag, got, face.source, face.tag)
+            if face.source != MPI.PROC_NULL:
+                u[face.ghosts] = self.xp.asarray(got)
 
     def wait(self) -> None:
         """Do nothing: `start` has waited."""
 
 
 class Pinned(Staged):
-    """Pinned buffers, Isend, Irecv: all faces of a phase in one copy out and one copy in."""
+    """Pinned buffers, Isend, Irecv: all faces in one copy out and one copy in."""
 
-    def __init__(
-        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
-    ) -> None:
-        super().__init__(cart, fields, xp, corners=corners)
-        self._buffers = [
-            (self._buffer(phase, "dest"), self._buffer(phase, "source")) for phase in self.phases
-        ]
-        self._senders = [self._sender(out, into) for out, into in self._buffers]
-        self._started: tuple[Array, ...] = ()
+    def __init__(self, cart: MPI.Cartcomm, field: Array, xp: Any) -> None:
+        super().__init__(cart, field, xp)
+        self._out, self._into = self._buffer("dest"), self._buffer("source")
+        self._send = self._sender(self._out, self._into)
+        self._started: Array = field
         self._requests: Sequence[MPI.Request] = []
 
-    def _buffer(self, phase: list[Face], end: str) -> Buffer:
-        there = [face for face in phase if getattr(face, end) != MPI.PROC_NULL]
-        return Buffer(self.xp, self.fields, there)
+    def _buffer(self, end: str) -> Buffer:
+        there = [face for face in self.faces if getattr(face, end) != MPI.PROC_NULL]
+        return Buffer(self.xp, self.field, there)
 
     def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
-        """Return what starts the messages of a phase, and returns their requests."""
+        """Return what starts the messages, and returns their requests."""
 
         def send() -> list[MPI.Request]:
             requests = [self.cart.Irecv(data, face.source, face.tag) for face, _, data in into]
@@ -144,34 +127,21 @@ class Pinned(Staged):
 
         return send
 
-    def start(self, *fields: Array) -> None:
-        """Send the faces of the first phase: with corners the later ones hang on what arrives."""
-        self._started = fields or self.fields
-        self._begin(0)
+    def start(self, u: Array) -> None:
+        """Pack the faces, copy them out, and send them."""
+        self._started = u
+        for face, part, _ in self._out:
+            part[...] = u[face.sent]
+        # The stream is idle after this: what arrived last has been copied from `into` as well.
+        self._out.to_host()
+        self._requests = self._send()
 
     def wait(self) -> None:
-        """Finish the first phase, then go through the others."""
-        self._finish(0)
-        for phase in range(1, len(self.phases)):
-            self._begin(phase)
-            self._finish(phase)
-
-    def _begin(self, phase: int) -> None:
-        out = self._buffers[phase][0]
-        for face, parts, _ in out:
-            for u, part in zip(self._started, parts, strict=True):
-                part[...] = u[face.sent]
-        # The stream is idle after this: what arrived last has been copied from `into` as well.
-        out.to_host()
-        self._requests = self._senders[phase]()
-
-    def _finish(self, phase: int) -> None:
+        """Wait for the messages, copy them in, and unpack them."""
         MPI.Request.Waitall(self._requests)
-        into = self._buffers[phase][1]
-        into.to_device()
-        for face, parts, _ in into:
-            for u, part in zip(self._started, parts, strict=True):
-                u[face.ghosts] = part
+        self._into.to_device()
+        for face, part, _ in self._into:
+            self._started[face.ghosts] = part
 
 
 class Persistent(Pinned):
@@ -189,7 +159,7 @@ class Persistent(Pinned):
 
 
 class Neighborhood(Pinned):
-    """The same by a neighborhood collective for each phase, persistent where MPI has that."""
+    """The same by a neighborhood collective, persistent where MPI has that."""
 
     def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
         # Of the cart's ranks, and no cart: Open MPI takes a graph made from one for a cart still.
@@ -214,10 +184,8 @@ class Neighborhood(Pinned):
 def make(
     form: str,
     cart: MPI.Cartcomm,
-    fields: Array | Sequence[Array],
+    field: Array,
     xp: Any,
-    *,
-    corners: bool = False,
 ) -> Staged:
     """Make the exchange of this name. Collective."""
     kinds: dict[str, type[Staged]] = {
@@ -226,35 +194,33 @@ def make(
         "persistent": Persistent,
         "neighborhood": Neighborhood,
     }
-    return kinds[form](cart, fields, xp, corners=corners)
+    return kinds[form](cart, field, xp)
 
 
 class Buffer:
     """One piece of pinned memory and its twin on the GPU, cut into faces; on NumPy they are one.
 
-    Iterating gives each face, a part for each field where the arrays live, and all of the face's
-    parts as one message on the host.
+    Iterating gives each face, its cells where the field lives, and its message on the host.
     """
 
-    def __init__(self, xp: Any, fields: Sequence[Array], there: list[Face]) -> None:
-        extents = [fields[0][face.sent].shape for face in there]
-        sizes = [len(fields) * int(np.prod(shape)) for shape in extents]
+    def __init__(self, xp: Any, field: Array, there: list[Face]) -> None:
+        extents = [field[face.sent].shape for face in there]
+        sizes = [int(np.prod(shape)) for shape in extents]
         self._xp = xp
-        self.device = xp.empty(sum(sizes), fields[0].dtype)
+        self.device = xp.empty(sum(sizes), field.dtype)
         self.host = self.device
         if xp is not np and there:
             import cupyx
 
             self.host = cupyx.empty_pinned(self.device.shape, self.device.dtype)
-        self._faces: list[tuple[Face, list[Array], np.ndarray]] = []
+        self._faces: list[tuple[Face, Array, np.ndarray]] = []
         begin = 0
         for face, shape, size in zip(there, extents, sizes, strict=True):
             mine = slice(begin, begin + size)
-            parts = self.device[mine].reshape(len(fields), *shape)
-            self._faces.append((face, [parts[k] for k in range(len(fields))], self.host[mine]))
+            self._faces.append((face, self.device[mine].reshape(shape), self.host[mine]))
             begin += size
 
-    def __iter__(self) -> Iterator[tuple[Face, list[Array], np.ndarray]]:
+    def __iter__(self) -> Iterator[tuple[Face, Array, np.ndarray]]:
         return iter(self._faces)
 
     def to_host(self) -> None:
