@@ -25,12 +25,6 @@ _MESSAGES = Case(
 )
 _CASES = (
     Case(
-        "dot",
-        "the sum over all ranks of the products of two arrays of 2^20 numbers",
-        dict.fromkeys(BOTH, ("vdot and allreduce",)),
-        "benchmarks.dot:run",
-    ),
-    Case(
         "ring",
         "both neighbors' faces moved through windows",
         {

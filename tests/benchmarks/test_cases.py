@@ -70,17 +70,6 @@ class Deaf(mpishare.HaloExchange):
 mpishare.HaloExchange = Deaf
 """)
 
-# One rank keeps its own product.
-WITHOUT_A_SUM = changed("""
-dot = mpishare.Allreduce.dot
-
-def dot_but_on_one(self, x, y, out, stream=None):
-    dot(self, x, y, out, stream=stream)
-    out[...] = (x * y).sum() if self._setup.comm.rank else out
-
-mpishare.Allreduce.dot = dot_but_on_one
-""")
-
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_ring(ranks: int) -> None:
@@ -145,10 +134,6 @@ def test_steps_of_jax_with_and_without_the_exchange() -> None:
     for arm in set(rows) - expected:
         assert "mpi4jax" in arm
         assert rows[arm]["ok"] or "cannot be imported" in rows[arm]["reason"]
-
-
-def test_a_product_that_misses_a_rank_is_seen() -> None:
-    assert wrong_arms(2, WITHOUT_A_SUM, "dot") == {"dot"}
 
 
 @pytest.mark.parametrize(
