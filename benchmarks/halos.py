@@ -26,11 +26,11 @@ from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Block, Exchange, Grid
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
 from mpishare.bench.measure import time_batches
-from mpishare.bench.mpi import persistent, waitany
+from mpishare.bench.mpi import persistent
 from mpishare.bench.report import BASELINE, Clock
 from mpishare.bench.session import Bound, Session, do_nothing
 
-_MESSAGES_MPI: Forms = {"persistent": persistent, "persistent waitany": waitany}
+_MESSAGES_MPI: Forms = {"persistent": persistent}
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
     "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),

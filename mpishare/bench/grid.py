@@ -5,7 +5,6 @@ Every rank owns a block of n cells along each axis of the cart, with ghosts arou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,9 +55,8 @@ class Problem:
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
     #: variant may put into any memory; otherwise it packs.
     has_buffers = False
-    #: Why nothing can run here, and why a baseline that spins cannot.
+    #: Why nothing can run here.
     unfit: str | None = None
-    oversubscribed: str | None = None
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         """Return the faces of each axis, which may need the ghosts of the axes before it."""
@@ -277,8 +275,6 @@ class Grid(Problem):
         # No reordering: the node and the report use the ranks of the session.
         self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
         self._coords = self.cart.Get_coords(self.cart.rank)
-        # Each step would take time slices, and the run minutes.
-        self.oversubscribed = _oversubscribed(session)
         self.sides = self._sides()
         #: Everything that one rank sends in an exchange.
         field = np.broadcast_to(0.0, self.shape)  # of no memory
@@ -333,12 +329,3 @@ class Grid(Problem):
             out=(*out, *rest),
             into=(*into, *rest),
         )
-
-
-def _oversubscribed(session: Session) -> str | None:
-    """Return which node has more ranks than cores, None where none has. Collective."""
-    # Ranks may be bound, each to cores of its own.
-    affinities = session.node.comm.allgather(os.sched_getaffinity(0))
-    mine = len(affinities), len(set().union(*affinities))
-    found = [each for each in session.comm.allgather(mine) if each[0] > each[1]]
-    return f"it spins, and {found[0][0]} ranks share {found[0][1]} cores" if found else None

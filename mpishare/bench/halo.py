@@ -31,7 +31,6 @@ _MPI: Forms = {
     "sendrecv": mpi.sendrecv,
     "isend": mpi.isend,
     "persistent": mpi.persistent,
-    "persistent waitany": mpi.waitany,
     "neighborhood packed": mpi.neighbor_packed,
     "neighborhood types": mpi.neighbor_types,
     "datatypes": mpi.datatypes,
@@ -100,8 +99,7 @@ def run_on_blocks(
 def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> None:
     """Enter these forms of MPI, the libraries, and the baselines of other packages."""
     for name, bind in forms.items():
-        unfit = problem.oversubscribed if bind is mpi.waitany else None
         make = partial(Exchange, problem, bind)
-        comparison.add_baseline(name.partition(" ")[0], make, name, unfit=unfit)
+        comparison.add_baseline(name.partition(" ")[0], make, name)
     add_libraries(comparison, problem)
     comparison.add_brought(problem)

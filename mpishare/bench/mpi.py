@@ -142,25 +142,6 @@ def persistent(problem: Problem, *fields: Any) -> Bound:
     return exchange, partial(free, both)
 
 
-def waitany(problem: Problem, *fields: Any) -> Bound:
-    """Bind the same, each message unpacked as it comes in, while it is still in the cache."""
-    every, own = messages(problem, problem.sides, fields), problem.own(fields)
-    receives, sends = requests(problem.comm, every)
-    startall, wait = MPI.Prequest.Startall, MPI.Request.Waitany
-
-    def exchange() -> None:
-        startall(receives)
-        for one, send in zip(every, sends, strict=True):
-            copy(one.packs)
-            send.Start()
-        copy(own)
-        for _ in receives:
-            copy(every[wait(receives)].unpacks)
-        MPI.Request.Waitall(sends)
-
-    return exchange, partial(free, [*receives, *sends])
-
-
 def requests(
     comm: MPI.Intracomm, of: Sequence[Message]
 ) -> tuple[list[MPI.Prequest], list[MPI.Prequest]]:

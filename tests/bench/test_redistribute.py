@@ -71,7 +71,7 @@ mpi.isend = mutant
 def test_every_arm_is_right(ranks: int) -> None:
     """On three ranks parts are uneven."""
     rows = checked_rows(ranks, BENCH, *TRANSPOSES, "allgather", *SMALL)
-    check_all_ok(rows, ranks)
+    check_all_ok(rows)
     n = {1: 6, 2: 8, 3: 9}[ranks]
     for case in TRANSPOSES:
         found = [row for row in rows if row["case"] == case]
