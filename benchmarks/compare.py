@@ -10,7 +10,7 @@ from typing import Any
 
 from mpishare.bench.report import COLUMNS, Row, aligned, format_us, size_text
 from mpishare.errors import counted
-from mpishare.runtime.cli import Parser, UsageError
+from mpishare.tools.cli import Parser, UsageError
 
 PROG = "python -m benchmarks compare"
 _CLOCKS = {"latency": "latency", "throughput": "back to back"}

@@ -15,7 +15,7 @@ from mpishare.bench.cases import BASELINES, CASES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import as_json, heading, listed, of_case, summary, table
 from mpishare.bench.signals import StoppedError
-from mpishare.runtime.cli import (
+from mpishare.tools.cli import (
     UsageError,
     fail_run,
     fail_usage,

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
-from mpishare.runtime.cli import Parser, UsageError, seconds
+from mpishare.tools.cli import Parser, UsageError, seconds
 
 PROG = "python -m mpishare.bench"
 #: The sizes of a full run, in bytes; ``--min`` and ``--max`` cut it and stand in it themselves.

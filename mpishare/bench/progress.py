@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from mpishare.errors import format_nbytes
-from mpishare.runtime.cli import wait_for_reader
 from mpishare.runtime.surroundings import ancestors
+from mpishare.tools.cli import wait_for_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

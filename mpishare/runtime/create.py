@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,14 +30,14 @@ from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe,
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import little_room, remove_abandoned
-from mpishare.runtime import checker, places
+from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
 from mpishare.runtime.open_nodes import close_dropped, known_to_all, open_nodes
 from mpishare.runtime.places import Place
-from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
+from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked, is_wsl2
 from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
 from mpishare.runtime.surroundings import Survey, describe_surroundings, warn_of_equal_pids
@@ -262,7 +263,7 @@ def _build(
             "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "tried": survey and survey.read(facts),
-            "is checked": checker.is_asked(),
+            "is checked": is_check_asked(),
             "why python": why,
         }
 
@@ -322,7 +323,8 @@ def _make_context(
         context.why_python = native.why_none(reasons, is_first=agreement.rank == 0)
     agreement.open_meetings(context.fence)
     if any(each["is checked"] for each in replies):
-        checker.install(context)
+        # By name: it stands above, and only who asks for it loads it.
+        import_module("mpishare.tools.checker").install(context)
     return context
 
 

@@ -25,7 +25,8 @@ T = TypeVar("T")
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
-VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_CHECK", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
+CHECK = "MPISHARE_CHECK"
+VARIABLES = ("MPISHARE_BACKEND", CHECK, "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
 def choose_backend(
@@ -78,6 +79,14 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
         raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
     require_duration("", timeout_s)
     return {"backend": wanted, "timeout_s": timeout_s}
+
+
+def is_check_asked() -> bool:
+    """Whether this rank's environment asks for the checker of accesses (`mpishare.tools`)."""
+    value = os.environ.get(CHECK, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{CHECK}={value!r} is neither '0' nor '1'")
+    return value == "1"
 
 
 def _why_no_gpu(wanted: str) -> str | None:

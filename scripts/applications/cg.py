@@ -26,7 +26,7 @@ import timing
 from poisson import poisson
 
 import mpishare
-from mpishare.runtime.cli import fail_usage
+from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
     import argparse

@@ -23,7 +23,7 @@ from orders import ORDERS
 from timing import FORMS
 
 from mpishare.bench.progress import Progress
-from mpishare.runtime import cli
+from mpishare.tools import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ import staged
 from mpi4py import MPI
 
 import mpishare
-from mpishare.runtime.cli import fail_usage
+from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
     import argparse

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from navier_stokes import Flow, Links, modes, vortex
 
 import mpishare
-from mpishare.runtime.cli import fail_usage
+from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

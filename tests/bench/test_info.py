@@ -18,7 +18,7 @@ HOST = {"MPISHARE_BACKEND": "host"}
 
 SHARING_NOTHING = """
 import sys
-from mpishare.info import main
+from mpishare.tools.info import main
 from mpishare.runtime.report import Report
 
 Report.can_share = property(lambda self: False)
@@ -29,7 +29,7 @@ SHARING_A_GPU = """
 import sys
 from dataclasses import replace
 from mpishare.backends import Device
-from mpishare.info import main
+from mpishare.tools.info import main
 from mpishare.node import Node
 
 GPU = Device(
@@ -48,9 +48,9 @@ sys.exit(main(sys.argv[1:]))
 
 SEEING_TWO_GPUS = """
 import sys
-from mpishare import info
+from mpishare.tools import info
 from mpishare.backends.nvml import Gpu, Link
-from mpishare.runtime.hardware import RankView
+from mpishare.tools.hardware import RankView
 
 GPUS = tuple(
     Gpu(f"GPU-{number:08x}-aaaa", "H200", f"0000:0{number}:00.0", False, "default", 5, 16, 18)
@@ -104,7 +104,7 @@ def test_a_route_that_plans_would_refuse_is_refused(route: str, told: str) -> No
 
 def test_a_route_that_differs_between_ranks_is_refused() -> None:
     program = (
-        "import os, sys\nfrom mpi4py import MPI\nfrom mpishare.info import main\n"
+        "import os, sys\nfrom mpi4py import MPI\nfrom mpishare.tools.info import main\n"
         "if MPI.COMM_WORLD.rank:\n    os.environ['MPISHARE_ROUTE'] = 'mpi'\nsys.exit(main([]))\n"
     )
     result = run_ranks(2, program, env=HOST)

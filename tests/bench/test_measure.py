@@ -13,7 +13,7 @@ from mpishare.bench.environment import command, crowded
 from mpishare.bench.library import captured
 from mpishare.bench.measure import BLOCK_S, batches_of, iterations, time_batches
 from mpishare.bench.options import Options, parse, parse_nbytes
-from mpishare.runtime.cli import UsageError
+from mpishare.tools.cli import UsageError
 
 
 def spin(seconds: float) -> None:

@@ -63,7 +63,7 @@ def test_the_reason_is_one_that_stands():
 
 RAISES = """
 import os, sys
-from mpishare.runtime.cli import run_on_ranks
+from mpishare.tools.cli import run_on_ranks
 
 def body(world):
     if world.rank == 1:

@@ -6,8 +6,8 @@ from itertools import combinations
 
 from mpishare.backends import Device
 from mpishare.backends.nvml import Gpu, Link
-from mpishare.runtime.hardware import Hardware, RankView
 from mpishare.runtime.report import Member, Report, host_pairs
+from mpishare.tools.hardware import Hardware, RankView
 from tests.helpers.hardware import gpu
 
 NO_P2P = 1

@@ -9,8 +9,8 @@ import pytest
 
 from mpishare import CudaError
 from mpishare.backends import nvml
-from mpishare.runtime import hardware
-from mpishare.runtime.hardware import Hardware
+from mpishare.tools import hardware
+from mpishare.tools.hardware import Hardware
 from tests.helpers.children import python
 
 pytestmark = pytest.mark.usefixtures("node")

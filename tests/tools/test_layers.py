@@ -28,6 +28,7 @@ LAYERS = (
     "halo reduction graphs",
     "redistribution",
     "__init__ jax",
+    "tools",
     "info mps bench",
 )
 DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs", "nvml")

@@ -255,7 +255,8 @@ def test_one_that_does_not_quit_is_ended_and_no_other(place):
     other.mkdir()
     pid = place.start_other(other)
     quick = (
-        "import sys\nfrom mpishare import mps\nmps.END_S = 0.2\nsys.exit(mps.main(sys.argv[1:]))\n"
+        "import sys\nfrom mpishare.tools import mps\nmps.END_S = 0.2\n"
+        "sys.exit(mps.main(sys.argv[1:]))\n"
     )
     status, _, err = place.run("sh", "-c", "exit 4", script=quick, FAKE_STAYS="1")
     assert status == 4

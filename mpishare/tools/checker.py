@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from bisect import bisect_right
 from collections import deque
 from itertools import combinations, product
@@ -26,6 +25,7 @@ import numpy as np
 from mpishare.backends.host import HostMemory
 from mpishare.coordination.agreement import Agreement, note_agreed
 from mpishare.errors import EpochError, UnsupportedError, counted
+from mpishare.runtime.preflight import CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,6 @@ log = logging.getLogger("mpishare")
 _PASSED_OVER = tuple(f"{Path(each).parent}/" for each in (np.__file__, Path(__file__).parent))
 _PLAN_CALLS = "exchange", "accumulate", "forward", "backward", "start", "wait", "reduce", "dot"
 _MAX_INTERVALS = 1000  # kept by a rank between two steps
-_VARIABLE = "MPISHARE_CHECK"
 
 
 class _Region(NamedTuple):
@@ -219,23 +218,15 @@ class CheckedAgreement(Agreement):
         return any(replies)
 
 
-def is_asked() -> bool:
-    """Whether this rank's environment asks for the checker."""
-    value = os.environ.get(_VARIABLE, "")
-    if value not in ("", "0", "1"):
-        raise ValueError(f"{_VARIABLE}={value!r} is neither '0' nor '1'")
-    return value == "1"
-
-
 def install(context: NodeContext) -> None:
     """Check the accesses to windows of a new node. Collective."""
     if context.backend.has_streams:
         if context.rank == 0:
-            log.warning("%s=1 checks nothing here: accesses of GPUs are not seen", _VARIABLE)
+            log.warning("%s=1 checks nothing here: accesses of GPUs are not seen", CHECK)
         return
     if context.why_python:
         raise UnsupportedError(
-            f"{_VARIABLE}=1 needs the compiled part of the host backend, which some rank lacks: "
+            f"{CHECK}=1 needs the compiled part of the host backend, which some rank lacks: "
             f"{context.why_python}"
         )
     checker = Checker(context, context.take_counters("Node", context.size**2).view)

@@ -1,0 +1,158 @@
+"""Which ranks share memory, by which route, or why not: ``mpirun -n 4 python -m mpishare.info``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from mpishare.runtime.route import agree_on_forced
+from mpishare.tools.cli import (
+    Parser,
+    UsageError,
+    fail_run,
+    fail_usage,
+    mpi_library,
+    run_on_ranks,
+    seconds,
+    start_mpi_in_time,
+    tell,
+)
+from mpishare.tools.hardware import Hardware, RankView, look
+from mpishare.view.survey import as_text, attachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.runtime.report import Report
+
+PROG = "python -m mpishare.info"
+# In an error: then NVML's view of the GPUs may explain it.
+_OF_GPUS = ("CudaError", "CUDA_ERROR", "cudaError", "backend='cuda'")
+
+_EPILOG = """\
+Exit status: 0; 1 where a node has several ranks and no two of them share memory, where a node
+cannot be made, or where MPISHARE_ROUTE is wrong; 2 for a wrong command line.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``python -m mpishare.info`` and return its exit status.
+
+    Collective over COMM_WORLD, host-blocking.
+    """
+    parser = Parser(
+        prog=PROG,
+        description="Print for every node which ranks share memory, by which route, and why not.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
+    parser.add_argument(
+        "--attachable",
+        action="store_true",
+        help="list the named windows of this machine and their viewers instead; starts no MPI",
+    )
+    parser.add_argument(
+        "--srun-option",
+        action="store_true",
+        help="print the --mpi= that srun needs for the MPI library here instead; starts no MPI",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="deadline of MPI's start and of the host's waits (%(default)g s)",
+    )
+    try:
+        options = parser.parse_args(argv)
+    except UsageError as exc:
+        return fail_usage(PROG, str(exc))
+    if options.attachable:
+        return _list_attachable(is_json=options.json)
+    if options.srun_option:
+        return _print_srun_option()
+    start_mpi_in_time(PROG, options.timeout_s)
+    return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
+
+
+def _list_attachable(*, is_json: bool) -> int:
+    windows = attachable()
+    sys.stdout.write(json.dumps(windows, indent=1) + "\n" if is_json else as_text(windows))
+    return 0
+
+
+def _print_srun_option() -> int:
+    from mpishare.runtime.launch import srun_option
+
+    library = mpi_library()
+    option = srun_option(library)
+    if option is None:
+        tell(PROG, f"no --mpi= of srun is known for {library!r}")
+        return 1
+    sys.stdout.write(f"{option}\n")
+    return 0
+
+
+def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
+    from mpishare import MpiShareError, Node
+
+    try:
+        with Node(comm, timeout_s=timeout_s) as node:
+            route = agree_on_forced(comm, "info", timeout_s, on_gpu=node.backend == "cuda")
+            report = node.report()
+            reports = comm.gather(report if node.rank == 0 else None, 0)
+            views = comm.gather(look(), 0)
+    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
+        return _fail(comm, exc)
+    status = 0
+    if reports is not None and views is not None:
+        nodes = [(each, _hardware(each, views)) for each in filter(None, reports)]
+        sys.stdout.write(_as_json(nodes, route) if is_json else _as_text(nodes, route))
+        sys.stdout.flush()
+        status = int(not all(each.can_share for each, _ in nodes))
+    return int(comm.bcast(status, 0))
+
+
+def _fail(comm: MPI.Intracomm, error: Exception) -> int:
+    status = fail_run(PROG, comm, error)
+    if comm.rank == 0 and any(words in str(error) for words in _OF_GPUS):
+        # As this rank sees them, since others may be gone.
+        sys.stderr.write(str(Hardware([look()])))
+    return status
+
+
+def _hardware(report: Report, views: Sequence[RankView]) -> Hardware:
+    """Return the GPUs of a node, given the views of all ranks of all nodes."""
+    return Hardware([views[member.given_rank] for member in report.members], report)
+
+
+def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
+    texts = []
+    for report, hardware in nodes:
+        verdict = "" if report.can_share else "No two ranks of this node share memory.\n"
+        gain = f"  {report.mps_gain}\n" if report.mps_gain else ""
+        texts.append(f"{report}\n{hardware}{gain}{verdict}")
+    if route is not None:
+        how = "send MPI messages" if route.startswith("mpi") else f"take route {route}"
+        texts.append(f"MPISHARE_ROUTE={route}: halo exchanges inside a node {how}\n")
+    if sum(len(report.members) for report, _ in nodes) == 1:
+        texts.append("one rank: start it by mpirun to see which ranks share memory\n")
+    return "\n".join(texts)
+
+
+def _as_json(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
+    data = [
+        {**report.as_dict(), "mps_gain": report.mps_gain, "hardware": hardware.as_dict()}
+        for report, hardware in nodes
+    ]
+    return json.dumps({"nodes": data, "MPISHARE_ROUTE": route}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
