@@ -28,21 +28,21 @@ _FOLDER = Path(__file__).parent
 _FILE = _FOLDER / "_host.abi3.so"
 
 
-def why_none(reasons: Sequence[str], *, is_first: bool) -> str:
-    """Return why ranks have no module, given the reason of each; empty where all have it.
+def why_missing(reasons: Sequence[str | None], *, is_first: bool) -> str | None:
+    """Return why ranks have no module, given the reason of each; None where all have it.
 
     The first rank logs that some have none.
     """
     without = [rank for rank, why in enumerate(reasons) if why]
-    why = reasons[without[0]] if without else ""
+    why = reasons[without[0]] if without else None
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
-    if is_first and why:
+    if is_first and why is not None:
         (log.info if why.endswith(_ASKED) else _warn_once)(_IN_PYTHON, why)
     return why
 
 
-def choose() -> tuple[Any, str]:
+def choose() -> tuple[Any, str | None]:
     """Return what `load` does, or raise where ``MPISHARE_HOST_CODE`` cannot be followed."""
     choice = os.environ.get("MPISHARE_HOST_CODE", "")
     if choice not in _CHOICES:
@@ -65,8 +65,8 @@ def _warn_once(message: str, why: str) -> None:
 
 
 @functools.cache  # a process keeps the module that it has, and looking takes 0.1 ms
-def load() -> tuple[Any, str]:
-    """Return the extension module and an empty string, or None and the reason."""
+def load() -> tuple[Any, str | None]:
+    """Return the extension module and None, or None and the reason."""
     if "t" in sys.abiflags:  # free-threaded
         return None, "it would bring the GIL back to this Python, which has none"
     sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
@@ -77,7 +77,7 @@ def load() -> tuple[Any, str]:
         why = "it is older than its sources"
     else:
         try:
-            return importlib.import_module("._host", __name__), ""
+            return importlib.import_module("._host", __name__), None
         except ImportError as error:
             why = str(error)
     if sources:

@@ -100,8 +100,8 @@ class NodeContext:
         self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
         # The extension module of `mpishare.native`: exchanges and waits in C.
         self.compiled: Any = None
-        # Why ranks have none; empty if all have it, None on CUDA, where none is needed.
-        self.why_python: str | None = None
+        # Why some rank has none where it is needed, on hosts.
+        self.native_missing: str | None = None
         # Finds races of accesses to windows, where `MPISHARE_CHECK` asks for it.
         self.checker: Any = None
         # Serves processes outside the job; see `windows/publisher.py`.

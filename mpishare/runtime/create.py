@@ -264,7 +264,7 @@ def _build(
             "cpus": sorted(os.sched_getaffinity(0)),
             "tried": survey and survey.read(facts),
             "is checked": is_check_asked(),
-            "why python": why,
+            "native missing": why,
         }
 
     with _left_by_error(agreement, watchdog, made):
@@ -318,9 +318,9 @@ def _make_context(
     cpus = set[int]().union(*(each["cpus"] for each in replies))
     context = NodeContext(agreement, backend, watchdog, members, nonces, len(cpus))
     if not backend.has_streams:
-        reasons = [each["why python"] for each in replies]
+        reasons = [each["native missing"] for each in replies]
         context.compiled = compiled
-        context.why_python = native.why_none(reasons, is_first=agreement.rank == 0)
+        context.native_missing = native.why_missing(reasons, is_first=agreement.rank == 0)
     agreement.open_meetings(context.fence)
     if any(each["is checked"] for each in replies):
         # By name: it stands above, and only who asks for it loads it.
@@ -368,7 +368,7 @@ def _report(
         pairs,
         tuple(notes),
         is_wsl2(),
-        why_python=context.why_python,
+        native_missing=context.native_missing,
         surroundings=describe_surroundings(context.findings.facts, context.findings.tried),
     )
 

@@ -131,9 +131,9 @@ class Report:
     gpu_messages : str or None
         Why messages to other nodes cannot go out of GPU memory; empty if they can, None before
         the first plan on GPUs that has any.
-    why_python : str or None
+    native_missing : str or None
         Why halo exchanges and fences on the host are made in Python, by which ranks if not by all;
-        empty if they are made in C, None on CUDA.
+        None if they are made in C, and on CUDA.
     surroundings : Surroundings or None
         The boundaries between the ranks: containers, namespaces, and reads of each other's memory.
     """
@@ -147,7 +147,7 @@ class Report:
     is_wsl2: bool = False
     exports_pools: bool | None = None
     gpu_messages: str | None = None
-    why_python: str | None = None
+    native_missing: str | None = None
     surroundings: Surroundings | None = None
 
     @property
@@ -162,7 +162,9 @@ class Report:
 
         ``"compiled"`` if all ranks have it, else ``"python"``.
         """
-        return None if self.why_python is None else "python" if self.why_python else "compiled"
+        if self.backend != "host":
+            return None
+        return "compiled" if self.native_missing is None else "python"
 
     @property
     def time_sliced_gpus(self) -> tuple[str, ...]:
@@ -266,9 +268,9 @@ class Report:
         )
 
     def _describe_host_code(self) -> Iterator[str]:
-        if self.why_python is not None:
-            why = self.why_python
-            how = f"Python, which is slower: {why}" if why else "compiled C"
+        if self.host_code is not None:
+            why = self.native_missing
+            how = "compiled C" if why is None else f"Python, which is slower: {why}"
             yield f"halo exchanges and fences on the host are made by {how}"
 
     def _describe_losses(self) -> Iterator[str]:

@@ -224,10 +224,10 @@ def install(context: NodeContext) -> None:
         if context.rank == 0:
             log.warning("%s=1 checks nothing here: accesses of GPUs are not seen", CHECK)
         return
-    if context.why_python:
+    if context.native_missing is not None:
         raise UnsupportedError(
             f"{CHECK}=1 needs the compiled part of the host backend, which some rank lacks: "
-            f"{context.why_python}"
+            f"{context.native_missing}"
         )
     checker = Checker(context, context.take_counters("Node", context.size**2).view)
     context.checker, context.memory_barrier = checker, checker.order

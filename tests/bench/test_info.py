@@ -76,7 +76,7 @@ def test_json_has_every_pair() -> None:
     assert len(node["pairs"]) == 4
     assert all(pair["memory"] for pair in node["pairs"])
     assert node["is_wsl2"] is is_wsl2()
-    assert node["host_code"] == ("python" if node["why_python"] else "compiled")
+    assert node["host_code"] == ("python" if node["native_missing"] else "compiled")
     assert "one rank" not in result.stdout
 
 

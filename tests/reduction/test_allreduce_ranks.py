@@ -694,8 +694,8 @@ def test_a_plan_that_is_called_in_its_own_call(host_node, monkeypatch, call):
 def test_a_plan_that_is_closed_in_its_own_call(host_node, monkeypatch, call):
     """As by a handler of a signal: another plan may have its memory by then, or nobody."""
     node = host_node
-    if node.report().why_python:
-        pytest.skip(node.report().why_python)
+    if node.report().native_missing:
+        pytest.skip(node.report().native_missing)
     x = np.ones(3)
     total = Allreduce(node.comm, x, node=node)
     slots = total._engine._slots

@@ -61,7 +61,7 @@ def test_nothing_is_asked_anew(host_node, comm, row, monkeypatch):
     assert MPI.Comm.Compare(within.comm, row) == MPI.CONGRUENT
     assert named(within) == named(alone)
     mine, theirs = within.report(), alone.report()
-    for part in ("pairs", "notes", "why_python"):
+    for part in ("pairs", "notes", "native_missing"):
         assert getattr(mine, part) == getattr(theirs, part)
     room = {"shm_left": 0, "memory_left": None}
     assert replace(mine.surroundings, **room) == replace(theirs.surroundings, **room)

@@ -129,10 +129,12 @@ def test_the_host_backend():
 
 
 @pytest.mark.parametrize(
-    ("why_python", "code"), [(None, None), ("", "compiled"), ("no compiler", "python")]
+    ("backend", "missing", "code"),
+    [("cuda", None, None), ("host", None, "compiled"), ("host", "no compiler", "python")],
 )
-def test_which_code_is_used_on_the_host(why_python, code):
-    assert replace(report(*WHOLE), why_python=why_python).as_dict()["host_code"] == code
+def test_which_code_is_used_on_the_host(backend, missing, code):
+    found = replace(report(*WHOLE), backend=backend, native_missing=missing)
+    assert found.as_dict()["host_code"] == code
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, rad
     """They use the same words, so that a rank without a compiler works with the others."""
     node = host_node
     monkeypatch.setattr(epochs, "RADIX", radix or epochs.RADIX)
-    if code == "compiled" and node.report().why_python:
-        pytest.skip(f"nothing is compiled: {node.report().why_python}")
+    if code == "compiled" and node.report().native_missing:
+        pytest.skip(f"nothing is compiled: {node.report().native_missing}")
     if code == "Python" or (code == "some of both" and node.rank % 2):
         monkeypatch.setattr(node._context, "compiled", None)
     shake = random.Random(node.rank)
