@@ -101,8 +101,7 @@ def bind_last_stream(
     the node is whole, and the thread its own; and if `order` has the launch after the last one on
     the same stream: the plan's `own`, or that of the calls for 0.
     """
-    # `CudaBackend.is_current`, inlined: calling it would take 3 % of a call.
-    current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
+    is_current = _bind_is_current(device)
     ordered: Any = order or _Alone
 
     # Of PyTorch if `tensors_on`, its device, is given. Calls with keywords would take 1 % longer.
@@ -112,19 +111,30 @@ def bind_last_stream(
             return None
         if agreement.failure is not None or agreement.thread != get_ident():
             return None
-        try:
-            now = current(device).ptr if tensors_on is None else current_stream(tensors_on)
-            if now != handle or is_capturing(handle):
-                return None
-        except _CUDA_ERROR:
-            return None
-        if handle <= LAST_DEFAULT and _CURRENT_DEVICE() != device:
+        if not is_current(handle, tensors_on):
             return None
         if ordered.plans > 1 and ordered.chain.lasting != (own or handle):
             return None
         return handle
 
     return last_stream
+
+
+def _bind_is_current(device: int | None) -> Callable[[int, int | None], bool]:
+    """Return the function that tells whether a stream is the current one, and not captured."""
+    # `CudaBackend.is_current` with its look-ups made before: those would take 3 % of a call.
+    current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
+
+    def is_current(handle: int, tensors_on: int | None) -> bool:
+        try:
+            now = current(device).ptr if tensors_on is None else current_stream(tensors_on)
+            if now != handle or is_capturing(handle):
+                return False
+        except _CUDA_ERROR:
+            return False
+        return handle > LAST_DEFAULT or _CURRENT_DEVICE() == device
+
+    return is_current
 
 
 def bind_replay(
@@ -145,7 +155,7 @@ def bind_replay(
     made on the stream of their library.
     """
     seen = [*map(SeenArrays, layouts)]
-    of_tensors = _bind_tensors(layouts if with_tensors else (), last_stream)
+    of_tensors = _bind_tensors(layouts, last_stream, with_tensors=with_tensors)
     count, known, lookup = len(seen), seen[0].known, seen[0].lookup
     key_of_all = _bind_keys(seen)
 
@@ -181,15 +191,16 @@ def bind_replay(
 
 
 def _bind_tensors(
-    layouts: Sequence[FieldLayout], last_stream: LastStream
+    layouts: Sequence[FieldLayout], last_stream: LastStream, *, with_tensors: bool
 ) -> Callable[[Sequence[Any]], tuple[Any, int | None]]:
     """Return the function of tensors to their key and stream, both None for the slow path."""
-    addresses_of, devices = TensorAddresses(layouts).of, [each.device for each in layouts]
+    addresses_of = TensorAddresses(layouts if with_tensors else ()).of
+    device = layouts[0].device
 
     def of_tensors(fields: Sequence[Any]) -> tuple[Any, int | None]:
         if (addresses := addresses_of(fields)) is None:
             return None, None
-        return key_of(addresses), last_stream(devices[0])
+        return key_of(addresses), last_stream(device)
 
     return of_tensors
 
