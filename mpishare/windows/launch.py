@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 _CALL = "Node.launch"
-_SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _MOST = 64  # launches of one window that are known to fit: kernels, with their sizes
 
 
@@ -109,15 +108,13 @@ def _require_residency(
     """
     import cupy
 
+    from mpishare.runtime.residency import ranks_per_gpu, waiting_blocks
+
     function = getattr(kernel, "kernel", kernel).ptr
     per_sm = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function, nthreads, shared_mem
     )
-    ordinal = context.backend.device.ordinal  # type: ignore[union-attr]
-    sm_count = cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, ordinal)
-    nranks = context.all_uuids.count(context.uuids[context.rank])
-    # Of a shared GPU one block per SM, for all ranks together: see `PlanLauncher.max_blocks`.
-    most = per_sm * sm_count if nranks == 1 else min(per_sm, 1) * max(1, sm_count // nranks)
+    most, nranks = waiting_blocks(context, per_sm), ranks_per_gpu(context)
     if nblocks > most:
         shared = "" if nranks == 1 else f", which {counted(nranks, 'rank')} share,"
         raise UnsupportedError(

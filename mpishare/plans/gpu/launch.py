@@ -1,15 +1,15 @@
-"""The launches of a plan: how many blocks may wait at once, and the tables that they read."""
+"""The launches of a plan: how many blocks they have, and the tables that they read."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
 
-import cupy
 import numpy as np
 
 from mpishare.backends import kernels
 from mpishare.plans.gpu.sources import source
+from mpishare.runtime.residency import ranks_per_gpu, sm_count, waiting_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
-_SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _BLOCK_NBYTES = 32 << 10
 _ALIGN = 256
 
@@ -42,32 +41,14 @@ class PlanLauncher:
         backend: Any = context.backend
         self.where = where
         self.device: int = backend.device.ordinal
-        self._has_mps = backend.device.mps
-        # Ranks of other nodes on this machine count too.
-        self.ranks_per_gpu = context.all_uuids.count(context.uuids[context.rank])
+        self.ranks_per_gpu = ranks_per_gpu(context)
+        self.sm_count = sm_count(self.device)
+        # Blocks of a launch that waits, and of one whose kernel does not.
+        self.max_blocks = waiting_blocks(context, _BLOCKS_PER_SM)
+        self.most_blocks = _BLOCKS_PER_SM * self.sm_count
         self._context = context
         self._tables: list[tuple[Suballocation, np.ndarray[Any, Any]]] = []
         self._used = 0  # bytes of the last block
-
-    @functools.cached_property
-    def sm_count(self) -> int:
-        return int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks of a launch whose kernel does not wait for other ranks."""
-        return _BLOCKS_PER_SM * self.sm_count
-
-    @property
-    def max_blocks(self) -> int:
-        """Blocks of a launch that waits, so that the launches of all ranks on a GPU fit at once."""
-        if self.ranks_per_gpu == 1 or not self._has_mps:
-            # The GPU is this rank's alone, always or for a time slice.
-            return self.most_blocks
-        # Under MPS the waiting ranks together must leave room for the one they wait for. With half
-        # a block per SM each (half of what fits) four ranks were seen to wait for a kernel that was
-        # not scheduled.
-        return max(1, self.sm_count // self.ranks_per_gpu)
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
         """Return the address that an array has on the GPU after `load`; held until `close`."""
