@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.plans.cells import Box, Cells, cut_item
+from mpishare.plans.cells import Box, Cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -55,19 +55,6 @@ class Part(NamedTuple):
         """Return the same cells of another field, which has the layout of this one."""
         return Part(field, *self[1:])
 
-    def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
-        """Return one of `count` pieces, possibly empty.
-
-        Cut along the longest axis, or that of the places: both ends cut alike.
-        """
-        axis = self.shape.index(max(self.shape)) if self.axis is None else self.axis
-        begin, end = (_cut(self.shape[axis], at, count) for at in (number, number + 1))
-        if self.axis is not None:
-            places = cut_item(self.key[axis], layout.shape[axis], begin, end)
-            return Part.of_indices(self.field, layout, axis, places)
-        box = self.box or Box((), ())
-        return Part.of_box(self.field, layout, box.cut(axis, begin, end), self.far)
-
     @property
     def far_field(self) -> int:
         """The field's index at the other end of the message."""
@@ -109,11 +96,6 @@ class Message(NamedTuple):
             found.append(at)
             at += padded(part.nbytes)
         return found
-
-    def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
-        """Return one of `count` pieces of the message, possibly without parts."""
-        pieces = (part.piece(layouts[part.field], number, count) for part in self.parts)
-        return Message.of(self.peer, self.tag, pieces)
 
 
 class PartInfo(NamedTuple):
@@ -221,11 +203,6 @@ def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:
     step = int(indices[1]) - first if len(indices) > 1 else 1
     is_equal = step > 0 and bool((np.diff(indices) == step).all())
     return slice(first, last + 1, step) if is_equal else None
-
-
-def _cut(extent: int, number: int, count: int) -> int:
-    """Return the begin of a piece: pieces of contiguous cells stay aligned."""
-    return extent if number == count else extent * number // count // ALIGN * ALIGN
 
 
 def padded(nbytes: int, align: int = ALIGN) -> int:

@@ -128,24 +128,6 @@ def test_forced_routes(node, monkeypatch, name):
         exchange_step(halo, fields, 1)
 
 
-@pytest.mark.parametrize("name", ["mpi", "mpi-host"])
-def test_messages_in_pieces(node, monkeypatch, name, stream):
-    """Faces long enough to be cut, in both directions, whole and started."""
-    from mpishare.plans.exchange.cuda import pieces
-
-    force(monkeypatch, name)
-    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 256)
-    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 256)
-    case = case_of(node, cells=70)
-    kinds = [Kind(), Kind("f4", "F"), Kind("i1")]
-    with exchanging(node, case, kinds) as (halo, fields):
-        assert len(halo._forward._buffers.stages) > 2
-        for step in range(1, 9):
-            put(fields, step)
-            exchange_by(halo, halves=step % 2 == 0)
-            check(fields, step)
-
-
 def test_twenty_six_neighbors_and_many_fields(node, every_route):
     """Some of them the same rank, some oneself."""
     case = even_case((1, 1, node.size), True, 4, 2, corners=True)

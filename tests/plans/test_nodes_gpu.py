@@ -84,14 +84,14 @@ def slabs(node, kind, width=1):
 
 def small_in_place(monkeypatch):
     """Small faces go the way of large ones."""
-    from mpishare.plans.exchange.cuda import buffers
+    from mpishare.plans.exchange.cuda import mpi_in_place
 
-    monkeypatch.setattr(buffers, "MIN_IN_PLACE_NBYTES", 1)
+    monkeypatch.setattr(mpi_in_place, "MIN_IN_PLACE_NBYTES", 1)
 
 
 def in_place_of(halo):
     """What sends faces in place: None where messages go through host memory."""
-    found = halo._forward._buffers.in_place
+    found = halo._forward._buffers.mpi.in_place
     sends_here = "mpi-gpu" in halo.routes.values()
     assert (found is not None) == sends_here
     return found
@@ -133,12 +133,8 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
 
 @TWO
 def test_slabs_meet_columns(half, monkeypatch):
-    """A rank whose faces lie in pieces cuts and packs them; its neighbors know."""
-    from mpishare.plans.exchange.cuda import pieces
-
+    """A rank whose faces have gaps packs them, and its neighbors send theirs in place."""
     small_in_place(monkeypatch)
-    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 64)
-    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 64)
     kind = Kind("i2", "F" if WORLD.rank % 2 else "C", (70,))
     with slabs(half, kind, width=2) as (halo, fields):
         for step in range(1, 5):

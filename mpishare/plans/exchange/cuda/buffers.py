@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpishare.plans.exchange.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
-from mpishare.plans.exchange.cuda.mpi_stages import MpiStage
-from mpishare.plans.exchange.cuda.pieces import MAX_STAGES, is_in_one_piece, split
+from mpishare.plans.exchange.cuda.mpi_buffers import MpiBuffers
 from mpishare.plans.exchange.cuda.staging import pinned_layout, silent_key, staging_layout
 from mpishare.plans.exchange.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.staging import PlanBuffers
@@ -18,8 +15,7 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.exchange.cuda.direction import Direction
-    from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, Part, PartKey
+    from mpishare.plans.message import Part, PartKey
 
 
 class Buffers(PlanBuffers):
@@ -36,9 +32,7 @@ class Buffers(PlanBuffers):
         self._pinned = pinned_layout(direction.messages, direction.ranks_here)
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         super().__init__(comm, name, nbytes, neighbors, self._pinned.nbytes, streamed)
-        self.stages: list[MpiStage] = []
-        self.unpacked: Any = None
-        self.in_place: InPlaceMessages | None = None
+        self.mpi: MpiBuffers | None = None
         self._stalled_on = {peer: self.flags.stalled_on(peer) for peer in direction.peers(FUSED)}
 
     def make_mpi(self) -> None:
@@ -46,22 +40,15 @@ class Buffers(PlanBuffers):
         each = self._direction
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
-        # Whole messages for sums: their order must not depend on the pieces.
-        count = 1 if each.adds else MAX_STAGES
-        layouts, rank = each.layouts_by_rank, self._comm.rank
-        cut = (split(part, layouts, rank, count, on_gpu=on_gpu) for part in (sends, recvs))
-        for pieces in zip_longest(*cut, fillvalue=[]):
-            self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
-        if self.stages:
-            self.unpacked = self._comm.context.backend.local_event()
-        is_plain = on_gpu and not each.adds and len(self.stages) == 1
-        if is_plain and _go_in_place([*sends, *recvs], each.layouts):
-            self.in_place = InPlaceMessages(self._comm, self._name, sends, recvs, each.layouts)
+        if sends or recvs:
+            self.mpi = MpiBuffers(
+                self._comm, self._name, sends, recvs, each.layouts, on_gpu=on_gpu, adds=each.adds
+            )
 
     @property
     def nbytes(self) -> int:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
-        return super().nbytes + sum(stage.nbytes for stage in self.stages)
+        return super().nbytes + (0 if self.mpi is None else self.mpi.nbytes)
 
     def slot(self, key: PartKey, part: Part) -> Slot:
         """Return the packed place of a part that this rank sends or receives; not for MPI."""
@@ -105,20 +92,6 @@ class Buffers(PlanBuffers):
         """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
         super().close()
-        self._close_mpi()
-
-    def _close_mpi(self) -> None:
-        if self.in_place is not None:
-            self.in_place.close()
-            self.in_place = None
-        while self.stages:
-            self.stages.pop().close()
-        if self.unpacked is not None:
-            self._comm.context.backend.close_events([self.unpacked])
-            self.unpacked = None
-
-
-def _go_in_place(messages: Sequence[Message], layouts: Sequence[FieldLayout]) -> bool:
-    """Whether MPI takes messages out of fields in less time than kernels pack them."""
-    are_large = max(message.nbytes for message in messages) >= MIN_IN_PLACE_NBYTES
-    return are_large and all(is_in_one_piece(message, layouts) for message in messages)
+        if self.mpi is not None:
+            self.mpi.close()
+            self.mpi = None

@@ -190,7 +190,7 @@ class CudaEngine(CudaPlanEngine):
         """Do both on the user's stream; beside messages, fused neighbors run on the plan's own."""
         entered = self._enter_call("exchange", call, stream)
         _, addresses, (streamed, fused) = call
-        if streamed is not None and fused is not None and streamed.stages:
+        if streamed is not None and fused is not None and streamed.has_messages:
             self._start(call, entered)
             self._wait(call, entered)
         else:

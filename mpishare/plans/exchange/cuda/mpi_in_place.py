@@ -25,7 +25,7 @@ _MAX_BOUND = 64
 
 
 class InPlaceMessages:
-    """MPI messages of a plan that are all contiguous at this rank: see `is_in_one_piece`.
+    """MPI messages of a plan that are all contiguous at this rank: see `go_in_place`.
 
     `bound` has the persistent requests by `key_of` the fields' addresses; None where these fields
     must be packed.
@@ -76,6 +76,27 @@ class InPlaceMessages:
 
         outgoing, incoming = buffers(self._sends), buffers(self._recvs)
         return MpiMessages(self._comm, self._name, self._sends, self._recvs, outgoing, incoming)
+
+
+def go_in_place(messages: Sequence[Message], layouts: Sequence[FieldLayout]) -> bool:
+    """Whether MPI takes messages out of fields in less time than kernels pack them."""
+    are_large = max(message.nbytes for message in messages) >= MIN_IN_PLACE_NBYTES
+    return are_large and all(_is_contiguous(message, layouts) for message in messages)
+
+
+def _is_contiguous(message: Message, layouts: Sequence[FieldLayout]) -> bool:
+    """Whether the cells of a message follow each other in a field, in the order of travel."""
+    if len(message.parts) != 1 or message.parts[0].box is None:
+        return False
+    (part,) = message.parts
+    layout = layouts[part.field]
+    cells, step = part.cells(layout), layout.dtype.itemsize
+    for extent, stride in zip(reversed(cells.shape), reversed(cells.strides), strict=True):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True
 
 
 def _is_plain(address: int) -> bool:

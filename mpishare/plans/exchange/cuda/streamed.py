@@ -1,8 +1,7 @@
 """Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
 Ranks whose streams wait for each other have flags (`Handshake`) and two buffers (epochs.cuh). MPI
-messages are sent and waited for by the host, stage by stage, once all work of other routes is on
-the stream.
+messages are sent and waited for by the host, once all work of other routes is on the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.exchange.cuda.kernels import Launcher
-    from mpishare.plans.exchange.cuda.mpi_stages import Packed
+    from mpishare.plans.exchange.cuda.mpi_buffers import Packed
     from mpishare.plans.exchange.cuda.work_items import Slot, WorkList
     from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
@@ -55,12 +54,10 @@ class StreamedRoutes:
         self._backend = context.backend
         self._where = launcher.where
         self._pointers = launcher.pointers
-        self.stages = buffers.stages
-        """MPI messages, for which the host waits."""
-        self._unpacked = buffers.unpacked
+        self._mpi = buffers.mpi  # for whose messages the host waits
         self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._handles: Handles = {}, {}
-        self._in_place = buffers.in_place
+        self._in_place = None if self._mpi is None else self._mpi.in_place
         self._beside_in_place: driver.Launch | None = None
         self._has_signals = bool(buffers.flags.streamed)
         self._handshake = Handshake(self._backend, buffers.flags)
@@ -83,45 +80,48 @@ class StreamedRoutes:
         self._unpacks = receive(by_stream)
         if self._has_signals and not self._unpacks:
             self._unpacks.append(unpack(()))  # which ends the epoch
-        self._unpacks_of_stages = [receive(stage.received) for stage in self.stages]
+        self._unpacks_of_mpi = [] if self._mpi is None else receive(self._mpi.received)
 
     def _make_packs(
         self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
     ) -> None:
-        """Prepare a launch per stage, one at least: the first packs for streamed routes, too."""
+        """Prepare the launch that packs for all routes, and that beside messages in place."""
         kind = PACK_AND_ZERO if direction.adds else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
+        by_mpi = [] if self._mpi is None else [*chain.from_iterable(self._mpi.sent)]
         local = () if direction.has_fused else [*direction.local()]
 
-        def pack(parts: Packed, own: Iterable[tuple[Part, Part]] = ()) -> driver.Launch:
-            work = _copies(kind, parts, launcher, alignments, own)
+        def pack(parts: Packed) -> driver.Launch:
+            work = _copies(kind, parts, launcher, alignments, local)
             epochs = launcher.state("epochs", 3)
             return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
 
-        first, *rest = [[*chain.from_iterable(stage.sent)] for stage in self.stages] or [[]]
-        # The first is launched with no items, too: it begins the epoch.
-        self._packs = [pack(by_stream + first, local), *map(pack, rest)]
+        # Launched with no items, too: it begins the epoch.
+        self._pack = pack(by_stream + by_mpi)
         if self._in_place is not None and (self._has_signals or local):
-            self._beside_in_place = pack(by_stream, local)
+            self._beside_in_place = pack(by_stream)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
-        """Pack and unpack by graphs from now on, if an exchange is only MPI messages of one stage.
+        """Pack and unpack by graphs from now on, if an exchange is only MPI messages.
 
         They are published in `handles`.
         """
-        launches = [launch for each in self._unpacks_of_stages for launch in each]
-        if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
+        if len(self._unpacks_of_mpi) != 1 or self._has_signals:
             return
         pointers, where = launcher.pointers, launcher.where
         self._handles = handles
         self._graphs = (
-            GraphCache(pointers, where, self._packs[0], capturing, handles[0]),
-            GraphCache(pointers, where, launches[0], capturing, handles[1]),
+            GraphCache(pointers, where, self._pack, capturing, handles[0]),
+            GraphCache(pointers, where, self._unpacks_of_mpi[0], capturing, handles[1]),
         )
 
     @property
     def has_graphs(self) -> bool:
         return self._graphs is not None
+
+    @property
+    def has_messages(self) -> bool:
+        return self._mpi is not None
 
     def find(self, key: Any) -> Replayed | None:
         """Return the replay of a whole exchange by MPI, if it is cached."""
@@ -139,13 +139,15 @@ class StreamedRoutes:
 
     def replay_receive(self, found: Replayed, stream: int) -> None:
         """Begin the messages of a replay whose fields are packed, where other work may follow."""
-        self._backend.record(self.stages[0].packed, stream)
-        if isinstance(found, tuple) and self._backend.is_event_done(self._unpacked):
-            self.stages[0].messages.receive()
+        mpi: Any = self._mpi
+        self._backend.record(mpi.packed, stream)
+        if isinstance(found, tuple) and self._backend.is_event_done(mpi.unpacked):
+            mpi.messages.receive()
 
     def replay_wait(self, found: Replayed, stream: int, where: str) -> None:
         """Do the rest of a replay after `replay_receive`."""
-        self._replay_messages(found, stream, where, driver.is_event_done, self.stages[0].packed)
+        mpi: Any = self._mpi
+        self._replay_messages(found, stream, where, driver.is_event_done, mpi.packed)
 
     def replay_messages(self, found: Replayed, stream: int, where: str) -> None:
         """Do the rest of a replay: wait for the stream, send, receive and unpack."""
@@ -164,21 +166,21 @@ class StreamedRoutes:
             found.send()
             found.wait()
             return
+        mpi: Any = self._mpi
         # The last unpack precedes it on the stream. Receives, the slowest MPI call, overlap with
         # the packing.
-        self._wait_on_host(driver.is_event_done, self._unpacked, self._where)
-        messages = self.stages[0].messages
-        messages.receive()
+        self._wait_on_host(driver.is_event_done, mpi.unpacked, self._where)
+        mpi.messages.receive()
         self._wait_on_host(is_packed, packed, where)
-        messages.send()
-        messages.wait()
+        mpi.messages.send()
+        mpi.messages.wait()
         launch_graph(found[1], stream, where)
-        self._backend.record(self._unpacked, stream)
+        self._backend.record(mpi.unpacked, stream)
 
     def replay_alone(self, addresses: tuple[int, ...], stream: int, where: str) -> None:  # noqa: ARG002
         """Do an exchange with no other rank."""
         self._pointers[:] = [*addresses]
-        self._packs[0].enqueue(stream)
+        self._pack.enqueue(stream)
 
     def close(self) -> None:
         for cache in self._graphs or ():
@@ -190,32 +192,24 @@ class StreamedRoutes:
         if self._in_place_of(addresses) is not None:
             if self._beside_in_place is not None:
                 self._beside_in_place.enqueue(stream)
-            self._handshake.ready.enqueue(stream)
-            # By then the owned cells are written, and the ghosts no longer read.
-            self._backend.record(self.stages[0].packed, stream)
-            return
-        first, *rest = self._packs
-        if self._graphs is None:
-            first.enqueue(stream)
-        else:
+        elif self._graphs is not None:
             self._graphs[0].enqueue(stream, addresses, is_captured=False)
+        else:
+            self._pack.enqueue(stream)
         self._handshake.ready.enqueue(stream)
-        if not self.stages:
-            return
-        self._backend.record(self.stages[0].packed, stream)
-        for launch, stage in zip(rest, self.stages[1:], strict=True):
-            launch.enqueue(stream)
-            self._backend.record(stage.packed, stream)
+        if self._mpi is not None:
+            # By then the cells are packed; of fields in place, the owned ones are written, and the
+            # ghosts no longer read.
+            self._backend.record(self._mpi.packed, stream)
 
     def receive(self, addresses: tuple[int, ...]) -> None:
         """Start the receives of packed messages, if their buffers are free."""
-        if not self.stages or self._in_place_of(addresses) is not None:
+        if self._mpi is None or self._in_place_of(addresses) is not None:
             return
         # Else the last exchange's unpacks still read them. They precede these packs on the stream,
         # so that `wait` need not check again.
-        if self._backend.is_event_done(self._unpacked):
-            for stage in self.stages:
-                stage.messages.receive()
+        if self._backend.is_event_done(self._mpi.unpacked):
+            self._mpi.messages.receive()
 
     def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
@@ -223,24 +217,19 @@ class StreamedRoutes:
         self._handshake.seen.enqueue(stream)
         for launch in self._unpacks:
             launch.enqueue(stream)
-        in_place = self._in_place_of(addresses)
-        if in_place is not None:
-            self._wait_on_host(driver.is_event_done, self.stages[0].packed, self._where)
-            in_place.send()
-            in_place.wait()
+        if self._mpi is None:
             return
-        for stage in self.stages:
-            self._wait_on_host(driver.is_event_done, stage.packed, self._where)
-            stage.messages.send()
-        for stage, launches in zip(self.stages, self._unpacks_of_stages, strict=True):
-            stage.messages.wait()
-            if self._graphs is not None:
-                self._graphs[1].enqueue(stream, addresses, is_captured=False)
-                break
-            for launch in launches:
+        in_place = self._in_place_of(addresses)
+        self._wait_on_host(driver.is_event_done, self._mpi.packed, self._where)
+        (in_place or self._mpi.messages).exchange()
+        if in_place is not None:
+            return
+        if self._graphs is not None:
+            self._graphs[1].enqueue(stream, addresses, is_captured=False)
+        else:
+            for launch in self._unpacks_of_mpi:
                 launch.enqueue(stream)
-        if self.stages:
-            self._backend.record(self._unpacked, stream)
+        self._backend.record(self._mpi.unpacked, stream)
 
     def _in_place_of(self, addresses: tuple[int, ...]) -> MpiMessages | None:
         """Return the messages of fields that need no packing, else None."""

@@ -1,8 +1,8 @@
-"""MPI messages in stages: while one is under way, kernels pack the next and unpack the last.
+"""The MPI messages of a plan on GPUs, one for each peer and direction, and what they are packed in.
 
-Each stage has a piece of every large message, with buffers in GPU memory where the MPI takes that.
-Else they are in pinned host memory, and those of small messages always: kernels reach it in less
-time than an MPI needs to fetch a few bytes from a GPU. The two ends may differ in this.
+Buffers are in GPU memory where the MPI takes that. Else they are in pinned host memory, and those
+of small messages always: kernels reach it in less time than an MPI needs to fetch a few bytes from
+a GPU. The two ends may differ in this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.plans.exchange.cuda.mpi_in_place import InPlaceMessages, go_in_place
 from mpishare.plans.exchange.cuda.work_items import Slot
 from mpishare.plans.mpi_route import MpiMessages
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part
 
     Packed = list[tuple[Part, Slot]]
@@ -29,10 +31,12 @@ SMALL_NBYTES = 16 << 10
 """Messages up to this size go out of pinned memory."""
 
 
-class MpiStage:
-    """The MPI messages of one stage and their buffers, shared by the launches for all fields.
+class MpiBuffers:
+    """The messages and their buffers, shared by the launches for all fields.
 
-    `sent` and `received` are the parts of each message, with their places in its buffer.
+    `sent` and `received` are the parts of each message, with their places in its buffer. The events
+    `packed` and `unpacked` follow the kernels that wrote and read these, and `in_place` has the
+    messages of fields that need neither.
     """
 
     def __init__(
@@ -41,8 +45,10 @@ class MpiStage:
         name: str,
         sends: Sequence[Message],
         recvs: Sequence[Message],
+        layouts: Sequence[FieldLayout],
         *,
         on_gpu: bool,
+        adds: bool,
     ) -> None:
         from mpi4py import MPI
 
@@ -66,12 +72,17 @@ class MpiStage:
         (outgoing, self.sent), (incoming, self.received) = place(sends), place(recvs)
         self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
-        self.packed = self._backend.local_event()
+        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
+        self.in_place: InPlaceMessages | None = None
+        if on_gpu and not adds and go_in_place([*sends, *recvs], layouts):
+            self.in_place = InPlaceMessages(comm, name, sends, recvs, layouts)
 
     def close(self) -> None:
         """Free requests and events, and the memory unless a message is under way."""
+        if self.in_place is not None:
+            self.in_place.close()
         is_over = self.messages.close([*self._blocks, *self._pinned])
-        self._backend.close_events([self.packed])
+        self._backend.close_events([self.packed, self.unpacked])
         if is_over:
             for block in self._blocks:
                 block.close()
