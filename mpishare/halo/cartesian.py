@@ -110,7 +110,7 @@ class HaloExchange(Plan):
     >>> comm = MPI.COMM_WORLD
     >>> u = numpy.full(10, float(comm.rank))
     >>> with HaloExchange(comm, u, 1, dims=(comm.size,), periods=True) as halo:
-    ...     halo.exchange()
+    ...     halo.exchange(u)
     >>> bool(u[0] == (comm.rank - 1) % comm.size)
     True
     """

@@ -149,7 +149,7 @@ class NeighborExchange(Plan):
         >>> ids[2] %= 2 * comm.size
         >>> u = numpy.array([ids[0], ids[1], -1.0])
         >>> with NeighborExchange.from_global_ids(comm, ids, 2, u) as ex:
-        ...     ex.exchange()
+        ...     ex.exchange(u)
         >>> bool(u[2] == ids[2])
         True
         """

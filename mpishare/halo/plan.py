@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination import recording
 from mpishare.halo.any_fields import AnyFields
-from mpishare.halo.made_with import MadeWith
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.layout import name_fields
@@ -34,7 +34,6 @@ class Plan(RoutedPlan):
     _ranges = "exchange", "start", "wait", "accumulate"
 
     def __init__(self, agreed: AgreedFields, cells: FieldCells) -> None:
-        self._made_with = MadeWith(agreed.arrays)
         messages = cells.messages(agreed.setup)
         setup = agree_on_routes(agreed.setup, agreed.arrays, *messages, engine_class)
         self._fields: EnginePair | AnyFields
@@ -44,12 +43,8 @@ class Plan(RoutedPlan):
         else:
             self._fields = EnginePair(setup)
             self._forward = self._fields.forward
-        self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
+        self._busy = setup.busy
         self._open_on_routes(setup)
-
-    @property
-    def _takes_any(self) -> bool:
-        return self._setup.takes_any
 
     def exchange(self, *fields: Array, stream: Stream | None = None) -> None:
         """Bring every ghost up to date: `start`, then `wait`.
@@ -61,8 +56,7 @@ class Plan(RoutedPlan):
         ----------
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
-            allocator, and no array twice. Default: the arrays that the plan was made with, if none
-            was a `Layout`. The plan holds these until a call is given arrays, and no longer.
+            allocator, and no array twice.
             A plan made for a `Layout` without dtype takes any number of fields of its block; the
             ranks agree on each new combination at its first call, which is host-blocking.
         stream : stream, optional
@@ -76,7 +70,7 @@ class Plan(RoutedPlan):
             difference. Nothing was sent then, and other ranks wait for this call: repeat it, or
             leave the node.
         TypeError
-            If none are given to a plan that was made for a `Layout`, or if its arrays are gone.
+            If none are given.
         MismatchError
             If fields are new to a plan for any fields, and those of another rank differ in dtype or
             in axes that are not cut, or are not new there.
@@ -95,13 +89,12 @@ class Plan(RoutedPlan):
         If an exchange on the host is interrupted (Ctrl-C), this rank leaves the node, since
         neighbors may still be reading its fields.
         """
-        if fields and self._made_with.are_held:
-            self._made_with.release()
-        is_free = self._open is None and not self._is_closed
-        if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
-            return
-        engine, call = self._begin("exchange", fields, stream)
-        engine.exchange(call, stream)
+        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+            self._refuse("exchange")
+        try:
+            self._forward.exchange(fields, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named("exchange", error) from None
 
     def start(self, *fields: Array, stream: Stream | None = None) -> None:
         """Begin an exchange: neighbors get the cells as the stream has left them.
@@ -110,19 +103,17 @@ class Plan(RoutedPlan):
         `HaloExchange.interior` and ghosts beyond a wall written. Parameters and errors as
         `exchange`.
         """
-        if fields and self._made_with.are_held:
-            self._made_with.release()
-        is_free = self._open is None and not self._is_closed
-        # A call is open at once: an interrupt comes where Python enters its next function, and the
-        # others would take the same call, made again, for the next one.
-        given = fields or self._made_with.arrays()
-        if is_free and self._forward.try_start(given, stream):
-            self._open, self._is_open_fast = given, True
-            return
-        opened = engine, call = self._begin("start", fields, stream)
-        engine.start(call, stream)
-        self._open, self._is_open_fast = opened, False
-        self._end_with_capture()
+        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+            self._refuse("start")
+        try:
+            self._forward.start(fields, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named("start", error) from None
+        # At once: an interrupt comes where Python enters its next function, and the others would
+        # take the same call, made again, for the next one.
+        self._open = fields
+        if recording.UNDER_WAY:
+            self._end_with_capture()
 
     def wait(self, stream: Stream | None = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
@@ -138,16 +129,9 @@ class Plan(RoutedPlan):
         # A handler of a signal that closes the plan behind the engine's wait must not wait again.
         opened, self._open = self._open, None
         try:
-            is_fast = self._is_open_fast and opened is not None
-            if is_fast and not self._is_closed and self._forward.try_wait(stream):
-                return
-            self._check_started(opened)
-            if is_fast:
-                engine = self._fields.pair_for("wait", opened, stream).forward
-                engine.wait(engine.prepare(opened), stream)
-            else:
-                engine, call = opened
-                engine.wait(call, stream)
+            if opened is None or self._is_closed or self._busy[0]:
+                self._check_started(opened)
+            self._forward.wait(opened, stream)
         except BaseException:
             self._reopen(opened)
             raise
@@ -163,25 +147,34 @@ class Plan(RoutedPlan):
         TypeError
             If a field's elements are no numbers.
         """
-        given = self._enter("accumulate", fields) if self._takes_any else fields
-        pair = self._fields.pair_for("accumulate", given, stream)
-        if pair.reverse is None:
-            self._check("accumulate")
+        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+            self._refuse("accumulate")
+        try:
+            pair = self._fields.pair_for("accumulate", fields, stream)
+            reverse = pair.reverse or self._make_reverse(pair, fields, stream)
+            reverse.exchange(fields, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named("accumulate", error) from None
 
-            def check() -> Sequence[Any]:
-                entered = self._enter("accumulate", fields)
-                self._prepare("accumulate", pair.forward, entered)
-                return entered
+    def _make_reverse(self, pair: EnginePair, fields: Sequence[Any], stream: Any) -> Engine:
+        """Make the engine of the reverse. Collective, host-blocking."""
+        self._check("accumulate")
 
-            with self._context.agreement.collective():
-                self._agree_on_reverse("accumulate", pair.forward, check, stream)
-                pair.make_reverse()
-        reverse = pair.make_reverse()
-        call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
-        reverse.exchange(call, stream)
+        def check() -> Sequence[Any]:
+            pair.forward.require(fields)
+            return fields
+
+        with self._context.agreement.collective():
+            self._agree_on_reverse("accumulate", pair.forward, check, stream)
+            return pair.make_reverse()
+
+    def _refuse(self, call: str) -> None:
+        """Raise since the plan cannot be called now, or not without fields."""
+        self._check_free(call)
+        raise TypeError(f"{self.name}: {call} failed: no fields are given. Pass them: {call}(u)")
 
     def _held(self) -> Any:
-        return self._open, self._made_with.arrays()
+        return self._open
 
     def _in_this_thread(self) -> AbstractContextManager[None]:
         """Make the calls of the block in the calling thread, and none in the node's own."""
@@ -190,11 +183,7 @@ class Plan(RoutedPlan):
         return agreement.in_this_thread()
 
     def _drop(self) -> None:
-        self._made_with, self._open = MadeWith(()), None
-
-    def _let_go(self) -> bool:
-        self._made_with.release()
-        return True
+        self._open = None
 
     def __repr__(self) -> str:
         """Name the plan, its fields and its routes."""
@@ -202,37 +191,9 @@ class Plan(RoutedPlan):
 
     def _describe(self) -> str:
         fields = f"fields={name_fields(self._setup.mine)}"
-        if self._takes_any:
+        if self._setup.takes_any:
             fields = f"any fields, {len(self._fields.setups) - 1} seen"
         return f"{fields}, routes={self._named_routes()}"
-
-    def _begin(self, call: str, fields: Sequence[Any], stream: Any) -> tuple[Engine, Any]:
-        """Return the engine of a call and its prepared fields."""
-        fields = self._enter(call, fields)
-        engine = self._fields.pair_for(call, fields, stream).forward
-        return engine, self._prepare(call, engine, fields)
-
-    def _enter(self, call: str, fields: Sequence[Any]) -> Sequence[Any]:
-        """Return the fields of a call, or raise if the plan cannot be called now."""
-        self._check_free(call)
-        if fields:
-            self._made_with.release()
-        fields = fields or self._made_with.arrays()
-        if not fields:
-            why = (
-                "the arrays that the plan was made with are gone, since nobody holds them. Pass "
-                "those that are there"
-                if len(self._made_with)
-                else "the plan was made for a Layout and has no arrays. Pass them"
-            )
-            raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
-        return fields
-
-    def _prepare(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
-        try:
-            return engine.prepare(fields)
-        except (TypeError, ValueError) as error:
-            raise self._named(call, error) from None
 
     @property
     def _engines(self) -> list[Engine]:

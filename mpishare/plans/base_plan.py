@@ -167,7 +167,7 @@ class BasePlan(NodeObject):
 
         The call may have been refused on this rank alone: ranks that wait in it will name it.
         """
-        if type(error) in (TypeError, ValueError):
+        if type(error) in (TypeError, ValueError) and not str(error).startswith(self.name):
             error = type(error)(f"{self.name}: {call} failed: {error}")
             self._context.agreement.refuse(self.name, error)
         return error

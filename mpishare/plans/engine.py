@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpishare.plans.node_cache import release_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.plans.comm import PlanComm
@@ -88,8 +88,9 @@ class RoutedSetup(PlanSetup):
     calls: tuple[str, str] = ("exchange", "accumulate")
     # Whether it adds what arrives and zeroes what it sends.
     adds: bool = False
-    # Layouts of this rank's fields as fast calls get them on GPUs, where not as `mine`.
-    seen: Sequence[FieldLayout] = ()
+    # Layouts of the arrays that calls on GPUs get, where not `mine`, and their axes made those.
+    given: Sequence[FieldLayout] = ()
+    as_fields: Callable[[Sequence[Any]], Sequence[Any]] = list
 
     @property
     def my_routes(self) -> dict[int, Route]:
@@ -155,46 +156,26 @@ class PlanEngine(Protocol):
         ...
 
 
-def never(*_: Any) -> bool:
-    """Do nothing: the fast call of an engine that has none."""
-    return False
-
-
 class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in the direction of its `RoutedSetup`.
 
     Making one is collective over the plan and host-blocking; methods are local unless stated
-    otherwise, and stream-ordered on CUDA.
+    otherwise, and stream-ordered on CUDA. Calls raise `TypeError` or `ValueError` for fields that
+    are not those of the plan, before anything is done.
     """
 
-    def prepare(self, fields: Sequence[Any]) -> Any:
-        """Check the arrays of a call; return the others' `call`, which holds them."""
+    def require(self, fields: Sequence[Any]) -> Any:
+        """Raise unless a call may be made with these fields."""
         ...
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange fields that the engine knows, or return False with nothing done."""
-        ...
-
-    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Start an exchange of fields that the engine knows, or return False with nothing done."""
-        ...
-
-    def try_wait(self, stream: Any) -> bool:
-        """Complete an exchange begun by `try_start`, or return False with nothing done."""
-        ...
-
-    def start(self, call: Any, stream: Any) -> None:
-        """Send my cells."""
-        ...
-
-    def wait(self, call: Any, stream: Any) -> None:
-        """Receive the others' cells into the ghosts."""
-        ...
-
-    def exchange(self, call: Any, stream: Any) -> None:
+    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
         """Start and wait in one call."""
         ...
 
-    def ahead(self) -> list[int]:
-        """Ranks of the node that have made more calls than this one."""
+    def start(self, fields: Sequence[Any], stream: Any) -> None:
+        """Send my cells."""
+        ...
+
+    def wait(self, fields: Sequence[Any], stream: Any) -> None:
+        """Receive the others' cells into the ghosts of the fields that were given to `start`."""
         ...

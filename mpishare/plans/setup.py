@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.errors import PeerTimeout, UnsupportedError, name_ranks
+from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -68,8 +68,6 @@ class PlanStart:
     held: Holdings
     name: str = ""  # of the plan; numbered by its node if empty
     backend: Any = "auto"  # of the fields; "auto" for that of the first array
-    # Called in the wait for an agreement on fields, with what is wrong with mine; may raise.
-    watch: Callable[[Sequence[Exception]], object] = bool
     begin: float = field(default_factory=perf_counter)  # seconds
 
 
@@ -153,7 +151,6 @@ def agree_on_found(
 ) -> AgreedFields:
     """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
     call, group = start.call, start.held.group
-    wrong: list[Exception] = []
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
@@ -166,6 +163,8 @@ def agree_on_found(
             "here": None if context is None else here_for_first_plan(group, context),
         }
 
+    wrong: list[Exception] = []
+
     def look_and_note() -> Any:
         try:
             return look()
@@ -173,10 +172,11 @@ def agree_on_found(
             wrong.append(error)
             raise
 
-    look_at_others = partial(start.watch, wrong)
-    with watching_setup(start.given_node, start.given_comm, call, look_at_others) as watch:
+    with watching_setup(start.given_node, start.given_comm, call) as watch:
         try:
             (given, kept), replies = group.step_keeping(look_and_note, watch)
+        except PeerError as error:  # others are in another call
+            raise (wrong or [error])[0] from None
         finally:
             wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
     require_same(call, [reply["same"] for reply in replies], group.comm.rank)

@@ -56,10 +56,6 @@ class Arrays:
 
             self.own = cupy.ndarray
 
-    def is_own(self, array: Any, side: Side) -> bool:
-        """Whether the engines can tell all else about an array."""
-        return type(array) is self.own and bool(array.shape == side.shape)
-
     def new(self, like: Any, side: Side, stream: Any) -> Any:
         """Return a new array of a side, of the library of another one."""
         if stream is None and type(like) is self.own:  # most calls: no stream is made current

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
+from mpishare.coordination import recording
+from mpishare.errors import MpiShareError
 from mpishare.memory.arguments import is_int, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
@@ -24,7 +27,7 @@ from mpishare.redistribution.arrays import Arrays, Side
 from mpishare.redistribution.distribution import require_covered, require_disjoint, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -151,12 +154,14 @@ class Redistribute(RoutedPlan):
             sends, recvs = _messages(boxes, comm.rank, agreed.setup.mine)
             routed = agree_on_routes(agreed.setup, [], sends, recvs, engine_class)
             source_side, target_side = sides = _sides(agreed.kept, routed.mine)
-            seen = [each.given for each in sides]
-            setup = replace(routed, calls=("forward", "backward"), seen=seen)
+            setup = replace(routed, calls=("forward", "backward"))
+            if setup.on_gpu:  # replays know the arrays of users, not the views of each call
+                given = [each.given for each in sides]
+                setup = replace(setup, given=given, as_fields=partial(_as_fields, sides))
             engine = engine_class(setup)(setup)
             self._forward = _Way(engine, source_side, target_side, 1, setup.on_gpu)
             self._backward: _Way | None = None
-            self._arrays = Arrays(on_gpu=setup.on_gpu)
+            self._arrays, self._busy = Arrays(on_gpu=setup.on_gpu), setup.busy
             self._in_place = agreed.setup.same["in_place"]
             self._open_on_routes(setup)
         self.source_shape: tuple[int, ...] = source_side.shape
@@ -246,21 +251,14 @@ class Redistribute(RoutedPlan):
         way = self._forward
         if backward:
             way = self._backward or self._make_backward("start", stream, a)
-        engine = way.engine
-        is_free = self._open is None and not self._is_closed
-        if way.on_gpu and is_free and type(a) is self._arrays.own:
-            out = self._given_or_new(way, a, out, stream)
-            call = _Call(way, a, out, out, out)
-            if engine.try_start((a, out)[:: way.order], stream):
-                self._open = call  # at once, as in `halo.plan.Plan.start`
-                self._end_with_capture()
-                return
-        call = self._prepare(way, "start", a, out, stream)
-        if not engine.try_start(call.known, stream):
-            call.prepared = engine.prepare(call.fields)
-            engine.start(call.prepared, stream)
-        self._open = call
-        self._end_with_capture()
+        fields, result = self._known(way, "start", a, out, stream)
+        call = _Call(way, fields, result)
+        if not _is_made(way.engine.start, fields, stream):
+            call = self._prepare(way, "start", a, out, stream)
+            way.engine.start(call.fields, stream)
+        self._open = call  # at once, as in `halo.plan.Plan.start`
+        if recording.UNDER_WAY:
+            self._end_with_capture()
 
     def wait(self, stream: Stream | None = None) -> AnyArray:
         """End what `start` began, and return the part that it brings.
@@ -276,10 +274,7 @@ class Redistribute(RoutedPlan):
         call, self._open = self._open, None
         try:
             self._check_started(call)
-            engine = call.way.engine
-            is_fast = call.prepared is None
-            if not (is_fast and engine.try_wait(stream)):
-                engine.wait(engine.prepare(call.fields) if is_fast else call.prepared, stream)
+            call.way.engine.wait(call.fields, stream)
         except BaseException:
             self._reopen(call)
             raise
@@ -288,19 +283,11 @@ class Redistribute(RoutedPlan):
     # --- a call
 
     def _redistribute(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
-        # Arrays that the engine checks, as fast as it can.
-        engine = way.engine
-        if self._open is None and not self._is_closed:
-            if not way.on_gpu:
-                if (result := self._try_on_host(way, name, given, out, stream)) is not None:
-                    return result
-            else:
-                out = self._given_or_new(way, given, out, stream)
-                if engine.try_fast((given, out)[:: way.order], stream):
-                    return out
+        fields, result = self._known(way, name, given, out, stream)
+        if _is_made(way.engine.exchange, fields, stream):
+            return result
         call = self._prepare(way, name, given, out, stream)
-        if not engine.try_fast(call.known, stream):
-            engine.exchange(engine.prepare(call.fields), stream)
+        way.engine.exchange(call.fields, stream)
         try:
             return self._finish(call, stream)
         except BaseException as error:
@@ -308,24 +295,27 @@ class Redistribute(RoutedPlan):
             self._context.agreement.leave(f"{self.name}: {name}", error)
             raise
 
-    def _given_or_new(self, way: _Way, given: Any, out: Any, stream: Any) -> Any:
-        """Return `out`, a new one for None: replays compare both arrays with earlier calls'."""
-        if out is not None or stream is not None:
-            return out
-        is_known = type(given) is self._arrays.own or is_tensor(given)
-        return self._arrays.new(given, way.written, None) if is_known else None
+    def _known(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> tuple[Any, Any]:
+        """Return the fields of a call of which the engine can check the rest, and its result.
 
-    def _try_on_host(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
-        """Return the result of a call whose arrays the engine knows; None for the slow path."""
+        None and None for arrays that need a closer look first.
+        """
+        if self._open is not None or self._is_closed or self._busy[0]:
+            self._check_free(name)
         arrays, own = self._arrays, self._arrays.own
-        mine = given if type(given) is own else self._of_tensor(name, given, "the array")
-        if not arrays.is_own(mine, way.read):
-            return None
-        if out is None:
-            out = arrays.new(given, way.written, stream)
-        into = out if type(out) is own else self._of_tensor(name, out, "out")
-        is_known = arrays.is_own(into, way.written)
-        return out if is_known and way.engine.try_fast(way.fields(mine, into), stream) else None
+        if way.on_gpu:
+            if type(given) is not own and not is_tensor(given):
+                return None, None
+            result = arrays.new(given, way.written, stream) if out is None else out
+            return way.fields(given, result), result
+        source = given if type(given) is own else self._of_tensor(name, given, "the array")
+        if type(source) is not own or source.shape != way.read.shape:
+            return None, None
+        result = arrays.new(given, way.written, stream) if out is None else out
+        target = result if type(result) is own else self._of_tensor(name, result, "out")
+        if type(target) is not own or target.shape != way.written.shape:
+            return None, None
+        return way.fields(source, target), result
 
     def _of_tensor(self, call: str, array: Any, name: str) -> Any:
         """Return a tensor in host memory as NumPy's, anything else as it is."""
@@ -363,7 +353,7 @@ class Redistribute(RoutedPlan):
                 target = arrays.new(found, written, stream)
         if not arrays.fits(source, read):
             source = arrays.compact(source, stream)
-        return _Call(way, source, target, result, found)
+        return _Call(way, way.fields(source, target), result, found, target)
 
     def _finish(self, call: _Call, stream: Any) -> Any:
         """Copy the result to where the user wants it, if it was received elsewhere."""
@@ -430,32 +420,42 @@ class _Way(NamedTuple):
     on_gpu: bool
 
     def fields(self, given: Any, out: Any) -> Any:
-        """Return the fields of the engine: the source, then the target."""
-        return (self.read.as_cells(given), self.written.as_cells(out))[:: self.order]
+        """Return the fields of the engine: the source, then the target.
 
-    def known(self, given: Any, out: Any) -> Any:
-        """Return them for the engine's fast calls, which on GPUs take the arrays of users."""
-        return (given, out)[:: self.order] if self.on_gpu else self.fields(given, out)
+        On GPUs those are the arrays of users, on the host views with the axes of the whole.
+        """
+        if not self.on_gpu:
+            given, out = self.read.as_cells(given), self.written.as_cells(out)
+        return (given, out)[:: self.order]
 
 
-@dataclass
-class _Call:
-    """A call under way: what the engine moves, and where the user wants it."""
+def _as_fields(sides: Sequence[Side], arrays: Sequence[Any]) -> list[Any]:
+    """Return views with the axes of the whole."""
+    return [side.as_cells(array) for side, array in zip(sides, arrays, strict=True)]
+
+
+class _Call(NamedTuple):
+    """A call under way: what the engine moves, and what the call returns."""
 
     way: _Way
-    source: Any  # what is sent
-    target: Any  # what is received into
-    result: Any  # what the call returns
-    found: Any  # the same, as the engines know it
-    prepared: Any = None  # fields, unless the engine knew them
+    fields: Any
+    result: Any
+    # The result as the engines know it, and what they receive into, where that is copied.
+    found: Any = None
+    target: Any = None
 
-    @property
-    def fields(self) -> Any:
-        return self.way.fields(self.source, self.target)
 
-    @property
-    def known(self) -> Any:
-        return self.way.known(self.source, self.target)
+def _is_made(call: Callable[[Any, Any], None], fields: Any, stream: Any) -> bool:
+    """Make a call with known fields; return False with nothing done if they were not right."""
+    if fields is None:
+        return False
+    try:
+        call(fields, stream)
+    except MpiShareError:
+        raise
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _described(

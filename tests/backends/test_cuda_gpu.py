@@ -305,7 +305,8 @@ def test_pinned_memory_of_nodes_that_were_left_is_in_nobodys_way():
         with Node(timeout_s=40) as node:
             node.allocate_each(1000, name="left").snapshot()
             cart = node.comm.Create_cart([node.size], [True])
-            HaloExchange(cart, node.xp.zeros((4, 9)), 1, axes=0, node=node).exchange()
+            u = node.xp.zeros((4, 9))
+            HaloExchange(cart, u, 1, axes=0, node=node).exchange(u)
             node.synchronize()
             node.barrier()
             raise ZeroDivisionError

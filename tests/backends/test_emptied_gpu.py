@@ -71,7 +71,7 @@ def test_what_an_exchange_sends_arrives(emptying):
         halo = HaloExchange(cart, u, 1, node=emptying)
         for step in range(3):
             u[1:-1] = 100 * step + rank
-            halo.exchange()
+            halo.exchange(u)
             assert u[[0, -1]].tolist() == [
                 100 * step + (rank - 1) % size,
                 100 * step + (rank + 1) % size,

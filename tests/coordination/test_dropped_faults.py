@@ -16,7 +16,7 @@ def dropped(stage: Stage, how: str) -> None:
     node = stage.node()
     halo = stage.make("plan", node)
     window, event, channel, pool = node.allocate(4), node.event(), node.channel(4), node.pool()
-    halo.exchange()
+    halo.exchange(node.xp.zeros(4))
     node.synchronize()
     if how == "by some" and stage.rank == 0:
         held = halo, window
@@ -77,7 +77,7 @@ def killed(stage: Stage, place: str) -> None:
     stage.quiet()
     node = stage.node()
     halo = stage.make("plan", node)
-    halo.exchange()
+    halo.exchange(node.xp.zeros(4))
     node.synchronize()
     if place == "closing" and stage.rank == 1:
         # It has told that it dropped the plan, and dies before it is closed.
@@ -130,7 +130,7 @@ def across_nodes(stage: Stage, is_given: bool) -> None:
         cart = stage.world.Create_cart((stage.size,), (True,))
         u = np.full(6, float(stage.rank))
         halo = mpishare.HaloExchange(cart, u, 1, node=node)
-        halo.exchange()
+        halo.exchange(u)
         assert u[0] == left
         context = halo._context
         del halo

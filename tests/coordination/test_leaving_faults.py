@@ -114,9 +114,9 @@ def test_a_keyboard_interrupt_in_a_wait(place):
 def handled(stage: Stage, code: str) -> None:
     things = {}
     calls = {
-        "exchange": lambda: things["halo"].exchange(),
-        "start": lambda: (things["halo"].start(), things["halo"].wait()),
-        "accumulate": lambda: things["halo"].accumulate(),
+        "exchange": lambda: things["halo"].exchange(things["window"]),
+        "start": lambda: (things["halo"].start(things["window"]), things["halo"].wait()),
+        "accumulate": lambda: things["halo"].accumulate(things["window"]),
         "reduce": lambda: things["sum"].reduce(things["numbers"]),
         "fence": lambda: things["window"].fence(),
         "barrier": lambda: things["node"].barrier(),
@@ -260,7 +260,9 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
         "made": make,
         "closed": lambda: made.close(),
         "turned": lambda: (
-            made.accumulate() if what == "plan" else made.backward(np.zeros(made.target_shape))
+            made.accumulate(node.xp.zeros(4))
+            if what == "plan"
+            else made.backward(np.zeros(made.target_shape))
         ),
     }
     words = "the words of the handler"
@@ -524,7 +526,7 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
                     node.allocate(3)
                 raise ZeroDivisionError("the words of rank 0")
             with stage.ring(node, np.zeros(5), comm=new) as halo:
-                halo.exchange()
+                halo.exchange(np.zeros(5))
 
     for number in range(3):
         if number:
@@ -538,7 +540,7 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
             world.Barrier()
     if other is not None:
         world.Barrier()
-        stage.ring(other, np.zeros(4)).exchange()
+        stage.ring(other, np.zeros(4)).exchange(np.zeros(4))
         kept.close()
     mine, total = np.ones(1), np.zeros(1)
     (new or world).Iallreduce(mine, total).Wait()
@@ -691,7 +693,7 @@ def plans_of_threads(stage: Stage) -> None:
             for step in range(20):
                 field = np.full(size + 2, 10.0 * number + stage.rank + step)
                 with stage.ring(node, field, comm=comms[number]) as halo:
-                    halo.exchange()
+                    halo.exchange(field)
                 wanted = 10.0 * number + (1 - stage.rank) + step
                 wrong.append(field[[0, -1]].tolist() != [wanted] * 2)
 
@@ -729,23 +731,19 @@ def interrupted_behind(stage: Stage, name: str) -> None:
     calls = {
         "exchange": (lambda k: halo.exchange(filled(k)), lambda: u[-1], right),
         "start": (lambda k: halo.start(filled(k)), lambda: (halo.wait(), u[-1])[1], right),
-        "start()": (
-            lambda k: (filled(k), halo.start()),
-            lambda: (halo.wait(), u[-1])[1],
-            right,
-        ),
         "forward": (lambda k: turned.forward(part(k), out), lambda: out, ranks),
         "redistribute": (lambda k: turned.start(part(k)), turned.wait, ranks),
     }
     call, came, wanted = calls[name]
+    # The call of C that ends it: `forward` makes it in two halves, since `out` is copied into.
+    last = {"exchange": "try_exchange", "forward": "wait"}.get(name, "try_start")
     is_behind = False
 
     def interrupt(frame: object, event: str, value: object) -> None:
         nonlocal is_behind
-        code = frame.f_code
-        if event == "return" and (code.co_name, value) in (("made", True), ("_make", None)):
+        if event == "c_return" and value.__name__ == last:
             is_behind = True
-        elif event == "call" and is_behind and "/mpishare/" in code.co_filename:
+        elif event == "call" and is_behind and "/mpishare/" in frame.f_code.co_filename:
             raise KeyboardInterrupt
 
     def interrupted(k: int) -> None:
@@ -768,7 +766,7 @@ def interrupted_behind(stage: Stage, name: str) -> None:
     stage.attempt("calls", work)
 
 
-@pytest.mark.parametrize("name", ["exchange", "start", "start()", "forward", "redistribute"])
+@pytest.mark.parametrize("name", ["exchange", "start", "forward", "redistribute"])
 def test_an_interrupt_behind_a_call_leads_to_no_wrong_number(name):
     """Made again, the others would take it for the next one."""
     played = play(2, interrupted_behind, name)

@@ -220,7 +220,7 @@ def test_faces_that_do_not_match(node):
     assert all(f"rank {rank}" in said for rank in (odd - 1, odd))
     # Without ghosts on that axis nothing travels, and nothing need match.
     with ring(node, fields, ((0, 0), (1, 1)), **options) as halo:
-        halo.exchange()
+        halo.exchange(fields)
 
 
 def test_what_is_no_cart_or_no_node(node, line):
@@ -252,12 +252,13 @@ def test_a_rank_that_raises_in_the_middle(node):
 
     def leave_or_go_on():
         with Node(node.comm, backend=node.backend, timeout_s=40) as other:
-            halo = ring(other, node.xp.zeros(6))
-            halo.exchange()
+            field = node.xp.zeros(6)
+            halo = ring(other, field)
+            halo.exchange(field)
             if node.rank == 0:
                 raise ZeroDivisionError("in the middle")
             for _ in range(5):
-                halo.exchange()
+                halo.exchange(field)
                 other.synchronize()
             return other
 

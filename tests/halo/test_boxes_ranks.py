@@ -47,7 +47,7 @@ def test_a_stencil_of_two_cells_each_way(node, axes, others):
                 for n in (-2, 1):
                     new[box] += (n + 5) * u[halo.shifted(box, axis, n)]
 
-        halo.start()
+        halo.start(u)
         stencil(halo.interior)
         halo.wait()
         for box in halo.shell:

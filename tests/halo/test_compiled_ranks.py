@@ -142,8 +142,8 @@ def accumulated(node, case, kinds, values):
     with exchanging(node, case, kinds) as (halo, fields):
         for field, value in zip(fields, values, strict=True):
             field.array[...] = value
-        halo.exchange()
-        halo.accumulate()
+        halo.exchange(*arrays(fields))
+        halo.accumulate(*arrays(fields))
     # Long doubles have bytes that mean nothing.
     found = [field.array.astype(field.array.dtype.str.replace("f16", "f8")) for field in fields]
     return [array.tobytes() for array in found]

@@ -24,7 +24,7 @@ def killed(stage: Stage, places: tuple[str, ...]) -> None:
         place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
         plan, calls = stage.plan_calls(node, comm, place)
         if stage.rank == 0 and place == "wait":
-            plan.start()
+            plan.start(node.xp.zeros(6))
         return calls
 
     stage.lose_rank_0(places, prepare)
@@ -45,16 +45,16 @@ def kernel_waits(stage: Stage, nbytes: int) -> None:
         field = node.allocate_each((4, nbytes), "u1", fill=0).array
         halo = stage.ring(node, field, axes=0)
         for _ in range(3):
-            halo.exchange()
+            halo.exchange(field)
         node.synchronize(stream)
         node.barrier()
         if stage.rank == 1:
             stage.die(0.4)
-        halo.exchange()
+        halo.exchange(field)
         stage.attempt("synchronize", node.synchronize, stream)
         # The node breaks before the kernels are told, so that they may still be under way.
         stream.synchronize()
-        stage.attempt("then", halo.exchange)
+        stage.attempt("then", halo.exchange, field)
 
 
 @pytest.mark.gpu
@@ -160,11 +160,12 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
 
 def unpublished(stage: Stage) -> None:
     node = stage.node(timeout_s=1.0)
-    halo = stage.ring(node, np.zeros(6), (1, 0), periods=False)
-    halo.exchange()
+    field = np.zeros(6)
+    halo = stage.ring(node, field, (1, 0), periods=False)
+    halo.exchange(field)
     if stage.rank == 1:
         halo._forward._host._publish = lambda *arguments: None
-    stage.attempt("call", halo.exchange)
+    stage.attempt("call", halo.exchange, field)
     stage.world.Barrier()  # or ranks that do not wait would leave the node first
     stage.attempt("close", node.close)
 
@@ -185,7 +186,7 @@ def missed(stage: Stage) -> None:
 
     def go() -> None:
         for _ in range(steps):
-            halo.exchange()
+            halo.exchange(np.zeros(6))
         node.barrier()
 
     stage.attempt("call", go)
@@ -216,12 +217,13 @@ if world.rank == 1:  # else it sees that rank 0 has left, and may send nothing
 
 def leave():
     with mpishare.Node(world, backend="host", timeout_s=20) as node:
-        halo = mpishare.HaloExchange(cart, np.full((6, 2000), 1.0), 1, axes=0, node=node)
-        halo.exchange()
+        field = np.full((6, 2000), 1.0)
+        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
+        halo.exchange(field)
         world.Barrier()
         if world.rank == 1:
             world.recv(source=0, tag=7)  # rank 0 has left
-        halo.start()
+        halo.start(field)
         raise RuntimeError("between start and wait")
 
 try:

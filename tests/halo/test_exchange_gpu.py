@@ -18,6 +18,7 @@ from tests.helpers.halos import (
     FORMS,
     POISON,
     Kind,
+    arrays,
     check,
     even_case,
     exchange_by,
@@ -144,7 +145,7 @@ def test_numpy_fields_on_a_gpu_node(node):
     with plan(node.comm, case, field, node=node) as halo:
         assert set(halo.routes.values()) <= {"host"}
         field[case.owned(node.rank)] = case.cells[node.rank][case.owned(node.rank)]
-        halo.exchange()
+        halo.exchange(field)
     assert np.array_equal(field, case.cells[node.rank])
 
 
@@ -167,7 +168,7 @@ def test_steps_without_the_host(node, every_route, stream, way):
             field.put()
             if rng.random() < 0.1:
                 field.idle(100)
-            exchange_by(halo, halves=way != "exchange")
+            exchange_by(halo, field.array, halves=way != "exchange")
             field.count()
             if rng.random() < 0.1:
                 field.idle(100)
@@ -194,7 +195,7 @@ def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
     with plan(node.comm, case, field.array, node=node) as halo:
         for _ in range(200):
             field.put()
-            halo.exchange()
+            halo.exchange(field.array)
             if node.rank == slow:
                 field.idle(30)
             field.count()
@@ -219,11 +220,11 @@ def test_streams_in_turn(node, every_route, way):
             with before:
                 field.put()
                 if way == "current":
-                    halo.start()
+                    halo.start(field.array)
                     fence.record(before)
                     after.wait_event(fence)
             if way == "given":
-                halo.start(stream=before)
+                halo.start(field.array, stream=before)
                 fence.record(before)
                 after.wait_event(fence)
                 halo.wait(stream=after.ptr)
@@ -256,7 +257,7 @@ def test_what_is_no_stream(node):
         for wrong in ("0", 1.5, -1, True, object()):
             for call in (halo.exchange, halo.start):
                 with pytest.raises(TypeError, match="stream"):
-                    call(stream=wrong)
+                    call(*arrays(fields), stream=wrong)
         exchange_step(halo, fields, 1)
 
 
@@ -270,7 +271,7 @@ def test_start_does_not_hold_the_stream(node, stream_route, stream):
     [field] = fields = make_fields(node, case, [Kind("i8")])
     with plan(node.comm, case, field.array, node=node) as halo:
         put(fields, 1)
-        halo.exchange()
+        halo.exchange(field.array)
         put(fields, 2)
         inside = field.array[halo.interior].copy()
         field.array[halo.interior] = inside
@@ -279,7 +280,7 @@ def test_start_does_not_hold_the_stream(node, stream_route, stream):
         with Latch() as latch:
             if node.rank == 0:
                 latch.hold(stream.ptr)
-            halo.start()
+            halo.start(field.array)
             field.array[halo.interior] = inside
             went_on = within(5, lambda: stream.done) if node.rank else not stream.done
             node.barrier()
@@ -325,7 +326,7 @@ def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, na
         first = field.copy()  # once before: CUDA may wait for all streams to load a kernel
         node.synchronize()
         fill(xp, field, node.rank, 1)
-        halo.start()
+        halo.start(field)
         with Latch() as latch:
             if node.rank == 1:
                 latch.hold(stream.ptr)
@@ -333,13 +334,13 @@ def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, na
             first = field.copy()
             if node.rank != 1:
                 fill(xp, field, node.rank, 2)
-                halo.start()
+                halo.start(field)
                 # The pack takes less than the way to rank 1 and to its stream.
                 assert within(5, lambda: flags._view[begun] == 3)
             node.barrier()
         if node.rank == 1:
             fill(xp, field, node.rank, 2)
-            halo.start()
+            halo.start(field)
         halo.wait()
         node.synchronize()
         assert wrong(field, node.rank, node.size, 2) == 0
@@ -361,7 +362,7 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
 
     def step(halo):
         field.put()
-        exchange_by(halo, halves=way != "exchange")
+        exchange_by(halo, field.array, halves=way != "exchange")
         field.count()
         field.spoil()
         field.go_on()
@@ -414,12 +415,12 @@ def test_capture_with_a_route_of_the_host(node, monkeypatch, stream):
     force(monkeypatch, "mpi")
     with exchanging(node, case_of(node)) as (halo, fields):
         put(fields, 1)
-        halo.exchange()
+        halo.exchange(*arrays(fields))
         graphs = []
         with captured(stream, graphs):
             for call in (halo.exchange, halo.start):
                 with pytest.raises(UnsupportedError, match="mpi"):
-                    call()
+                    call(*arrays(fields))
         exchange_step(halo, fields, 2)
         graphs.clear()
 
@@ -441,13 +442,13 @@ def test_accumulate_in_a_graph(node, monkeypatch, stream, name):
         )  # fmt: skip
         differs = node.xp.empty(field.array.shape, bool)
         field.array.fill(1)
-        halo.accumulate()
+        halo.accumulate(field.array)
         kernel(field.array, right, wrong, differs)
         node.synchronize()
         graphs = []
         with captured(stream, graphs):
             field.array.fill(1)
-            halo.accumulate()
+            halo.accumulate(field.array)
             kernel(field.array, right, wrong, differs)
         for _ in range(200):
             graphs[0].launch(stream)
@@ -463,10 +464,10 @@ def test_the_first_accumulate_is_not_captured(node, stream):
         skip_without_graphs(halo)
         graphs = []
         with captured(stream, graphs), pytest.raises(UnsupportedError, match="first call"):
-            halo.accumulate()
+            halo.accumulate(field.array)
         graphs.clear()
         field.array.fill(1)
-        halo.accumulate()
+        halo.accumulate(field.array)
         node.synchronize()
 
 
@@ -493,16 +494,16 @@ def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
     slow = CountedField(case, node.rank)
     with exchanging(node, case, [Kind("f8")]) as (halo, [field]):
         field.array.fill(1)
-        halo.accumulate()
+        halo.accumulate(field.array)
         field.array.fill(0)
         field.array[halo.owned] = 1
         node.synchronize()
         node.barrier()
         with first:
             slow.idle(20_000)
-            halo.exchange()
+            halo.exchange(field.array)
         with second:
-            halo.accumulate()
+            halo.accumulate(field.array)
         node.synchronize(first)
         node.synchronize(second)
         found = cupy.asnumpy(field.array.copy())
@@ -565,8 +566,8 @@ def test_tensors_and_arrays_together_need_a_stream(node, torch, stream):
     torch.cuda.synchronize()
     with plan(node.comm, case, [array, tensor], node=node) as halo:
         with pytest.raises(ValueError, match="stream="):
-            halo.exchange()
+            halo.exchange(array, tensor)
         array[1:5] = node.rank
-        halo.exchange(stream=stream)
+        halo.exchange(array, tensor, stream=stream)
         node.synchronize(stream)
         assert float(array[0]) == (node.rank - 1) % node.size

@@ -121,7 +121,7 @@ def test_two_plans_on_one_cart_without_a_node(comm):
         for step in range(3):
             for at, (halo, u) in enumerate(zip((first, second), fields, strict=True)):
                 u[1:-1] = 100 * step + 10 * at + node.rank
-                halo.exchange()
+                halo.exchange(u)
                 assert u[[0, -1]].tolist() == [100 * step + 10 * at + each for each in (low, high)]
         first.close()
         second.close()
@@ -273,7 +273,7 @@ def test_a_plan_that_was_closed_holds_no_memory(host_node):
     before = shared_bytes()
     field = np.zeros((1 << 17, 4))  # packed: it is in no window, and its faces are columns
     halo = ring(host_node, field, axes=(1,))
-    halo.exchange()
+    halo.exchange(field)
     assert host_node.size == 1 or shared_bytes() > before
     halo.close()
     assert shared_bytes() == before
@@ -290,7 +290,7 @@ def test_the_next_plan_takes_the_staging_of_a_closed_one(host_node):
         with ring(host_node, field, axes=(0,)) as halo:  # more than a part of the pool
             for step in range(3):
                 field[1:-1] += 1
-                halo.exchange()
+                halo.exchange(field)
                 assert (field[0] == turn * host_node.size + low + step + 1).all()
             held.add(shared_bytes())
         held.add(shared_bytes())

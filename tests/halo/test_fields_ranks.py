@@ -179,17 +179,16 @@ def test_the_backend_of_a_layout_is_that_of_the_node(host_node):
         exchange_step(halo, [field], 1, field.array)
 
 
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_a_call_without_arrays(node, is_mixed):
+def test_a_call_without_arrays(node):
     """It says what is missing, and the plan works on."""
     fields = make_fields(node, even_case((node.size,)), [Kind(), Kind()])
-    given = [arrays(fields)[0] if is_mixed else Layout(6), Layout((6,))]
-    with ring(node, given) as halo:
-        for name in ("exchange", "start", "accumulate"):
-            text = rf"HaloExchange \d+: {name} failed: .* Layout .*Pass them: {name}\(u\)"
-            with pytest.raises(TypeError, match=text):
-                getattr(halo, name)()
-        exchange_step(halo, fields, 1, *arrays(fields))
+    for given in (arrays(fields), [Layout(6), Layout((6,))]):
+        with ring(node, given) as halo:
+            for name in ("exchange", "start", "accumulate"):
+                text = rf"HaloExchange \d+: {name} failed: no fields .*Pass them: {name}\(u\)"
+                with pytest.raises(TypeError, match=text):
+                    getattr(halo, name)()
+            exchange_step(halo, fields, 1)
 
 
 def test_layouts_that_cannot_be_exchanged(node):
@@ -306,7 +305,7 @@ def test_many_plans_alive(node, route):
         opened.__exit__(None, None, None)
         assert halo.is_closed
         with pytest.raises(ClosedError):
-            halo.exchange()
+            halo.exchange(np.zeros(6))
 
 
 def test_plans_one_after_another_leave_nothing(host_node, route):
@@ -332,7 +331,7 @@ def test_a_plan_that_was_closed(comm, route):
         with mpishare.Node(comm, timeout_s=40) as node:
             u = node.xp.zeros(6)
             halo = ring(node, u)
-            halo.exchange()
+            halo.exchange(u)
             assert not halo.is_closed
             if closes_itself:
                 halo.close()

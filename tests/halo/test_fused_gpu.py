@@ -227,9 +227,9 @@ def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
     stream = xp.cuda.Stream(non_blocking=True)
     with stream, ring(node, fields, dims=dims, corners=corners) as halo:
         skip_unless_fused(node, halo)
-        halo.exchange()
+        halo.exchange(*fields)
         stream.begin_capture()
-        halo.exchange()
+        halo.exchange(*fields)
         graph = stream.end_capture()
         error, _, nodes = driver.cuGraphGetNodes(graph.graph)
         assert (error, nodes) == (driver.CUresult.CUDA_SUCCESS, 1)

@@ -30,10 +30,10 @@ def left_open(stage: Stage, is_given: bool) -> None:
     node = stage.node() if is_given else None
     fields = np.arange(6.0) + 10 * stage.rank
     x = node.allocate_each(6, fill=1.0).array if is_given else np.ones(6)
-    stage.ring(node, fields).exchange()
+    stage.ring(node, fields).exchange(fields)
     mpishare.Allreduce(stage.world, x, node=node).reduce(x)
     here = {stage.rank: [1]}, {stage.rank: [2]}
-    mpishare.NeighborExchange(stage.world, *here, fields.copy(), node=node).start()
+    mpishare.NeighborExchange(stage.world, *here, fields, node=node).start(fields.copy())
     left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
     assert [*fields[[0, 5]], x[0]] == [10 * left + 4, 10 * right + 1, stage.size]
 

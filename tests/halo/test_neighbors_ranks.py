@@ -69,8 +69,7 @@ def random_exchange(node, seed, steps=3):
                 put_graph(field, graph, node.rank, 10 * step + at)
             pause(mine)
             halves = rng.random() < 0.5
-            given = arrays(fields) if halves else []
-            exchange_by(ex, *given, halves=halves, between=lambda: pause(mine))
+            exchange_by(ex, *arrays(fields), halves=halves, between=lambda: pause(mine))
             try:
                 check(fields, 10 * step)
             except AssertionError as error:
@@ -93,16 +92,17 @@ def neighbors_on_a_ring(node):
 
 
 def still_works(node):
-    with make(node, *neighbors_on_a_ring(node), node.xp.zeros(4)) as ex:
-        ex.exchange()
+    field = node.xp.zeros(4)
+    with make(node, *neighbors_on_a_ring(node), field) as ex:
+        ex.exchange(field)
 
 
 def test_nothing_at_all(node, route):
     array = node.xp.arange(4)
     for sends, recvs in [({}, {}), ({node.rank: []}, {}), ({}, {0: np.empty(0)})]:
         with make(node, sends, recvs, array) as ex:
-            ex.exchange()
-            ex.accumulate()
+            ex.exchange(array)
+            ex.accumulate(array)
             assert ex.routes == {}
     assert on_host(array).tolist() == [0, 1, 2, 3]
 
@@ -117,7 +117,7 @@ def test_fields_of_different_lengths_on_different_ranks(node, route):
         sends[node.rank], recvs[node.rank] = [0], [length - 1]
         expected[-1] = 1
     with make(node, sends, recvs, array) as ex:
-        ex.exchange()
+        ex.exchange(array)
     assert on_host(array)[:, 0].tolist() == expected
 
 
@@ -135,7 +135,7 @@ def test_masks_and_slices(node, route):
     ]:
         array = node.xp.asarray(values)
         with make(node, {right: sends}, {left: recvs}, array) as ex:
-            ex.exchange()
+            ex.exchange(array)
         expected = values.copy()
         if found is not None:
             expected[5:] = np.array(found) + 10 * left
@@ -152,7 +152,7 @@ def test_indices_may_be_changed_afterwards(node):
             for places in side.values():
                 places[...] = 0
             side.clear()
-        ex.exchange()
+        ex.exchange(array)
     left = 10 * beside(node)[0]
     assert on_host(array).tolist()[2:] == [left, left + 1]
 
@@ -187,7 +187,7 @@ def test_random_meshes(node, axis):
         np.moveaxis(start, axis, 0)[n_owned:] = -1
         field = node.xp.asarray(start)
         with make_of_ids(node, ids, n_owned, field, axis=axis) as ex:
-            ex.exchange()
+            ex.exchange(field)
         assert np.array_equal(on_host(field), right), (seed, ids, n_owned)
 
 
@@ -196,7 +196,7 @@ def test_the_reverse_adds_every_ghost_to_its_owner(node):
     ids, n_owned = mesh[node.rank]
     field = node.xp.ones(len(ids))
     with make_of_ids(node, ids, n_owned, field) as ex:
-        ex.accumulate()
+        ex.accumulate(field)
     ghosts = np.concatenate([each[n:] for each, n in mesh])
     right = [1 + np.count_nonzero(ghosts == id_) for id_ in ids[:n_owned]]
     assert on_host(field).tolist() == right + [0] * (len(ids) - n_owned)
@@ -214,7 +214,7 @@ def test_ids_of_any_integers(node):
         field = node.xp.asarray([2.0 * node.rank, 1, -1])
         with make_of_ids(node, ids, 2, field) as ex:
             ids[2] = 77
-            ex.exchange()
+            ex.exchange(field)
         assert on_host(field).tolist() == [2 * node.rank, 1, 2 * beside(node)[1]]
 
 
@@ -223,7 +223,7 @@ def test_a_rank_without_places_and_a_mesh_without_ghosts(node):
     ids += int(ids.sum()) + 100 * node.rank  # apart from those of other ranks
     field = node.xp.asarray(ids + 0.0)
     with make_of_ids(node, ids, len(ids), field) as ex:
-        ex.exchange()
+        ex.exchange(field)
         assert ex.routes == {}
     assert on_host(field).tolist() == ids.tolist()
 
@@ -417,10 +417,10 @@ def test_accumulate(node, route):
         with make(node, graph.sends[node.rank], graph.recvs[node.rank], field.array) as ex:
             for _ in range(2):
                 field.array[...] = node.xp.asarray(weights[node.rank].astype(kind.dtype))
-                ex.accumulate()
+                ex.accumulate(field.array)
                 assert np.array_equal(on_host(field.array), expected), (seed, graph)
                 # And forth again, on the same plan.
-                ex.exchange()
+                ex.exchange(field.array)
                 shown = whole[kind.spread(graph.numbers(node.rank))]
                 assert np.array_equal(on_host(field.array), shown), (seed, graph)
 
@@ -437,6 +437,6 @@ def test_accumulate_is_repeatable(node, route):
         for _ in range(30):
             array[...] = values
             pause(mine, 0.002, 0.3)
-            ex.accumulate()
+            ex.accumulate(array)
             bits.add(on_host(array).tobytes())
     assert len(bits) == 1

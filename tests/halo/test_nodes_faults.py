@@ -52,6 +52,7 @@ def reverse_and_meshes(stage: Stage) -> None:
     from tests.helpers.halos import (
         Kind,
         accumulated,
+        arrays,
         check,
         exchanging,
         graph_field,
@@ -71,7 +72,7 @@ def reverse_and_meshes(stage: Stage) -> None:
                 for step in range(3):
                     for field in fields:
                         field.array[...] = weights(case, field.kind, rank, seed + step)
-                    halo.accumulate()
+                    halo.accumulate(*arrays(fields))
                     for field in fields:
                         right = accumulated(case, field.kind, rank, seed + step)
                         assert np.array_equal(field.array, right), f"seed {seed}, step {step}"
@@ -82,7 +83,7 @@ def reverse_and_meshes(stage: Stage) -> None:
             with make(stage.world, *sides, mine.array, node=node) as ex:
                 for step in range(1, 4):
                     put_graph(mine, graph, rank, step)
-                    ex.exchange()
+                    ex.exchange(mine.array)
                     check([mine], step)
         layout = mpishare.Layout(4)
         right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
@@ -102,7 +103,7 @@ def test_the_reverse_and_meshes(nodes):
 
 
 def many_steps(stage: Stage, steps: int) -> None:
-    from tests.helpers.halos import Kind, check, even_case, exchanging, pause, put
+    from tests.helpers.halos import Kind, arrays, check, even_case, exchanging, pause, put
 
     case = even_case((stage.size,), True, 3, ((1, 0),))
     rng = np.random.default_rng(stage.rank)
@@ -112,7 +113,7 @@ def many_steps(stage: Stage, steps: int) -> None:
     ):
         for step in range(1, steps):
             put(fields, step)
-            halo.start()
+            halo.start(*arrays(fields))
             pause(rng, 0.002, 0.03)
             halo.wait()
             check(fields, step)
@@ -159,7 +160,7 @@ def refused(stage: Stage) -> None:
         dtype = "f4" if stage.rank == 3 else "f8"
         stage.attempt("dtype", make, cart, np.zeros(6, dtype), 1, node=node)
         halo = stage.attempt("good", make, cart, np.zeros(6), 1, node=node, require=("host", "mpi"))
-        halo.exchange()
+        halo.exchange(np.zeros(6))
         report({"routes": sorted(halo.routes.items())})
         halo.close()
     cart.Free()
@@ -203,10 +204,10 @@ def test_a_rank_of_another_node_that_does_not_come_to_a_step():
 
 def raises(stage: Stage) -> None:
     halo = stage.ring(stage.node(timeout_s=40.0), np.zeros(6))
-    halo.exchange()
+    halo.exchange(np.zeros(6))
     if stage.rank == stage.size - 1:
         raise ValueError("no such thing")
-    halo.exchange()
+    halo.exchange(np.zeros(6))
 
 
 @pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "1 + 1 + 2"])

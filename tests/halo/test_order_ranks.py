@@ -7,6 +7,7 @@ after `wait`, which a neighbor that still reads them would see.
 import time
 import warnings
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_owned_cells_are_overwritten_right_after_wait(node, in_window, rest, way
         for step in range(1, 50):
             put(fields, 10 * step)
             rest()
-            exchange_by(halo, halves=way != "exchange", between=rest)
+            exchange_by(halo, *arrays(fields), halves=way != "exchange", between=rest)
             kept = [field.array[field.owned].copy() for field in fields]
             for field in fields:
                 field.spoil()
@@ -88,7 +89,7 @@ def test_ghosts_stay_until_the_next_start(node, in_window, rest):
     with exchanging(node, case_of(node), INTS, in_window) as (halo, fields):
         for step in range(1, 50):
             put(fields, step)
-            halo.exchange()
+            halo.exchange(*arrays(fields))
             rest(0.003, 0.2)
             check(fields, step)
             put(fields, step + 1000)
@@ -108,7 +109,7 @@ def test_a_rank_that_may_run_ahead(node, in_window):
             with exchanging(node, case, INTS, in_window) as (halo, fields):
                 for step in range(1, 60):
                     put(fields, step)
-                    halo.exchange()
+                    halo.exchange(*arrays(fields))
                     if node.rank == slow:
                         time.sleep(0.0005)
                     check(fields, step)
@@ -137,7 +138,7 @@ def test_interior_is_written_between_start_and_wait(node, in_window, rest):
     with exchanging(node, case, INTS, in_window) as (halo, [field]):
         for step in range(1, 60):
             field.put(step)
-            halo.start()
+            halo.start(field.array)
             kept = field.array[halo.interior].copy()
             field.array[halo.interior] = -step
             rest(share=0.1)
@@ -157,10 +158,11 @@ def test_two_plans_interleaved(node, in_window, rest, order):
         exchanging(node, case_of(node), INTS, in_window) as (a, first),
         exchanging(node, other, INTS, in_window) as (b, second),
     ):
+        starts = [partial(a.start, *arrays(first)), partial(b.start, *arrays(second))]
         calls = {
-            "nested": [a.start, b.start, b.wait, a.wait],
-            "crossed": [a.start, b.start, a.wait, b.wait],
-            "in between": [a.start, b.exchange, a.wait],
+            "nested": [*starts, b.wait, a.wait],
+            "crossed": [*starts, a.wait, b.wait],
+            "in between": [starts[0], partial(b.exchange, *arrays(second)), a.wait],
         }[order]
         for step in range(1, 50):
             put(first, step)
@@ -178,7 +180,7 @@ def test_a_plan_between_windows_and_barriers(node, route):
     with exchanging(node, case_of(node), INTS) as (halo, fields):
         for step in range(1, 30):
             put(fields, step)
-            halo.start()
+            halo.start(*arrays(fields))
             window.array[...] = step
             window.fence()
             assert int(window.segment(beside(node)[1])[0]) == step
@@ -199,7 +201,7 @@ def test_very_many_exchanges(node):
         for step in range(count):
             if step % 1000 == 0:
                 put(fields, step)
-            halo.exchange()
+            halo.exchange(*arrays(fields))
             if step % 1000 == 999:
                 check(fields, step - 999)
         exchange_step(halo, fields, 1)
@@ -210,14 +212,15 @@ def test_very_many_exchanges(node):
 
 def check_held(node, halo, field, value=7):
     """Rank 0 is held before it writes its cells; the ghosts of all others show them."""
-    check_order(node, field, 0, signal=halo.exchange, wait=halo.exchange, value=value)
+    call = partial(halo.exchange, field)
+    check_order(node, field, 0, signal=call, wait=call, value=value)
 
 
 @TWO
 def test_exchange_waits_for_a_held_neighbor(node, stream_route):
     """Every rank here is rank 0's neighbor: all wait."""
     field, halo = star_of_rank_0(node)
-    halo.exchange()
+    halo.exchange(field)
     node.synchronize()
     for value in (7, 8, 9):
         check_held(node, halo, field, value)
@@ -250,7 +253,7 @@ def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
     with read_in_place(), exchanging(node, case, INTS, is_in_window) as (halo, fields):
         for step in range(1, 40):
             put(fields, step)
-            halo.start()
+            halo.start(*arrays(fields))
             if node.rank == 1:
                 time.sleep(0.002)
             halo.wait()
@@ -271,10 +274,10 @@ def test_calls_out_of_turn(node, route):
             with pytest.raises(EpochError):
                 halo.wait()
             put(fields, step)
-            halo.start()
+            halo.start(*arrays(fields))
             for call in (halo.start, halo.exchange, halo.accumulate):
                 with pytest.raises(EpochError):
-                    call()
+                    call(*arrays(fields))
             halo.wait()
             check(fields, step)
 
@@ -284,7 +287,7 @@ def test_close_with_an_exchange_open(node, route):
     for step in range(3):
         with exchanging(node, case_of(node)) as (halo, fields):
             put(fields, step)
-            halo.start()
+            halo.start(*arrays(fields))
             with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
                 halo.close()
     with exchanging(node, case_of(node)) as (halo, fields):
@@ -292,8 +295,8 @@ def test_close_with_an_exchange_open(node, route):
 
 
 def test_close_after_an_exception_does_not_warn(node):
-    with exchanging(node, case_of(node)) as (halo, _):
-        halo.start()
+    with exchanging(node, case_of(node)) as (halo, fields):
+        halo.start(*arrays(fields))
         try:
             raise KeyError
         except KeyError:
@@ -426,8 +429,9 @@ def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, ca
             if call != "exchange":
                 halo.start(field)
             node.comm.recv(source=0)
+            calls = {"exchange": partial(halo.exchange, field), "wait": halo.wait}
             with pytest.raises(mpishare.PeerError, match="no more"):
-                {"exchange": halo.exchange, "wait": halo.wait, "fence": win.fence}[call]()
+                calls.get(call, win.fence)()
             field[...] = -1
         if node.rank in (0, 1):
             node.comm.send(None, node.rank + 1)

@@ -32,9 +32,9 @@ def begun(stage: Stage, how: str) -> None:
     field[...] = stage.rank
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
     halo = stage.ring(node, field, ((1, 0),), axes=(0,))
-    halo.exchange()
+    halo.exchange(field)
     assert len(halo._forward._host._peer_reads.keys) == stage.size
-    halo.start()
+    halo.start(field)
     stage.world.Barrier()  # else a slow rank hears of the end before it starts
     libc = ctypes.CDLL(None, use_errno=True)
     if stage.rank == 1:
@@ -66,7 +66,7 @@ def begun(stage: Stage, how: str) -> None:
         elif stage.rank == 2:
             stage.world.Recv(bytearray(0), source=1)  # and at once, before it is known otherwise
         stage.attempt("call", halo.wait)
-        stage.attempt("then", halo.exchange)
+        stage.attempt("then", halo.exchange, field)
     stage.attempt("close", node.close)
     stage.end()
 
@@ -160,11 +160,11 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
         field = node.allocate_each(field.shape).array
     field[...] = stage.rank
     halo = stage.ring(node, field, axes=(0,))
-    halo.exchange()
+    halo.exchange(field)
     field[...] = stage.rank + 10
 
     def exchange() -> None:
-        halo.exchange()
+        halo.exchange(field)
 
     if stage.rank == 1:
 
@@ -177,7 +177,7 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
         field[...] = -1
         stage.world.Send(b"", dest=2)
     else:
-        halo.start()
+        halo.start(field)
         if stage.rank == 2:
             stage.world.Recv(bytearray(0), source=1)
         stage.attempt("call", halo.wait)

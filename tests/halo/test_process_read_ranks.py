@@ -139,7 +139,7 @@ def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
     field = np.zeros((4, PLANES))
     field[[0, -1]] = node.rank + 1
     with ring(node, field, axes=(0,)) as halo:
-        halo.accumulate()
+        halo.accumulate(field)
         assert peer_reads(halo).keys
         assert not halo._fields.reverse._host._peer_reads.keys
     low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1

@@ -129,7 +129,7 @@ def test_what_is_refused(node, everywhere):
         with pytest.raises(type(error), match=words):
             raise error
     with make(node) as halo:
-        halo.exchange()
+        halo.exchange(node.xp.zeros(5), node.xp.zeros(6))
 
 
 def test_a_field_whose_halo_is_too_wide_is_named(node):

@@ -270,7 +270,7 @@ def test_dtypes_of_torch(any_node, name):
     with plan(node.comm, even_case((node.size,), True, 4), field, node=node) as halo:
         assert node.backend == "cuda" or set(halo.routes.values()) <= {"host"}
         field[1:5] = torch.tensor([odd, 1, 0, 1 - odd], dtype=dtype)
-        halo.exchange()
+        halo.exchange(field)
         left, right = beside(node)
         assert field[[0, 5]].tolist() == [1 - left % 2, right % 2]
 
@@ -281,7 +281,7 @@ def test_sums_of_bfloat16(any_node):
     node = any_node
     field = torch.full((5,), 1.5, dtype=torch.bfloat16, device=place_of(node))
     with plan(node.comm, even_case((node.size,), True, cells=3), field, node=node) as halo:
-        halo.accumulate()
+        halo.accumulate(field)
     assert field.tolist() == [0, 3, 1.5, 3, 0]
     with mpishare.Allreduce(node.comm, field, node=node) as total:
         total.reduce(field)

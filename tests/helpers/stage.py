@@ -142,12 +142,12 @@ class Stage:
             return mpishare.Allreduce(comm, like, node=node)
 
         kinds = {
-            "exchange": (halo, lambda plan: plan.exchange()),
-            "wait": (halo, lambda plan: (plan.start(), plan.wait())),
-            "accumulate": (halo, lambda plan: plan.accumulate()),
+            "exchange": (halo, lambda plan: plan.exchange(field)),
+            "wait": (halo, lambda plan: (plan.start(field), plan.wait())),
+            "accumulate": (halo, lambda plan: plan.accumulate(field)),
             "neighbors": (
                 lambda: mpishare.NeighborExchange(comm, *mesh, field, node=node),
-                lambda plan: plan.exchange(),
+                lambda plan: plan.exchange(field),
             ),
             "reduce": (total, lambda plan: plan.reduce(x)),
             "reduce many": (lambda: total(large), lambda plan: plan.reduce(large)),

@@ -35,7 +35,7 @@ def ghosts(node, comm, given):
     u = node.xp.full(4, float(comm.rank))
     own = {"dims": None, "periods": None} if isinstance(comm, MPI.Cartcomm) else {}
     with ring(node, u, comm=comm, node=given, **own) as plan:
-        plan.exchange()
+        plan.exchange(u)
         node.synchronize()
     rank, size = comm.rank, comm.size
     return as_list(u) == [(rank - 1) % size, rank, rank, (rank + 1) % size]
@@ -45,7 +45,7 @@ def neighbors(node, comm, given):
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     u = node.xp.full(2, float(comm.rank))
     with mpishare.NeighborExchange(comm, {right: [1]}, {left: [0]}, u, node=given) as plan:
-        plan.exchange()
+        plan.exchange(u)
         node.synchronize()
     return as_list(u) == [left, comm.rank]
 

@@ -57,9 +57,9 @@ def calls(node):
     halo = ring(node, field)
     bound = halo.exchange, window.fence
     halo.exchange(field)
-    halo.start()
+    halo.start(field)
     halo.wait()
-    halo.accumulate()
+    halo.accumulate(field)
     window.fence()
     with pytest.raises(ValueError, match="exchange failed"):
         halo.exchange(field, field)

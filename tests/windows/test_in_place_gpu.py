@@ -9,6 +9,7 @@ import pytest
 
 import mpishare
 from mpishare import UnsupportedError
+from tests.helpers.captures import refuse_full_checks
 from tests.helpers.held import gpu_free
 from tests.helpers.windows import fails_on
 
@@ -444,9 +445,8 @@ def test_a_halo_field_in_place(node, make):
         for step in range(4):
             field[1:3] = 10 * step + node.rank
             if step == 3 and "fused" in routes.values():
-                assert halo._forward.try_fast((field,), None)  # replays the graph
-            else:
-                halo.exchange(field)
+                refuse_full_checks(halo._forward)
+            halo.exchange(field)
             expected = [10 * step + rank % node.size for rank in (node.rank - 1, node.rank + 1)]
             assert field[[0, 3], 7].tolist() == expected
     del field

@@ -633,7 +633,7 @@ def test_a_window_as_a_field_of_a_halo(node):
     win = node.allocate_each(6, "f8", fill=-1)
     win.array[1:-1] = node.rank
     with ring(node, win) as halo:
-        halo.exchange()
+        halo.exchange(win)
         halo.exchange(win)
         node.synchronize()
         left, right = beside(node)

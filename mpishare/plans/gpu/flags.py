@@ -99,11 +99,6 @@ class PinnedFlags:
         ranks = [peer for index, peer in enumerate(self._ranks) if is_pending(index, peer)]
         return [self._ranks_in_node[peer] for peer in ranks]
 
-    def ahead(self) -> list[int]:
-        mine = self._view[self._index(self.rank, _CALLS)]
-        calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
-        return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
-
     def close(self) -> None:
         """Give the memory back, once the flags are no longer in use."""
         if self._memory is not None:

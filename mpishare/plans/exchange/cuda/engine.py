@@ -11,7 +11,6 @@ from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError
 from mpishare.plans.disjoint import Disjoint
-from mpishare.plans.engine import never
 from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.exchange.cuda.fused import Fused
@@ -74,8 +73,12 @@ class CudaEngine(CudaPlanEngine):
             self._join_order()
         self._host_routes = setup.host_routes  # of all ranks: all refuse a capture or none does
         self._has_stream_waits = _has_stream_waits(setup)
-        self.try_fast = self.try_start = self.try_wait = never
-        self._bind_replays(direction, handles, setup.seen or setup.mine)
+        self._as_fields = setup.as_fields
+        # Replays of calls with fields that were seen; they return False, with nothing done, for
+        # all others.
+        self._try_exchange = self._try_start = self._try_wait = _never
+        self._prepared: Call | None = None  # what was started, unless by a replay
+        self._bind_replays(direction, handles, setup.given or setup.mine)
 
     def _bind_replays(
         self, direction: Direction, handles: Handles, layouts: Sequence[FieldLayout]
@@ -86,18 +89,18 @@ class CudaEngine(CudaPlanEngine):
         streamed, fused = self._launches[0]
         if fused is not None and streamed is None:
             first = functools.partial(self._launch_first, fused.alone)
-            self.try_fast = replay_of(handles[0].get, bind(order), first=first)
+            self._try_exchange = replay_of(handles[0].get, bind(order), first=first)
             first = functools.partial(self._launch_first, fused.beside, own=own)
             on_own = bind(order, own)
-            self.try_start = replay_of(
+            self._try_start = replay_of(
                 handles[1].get, on_own, first=first, enqueue=self._fork, with_tensors=False
             )
-            self.try_wait = bind_wait(bind(), self._join)
+            self._try_wait = bind_wait(bind(), self._join)
         elif streamed is not None and streamed.has_graphs:
             kernels = None if fused is None else handles[1]
             self._bind_messages(streamed, kernels, replay_of, bind(order, own), bind())
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
-            self.try_fast = replay_of(
+            self._try_exchange = replay_of(
                 self._usual_addresses, bind(order), enqueue=streamed.replay_alone
             )
 
@@ -120,7 +123,7 @@ class CudaEngine(CudaPlanEngine):
                 return None
             return graph, messages
 
-        self.try_fast = replay_of(find, on_own, enqueue=self._replay)
+        self._try_exchange = replay_of(find, on_own, enqueue=self._replay)
         begin = replay_of(find, on_own, enqueue=self._replay_start, with_tensors=False)
 
         def try_start(fields: Sequence[Any], stream: Any) -> bool:
@@ -128,7 +131,7 @@ class CudaEngine(CudaPlanEngine):
             self._started = fields if is_begun else ()
             return is_begun
 
-        self.try_start, self.try_wait = try_start, bind_wait(on_users, self._replay_wait)
+        self._try_start, self._try_wait = try_start, bind_wait(on_users, self._replay_wait)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -158,8 +161,10 @@ class CudaEngine(CudaPlanEngine):
         streamed, fused = launches
         return streamed is None and fused is not None and fused.is_for(self._alignments)
 
-    def prepare(self, fields: Sequence[Any]) -> Call:
+    def require(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""
+        self.agreement.check()
+        fields = self._as_fields(fields)
         require_number(fields, len(self._layouts))
         addresses = addresses_of(fields, self._layouts)
         self._disjoint.require(addresses)
@@ -173,21 +178,33 @@ class CudaEngine(CudaPlanEngine):
                 )
         return fields, addresses, unaligned
 
-    def start(self, call: Call, stream: Any) -> None:
+    def start(self, fields: Sequence[Any], stream: Any) -> None:
         """Send. Fused neighbors run on the plan's own stream, up to the ghosts."""
+        self._prepared = None
+        if self._try_start(fields, stream):
+            return
+        call = self.require(fields)
         entered = self._enter_call("start", call, stream)
         self._start(call, entered)
         self._leave(entered)
+        self._prepared = call
 
-    def wait(self, call: Call, stream: Any) -> None:
+    def wait(self, fields: Sequence[Any], stream: Any) -> None:
         """Receive into the ghosts; the user's stream waits for the plan's own."""
+        if self._prepared is None and self._try_wait(stream):
+            return
+        call = self._prepared or self.require(fields)
         self._started = ()
         entered = self._enter_call("wait", call, stream)
         self._wait(call, entered)
         self._leave(entered)
+        self._prepared = None
 
-    def exchange(self, call: Call, stream: Any) -> None:
+    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
         """Do both on the user's stream; beside messages, fused neighbors run on the plan's own."""
+        if self._try_exchange(fields, stream):
+            return
+        call = self.require(fields)
         entered = self._enter_call("exchange", call, stream)
         _, addresses, (streamed, fused) = call
         if streamed is not None and fused is not None and streamed.has_messages:
@@ -236,10 +253,6 @@ class CudaEngine(CudaPlanEngine):
         except BaseException:
             never_free(fields)  # a message may still arrive
             raise
-
-    def ahead(self) -> list[int]:
-        """See `Engine.ahead`."""
-        return self._flags.ahead()
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)
@@ -341,6 +354,10 @@ class CudaEngine(CudaPlanEngine):
             )
         self._follow(entered)
         return entered
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def _has_stream_waits(setup: RoutedSetup) -> bool:

@@ -180,9 +180,6 @@ class CompiledRoute(HostRoute):
 
     # --- an exchange
 
-    def ahead(self) -> list[int]:
-        return self._staging.ahead(self.exchange.epoch)
-
     def start(self, arrays: Sequence[Array]) -> None:
         """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
         self.exchange.start(arrays)

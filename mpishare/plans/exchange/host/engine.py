@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import handle_of
@@ -10,7 +9,7 @@ from mpishare.coordination import recording
 from mpishare.errors import ClosedError
 from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
-from mpishare.plans.engine import PlanEngine, never
+from mpishare.plans.engine import PlanEngine
 from mpishare.plans.exchange.host.compiled_route import CompiledRoute, adds
 from mpishare.plans.exchange.host.messages import MessageRoute
 from mpishare.plans.exchange.host.reference import ReferenceRoute
@@ -82,34 +81,37 @@ class HostEngine(PlanEngine):
             raise
         self.staging_nbytes = sum(each.staging_nbytes for each in made.values())
         is_mine = {HOST, *setup.my_routes.values()}.__contains__
-        self._starts = [made[route].start for route in filter(is_mine, made)]
-        self._waits = [made[route].wait for route in filter(is_mine, reversed(made))]
-        self._compiled = self._host.exchange if isinstance(self._host, CompiledRoute) else None
-        self._bind_calls()
+        starts = [made[route].start for route in filter(is_mine, made)]
+        waits = [made[route].wait for route in filter(is_mine, reversed(made))]
+        exchange = self._host.exchange if isinstance(self._host, CompiledRoute) else None
+        self._knows = _never if exchange is None else exchange.knows
+        # Calls of C, where these do all.
+        fast = (_never, _never, _never)
+        if exchange is not None and len(starts) == 1:
+            fast = (exchange.try_exchange, exchange.try_start, exchange.try_wait)
+        self.exchange = self._bind(fast[0], [*starts, *waits])
+        self.start = self._bind(fast[1], starts)
+        self.wait = self._bind(fast[2], waits)
 
-    def _bind_calls(self) -> None:
-        """Make the calls of C, where these do all, attributes of the engine, for speed."""
-        self.try_fast = self.try_start = self.try_wait = never
-        if self._compiled is not None and len(self._starts) == 1:
-            self.try_fast = self._in_node(self._compiled.try_exchange)
-            self.try_start = self._in_node(self._compiled.try_start)
-            self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
+    def _bind(
+        self, try_fast: Callable[[Any], bool], steps: Sequence[Step]
+    ) -> Callable[[Sequence[Any], Any], None]:
+        """Return a call: by C, where it may and knows the fields, else step by step."""
 
-    def _in_node(self, call: Callable[[Any], bool]) -> Callable[..., bool]:
-        """Return a call of C, given also a stream, that leaves the node where it fails."""
-
-        def made(given: Any, stream: Any) -> bool:
+        def call(fields: Sequence[Any], stream: Any) -> None:
             if stream is not None:
                 handle_of(stream)
             try:
-                return call(given)
+                if try_fast(fields):
+                    return
             except BaseException as error:
                 self._leave_node(error)
                 raise
+            self._make(fields, steps)
 
-        return made
+        return call
 
-    def prepare(self, fields: Sequence[Any]) -> Sequence[Array]:
+    def require(self, fields: Sequence[Any]) -> Sequence[Array]:
         """Check the fields of a call: in C where it knows them, else in Python, which raises.
 
         They are returned in the dtypes in which cells travel.
@@ -118,29 +120,13 @@ class HostEngine(PlanEngine):
         require_number(fields, len(self._layouts))
         names = self._names
         arrays = [as_numpy(field, name) for field, name in zip(fields, names, strict=True)]
-        if self._compiled is None or not self._compiled.knows(arrays):
+        if not self._knows(arrays):
             for array, expected, name in zip(arrays, self._layouts, names, strict=True):
                 expected.require(FieldLayout.of_host(array), name)
                 require_writeable(array, name)
             self._disjoint.require([*map(address_of, arrays)])
         pairs = zip(arrays, self._layouts, strict=True)
         return [array if each.is_plain else array.view(each.carrier) for array, each in pairs]
-
-    def ahead(self) -> list[int]:
-        """Ranks of the node that have called more often than this one."""
-        return sorted({rank for each in self._routes for rank in each.ahead()})
-
-    def start(self, call: Sequence[Array], stream: Any) -> None:
-        """Send my cells."""
-        self._make(call, stream, self._starts)
-
-    def wait(self, call: Sequence[Array], stream: Any) -> None:
-        """Receive the others' cells into the ghosts."""
-        self._make(call, stream, self._waits)
-
-    def exchange(self, call: Sequence[Array], stream: Any) -> None:
-        """Start, then wait."""
-        self._make(call, stream, self._starts + self._waits)
 
     def _leave_node(self, error: BaseException) -> None:
         """Leave the node after an error: neighbors may read fields that the user overwrites.
@@ -152,14 +138,14 @@ class HostEngine(PlanEngine):
         elif not isinstance(error, ClosedError):  # of C, which finds its tables gone
             raise ClosedError(f"{self._call} failed: a signal handler closed the plan") from None
 
-    def _make(self, call: Sequence[Array], stream: Any, steps: Sequence[Step]) -> None:
-        """Make a call, marked as under way; leave the node where it fails, as `_in_node`."""
-        if stream is not None:
-            handle_of(stream)
+    def _make(self, fields: Sequence[Any], steps: Sequence[Step]) -> None:
+        """Make a call in steps, marked as under way; leave the node where it fails."""
+        self._agreement.check()
+        arrays = self.require(fields)
         self._busy[0] = 1
         try:
             for step in steps:
-                step(call)
+                step(arrays)
         except BaseException as error:
             self._leave_node(error)
             raise
@@ -171,6 +157,11 @@ class HostEngine(PlanEngine):
         self._is_open = False
         for each in self._routes:
             each.close()
+
+
+def _never(_: Any) -> bool:
+    """Do nothing: the call of C where there is none."""
+    return False
 
 
 def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:

@@ -38,9 +38,6 @@ class ReferenceRoute(HostRoute):
         self._receivers = sorted({message.peer for message in sends} - {self._rank})
         self._parts = lay_out(self._setup, sends, recvs, self._staging, may_read=False)
 
-    def ahead(self) -> list[int]:
-        return self._staging.ahead(self._epoch)
-
     def start(self, arrays: Sequence[Array]) -> None:
         """Pack my cells; waits only for a rank two epochs behind."""
         epoch = self._epoch + 1

@@ -47,10 +47,6 @@ class HostRoute(ABC):
     def close(self) -> None:
         """Free what the route holds, also after a failed `lay_out`."""
 
-    def ahead(self) -> list[int]:
-        """Ranks of the node that are known to have started more exchanges than this one."""
-        return []
-
     def store(self, array: Array, key: Any, cells: Array) -> None:
         """Overwrite cells with the received ones, or add these."""
         if self._adds:

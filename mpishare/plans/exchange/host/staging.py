@@ -110,12 +110,6 @@ class Staging:
         )
         return even, odd
 
-    def ahead(self, epoch: int) -> list[int]:
-        """Return the ranks of the node that have started more exchanges than this many."""
-        self._comm.context.memory_barrier()
-        ranks_here = self._comm.ranks_here
-        return [ranks_here[rank] for rank, words in self.control.items() if words[READY] > epoch]
-
     def wait_until(self, ranks: Sequence[int], word: int, epoch: int) -> None:
         """Wait until a control word of each rank has reached an epoch."""
         for rank in ranks:
