@@ -32,7 +32,7 @@ class CudaMpi(Library):
         node = session.node
         if not node.is_leader or node.device is None:
             return
-        failure = why_not(node.device.ordinal)
+        failure = why_not()
         if failure is not None:
             raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
 

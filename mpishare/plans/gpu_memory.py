@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.errors import UnsupportedError
 from mpishare.plans.routes import log
@@ -21,9 +21,7 @@ def ask(setup: PlanSetup) -> str | None:
     if not setup.on_gpu or not asks(setup.comm, setup.same["MPISHARE_ROUTE"]):
         return None
     if setup.context.gpu_messages is None:
-        device: Any = setup.context.backend.device
-        # Half of the deadline, with which the other ranks wait meanwhile.
-        return why_not(device.ordinal, setup.context.agreement.timeout_s / 2) or ""
+        return why_not() or ""
     return setup.context.gpu_messages
 
 

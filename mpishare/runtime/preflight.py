@@ -14,6 +14,7 @@ from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import require_duration
+from mpishare.runtime.gpu_messages import GPU_AWARE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,7 +27,7 @@ log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
 CHECK = "MPISHARE_CHECK"
-VARIABLES = ("MPISHARE_BACKEND", CHECK, "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
+VARIABLES = ("MPISHARE_BACKEND", CHECK, GPU_AWARE, "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
 def choose_backend(

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from mpishare.runtime.gpu_messages import MPI_TRIAL, run_in_child
 from tests.conftest import why_no_gpu
 from tests.helpers import launch
 from tests.helpers.compiled import WHY_NONE
@@ -137,8 +136,6 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     if "MPISHARE_CHECK" in dict(row.environment) and WHY_NONE:
         pytest.skip(f"no compiled part, which finds races: {WHY_NONE}")
-    if "such pointers" in row.message and run_in_child(MPI_TRIAL, 0) is None:
-        pytest.skip("this MPI takes pointers to GPU memory")
     if row.shm:
         mount_before_jobs(monkeypatch, tmp_path, SMALL)
     has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)

@@ -7,7 +7,7 @@ import pytest
 
 from mpishare import UnsupportedError
 from mpishare.plans import gpu_memory, routes
-from mpishare.runtime.gpu_messages import tells_cuda
+from mpishare.runtime.gpu_messages import GPU_AWARE, tells_cuda, why_not
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
 
 
@@ -24,6 +24,18 @@ from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
 )
 def test_what_an_mpi_tells(kinds, right):
     assert tells_cuda(kinds) is right
+
+
+@pytest.mark.parametrize(("said", "why"), [("1", None), ("0", f"{GPU_AWARE}=0")])
+def test_what_the_user_says_counts(monkeypatch, said, why):
+    monkeypatch.setenv(GPU_AWARE, said)
+    assert why_not() == why
+
+
+def test_a_wrong_word_of_the_user_is_refused(monkeypatch):
+    monkeypatch.setenv(GPU_AWARE, "yes")
+    with pytest.raises(ValueError, match="neither '0' nor '1'"):
+        why_not()
 
 
 def comm(rank, here, size):

@@ -32,8 +32,7 @@ LAYERS = (
     "info mps bench",
 )
 DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs", "nvml")
-# The last is a program, which imports nothing of the package.
-DRIVERS = (*(f"mpishare.backends.{name}" for name in DRIVER_FILES), "mpishare.runtime.mpi_trial")
+DRIVERS = tuple(f"mpishare.backends.{name}" for name in DRIVER_FILES)
 LAYER_OF = {room: number for number, row in enumerate(LAYERS) for room in row.split()}
 
 
