@@ -12,4 +12,6 @@ cuda_aware() {
   # By name and with every transport: by itself Open MPI takes UCX for fast networks alone.
   export OMPI_MCA_pml=ucx OMPI_MCA_osc=ucx OMPI_MCA_opal_common_ucx_tls=any
   export OMPI_MCA_opal_common_ucx_devices=any
+  # This Open MPI is not relied upon to list it in mpi_memory_alloc_kinds.
+  export MPISHARE_GPU_AWARE_MPI=1
 }
