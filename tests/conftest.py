@@ -1,4 +1,4 @@
-"""What all tests share: outcomes as a file, a limit on each test, GPU tests only with a GPU.
+"""What all tests share: outcomes as a file, GPU tests only with a GPU.
 
 The name of a file says how its tests run. `*_ranks.py` and `*_gpu.py` are for ranks in lockstep,
 those of `*_gpu.py` on GPUs alone. They are collected only where they are asked for, by
@@ -18,7 +18,7 @@ import pytest
 from tests.helpers import launch
 from tests.helpers.compiled import WHY_NONE
 
-pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard", "tests.helpers.shares")
+pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.shares")
 
 CUDA_ERROR_NO_DEVICE = 100
 IN_LOCKSTEP = re.compile(r"_(ranks|gpu)\.py")

@@ -146,7 +146,7 @@ def check_orders(result: Result, *, refused: str | None = None) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(130)
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_example_is_right_on_gpus(ranks: int) -> None:
     check_every(ranks, "cuda", run_right(ranks, EVERY, **ON_GPUS))
@@ -166,7 +166,7 @@ def test_every_order_is_right(ranks: int, words: list[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(130)
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("dims", ["1 1", "2 1", "2 2", "4 1", "1 4"])
 def test_a_kernel_exchanges_its_own_halo(dims: str) -> None:
     ranks = math.prod(map(int, dims.split()))

@@ -123,7 +123,7 @@ with mpishare.Node() as node, common.stream(node):
 """
 
 
-ON_GPUS = [pytest.mark.gpu, pytest.mark.limit(130)]
+ON_GPUS = [pytest.mark.gpu, pytest.mark.timeout(130)]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ report({{"status": spectral.main(["--cells", "8", "--steps", "2", "--compare"])}
 """
 
 
-ON_GPUS = [pytest.mark.gpu, pytest.mark.limit(190)]
+ON_GPUS = [pytest.mark.gpu, pytest.mark.timeout(190)]
 
 
 @pytest.mark.parametrize(

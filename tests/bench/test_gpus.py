@@ -30,7 +30,7 @@ def failed(rows: list[dict], kind: str = "") -> list[dict]:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_every_arm_is_right(ranks: int) -> None:
     header, rows = measured(ranks, "mpishare.bench", "--max", "64KiB")
@@ -49,7 +49,7 @@ def test_every_arm_is_right(ranks: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 def test_a_rival_is_right_or_says_why_not() -> None:
     words = ["ring", "halo1d", "halo3d", "--against", "all", "--min", "64KiB", "--max", "64KiB"]
     header, rows = measured(2, "benchmarks", *words)
@@ -62,7 +62,7 @@ def test_a_rival_is_right_or_says_why_not() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 def test_a_missing_fence_is_seen() -> None:
     result = run_ranks(2, WITHOUT_FENCE, args=["fence", *QUICK], timeout_s=90, env=CUDA)
     assert result.returncode == 1, result.describe()
@@ -71,7 +71,7 @@ def test_a_missing_fence_is_seen() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
     words = ["allreduce", "--against", "all", "--min", "8", "--max", "64KiB"]
     _, rows = measured(2, "benchmarks", *words)
@@ -82,7 +82,7 @@ def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> None:
     words = ["redistribute", "permuted", "allgather", "--against", "staged,nccl"]
@@ -95,7 +95,7 @@ def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 def test_kernels_of_two_ranks_are_right_and_rivals_too_or_say_why_not() -> None:
     words = ["pingpong", "swap", "--against", "all", "--max", "64KiB", "--seconds", "60"]
     header, rows = measured(2, "benchmarks", *words)

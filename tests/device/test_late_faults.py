@@ -102,7 +102,7 @@ def all_waits_ended(run, *ranks: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.kills
-@pytest.mark.limit(LIMIT_S)
+@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("how", HOW)
 def test_all_survivors_name_the_killed_rank(how):
     played = play_missed(2 + RUNS, how, is_killed=True)
@@ -113,7 +113,7 @@ def test_all_survivors_name_the_killed_rank(how):
 
 
 @pytest.mark.gpu
-@pytest.mark.limit(LIMIT_S)
+@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("how", HOW)
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(how):
     played = play_missed(3, how, is_killed=False)

@@ -52,7 +52,7 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
+@pytest.mark.timeout(300)  # on a busy machine PyTorch takes a minute to be imported
 @pytest.mark.parametrize(("block", "shown"), programs(), ids=lambda each: getattr(each, "name", ""))
 def test_a_program_prints_what_the_page_says(block: Block, shown: str | None) -> None:
     assert shown is not None, "a program without what it prints"
@@ -63,7 +63,7 @@ def test_a_program_prints_what_the_page_says(block: Block, shown: str | None) ->
     assert done.stdout == shown
 
 
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None:
     name = "scripts/applications/jacobi2d.py"
     (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
@@ -114,7 +114,7 @@ with mpishare.Node(backend="host") as node:
 """
 
 
-@pytest.mark.limit(60)
+@pytest.mark.timeout(60)
 def test_the_step_that_overlaps_computes_each_cell_once() -> None:
     (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith("halo.start(u)")]
     assert all(name in block.text for name in ("start", "interior", "wait", "shell"))

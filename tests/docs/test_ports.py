@@ -282,7 +282,7 @@ print("moved")
 """
 
 
-@pytest.mark.limit(300)  # on a busy machine PyTorch takes a minute to be imported
+@pytest.mark.timeout(300)  # on a busy machine PyTorch takes a minute to be imported
 def test_the_plug_in_does_what_heat_does(tmp_path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     package = tmp_path / "heat/core"

@@ -17,7 +17,7 @@ from mpishare.reduction.operation import OPERATIONS
 from mpishare.runtime.route import ROUTES
 from tests.docs.pages import ROOT, programs
 
-pytestmark = pytest.mark.limit(240)  # two checkers read NumPy
+pytestmark = pytest.mark.timeout(240)  # two checkers read NumPy
 
 EXAMPLES = [
     *(ROOT / "scripts/examples").glob("*.py"),

@@ -24,7 +24,7 @@ REFUSALS = {"host": "the host backend has no kernels", "cuda": "without the Mult
 # These start processes, which import them by name, or are refused on the host: each is a job.
 APART = re.compile(r"multiprocessing|subprocess|window\.device")
 
-pytestmark = pytest.mark.limit(150)
+pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.mark.parametrize("name", NAMES)

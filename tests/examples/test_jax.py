@@ -8,7 +8,7 @@ from tests.helpers.launch import Result, run_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
-pytestmark = pytest.mark.limit(150)
+pytestmark = pytest.mark.timeout(150)
 RANKS = 2
 NAMES = (
     "is_padded",

@@ -3,22 +3,26 @@
 After each phase of a test the ranks tell each other how it went. A failure on any rank is a
 failure on all, and the first rank, which alone prints, shows the text of every rank that failed.
 A test that some ranks skip and others do not has failed. `@pytest.mark.ranks(min=, max=)`
-deselects a test outside these counts. A rank that hangs is ended by the guard plugin.
+deselects a test outside these counts. A rank that hangs is ended by pytest-timeout, after the
+traceback of every thread.
 
 A test must not raise on one rank while the others wait for it in a collective: they wait until
-the guard ends the job (the failing rank prints its text before, so that nothing is lost).
+their limit ends the job (the failing rank prints its text before, so that nothing is lost).
 """
 
+import faulthandler
 import gc
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Generator
 from typing import NamedTuple
 
 import pytest
+from _pytest._io import TerminalWriter
 
-from tests.helpers import guard, outcomes
+from tests.helpers import outcomes
 
 LATE_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
 YIELD_S = 0.002  # how long ranks that wait look without a sleep
@@ -71,7 +75,7 @@ class Lockstep:
         self.comm = MPI.COMM_WORLD.Dup()
         self.uncollected: list[str] = []
 
-    def is_same(self, mine: bytes, *, bad_news: str = "") -> bool:
+    def is_same(self, mine: bytes, *, bad_news: str = "", item: pytest.Item | None = None) -> bool:
         """Whether every rank says this; does not spin, as the ranks may be more than the cores."""
         everyone = bytearray(len(mine) * self.comm.size)
         request = self.comm.Iallgather(mine, everyone)
@@ -79,20 +83,27 @@ class Lockstep:
         while not request.Test():
             waited = time.monotonic() - begin
             if waited > LATE_S and bad_news:
-                text = f"\nrank {self.comm.rank}, while the others do not come:\n{bad_news}\n"
-                os.write(self.config.stash[guard.real_stderr], text.encode())
+                self.say(f"\nrank {self.comm.rank}, while the others do not come:\n{bad_news}\n")
                 bad_news = ""
-                # A guard ends the whole job: those of the ranks that hang, which say where, first.
-                guard.arm(self.config, guard.DEFAULT_S)
+                # A limit ends the whole job: that of the ranks that hang, which say where.
+                item.ihook.pytest_timeout_cancel_timer(item=item)
             if waited < YIELD_S:
                 os.sched_yield()
             else:
                 time.sleep(0.0005)
         return everyone == mine * self.comm.size
 
+    def say(self, text: str) -> None:
+        """Write to stderr, behind pytest's capture."""
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            os.write(2, text.encode())
+
     def pytest_sessionstart(self) -> None:
         if self.comm.rank != 0:
             self.config.pluginmanager.unregister(name="terminalreporter")
+            # Where pytest-timeout writes its tracebacks.
+            self.config.get_terminal_writer = lambda: TerminalWriter(sys.__stderr__)
 
     def pytest_report_header(self) -> str:
         from mpi4py import MPI
@@ -138,7 +149,8 @@ class Lockstep:
         text = "" if report.passed else report.longreprtext or str(report.longrepr)
         mine = Phase(report.nodeid, report.when, report.outcome, text)
         told = digest(f"{report.nodeid}\0{report.when}\0{report.outcome}")
-        if self.is_same(told, bad_news=text if report.failed else "") and not report.failed:
+        bad_news = text if report.failed else ""
+        if self.is_same(told, bad_news=bad_news, item=item) and not report.failed:
             return report
         phases = self.comm.allgather(mine)
         if len({(phase.test, phase.when) for phase in phases}) > 1:
@@ -151,11 +163,11 @@ class Lockstep:
         return report
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        os.write(self.config.stash[guard.real_stderr], f"{excrepr}\n".encode())
+        self.say(f"{excrepr}\n")
         self.comm.Abort(3)
 
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        guard.arm(config, END_S)
+    def pytest_unconfigure(self) -> None:
+        faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(trylast=True)

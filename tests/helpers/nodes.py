@@ -1,7 +1,7 @@
 """A pytest plugin: nodes that many tests share, and what a test leaves open is closed after it.
 
 A test that raises leaves its nodes by that exception, so that ranks which wait for this one raise
-`PeerError` at once instead of waiting for the guard. The next test gets a fresh node.
+`PeerError` at once instead of waiting for the limit. The next test gets a fresh node.
 """
 
 import os

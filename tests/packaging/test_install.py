@@ -15,7 +15,7 @@ import pytest
 import mpishare
 from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
 
-pytestmark = pytest.mark.limit(120)  # a build, or an installation
+pytestmark = pytest.mark.timeout(120)  # a build, or an installation
 
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 PIP = tuple(map(int, version_of("pip").split(".")[:2]))

@@ -7,7 +7,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import Mpi
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.timeout(120)
 LARGE = """
 import mpishare
 from mpi4py import MPI

@@ -9,7 +9,7 @@ from tests.helpers.launch import ROOT
 from tests.slurm.cluster import GPUS, Cluster, programs_lines
 from tests.slurm.conftest import Mpi
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.timeout(120)
 # | `options` | visible | visible, confined | may open, confined | verdict |
 ROW = re.compile(r"^\| `(--gpu.+?)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 ROWS = {

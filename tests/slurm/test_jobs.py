@@ -8,7 +8,7 @@ from mpishare.errors import late_elsewhere
 from tests.slurm.cluster import NODES, Cluster, Job, programs_lines
 from tests.slurm.conftest import Mpi
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.timeout(120)
 NO_HELP = "--kill-on-bad-exit=0"  # of the launcher
 MAKE = "import mpishare; node = mpishare.Node(); print(node.size); node.close()"
 

@@ -11,7 +11,7 @@ from tests.helpers.launch import ROOT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.conftest import Mpi
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.timeout(120)
 SCRIPTS = ROOT / "scripts" / "slurm"
 PROGRAM = "scripts/examples/02_halo_1d.py"
 ONE = ("--ntasks-per-node=1", "--gpus-per-node=1")

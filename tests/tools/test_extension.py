@@ -12,7 +12,7 @@ from tests.helpers.compiled import needs_compiled
 from tests.helpers.launch import ROOT
 
 # Where it could not be built, it cannot be built here.
-pytestmark = [needs_compiled, pytest.mark.limit(120)]
+pytestmark = [needs_compiled, pytest.mark.timeout(120)]
 
 PROGRAM = "import sys; from pathlib import Path; from extension import build, build_and_tell; "
 MAKE = PROGRAM + "print(build(Path(sys.argv[1]), Path(sys.executable)))"

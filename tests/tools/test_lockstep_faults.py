@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.launch import ROOT, Result, run_ranks
 from tests.helpers.outcomes import read
 
-PLUGINS = ("guard", "outcomes", "lockstep")
+PLUGINS = ("outcomes", "lockstep")
 
 
 def run_pytest(folder: Path, source: str, *, n: int = 3) -> Result:
@@ -84,7 +84,7 @@ def test_a_hang_and_a_crash_end_by_themselves_and_say_where(tmp_path, kind):
     source = f"""
 def wait_for_nobody():
     {WAITS[kind]}
-@pytest.mark.limit(4 + rank / 5)  # the one that failed is the first whose time is over
+@pytest.mark.timeout(4 + rank / 5)
 def test_waits():
     if rank == 0: raise ValueError("the words of the one that left")
     wait_for_nobody()

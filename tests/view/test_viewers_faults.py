@@ -96,7 +96,7 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right
     assert leftovers() == []
 
 
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_hundred_viewers_that_are_killed(backend):
     kills = 100 if backend == "host" else 10  # each makes a context on the GPU
@@ -241,7 +241,7 @@ def crowd(name, count, seconds):
 """
 
 
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("count", "seconds", "least"), [(50, 3.0, 1), (1, 4.0, 500)])
 def test_no_frame_is_torn_at_full_speed(count, seconds, least):
     is_right = f"len(answer) == {count} and all(n >= {least} and not torn for n, torn in answer)"
@@ -385,7 +385,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
     node.close()
 
 
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 @needs_two_users
 def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
     scene = beside_another_user, SQUATTER, FOREIGN, NOBODY

@@ -131,7 +131,7 @@ def test_put_waits_for_the_slowest_consumer(node, monkeypatch, control):
 
 
 @TWO
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("slots", [1, 4])
 def test_frames_with_random_delays(node, slots):
     """Each is whole as long as its slot is held; the producer is never more than `slots` ahead."""
@@ -558,7 +558,7 @@ def test_a_slot_that_is_held_stays_mapped(node):
     assert node._context.retained == []
 
 
-@pytest.mark.limit(120)
+@pytest.mark.timeout(120)
 def test_a_thousand_channels_leave_nothing(node):
     context = node._context
 

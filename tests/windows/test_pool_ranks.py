@@ -305,7 +305,7 @@ def test_what_a_forked_child_drops_is_not_let_go(host_node):
 
 
 @TWO
-@pytest.mark.limit(100)
+@pytest.mark.timeout(100)
 def test_thousands_of_arrays_in_random_order(node):
     """The owner drops arrays, and overwrites what is free, while the others open them.
 
