@@ -70,41 +70,23 @@ PACKAGES = ("python", "cupy", "cuda-bindings", "mpi4py", "numpy")
 
 
 def tested_versions() -> str:
-    """The configurations in which the tests ran on GPUs, as a table."""
+    """The configurations in which the tests ran on GPUs, as a table, and the tests that failed."""
     heads = ["configuration", "date", "GPUs", "driver", "MPI", "Python", "CuPy", "cuda-bindings",
-             "mpi4py", "NumPy", "tests"]  # fmt: skip
+             "mpi4py", "NumPy", "tests", "today's sources"]  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    runs = evidence.load()["runs"]
+    runs, sha256, failures = evidence.load(), evidence.sources_sha256(), []
     for run in runs:
-        versions = run["versions"]
+        versions, counts = run["versions"], run["counts"]
         models = [gpu.rpartition(" GPU-")[0].removeprefix("NVIDIA ") for gpu in run["gpus"]]
-        outcomes = [test["outcome"] for test in run["tests"].values()]
-        passed, failed = outcomes.count("passed"), len(evidence.failures(run))
         cells = [run["configuration"], run["date"][:10], f"{len(models)} x {models[0]}",
                  run["driver"], " ".join(versions["mpi"].replace("Version:", "").split()),
                  *(versions[name] for name in PACKAGES),
-                 f"{passed} passed" + f", {failed} failed" * bool(failed)]  # fmt: skip
+                 ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count),
+                 evidence.state(run, sha256)]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
-    failed_lines = [
-        f"- {run['configuration']} of {run['date'][:10]}: `{test}`, {outcome}"
-        for run in runs
-        for test, outcome in evidence.failures(run).items()
-    ]
-    heading = ["", "These tests failed, or did not end:", ""] if failed_lines else []
-    return "\n".join([*lines, *heading, *failed_lines, ""])
-
-
-def unproven_tests() -> str:
-    """The GPU tests that are accepted without having passed in every run, each with the reason."""
-    found = evidence.load()
-    lines = []
-    for test, reason in found["unproven"].items():
-        results = [run["tests"][test]["outcome"] for run in found["runs"] if test in run["tests"]]
-        passed = (
-            f"passed in {results.count('passed')} of {len(results)} runs" if results else "not run"
-        )
-        lines.append(f"- `{test}` ({passed}): {reason}.")
-    return "\n".join([*(lines or ["None."]), ""])
+        failures += [f"- {evidence.title(run)}: `{test}`" for test in run["failures"]]
+    heading = ["", "These tests failed, or did not end:", ""] if failures else []
+    return "\n".join([*lines, *heading, *failures, ""])
 
 
 def on_errors_page(_app: Any, name: str, source: list[str]) -> None:
@@ -161,4 +143,3 @@ def setup(app: Any) -> None:
     folder = ROOT / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     (folder / "versions.md").write_text(tested_versions())
-    (folder / "unproven.md").write_text(unproven_tests())

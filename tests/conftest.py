@@ -1,15 +1,17 @@
-"""What all tests share: outcomes as a file, GPU tests only with a GPU.
+"""What all tests share: some parameters of each instead of all, GPU tests only with a GPU.
 
 The name of a file says how its tests run. `*_ranks.py` and `*_gpu.py` are for ranks in lockstep,
 those of `*_gpu.py` on GPUs alone. They are collected only where they are asked for, by
 `-o python_files='*_ranks.py'` or by name. `*_faults.py` start ranks of their own, which may die.
 """
 
+import collections
 import ctypes
 import functools
 import os
 import re
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -17,8 +19,6 @@ import pytest
 
 from tests.helpers import launch
 from tests.helpers.compiled import WHY_NONE
-
-pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.shares")
 
 CUDA_ERROR_NO_DEVICE = 100
 IN_LOCKSTEP = re.compile(r"_(ranks|gpu)\.py")
@@ -43,9 +43,17 @@ def are_in_lockstep(config: pytest.Config) -> bool:
     return any(IN_LOCKSTEP.search(text) for text in asked)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "of each test, run the first of each N sets of parameters"
+    parser.addoption("--every", type=int, default=1, metavar="N", help=words)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    # Fixtures with parameters must be known where tests are only collected, too.
-    if are_in_lockstep(config) or config.option.collectonly:
+    if not any(name.startswith(launch.OF_A_JOB) for name in os.environ):
+        # `timeout` ends pytest as Ctrl-C does: the ranks that a test started are killed, and what
+        # has failed so far is told. Ranks end at once: others may never come to the test's end.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if are_in_lockstep(config):
         for name in ("lockstep", "nodes", "fixtures"):
             config.pluginmanager.import_plugin(f"tests.helpers.{name}")
     # Of each process its own: those of ranks, and of parts that run beside each other, would clean
@@ -59,8 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what cannot run; --collect-only, by which the GPU evidence finds tests, has all."""
-    if IN_LOCKSTEP.search(collection_path.name) is None or config.option.collectonly:
+    """Leave out what cannot run."""
+    if IN_LOCKSTEP.search(collection_path.name) is None:
         return None
     if not are_in_lockstep(config):
         return True
@@ -72,10 +80,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    counts = collections.Counter[str]()
+    chosen, others = [], []
     for item in items:
         if item.path.name.endswith("_gpu.py"):
             item.add_marker("gpu")
+        name = item.nodeid.partition("[")[0]
+        (others if counts[name] % config.option.every else chosen).append(item)
+        counts[name] += 1
+    if others:
+        config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

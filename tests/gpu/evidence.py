@@ -1,186 +1,80 @@
-"""What was seen to pass on GPUs, kept in evidence.tsv, since no GPU is there when code changes.
+"""What was seen to pass on GPUs: a file for each configuration here, since CI has no GPU.
 
 python -m tests.gpu.evidence check
-    Fails when a GPU test (marked `gpu`, as all in *_gpu.py are) has not passed in a run of the
-    file, or failed in one, or when a run was cut off. Tests that the file names as unproven, each
-    with the reason, are accepted, and printed; one that needs no exemption any more is an error.
-    Sources that have changed since a run are reported; that is no failure.
-python -m tests.gpu.evidence record --configuration NAME --ranks N [--mps] [--masks] OUTCOMES...
-    Adds a run from files that `--outcomes` wrote, in place of the last such run, and prints its
-    verdict. Beside PART.jsonl, PART.end says how that part ended: "cut off after 180 s".
-
-The file consists of blocks, with an empty line between them: the header of each run (a key and its
-JSON value per line), the unproven tests (test and reason, with a tab between; they are written by
-hand), and a table with a row per test and a column per run. A
-cell is the outcome and the seconds, rounded, where they are not 0; "-": the test was not run.
+    Prints what each run proves. A run of other sources than today's proves nothing about these: it
+    is printed as unproven, and is no failure. A run in which a test failed is one.
+python -m tests.gpu.evidence record --configuration NAME --ranks N [--mps] [--masks] XML...
+    Writes the run of these files of `pytest --junitxml`, in place of the last of its kind, and
+    prints its verdict. Beside PART.xml, PART.end says how that part ended: "cut off after 180 s".
 """
 
 import argparse
 import collections
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
-import io
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from scripts.lib.tally import read
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = Path(__file__).with_name("evidence.tsv")
-MOST_SAID = 10
-ABSENT = "-"
-CUT_OFF = "cut off"
+FOLDER = Path(__file__).parent
+SOURCES = {".py", ".c", ".h", ".cu", ".cuh"}
 PACKAGES = ("cupy", "cuda-bindings", "mpi4py", "numpy")
+Run = dict[str, Any]
 
 
 def git(root: Path, *arguments: str) -> str | None:
     """What git says, None where there is no git or no repository."""
     try:
-        done = subprocess.run(
-            ["git", "-C", root, *arguments], capture_output=True, text=True, check=False
-        )
+        command = ["git", "-C", root, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
 
 
 def sources_sha256(root: Path = ROOT) -> str:
-    """One hash over paths and contents of mpishare/ and tests/, less the evidence itself."""
-    listed = git(root, "ls-files", "-co", "--exclude-standard", "-z", "--", "mpishare", "tests")
-    if listed is not None:
-        files = {root / name for name in listed.split("\0") if name}
-    else:
-        found = [path for folder in ("mpishare", "tests") for path in (root / folder).rglob("*")]
-        built = (".pyc", ".so")
-        files = {path for path in found if path.suffix not in built}
+    """One hash over paths and contents of the sources of mpishare/ and tests/."""
     total = hashlib.sha256()
-    for path in sorted(files):
-        name = path.relative_to(root).as_posix()
-        if path.is_file() and name != "tests/gpu/evidence.tsv":
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{name}\0{content}\n".encode())
+    found = [path for name in ("mpishare", "tests") for path in (root / name).rglob("*")]
+    for path in sorted(path for path in found if path.suffix in SOURCES):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
 
 
-def loads(text: str) -> dict:
-    """Return {"unproven": {test: reason}, "runs": [header and {"tests": {test: result}}]}."""
-    *headers, unproven, table = [block.splitlines() for block in text.split("\n\n")]
-    runs = []
-    for header in headers:
-        pairs = [line.split("\t") for line in header]
-        runs.append({key: json.loads(value) for key, value in pairs} | {"tests": {}})
-    for row in table[1:]:
-        test, *cells = row.split("\t")
-        for run, cell in zip(runs, cells, strict=True):
-            if cell != ABSENT:
-                outcome, _, seconds = cell.partition(" ")
-                run["tests"][test] = {"outcome": outcome, "seconds": int(seconds or 0)}
-    rows = (line.partition("\t") for line in unproven[1:])
-    return {"unproven": {test: reason for test, _, reason in rows}, "runs": runs}
+def load(folder: Path = FOLDER) -> list[Run]:
+    """Every recorded run, in the order of their files."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
 
 
-def dumps(evidence: dict) -> str:
-    runs = evidence["runs"]
-    blocks = [
-        [f"{key}\t{json.dumps(value)}" for key, value in run.items() if key != "tests"]
-        for run in runs
-    ]
-    unproven = [f"{test}\t{reason}".strip() for test, reason in evidence["unproven"].items()]
-    blocks.append(["unproven", *unproven])
-    titles = [f"{run['configuration']} on {len(run['gpus'])}" for run in runs]
-    table = ["\t".join(["test", *titles])]
-    for test in sorted({test for run in runs for test in run["tests"]}):
-        table.append("\t".join([test, *(cell(run["tests"].get(test)) for run in runs)]))
-    return "\n\n".join("\n".join(block) for block in [*blocks, table]) + "\n"
+def title(run: Run) -> str:
+    """The words that tell a run from the others."""
+    return f"{run['configuration']} of {run['date'][:10]}, GPUs: {len(run['gpus'])}"
 
 
-def cell(result: dict | None) -> str:
-    if result is None:
-        return ABSENT
-    seconds = round(result["seconds"])
-    return f"{result['outcome']} {seconds}" if seconds else result["outcome"]
+def state(run: Run, sha256: str) -> str:
+    """What the run says about the sources of this hash."""
+    if not run["ok"]:
+        return "failed"
+    return "proven" if run["sources_sha256"] == sha256 else "unproven: the sources have changed"
 
 
-def load(file: Path = FILE) -> dict:
-    return loads(file.read_text()) if file.exists() else {"unproven": {}, "runs": []}
-
-
-def add(evidence: dict, run: dict) -> None:
-    """Put `run` in the place of the last one of its configuration and number of GPUs."""
-
-    def key(of: dict) -> tuple:
-        return of["configuration"], len(of["gpus"])
-
-    others = [other for other in evidence["runs"] if key(other) != key(run)]
-    evidence["runs"] = sorted([*others, run], key=key)
-
-
-def problems(evidence: dict, gpu_tests: list[str], sha256: str) -> tuple[list[str], list[str]]:
-    """What makes `check` fail, and what it only says."""
-    errors, notes = [], []
-    unproven = evidence["unproven"]
-    passed: set[str] = set()
-    failed: set[str] = set()
-    for run in evidence["runs"]:
-        where = f"{run['configuration']} of {run['date']}"
-        passed |= {test for test, result in run["tests"].items() if result["outcome"] == "passed"}
-        bad = failures(run)
-        failed |= bad.keys()
-        for test in sorted(bad):
-            if test in unproven:
-                notes.append(f"UNPROVEN, {bad[test]} in {where}: {test} ({unproven[test]})")
-            else:
-                errors.append(f"{test}: {bad[test]} in {where}")
-        cut_off = [f"part {part} was {end}" for part, end in run["parts"].items() if CUT_OFF in end]
-        errors += [f"{text} in {where}" for text in cut_off]
-        if not run["ok"] and not bad and not cut_off:
-            errors.append(f"{where} did not end well")
-        if run["sources_sha256"] != sha256:
-            notes.append(f"the sources have changed since {where}")
-    for test in sorted(set(gpu_tests) - passed):
-        if test in unproven:
-            notes.append(f"UNPROVEN, passed on no GPU yet: {test} ({unproven[test]})")
-        else:
-            errors.append(f"{test}: not seen to pass on a GPU; scripts/test-gpu adds a run")
-    for test, reason in unproven.items():
-        if not reason:
-            errors.append(f"{test}: unproven without a reason")
-        if test not in failed | (set(gpu_tests) - passed):
-            errors.append(f"{test}: needs no place among the unproven tests any more")
-    return errors, notes
-
-
-def failures(run: dict) -> dict[str, str]:
-    """The tests of a run that neither passed nor were skipped, with their outcomes."""
-    outcomes = {test: result["outcome"] for test, result in run["tests"].items()}
-    return {test: o for test, o in outcomes.items() if o not in ("passed", "skipped")}
-
-
-def gpu_tests() -> list[str]:
-    """The name of every GPU test there is, collected by pytest."""
-    import pytest
-
-    class Collector:
-        def __init__(self) -> None:
-            self.tests: list[str] = []
-
-        def pytest_collection_finish(self, session: pytest.Session) -> None:
-            self.tests = [i.nodeid for i in session.items if i.get_closest_marker("gpu")]
-
-    collector, printed = Collector(), io.StringIO()
-    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
-    os.chdir(ROOT)
-    with contextlib.redirect_stdout(printed):
-        status = pytest.main(arguments, plugins=[collector])
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f"the tests cannot be collected\n{printed.getvalue()}")
-    return collector.tests
+def verdict(run: Run) -> str:
+    """Say in one line whether a run passed, what failed and which parts were cut off."""
+    bad = {part: end for part, end in run["parts"].items() if end != "passed"}
+    is_cut = bad and all("cut off" in end for end in bad.values()) and not run["failures"]
+    word = "passed" if run["ok"] else "CUT OFF" if is_cut else "FAILED"
+    said = [f"{part} {end}" for part, end in bad.items()]
+    said += [f"{count} {outcome}" for outcome, count in run["counts"].items()]
+    return f"{run['configuration']}: {word} ({', '.join(said)})"
 
 
 def gpus() -> tuple[list[str], str]:
@@ -188,19 +82,17 @@ def gpus() -> tuple[list[str], str]:
     query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=True)
     rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
-    found = [f"{name} {uuid}" for name, uuid, _ in rows]
     visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    if visible:
-        found = [
-            gpu
-            for word in visible
-            for number, gpu in enumerate(found)
-            if word == str(number) or gpu.split()[-1].startswith(word)
-        ]
+    found = [
+        f"{name} {uuid}"
+        for number, (name, uuid, _) in enumerate(rows)
+        if not visible or any(word == str(number) or uuid.startswith(word) for word in visible)
+    ]
     return found, rows[0][2]
 
 
 def versions() -> dict[str, str]:
+    """Those of what the tests ran with."""
     found = {"python": platform.python_version()}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"].lower()
@@ -208,101 +100,59 @@ def versions() -> dict[str, str]:
             found["cupy" if "cupy" in name else name] = distribution.version
     code = "from mpi4py import MPI; print(MPI.Get_library_version())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    found["mpi"] = " ".join(done.stdout.split()[:3]).strip("\0,")
-    return found
-
-
-def verdict(run: dict) -> str:
-    """Say in one line whether a run passed, what failed and which parts were cut off."""
-    counts = collections.Counter(result["outcome"] for result in run["tests"].values())
-    bad = [part for part, end in run["parts"].items() if end != "passed"]
-    cut_off = [part for part in bad if CUT_OFF in run["parts"][part]]
-    if run["ok"]:
-        word = "passed"
-    else:
-        word = "CUT OFF" if bad and bad == cut_off and not counts["failed"] else "FAILED"
-    said = [f"{part} {run['parts'][part]}" for part in bad]
-    said += [f"{counts[outcome]} {outcome}" for outcome in sorted(counts)]
-    return f"{run['configuration']}: {word} ({', '.join(said)})"
-
-
-def read_part(file: Path) -> tuple[dict[str, dict], str]:
-    """Return the outcomes of one part of the suite, and how it ended."""
-    from tests.helpers.outcomes import read
-
-    end = file.with_suffix(".end")
-    said = end.read_text().strip() if end.exists() else "passed"
-    if not file.exists():
-        return {}, said if CUT_OFF in said else "no outcomes"
-    tests = read(file)
-    if CUT_OFF in said:
-        for result in tests.values():
-            if result["outcome"] == "unfinished":
-                result["outcome"] = "cut-off"
-    return tests, said
-
-
-@contextlib.contextmanager
-def alone(file: Path) -> Iterator[None]:
-    """Keep other configurations from recording meanwhile: they may run beside this one."""
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
+    return found | {"mpi": " ".join(done.stdout.split()[:3]).strip("\0,")}
 
 
 def record(options: argparse.Namespace) -> bool:
-    tests: dict[str, dict] = {}
-    parts = {}
-    for file in options.outcomes:
-        of_part, parts[file.stem] = read_part(file)
-        tests |= of_part
-    names, driver = gpus()
+    """Write a run down; return whether all of it passed."""
+    parts, failures, passed = {}, [], 0
+    skips = collections.Counter[str]()
+    for file in options.files:
+        end = file.with_suffix(".end")
+        parts[file.stem] = end.read_text().strip() if end.exists() else "passed"
+        if file.exists():
+            good, bad, reasons = read(file)
+            passed, failures = passed + good, failures + bad
+            skips.update(reasons)
+        elif parts[file.stem] == "passed":
+            parts[file.stem] = "no outcomes"
+    found, driver = gpus()
     revision = git(ROOT, "rev-parse", "--verify", "HEAD")
-    outcomes = {result["outcome"] for result in tests.values()}
-    is_whole = set(parts.values()) == {"passed"}
     run = {
         "configuration": options.configuration,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "ok": is_whole and "passed" in outcomes and outcomes <= {"passed", "skipped"},
+        "ok": passed > 0 and not failures and set(parts.values()) == {"passed"},
         "ranks": options.ranks,
         "mps": options.mps,
         "masks": options.masks,
         "parts": parts,
-        "gpus": names,
+        "gpus": found,
         "driver": driver,
         "versions": versions(),
         "revision": revision.strip() if revision else None,
         "sources_sha256": sources_sha256(),
-        "tests": tests,
+        "counts": {"passed": passed, "failed": len(failures), "skipped": skips.total()},
+        "failures": failures,
+        "skips": dict(skips.most_common()),
     }
-    with alone(options.file):
-        evidence = load(options.file)
-        add(evidence, run)
-        unfinished = options.file.with_suffix(".new")
-        unfinished.write_text(dumps(evidence))
-        unfinished.replace(options.file)
+    file = options.folder / f"{options.configuration}-on-{len(found)}.json"
+    file.write_text(json.dumps(run, indent=1) + "\n")
     print(verdict(run))
     return run["ok"]
 
 
-def check(file: Path) -> bool:
-    tests = gpu_tests()
-    errors, notes = problems(load(file), tests, sources_sha256())
-    said = [f"ERROR: {error}" for error in errors]
-    if len(said) > MOST_SAID:
-        said[MOST_SAID:] = [f"ERROR: and {len(said) - MOST_SAID} more"]
-    for text in [*notes, *said]:
-        print(f"gpu evidence: {text}")
-    print(f"gpu evidence: {len(tests)} GPU tests, {len(errors)} errors")
-    return not errors
+def check(folder: Path) -> bool:
+    """Print the state of each run; return whether none failed."""
+    runs, sha256 = load(folder), sources_sha256()
+    for run in runs:
+        lines = [f"{title(run)}: {state(run, sha256)}", *run["failures"]]
+        print(*lines, sep="\n  ")
+    return all(run["ok"] for run in runs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.evidence", description=__doc__)
-    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check")
     recorder = commands.add_parser("record")
@@ -310,10 +160,10 @@ def main() -> None:
     recorder.add_argument("--ranks", type=int, required=True)
     recorder.add_argument("--mps", action="store_true")
     recorder.add_argument("--masks", action="store_true")
-    recorder.add_argument("outcomes", type=Path, nargs="+")
+    recorder.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
-    ok = check(options.file) if options.command == "check" else record(options)
-    sys.exit(0 if ok else 1)
+    is_good = check(options.folder) if options.command == "check" else record(options)
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from typing import NamedTuple
 import pytest
 from _pytest._io import TerminalWriter
 
-from tests.helpers import outcomes
-
 LATE_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
 YIELD_S = 0.002  # how long ranks that wait look without a sleep
 END_S = 30.0  # for what comes after the last test: Finalize may hang after a broken one
@@ -170,12 +168,12 @@ class Lockstep:
         faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__)
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.collectonly:
         return
     lockstep = Lockstep(config)
-    config.stash[outcomes.is_silent] = lockstep.comm.rank != 0
+    if lockstep.comm.rank != 0:
+        config.option.xmlpath = None  # the first rank writes it
     config.pluginmanager.register(lockstep, "lockstep")
 
 

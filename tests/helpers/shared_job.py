@@ -1,8 +1,8 @@
 """A job whose ranks stay and play one scene after another, so that MPI and imports are paid once.
 
 For scenes in which no rank dies, none is missing in a call of MPI itself, and nothing of the
-process is changed for good. Environment variable `TESTS_APART=1` gives each a job of its own, as
-`scripts/test --all` does. Each scene has reports, a stderr and a communicator of its own, so that
+process is changed for good. Environment variable `TESTS_APART=1` gives each a job of its own.
+Each scene has reports, a stderr and a communicator of its own, so that
 messages that are left open meet none of the next scene. Where a rank raised, hung or ended, or a
 thread of mpishare's goes on, the job is ended behind the scene, and the next one starts another.
 """

@@ -48,7 +48,7 @@ def sanitized(tmp_path):
 
 
 CLEAN, FOUND = "ERROR SUMMARY: 0 errors", "========= ERROR SUMMARY: 1 errors"
-FAILS = ("bash", "-c", "[[ $1 == --outcomes ]] && exit 1")
+FAILS = ("bash", "-c", "[[ $1 == --junitxml ]] && exit 1")
 
 
 @pytest.mark.parametrize(
