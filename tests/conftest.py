@@ -12,10 +12,12 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from _pytest._io import TerminalWriter
 
 from tests.helpers import launch
 from tests.helpers.compiled import WHY_NONE
@@ -53,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # `timeout` ends pytest as Ctrl-C does: the ranks that a test started are killed, and what
         # has failed so far is told. Ranks end at once: others may never come to the test's end.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        # Where pytest-timeout writes its tracebacks: xdist drops what its processes print.
+        config.get_terminal_writer = lambda: TerminalWriter(sys.__stderr__)
     if are_in_lockstep(config):
         for name in ("lockstep", "nodes", "fixtures"):
             config.pluginmanager.import_plugin(f"tests.helpers.{name}")

@@ -281,12 +281,13 @@ def test_no_descriptor_is_left():
             os.close(fds[0])
         door.close()
 
+    threads = threading.active_count()  # pytest-xdist has some
     once()
     before = held().fds
     for _ in range(100):
         once()
     assert held().fds == before
-    assert threading.active_count() == 1
+    assert threading.active_count() <= threads
 
 
 def test_a_withdrawn_address_keeps_its_leases(door, opening):
