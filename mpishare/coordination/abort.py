@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The time that an abort leaves for the output of all ranks to be read, and for other aborts.
 HEARD_S = 1.0
+# The time for output that the launcher has read: nothing tells where that is.
+FORWARD_S = 0.2
 
 
 def say(text: str) -> None:
@@ -71,6 +73,8 @@ def abort_after(
         say(text)
         wait()
         wait_briefly(is_output_read)
+        # What the launcher has read is on its way to the terminal: srun drops that at an abort.
+        wait_briefly(bool, FORWARD_S)
     finally:  # whatever signal comes meanwhile
         if not is_averted():
             MPI.COMM_WORLD.Abort(1)
