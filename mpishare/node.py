@@ -629,7 +629,7 @@ class Node(NodeObject):
         self._end()
         for child in self._context.children:
             child._abandon()
-        self._context.door.close()
+        self._context.fd_server.close()
 
     def _end(self) -> None:
         self._is_closed = True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from mpishare.memory.door import Door
+    from mpishare.memory.fd_server import FdServer
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import Kind, Refusal
     from mpishare.memory.memory import ArrayLayout, Memory
@@ -181,7 +181,7 @@ class Backend(ABC):
         """Take a token back, once every rank has opened it or failed to."""
 
     @abstractmethod
-    def in_place(self, door: Door, timeout_s: float) -> InPlace:
+    def in_place(self, fd_server: FdServer, timeout_s: float) -> InPlace:
         """Return how memory that exists already is shared; the timeout is for each descriptor."""
 
     @abstractmethod

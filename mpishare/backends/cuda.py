@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Device, StreamInfo
     from mpishare.backends.driver import CudaSignals
-    from mpishare.memory.door import Door
+    from mpishare.memory.fd_server import FdServer
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
 
@@ -131,8 +131,8 @@ class CudaBackend(Backend):
         unmap = self._mappings.add(address, nbytes, close)
         return CudaMemory(self._ordinal, address, nbytes, unmap)
 
-    def in_place(self, door: Door, timeout_s: float) -> CudaInPlace:
-        return CudaInPlace(self._ordinal, self._where, self._mappings, door, timeout_s)
+    def in_place(self, fd_server: FdServer, timeout_s: float) -> CudaInPlace:
+        return CudaInPlace(self._ordinal, self._where, self._mappings, fd_server, timeout_s)
 
     def retract(self, token: str) -> None:
         """A handle holds no resources."""

@@ -18,14 +18,14 @@ from mpishare.backends.cuda_memory import (
     legacy_handle,
     open_legacy_handle,
 )
+from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.kinds import FREED, HOST_ON_CUDA, MAPPED, Kind, Refusal, classify
-from mpishare.memory.visit import borrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends.cuda_memory import Mappings
-    from mpishare.memory.door import Door
+    from mpishare.memory.fd_server import FdServer
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import PointerAttributes
     from mpishare.memory.memory import Memory
@@ -73,13 +73,13 @@ class CudaInPlace(InPlace):
         ordinal: int,
         where: str,
         mappings: Mappings,
-        door: Door,
+        fd_server: FdServer,
         timeout_s: float,
     ) -> None:
         self._ordinal = ordinal
         self._where = where
         self._mappings = mappings
-        self._door = door
+        self._fd_server = fd_server
         self._timeout_s = timeout_s
         self._given_pools = _Shared[str]()  # tokens
         self._open_blocks = _Shared[int]()  # addresses
@@ -115,7 +115,7 @@ class CudaInPlace(InPlace):
 
     def _offer_pool(self, found: PointerAttributes, _address: int, _nbytes: int) -> _Offer:
         # First the pool: the driver exports no pointer of one that was not exported.
-        token = self._given_pools.use(found.pool, partial(self._lend_pool, found.pool))
+        token = self._given_pools.use(found.pool, partial(self._offer_pool_fd, found.pool))
         free = partial(self._given_pools.leave, found.pool)
         try:
             data = cuda_pools.export_pointer(found.start, self._where)
@@ -124,23 +124,23 @@ class CudaInPlace(InPlace):
             raise
         return _Offer(f"{token}:{data.hex()}", found.start, found.nbytes, free)
 
-    def _lend_pool(self, pool: int) -> tuple[str, Callable[[], None]]:
+    def _offer_pool_fd(self, pool: int) -> tuple[str, Callable[[], None]]:
         fd = cuda_pools.export_pool(pool, self._where)
-        token = self._door.lend(fd)
-        return token, partial(self._take_back, [(token, fd)])
+        token = self._fd_server.offer_fd(fd)
+        return token, partial(self._withdraw, [(token, fd)])
 
     def _offer_chunks(self, _found: PointerAttributes, address: int, nbytes: int) -> _Offer:
         start, chunks = cuda_chunks.export_chunks(address, nbytes, self._where)
-        lent = [(self._door.lend(chunk.fd), chunk.fd) for chunk in chunks]
+        lent = [(self._fd_server.offer_fd(chunk.fd), chunk.fd) for chunk in chunks]
         pairs = zip(lent, chunks, strict=True)
         token = ",".join(f"{token}:{chunk.nbytes}" for (token, _), chunk in pairs)
         capacity = sum(chunk.nbytes for chunk in chunks)
-        return _Offer(token, start, capacity, retract=partial(self._take_back, lent))
+        return _Offer(token, start, capacity, retract=partial(self._withdraw, lent))
 
-    def _take_back(self, lent: list[tuple[str, int]]) -> None:
+    def _withdraw(self, lent: list[tuple[str, int]]) -> None:
         while lent:
             token, fd = lent.pop()
-            self._door.take_back(token)
+            self._fd_server.withdraw(token)
             os.close(fd)
 
     # --- import
@@ -181,7 +181,7 @@ class CudaInPlace(InPlace):
     def _import_pool(
         self, rank: int, token: str
     ) -> tuple[cuda_pools.ImportedPool, Callable[[], None]]:
-        fd = borrow(rank, token, self._timeout_s)
+        fd = fetch_fd(rank, token, self._timeout_s)
         try:
             pool = cuda_pools.import_pool(fd, self._ordinal, self._where)
         finally:
@@ -193,7 +193,7 @@ class CudaInPlace(InPlace):
         try:
             for text in handle.token.split(","):
                 token, _, nbytes = text.partition(":")
-                fd = borrow(rank, token, self._timeout_s)
+                fd = fetch_fd(rank, token, self._timeout_s)
                 chunks.append(Chunk(fd, int(nbytes)))
             return cuda_chunks.import_chunks(chunks, self._ordinal, self._where)
         finally:

@@ -12,16 +12,16 @@ import numpy as np
 from mpishare.backends import Backend, Exported, InPlace
 from mpishare.backends.host_pool import HostPool
 from mpishare.memory import mapped, shared
+from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.kinds import POOLED, UNNAMED, Kind, Refusal
 from mpishare.memory.mapped import FilePart
 from mpishare.memory.memory import Memory, host_anchor, host_array
 from mpishare.memory.shared import SharedMemory
-from mpishare.memory.visit import borrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.memory.door import Door
+    from mpishare.memory.fd_server import FdServer
     from mpishare.memory.handle import Handle
     from mpishare.memory.memory import ArrayLayout
 
@@ -119,8 +119,8 @@ class HostBackend(Backend):
         shared.forget(token)
         memory.close_file()  # the mapping does not need it
 
-    def in_place(self, door: Door, timeout_s: float) -> HostInPlace:
-        return HostInPlace(self._pools, door, timeout_s)
+    def in_place(self, fd_server: FdServer, timeout_s: float) -> HostInPlace:
+        return HostInPlace(self._pools, fd_server, timeout_s)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
         memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
@@ -183,9 +183,11 @@ class GivenHostMemory(HostMemory):
 class HostInPlace(InPlace):
     """Memory of files that this process has mapped already: of other libraries, of the user."""
 
-    def __init__(self, pools: weakref.WeakSet[HostPool], door: Door, timeout_s: float) -> None:
+    def __init__(
+        self, pools: weakref.WeakSet[HostPool], fd_server: FdServer, timeout_s: float
+    ) -> None:
         self._pools = pools
-        self._door = door
+        self._fd_server = fd_server
         self._timeout_s = timeout_s
 
     def export(
@@ -206,14 +208,14 @@ class HostInPlace(InPlace):
         memory = GivenHostMemory(source, address, nbytes, fd)
         path = "" if fd is None else shared.path_of(fd)
         try:
-            lent = [] if fd is None else [self._door.lend(fd)]
+            lent = [] if fd is None else [self._fd_server.offer_fd(fd)]
         except BaseException:
             memory.close()
             raise
 
         def retract() -> None:
             while lent:
-                self._door.take_back(lent.pop())
+                self._fd_server.withdraw(lent.pop())
 
         token = json.dumps(["".join(lent), path, is_writable, part.file])
         place = part.offset, part.offset + nbytes
@@ -227,5 +229,5 @@ class HostInPlace(InPlace):
         part = FilePart(where.file, handle.offset)
         if not where.lent:
             return HostMemory(*mapped.map_twin(part, handle.nbytes, is_writable=where.is_writable))
-        fd = borrow(rank, where.lent, self._timeout_s)
+        fd = fetch_fd(rank, where.lent, self._timeout_s)
         return HostMemory(*mapped.map_part(fd, part, handle.nbytes, is_writable=where.is_writable))

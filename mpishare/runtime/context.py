@@ -21,7 +21,7 @@ from mpishare.coordination.rounds import Fence
 from mpishare.errors import CudaError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_int
-from mpishare.memory.door import Door
+from mpishare.memory.fd_server import FdServer
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
 
@@ -112,8 +112,8 @@ class NodeContext:
         self.gpu_messages: str | None = None
         self.suballocator = Suballocator(backend)
         # Lends files to the other ranks, and answers processes outside the job.
-        self.door = Door()
-        self.in_place = backend.in_place(self.door, agreement.timeout_s)
+        self.fd_server = FdServer()
+        self.in_place = backend.in_place(self.fd_server, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
         # Texts of warnings while the node closes its objects; see `warn`.

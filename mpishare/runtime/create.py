@@ -155,7 +155,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     agreement.step(call, context.suballocator.close)
     for ranks in list(context.plan_ranks.values()):
         ranks.close()
-    context.door.close()
+    context.fd_server.close()
     _leave(agreement, context.watchdog, context.backend, State.CLOSED)
     shutdown.cancel()
     node_log.debug("node closed")
@@ -171,7 +171,7 @@ def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
     except PeerError as error:
         if agreement.is_fatal:  # the job is aborted at exit
             raise
-        context.door.close()
+        context.fd_server.close()
         departure = Departure(describe(error), is_cause=False)
         _leave(agreement, context.watchdog, context.backend, State.LEFT, departure)
         shutdown.cancel()

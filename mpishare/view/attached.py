@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
-    from mpishare.memory.visit import Visit
+    from mpishare.memory.fd_client import FdClient
     from mpishare.view.frames import Frame
     from mpishare.view.readers import Reader
 
@@ -52,7 +52,7 @@ class Attached:
 
     def __init__(
         self,
-        visit: Visit,
+        visit: FdClient,
         window: Description,
         fds: list[int],
         name: str,
@@ -444,7 +444,7 @@ def attach(
 
 
 @contextlib.contextmanager
-def _files(visit: Visit, count: int) -> Iterator[list[int]]:
+def _files(visit: FdClient, count: int) -> Iterator[list[int]]:
     """Ask for so many descriptors, which are closed in the end."""
     fds: list[int] = []
     try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.errors import HandleError
 from mpishare.memory import dtypes
+from mpishare.memory.fd_client import printable
 from mpishare.memory.memory import ArrayLayout
-from mpishare.memory.visit import printable
 from mpishare.view.page import BUFFERS, Places
 from mpishare.windows.publisher import MOST_LAG
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from mpishare.memory.visit import Visit
+    from mpishare.memory.fd_client import FdClient
 
 # Version of the messages of doors, of descriptions and of pages.
 VERSION = 4
@@ -77,8 +77,8 @@ class Description:
         }
 
     @classmethod
-    def ask(cls, visit: Visit, **request: Any) -> Description:
-        """Return what a window's door answers. Raises as `Visit.ask` and `parse`."""
+    def ask(cls, visit: FdClient, **request: Any) -> Description:
+        """Return what a window's door answers. Raises as `FdClient.ask` and `parse`."""
         return cls.parse(visit.ask({"version": VERSION, **request})[0])
 
     @classmethod

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.errors import HandleError, PeerTimeout, late
-from mpishare.memory.visit import Visit
+from mpishare.memory.fd_client import FdClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,8 +74,8 @@ def listed() -> list[Listed]:
 
 def visit_mine(
     windows: Iterable[Listed], answer_s: float, connect_s: float
-) -> tuple[dict[Listed, Visit], list[Listed]]:
-    """Visit those windows that processes of this user have. Host-blocking.
+) -> tuple[dict[Listed, FdClient], list[Listed]]:
+    """Connect to those windows that processes of this user have. Host-blocking.
 
     Returns the visits, for the caller to close, and the windows that took no connection in time,
     whose users are unknown. `connect_s` is for all connections together. Once one is found, others
@@ -83,7 +83,7 @@ def visit_mine(
     can give them any name. There may be too many to visit: after that time, or half a second, the
     rest count as full.
     """
-    visits: dict[Listed, Visit] = {}
+    visits: dict[Listed, FdClient] = {}
     full = _mine(windows)
     begin, wait_s = time.monotonic(), 0.0
     end, last = begin + connect_s, begin + max(connect_s, _GRACE_S)
@@ -101,7 +101,7 @@ def visit_mine(
                 )
                 break
             try:
-                visits[window] = Visit(window.address, str(window), answer_s, wait_s)
+                visits[window] = FdClient(window.address, str(window), answer_s, wait_s)
             except PeerTimeout:
                 full.append(window)
             except HandleError:
@@ -119,13 +119,15 @@ def _mine(windows: Iterable[Listed]) -> list[Listed]:
     return [window for window in windows if window.uid == os.getuid()]
 
 
-def find(name: str, job: str | None, timeout_s: float, wait_s: float = 0.0) -> tuple[Listed, Visit]:
-    """Visit this user's window of that name, of that job or of the only one that has it.
+def find(
+    name: str, job: str | None, timeout_s: float, wait_s: float = 0.0
+) -> tuple[Listed, FdClient]:
+    """Connect to this user's window of that name, of that job or of the only one that has it.
 
     Waits for it, at most `wait_s`. Raises `HandleError` if there is none, or at once if several
     jobs have one, `PeerTimeout` if the only ones take no connections.
     """
-    visits, full, tried = dict[Listed, Visit](), list[Listed](), list[Listed]()
+    visits, full, tried = dict[Listed, FdClient](), list[Listed](), list[Listed]()
     for is_last in _looks(wait_s):
         named = _listed_as(name, job)
         # Sockets that were not this user's stay so: other users can neither hide nor hold a window.

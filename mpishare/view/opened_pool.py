@@ -13,7 +13,7 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
-from mpishare.memory.visit import Visit
+from mpishare.memory.fd_client import FdClient
 from mpishare.view.live import open_gpu
 from mpishare.view.pool_door import VERSION
 from mpishare.windows.pool import enter, pool_here
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
-_ENDED = f"{_NAME} was closed, or its owner has ended"
 _KEY = re.compile("[0-9a-f]{64}")
 # At most so late is memory on a GPU let go, or memory of a pool that was closed.
 _LOOK_S = 0.1
@@ -36,7 +35,7 @@ _SLOTS = 4096  # of a message
 _opened: dict[str, _OpenedPool] = {}  # by address
 
 
-class _Lease(Visit):
+class _Lease(FdClient):
     """A visit of a pool's owner, whose door counts the blocks that this process holds by it."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -229,8 +228,6 @@ def _held(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
 
 def _key_of(reply: dict[str, Any], count: int) -> bytes:
     """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
-    if reply.get("is_closed"):
-        raise HandleError(_ENDED)
     key, uuid = reply.get("key"), reply.get("uuid")
     is_known = reply.get("version") == VERSION and reply.get("backend") in ("host", "cuda")
     if (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mpishare.backends import Backend
-    from mpishare.memory.door import Door, Visitor
+    from mpishare.memory.fd_server import Client, FdServer
     from mpishare.windows.pool_blocks import OwnBlocks
 
 # Version of the messages of this door, and of handles.
@@ -32,10 +32,12 @@ class PoolDoor:
     `BlockTable`, at least one of the two sees the other.
     """
 
-    def __init__(self, door: Door, key: bytes, backend: Backend, blocks: OwnBlocks) -> None:
+    def __init__(
+        self, fd_server: FdServer, key: bytes, backend: Backend, blocks: OwnBlocks
+    ) -> None:
         self._table = blocks.table
         self._held = blocks.held_outside
-        self._slots: dict[Visitor, set[int]] = {}  # that each visitor holds
+        self._slots: dict[Client, set[int]] = {}  # that each visitor holds
         self._is_ended = False
         self._has_gpu = backend.has_streams
         self._description = {
@@ -47,7 +49,7 @@ class PoolDoor:
         # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
         self._fds = [blocks.memory.export()]
         try:
-            self._opening = door.open("pool", self._answer, self._left, most=MOST_OPENERS)
+            self._opening = fd_server.open("pool", self._answer, self._left, most=MOST_OPENERS)
         except BaseException:
             os.close(self._fds.pop())
             raise
@@ -77,19 +79,17 @@ class PoolDoor:
 
     # --- in the door's thread
 
-    def _left(self, visitor: Visitor) -> None:
+    def _left(self, visitor: Client) -> None:
         slots = self._slots.pop(visitor, set())
         self._let_go(slots, list(slots))
 
     def _answer(
-        self, request: dict[str, Any], visitor: Visitor
+        self, request: dict[str, Any], visitor: Client
     ) -> tuple[dict[str, Any] | None, Sequence[int]]:
         slots = self._slots.setdefault(visitor, set())
         if "let_go" in request:
             self._let_go(slots, request["let_go"])
             return None, []
-        if self._is_ended:
-            return {"is_closed": True}, []
         if "hold" in request:
             return {"is_held": self._hold(slots, *request["hold"])}, []
         return self._description, self._fds

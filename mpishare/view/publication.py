@@ -25,10 +25,10 @@ from mpishare.windows.leases import LET_GO_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mpishare.memory.door import Opening, Visitor
+    from mpishare.memory.fd_client import FdClient
+    from mpishare.memory.fd_server import Client, Endpoint
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
-    from mpishare.memory.visit import Visit
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
 
@@ -72,7 +72,7 @@ class Publication:
         self._page: Page | None = None
         self._held = ExitStack()  # its memory, and what is made on that
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
-        self._opening: Opening | None = None
+        self._opening: Endpoint | None = None
         self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
         memory = map_on_all_ranks(
@@ -224,7 +224,7 @@ class Publication:
         self._fds = [os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC)]
         self._held.callback(os.close, self._fds[0])
         self._fds += [] if self._window.why_not_live else self._files(self._tokens)
-        self._opening = context.door.open(
+        self._opening = context.fd_server.open(
             door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
         )
         # Of two that open the same name at once, each looks for the other after this.
@@ -242,7 +242,7 @@ class Publication:
         older = [self._is_older(visit) for visit in visits.values()]  # closes all of them
         return any(older)
 
-    def _is_older(self, visit: Visit) -> bool:
+    def _is_older(self, visit: FdClient) -> bool:
         with visit:
             try:
                 since = Description.ask(visit).since
@@ -255,7 +255,7 @@ class Publication:
     # --- in the door's thread
 
     def _answer(
-        self, request: dict[str, Any], visitor: Visitor
+        self, request: dict[str, Any], visitor: Client
     ) -> tuple[dict[str, Any], Sequence[int]]:
         if request.get("version", VERSION) != VERSION:
             return {"version": VERSION}, []
@@ -284,7 +284,7 @@ class Publication:
                 self._window.lag,
             )
 
-    def _viewer_left(self, _: Visitor) -> None:
+    def _viewer_left(self, _: Client) -> None:
         if not self._leases("wants_host_copies"):
             self._want_host_copies(0)
 
@@ -307,7 +307,6 @@ class Publication:
         elif self._is_ended:
             viewers = opening.leases("maps")
         else:
-            opening.withdraw()
             viewers = opening.end_leases(LET_GO_S, "maps")
             self._is_ended = True
         if not viewers:

@@ -15,4 +15,4 @@ publish = Publication
 
 
 def serve_pool(context: NodeContext, key: bytes, blocks: OwnBlocks) -> PoolDoor:
-    return PoolDoor(context.door, key, context.backend, blocks)
+    return PoolDoor(context.fd_server, key, context.backend, blocks)

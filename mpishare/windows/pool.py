@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpishare.errors import CudaError, HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
+from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.memory import ArrayLayout
-from mpishare.memory.visit import borrow
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
@@ -93,8 +93,8 @@ class Pool(NodeObject):
                 undo.made.callback(memory.close)
                 fd = memory.export()
                 undo.lent.callback(os.close, fd)
-                lent = context.door.lend(fd)
-                undo.lent.callback(context.door.take_back, lent)
+                lent = context.fd_server.offer_fd(fd)
+                undo.lent.callback(context.fd_server.withdraw, lent)
                 block = memory.allocate(1, stream)  # for the other ranks to try
                 undo.lent.callback(memory.free, [(block, 1, stream)])
                 # The proof that a handle is of this pool: the ranks have the key, and the door
@@ -110,7 +110,7 @@ class Pool(NodeObject):
             def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolServer | None], None]:
                 if made is not None:
                     return made, None
-                fd = borrow(own, lent, context.agreement.timeout_s)
+                fd = fetch_fd(own, lent, context.agreement.timeout_s)
                 undo.lent.callback(os.close, fd)
                 memory = backend.import_pool(fd)
                 undo.opened.callback(memory.close)

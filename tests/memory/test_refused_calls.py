@@ -23,8 +23,8 @@ import ctypes, struct, sys
 from mpishare.coordination.poll import yield_core
 from mpishare.errors import UnsupportedError
 from mpishare.memory import hugepages, limits, shared
-from mpishare.memory.door import Door
-from mpishare.memory.visit import borrow
+from mpishare.memory.fd_server import FdServer
+from mpishare.memory.fd_client import fetch_fd
 
 number, code, nbytes = map(int, sys.argv[1:])
 LOAD, EQUALS, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
@@ -44,9 +44,9 @@ try:
 except UnsupportedError as error:
     print(error)
 yield_core()
-door = Door()
-shared.os.close(borrow(0, door.lend(memory.fd), 5))
-door.close()
+server = FdServer()
+shared.os.close(fetch_fd(0, server.offer_fd(memory.fd), 5))
+server.close()
 print("all else is served")
 """
 NBYTES = 5 << 20  # with huge pages in it, where there are any

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import mpishare
-from mpishare.memory.visit import Visit
+from mpishare.memory.fd_client import FdClient
 from mpishare.view import names, opened_pool
 from mpishare.windows.pool_handle import address_of
 from tests.helpers.children import in_a_fork
@@ -159,7 +159,7 @@ def test_a_changed_handle_maps_nothing(owner):
 def test_nonsense_at_the_door_is_refused_and_holds_nothing(owner):
     _, handle = owner
     address = handle[16:].partition(b"\0")[0].decode()
-    with Visit(address, "door", 5.0) as visit:
+    with FdClient(address, "door", 5.0) as visit:
         for slot, generation in (
             (-1, 1),
             (1 << 40, 1),

@@ -16,7 +16,7 @@ import pytest
 import mpishare
 from mpishare import HandleError
 from mpishare.errors import CudaError
-from mpishare.memory.door import Door
+from mpishare.memory.fd_server import FdServer
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.shared import whole_pages
 from mpishare.view import names
@@ -272,7 +272,7 @@ def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
 
 def test_the_longest_name_and_job_fit_an_address():
     name = names.door_name(names.job_text("j" * 99), "n" * 40)
-    door = Door()
+    door = FdServer()
     address = door.open(name, lambda request, _: ({}, [])).address
     door.close()
     assert len(address.replace(str(os.getuid()), "4294967295", 1)) == 106  # behind a zero
@@ -318,14 +318,14 @@ sys.stdin.read()
 @needs_two_users
 def test_the_many_sockets_of_another_user_are_visited_for_a_limited_time(monkeypatch, caplog):
     """A job that gives a window a name, and a viewer, wait for no more of them."""
-    visit, visited = names.Visit, []
+    visit, visited = names.FdClient, []
 
     def slow(*given):  # as among tens of thousands
         visited.append(given[0])
         time.sleep(0.01)
         return visit(*given)
 
-    monkeypatch.setattr(names, "Visit", slow)
+    monkeypatch.setattr(names, "FdClient", slow)
     command = [sys.executable, "-c", MANY, str(NOBODY), str(os.getuid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout.readline() == b"in\n"
@@ -346,7 +346,7 @@ SEGMENT = GOOD["segments"][0]
 @pytest.fixture
 def fake():
     """A door of this process that answers as it is told, beside the files of a window of 32 B."""
-    door = Door()
+    door = FdServer()
     with tempfile.TemporaryFile() as file:
         file.truncate(4 << 20)
 

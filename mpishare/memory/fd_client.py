@@ -1,4 +1,4 @@
-"""The client of a door: connects to it, sends requests, and holds the lease."""
+"""The client of an `FdServer`: connects to it, sends requests, and holds the lease."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import time
 from typing import Any, Self
 
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError, escaped, late
-from mpishare.memory.door import NBYTES, UNASKED, peer_of
+from mpishare.memory.fd_server import NBYTES, UNASKED, peer_of
 
 _TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
 _RETRY_S = 0.001
 _SHOWN = 500  # characters of a text of another process
 
 
-class Visit:
-    """A connection to a door, and the lease that it stands for, until `close`.
+class FdClient:
+    """A connection to an endpoint, and the lease that it stands for, until `close`.
 
-    Errors call the door by `name`. Each answer must come within `timeout_s`, and so must the
+    Errors call the endpoint by `name`. Each answer must come within `timeout_s`, and so must the
     connection unless `connect_s` is given. Raises `HandleError` if no process of this user answers
-    there, on this machine and in this network namespace; `PeerTimeout` if the door takes no
+    there, on this machine and in this network namespace; `PeerTimeout` if the server takes no
     connection in time.
     """
 
@@ -36,7 +36,7 @@ class Visit:
         self._name = name
         self._pid = os.getpid()
         self._connection = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.answer_within(timeout_s)
+        self._timeout_s = timeout_s
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             try:
@@ -50,16 +50,16 @@ class Visit:
                 raise self._late()
             if (owner := peer_of(connection)[1]) != os.getuid():
                 raise HandleError(f"{name} is answered by a process of another user, {owner}")
-            self.answer_within(timeout_s)  # connecting has made the socket a blocking one
+            self.answer_within(timeout_s)  # now: connecting needs a blocking socket
             undo.pop_all()
 
     def answer_within(self, timeout_s: float) -> None:
-        """Give the door so long for each answer from now on."""
+        """Give the server so long for each answer from now on."""
         self._timeout_s = timeout_s
         self._connection.settimeout(timeout_s)
 
     def is_over(self) -> bool:
-        """Whether the door has ended the connection, or sent a message without a request."""
+        """Whether the server has ended the connection, or sent a message without a request."""
         return bool(self._wait(0))
 
     def wait_until_over(self, timeout_s: float | None = None) -> None:
@@ -86,22 +86,17 @@ class Visit:
     ) -> tuple[dict[str, Any], list[int]]:
         """Return the reply to a request, and at most `most_fds` file descriptors with it. Blocks.
 
-        Raises `UnsupportedError` if the door refuses, with its text; `PeerTimeout` if it does not
-        answer in time; `HandleError` if the process ended, ends the visit, or breaks the protocol.
+        Raises `UnsupportedError` if the server refuses, with its text; `PeerTimeout` if it does not
+        answer in time; `HandleError` if the process ended, ends the lease, or breaks the protocol.
         """
         try:
-            self._connection.send(json.dumps(request).encode())
+            with contextlib.suppress(BrokenPipeError):  # it has hung up, and said why before that
+                self._connection.send(json.dumps(request).encode())
             text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
-            text, fds = b"", []
-            # A refusal that the door sent before it hung up, if that is what failed: `recv` would
-            # wait for it.
-            with contextlib.suppress(OSError):
-                text = os.read(self._connection.fileno(), NBYTES)
-            if not text:
-                raise self._gone(error.strerror or "") from None
+            raise self._gone(error.strerror or "") from None
         for fd in fds:
             os.set_inheritable(fd, False)
         try:
@@ -114,8 +109,8 @@ class Visit:
     def tell(self, message: dict[str, Any], *, waits: bool) -> bool:
         """Send a message that gets no reply; return whether there was room for it.
 
-        With `waits`, for room too: then `PeerTimeout` if the door takes no message in time. Where
-        the door is gone, nothing is sent.
+        With `waits`, for room too: then `PeerTimeout` if the server takes no message in time. Where
+        that is gone, nothing is sent.
         """
         text = json.dumps(message).encode()
         try:
@@ -132,17 +127,12 @@ class Visit:
         return True
 
     def _reply(self, text: bytes) -> dict[str, Any]:
-        """Return the reply of a door, unless it is the end of the visit or a refusal."""
+        """Return a reply, unless it is the end of the lease or a refusal."""
         if not text:
             raise self._gone("the connection was closed")
-        try:
-            reply = json.loads(text)
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
-            raise HandleError(f"{self._name} is answered by a process that is no mpishare")
+        reply: dict[str, Any] = json.loads(text)
         if UNASKED in reply:
-            raise self._gone("it ended the visit")
+            raise self._gone("it ended the connection")
         if "refused" in reply:
             raise UnsupportedError(f"{self._name} was refused: {printable(reply['refused'])}")
         return reply
@@ -164,15 +154,15 @@ class Visit:
         return HandleError(f"the process that answered for {self._name} is gone ({why})")
 
 
-def borrow(rank: int, token: str, timeout_s: float) -> int:
-    """Return this process's own descriptor for a file that another rank lends. Blocks.
+def fetch_fd(rank: int, token: str, timeout_s: float) -> int:
+    """Return this process's own descriptor for a file that another rank offers. Blocks.
 
-    `token` is that of `Door.lend`. Raises as `Visit`; `UnsupportedError` where that rank does not
-    lend it.
+    `token` is that of `FdServer.offer_fd`. Raises as `FdClient`; `UnsupportedError` where that rank
+    does not offer it.
     """
     address, _, key = token.rpartition("/")
-    with Visit(address, f"rank {rank}", timeout_s) as visit:
-        _, fds = visit.ask({"key": key}, most_fds=1)
+    with FdClient(address, f"rank {rank}", timeout_s) as client:
+        _, fds = client.ask({"key": key}, most_fds=1)
     if len(fds) != 1:
         raise HandleError(
             f"rank {rank} lent a file that did not arrive: this process may have no descriptor "
@@ -184,11 +174,10 @@ def borrow(rank: int, token: str, timeout_s: float) -> int:
 def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
     """Connect as soon as there is room; return False at the timeout.
 
-    connect(2) waits for room in turn with others, for as long as a send may. With a timeout of
-    Python's the socket would be non-blocking, and connect(2) would not wait at all.
+    connect(2) waits for room in turn with others, for as long as a send may: with a timeout of
+    Python's it would not wait at all, and another user could take each place that gets free.
     """
     end = time.monotonic() + wait_s
-    connection.setblocking(wait_s > 0)
     while True:
         left_us = max(int(1e6 * (end - time.monotonic())), 1)
         timeval = _TIMEVAL.pack(*divmod(left_us, 1_000_000))
