@@ -5,7 +5,7 @@ than /dev/shm is made without complaint and kills the process at the first touch
 cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
 has none of these problems: its room is reserved before the first touch, and it lives as long as any
 process maps it. A process that is killed in the instant between name and unlink leaves a file
-behind: its lock is gone then, so others may remove the file.
+behind, which has its process identifier in its name, so that others may remove it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
+import itertools
 import mmap
 import os
 import re
 import resource
-import stat
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +30,12 @@ from mpishare.memory.memory import host_anchor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-log = logging.getLogger("mpishare.node")
-
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 MORE_ROOM = (
     "In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; "
     f"else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
 )
 _REFUSED = errno.EPERM, errno.ENOSYS  # a system call, as by a sandbox
-_LITTLE_NBYTES = 48 << 20
 _NOT_USABLE = (
     *_REFUSED,
     errno.EACCES,
@@ -51,15 +45,9 @@ _NOT_USABLE = (
     errno.EOPNOTSUPP,  # a file system without files that have no name, which reports that,
     errno.EISDIR,  # or one that does not know of them
 )
-_NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
-# The time limit of `remove_abandoned`: other users can make any number of such names, while the
-# other ranks wait for this one.
-_CLEANING_S = 0.5
-_NAMES_PER_LOOK = 64  # at the clock
-# The close of any descriptor of a file ends the process's record locks on it. So no thread opens a
-# file that has one, and none is taken while a thread has a file open for a moment.
-_opening = threading.RLock()  # which a handler of a signal may meet in its own thread
-_locked: set[int] = set()  # inodes of the folder
+_NAME = re.compile(r"mpishare-(\d+)-(\d+)-[0-9a-f]{32}")  # process, PID namespace, random
+# Names to look at: other users can make any number, while the other ranks wait for this one.
+_MOST_NAMES = 10_000
 
 
 def place() -> list[Any] | None:
@@ -105,9 +93,7 @@ class SharedMemory:
 
         A record lock, which a forked child does not inherit: it would outlive its parent there.
         """
-        with _opening:
-            _locked.add(os.fstat(self.fd).st_ino)
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+        fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
 
     def protect(self) -> None:
         """Let this process only read the mapping: a store that no library refuses is SIGSEGV."""
@@ -116,7 +102,6 @@ class SharedMemory:
     def close_file(self) -> None:
         """Close the file; the mapping stays. May be repeated."""
         if self.fd >= 0:
-            _locked.discard(os.fstat(self.fd).st_ino)
             os.close(self.fd)
             self.fd = -1
 
@@ -214,12 +199,9 @@ def publish(memory: SharedMemory) -> str:
     """Give memory a name under which others can `attach` it, until `forget`.
 
     A step of its own, so that the name is there for a moment only: a process killed while it
-    reserves or fills pages leaves no file behind. The file stays open until `forget`, since its
-    lock shows that this process is alive.
+    reserves or fills pages leaves no file behind.
     """
-    with _usable_folder("flock"):
-        fcntl.flock(memory.fd, fcntl.LOCK_EX)
-    name = f"mpishare-{os.getpid()}-{os.urandom(16).hex()}"
+    name = f"mpishare-{os.getpid()}-{_pid_namespace()}-{os.urandom(16).hex()}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
     with _usable_folder("linkat"):
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -245,27 +227,12 @@ def attach(name: str, nbytes: int) -> SharedMemory:
 
 
 def open_file(name: str, flags: int) -> int:
-    """Return a descriptor of the file behind a name. Raises as `attach`.
-
-    Any user of the machine may put a FIFO, a device or a link under such a name. So it is checked
-    before it is opened, and the checked file is the one that is opened.
-    """
-    if not _NAME.fullmatch(name):
-        raise HandleError(f"{name!r} is not a name of shared memory")
+    """Return a descriptor of the file behind a name that a rank has told. Raises as `attach`."""
     path = f"{FOLDER}/{name}"
     try:
-        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise HandleError(f"{path} is gone: the rank that shared it has removed it") from None
-    try:
-        facts = os.fstat(found)
-        if facts.st_uid != os.geteuid():
-            raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}", path)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-            raise HandleError(f"{path} is not shared memory, or has another name beside this one")
-        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
-    finally:
-        os.close(found)
 
 
 def path_of(fd: int) -> str:
@@ -278,40 +245,31 @@ def forget(name: str) -> None:
     Path(FOLDER, name).unlink(missing_ok=True)
 
 
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def remove_abandoned() -> None:
     """Remove the names of processes that were killed before they could `forget` them.
 
-    The kernel ends a lock with its process, whatever PID namespace that was in. No job fails by
-    this: a file that is not ours, or that the system refuses to open, lock or remove, is left
-    alone.
+    Of this PID namespace alone. No job fails by this, and no file is opened: other users may have
+    put anything there, which the system does not let this one remove.
     """
-    deadline = time.monotonic() + _CLEANING_S
-    with _leaving_alone(FOLDER), os.scandir(FOLDER) as entries:
-        for count, entry in enumerate(entries, 1):
-            if _NAME.fullmatch(entry.name):
-                with _leaving_alone(entry.name), _opening:
-                    if entry.stat(follow_symlinks=False).st_ino not in _locked:
-                        _remove_if_abandoned(entry.name)
-            if count % _NAMES_PER_LOOK == 0 and time.monotonic() >= deadline:
-                log.debug("%s has too many names: the others were not looked at", FOLDER)
-                return
+    with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
+        for entry in itertools.islice(entries, _MOST_NAMES):
+            found = _NAME.fullmatch(entry.name)
+            if found and int(found[2]) == _pid_namespace() and _is_dead(int(found[1])):
+                with contextlib.suppress(OSError):
+                    Path(entry).unlink()
 
 
-def _remove_if_abandoned(name: str) -> None:
-    fd = open_file(name, os.O_RDONLY)
+def _is_dead(pid: int) -> bool:
+    """Whether a process has ended, with all of its threads and files, waited for or not."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while it is being attached to
-        forget(name)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _leaving_alone(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, HandleError) as error:
-        log.debug("%s was left alone: %s", what, error)
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX" and int(rest[16]) <= 1
 
 
 @contextlib.contextmanager
@@ -364,12 +322,6 @@ def _why_no_room(nbytes: int, refusal: int = 0) -> str:
         return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
     if refusal == errno.ENOSPC or (not refusal and nbytes > free_nbytes()):
         return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
-    if refusal == errno.EFBIG:
-        largest = format_nbytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
-        return (
-            f"it is a file in {FOLDER}, and this process may make none larger than {largest}. "
-            "Raise that limit with `ulimit -f unlimited`."
-        )
     return ""
 
 
@@ -377,18 +329,6 @@ def room() -> tuple[int, int]:
     """Return the bytes left in the folder, and its size."""
     found = os.statvfs(FOLDER)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-
-def little_room() -> str | None:
-    """Return a note where the folder has so little left that the next job may not start."""
-    left, total = room()
-    if left >= _LITTLE_NBYTES:
-        return None
-    return (
-        f"{FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}: a program that starts "
-        f"where MPI finds no room there ends without a reason. Delete the files mpich_shm_* and "
-        f"sm_segment.* of jobs that have ended. {MORE_ROOM}"
-    )
 
 
 def free_nbytes() -> int:

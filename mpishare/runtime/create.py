@@ -29,7 +29,7 @@ from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
 from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
-from mpishare.memory.shared import little_room, remove_abandoned
+from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings
@@ -356,7 +356,7 @@ def _report(
         "job, on every node"
         for uuid in time_sliced
     ]
-    warnings = [*filter(None, (one_gpu_note(context.uuids, os.environ), little_room()))]
+    warnings = [*filter(None, [one_gpu_note(context.uuids, os.environ)])]
     notes += warnings
     if context.rank == 0:
         _warn(members[0].host, warnings, pairs)

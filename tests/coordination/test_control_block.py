@@ -102,46 +102,6 @@ def test_lock_goes_with_its_process(blocks):
         assert within(5, lambda: not blocks[0].is_running(2))
 
 
-def test_lock_stays_while_its_process_looks_for_abandoned_memory(blocks):
-    """As for another node of it, in another thread, before the maker of this one took the name."""
-    with Viewer() as child:
-        child(CHILD.format(blocks[0].name))
-        child("shared.remove_abandoned()")
-        assert blocks[0].is_running(2)
-        child("block.close(); shared.remove_abandoned()")
-        assert not blocks[0].is_running(2)
-
-
-AMID_A_LOOK = """
-import threading
-opened, goes_on, open_file = threading.Event(), threading.Event(), shared.open_file
-
-def slow(name, flags):
-    fd = open_file(name, flags)
-    if name == {0!r}:
-        opened.set()
-        goes_on.wait()
-    return fd
-
-block = ControlBlock(shared.attach({0!r}, ControlBlock.nbytes_for(3)), 2, 3)
-shared.open_file = slow
-threads = [threading.Thread(target=run) for run in (shared.remove_abandoned, block.lock)]
-threads[0].start()
-opened.wait()
-threads[1].start()
-threads[1].join(1)  # it waits, or has the lock too soon
-goes_on.set()
-for each in threads:
-    each.join()
-"""
-
-
-def test_lock_is_not_taken_while_its_process_has_the_file_open_elsewhere(blocks):
-    with Viewer() as child:
-        child("\n".join(CHILD.splitlines()[:3]) + AMID_A_LOOK.format(blocks[0].name))
-        assert blocks[0].is_running(2)
-
-
 # --- who waits for whom
 
 

@@ -1,7 +1,6 @@
 """/dev/shm of 64 MiB, or read-only: an error that says what to do, and no SIGBUS."""
 
 import os
-import re
 
 import numpy as np
 import pytest
@@ -90,24 +89,6 @@ def no_room(stage: Stage) -> None:
 
 def test_no_room_for_the_node_itself():
     play(3, no_room).ended_well()
-
-
-def little_room(stage: Stage) -> None:
-    for nbytes in (0, 30 << 20):
-        stage.world.Barrier()
-        if stage.rank == 0 and nbytes:
-            with open("/dev/shm/ballast", "wb") as file:  # noqa: PTH123
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-        stage.world.Barrier()
-        with stage.node() as node:
-            assert ("mpich_shm_*" in str(node.report())) == (nbytes > 0)
-
-
-def test_little_room_for_the_next_job_is_told_once():
-    played = play(2, little_room)
-    played.ended()
-    (line,) = played.result.stderr.splitlines()
-    assert re.search("/dev/shm has [1-3].* MiB left of 64 MiB", line), line
 
 
 def read_only(stage: Stage) -> None:

@@ -44,7 +44,6 @@ def named(node):
 
 def test_nothing_is_asked_anew(host_node, comm, row, monkeypatch):
     """The node is the same as one with a survey of its own."""
-    monkeypatch.setattr(create, "little_room", lambda: None)  # which each node looks for anew
     with monkeypatch.context() as patch:
         patch.setattr(create.open_nodes, "surveyed", lambda _: {})
         alone = Node(row, backend="host")
