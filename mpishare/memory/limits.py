@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 class Limit(NamedTuple):
@@ -22,11 +22,16 @@ class Limit(NamedTuple):
     group: str  # as a path from the mount of its hierarchy
 
 
-# For both versions: the files of the limit and of the usage, and the cache's line in memory.stat.
-_VERSIONS = {
-    "cgroup2": ("memory.max", "memory.current", "inactive_file"),
-    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
+# For both versions: this process's group in /proc/self/cgroup, where groups are mounted, the files
+# of the limit and of the usage, and the cache's line in memory.stat.
+_VERSIONS = (
+    (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        r"^\d+:(?:.*,)?memory(?:,.*)?:/(.*)$",
+        "sys/fs/cgroup/memory",
+        *("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ),
+)
 # Version 1 writes a number near 2^63 for no limit.
 _NO_LIMIT = 1 << 60
 
@@ -36,65 +41,34 @@ def tightest(root: Path = Path("/")) -> Limit | None:
 
     `root` has /proc and the mounts.
     """
-    limits = [limit for files, top, own in _hierarchies(root) for limit in _above(files, top, own)]
-    return min(limits, key=lambda limit: limit.left, default=None)
+    return min(_limits(root), key=lambda limit: limit.left, default=None)
 
 
-@functools.cache  # pools ask at each new page, and launchers place a process before it starts
-def _hierarchies(root: Path) -> tuple[tuple[tuple[str, ...], Path, PurePosixPath], ...]:
-    """Find each mounted hierarchy with memory: its files, its mount, and this process's group."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ()
-    mine = _groups_by_version(groups)
-    found = {}
-    for line in mounts:
-        before, _, behind = line.partition(" - ")
-        base, point = map(_unescaped, before.split()[3:5])
-        kind, _, options = behind.split(" ", 2)
-        is_of_memory = kind == "cgroup2" or "memory" in options.split(",")
-        if kind in mine and is_of_memory:
-            own = mine[kind]
-            # A container may see the group of its process under another name than its mount.
-            is_below = own.is_relative_to(base) and ".." not in own.parts
-            below = own.relative_to(base) if is_below else PurePosixPath()
-            found[point] = _VERSIONS[kind], root / point.lstrip("/"), below
-        else:
-            found.pop(point, None)  # hidden by this later mount
-    return tuple(found.values())
-
-
-def _groups_by_version(lines: Iterable[str]) -> dict[str, PurePosixPath]:
-    """Return the groups that limit this process's memory, of /proc/self/cgroup."""
-    found = {}
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found["cgroup2"] = PurePosixPath(path)
-        elif "memory" in controllers.split(","):
-            found["cgroup"] = PurePosixPath(path)
-    return found
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
-
-
-def _above(files: Iterable[str], top: Path, own: PurePosixPath) -> Iterator[Limit]:
-    """Return the limits of a group and of all above it, as far as they are mounted."""
-    of_limit, of_usage, of_cache = files
-    for group in (own, *own.parents):
+def _limits(root: Path) -> Iterator[Limit]:
+    for top, group, of_limit, of_usage, of_cache in _groups(root):
         folder = top / group
-        try:
-            limit = (folder / of_limit).read_text().strip()
-            if limit == "max" or int(limit) >= _NO_LIMIT:
-                continue  # before the statistics, which the kernel sums over all processors
-            used = int((folder / of_usage).read_text())
-            stat = (folder / "memory.stat").read_text()
-        except OSError:
-            continue  # the top of version 2 and groups that are not mounted have no such files
+        limit = (folder / of_limit).read_text().strip()
+        if limit == "max" or int(limit) >= _NO_LIMIT:
+            continue  # before the statistics, which the kernel sums over all processors
+        used = int((folder / of_usage).read_text())
+        stat = (folder / "memory.stat").read_text()
         cache = re.search(rf"^{of_cache} (\d+)$", stat, re.MULTILINE)
         left = int(limit) - used + (int(cache[1]) if cache else 0)
         yield Limit(int(limit), max(left, 0), f"/{group}" if group.parts else "/")
+
+
+@functools.cache  # pools ask at each new page, and launchers place a process before it starts
+def _groups(root: Path) -> list[tuple[Path, PurePosixPath, str, str, str]]:
+    """Return the groups with a limit that can be seen: the mount, the group, its files."""
+    try:
+        mine = (root / "proc/self/cgroup").read_text()
+    except OSError:
+        return []
+    found = []
+    for pattern, mount, of_limit, *others in _VERSIONS:
+        if own := re.search(pattern, mine, re.MULTILINE):
+            group, top = PurePosixPath(own[1]), root / mount
+            # A container may show its own group as the top: then those above have no files here.
+            above = [each for each in (group, *group.parents) if (top / each / of_limit).exists()]
+            found += [(top, each, of_limit, others[0], others[1]) for each in above]
+    return found

@@ -28,7 +28,7 @@ from mpishare.coordination.control_block import Departure, State
 from mpishare.coordination.life import Event
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import CudaError, MpiShareError
-from mpishare.memory import limits, shared
+from mpishare.memory import shared
 from tests.helpers.children import in_a_fork
 from tests.helpers.halos import ring
 from tests.helpers.held import held
@@ -180,7 +180,6 @@ def test_an_error_of_a_function_that_is_called_is_of_this_rank_alone():
     ours = raised(ValueError, lambda: require_same("f", [1, 2], 0))
     assert is_agreed(ours)
     assert is_agreed(raised(TypeError, lambda: HostBackend().publish(None)))
-    assert not is_agreed(raised(ValueError, lambda: limits._groups_by_version(["no colon"])))
     assert not is_agreed(raised(TypeError, lambda: shared.whole_pages("many")))
     assert not is_agreed(ValueError("never raised"))
 
