@@ -22,7 +22,7 @@ from mpishare.errors import CudaError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_int
 from mpishare.memory.fd_server import FdServer
-from mpishare.memory.handle import Handle, boot_id
+from mpishare.memory.handle import Handle
 from mpishare.memory.kinds import Kind
 
 if TYPE_CHECKING:
@@ -297,15 +297,8 @@ class NodeContext:
             capacity=capacity,
             uuid=self.uuids[self.rank],
             nonce=self.nonces[self.rank],
-            boot=boot_id(),
             kind=kind,
         ).pack()
-
-    def open_handle(self, packed: str, rank: int, nbytes: int) -> Handle:
-        """Return the handle of another rank, checked; `HandleError` if it does not fit."""
-        return Handle.unpack(
-            packed, backend=self.backend.name, nonce=self.nonces[rank], nbytes=nbytes
-        )
 
     @property
     def counter_pool(self) -> CounterPool:

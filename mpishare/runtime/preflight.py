@@ -79,7 +79,8 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
         name = "the environment variable MPISHARE_BACKEND" if forced else "backend"
         raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
     require_duration("", timeout_s)
-    return {"backend": wanted, "timeout_s": timeout_s}
+    version = sys.modules["mpishare"].__version__  # or later calls would not fit
+    return {"backend": wanted, "timeout_s": timeout_s, "mpishare": version}
 
 
 def is_check_asked() -> bool:

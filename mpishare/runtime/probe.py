@@ -15,7 +15,8 @@ import numpy as np
 from mpishare.backends.suballocator import CHUNK_NBYTES
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
-from mpishare.errors import CudaError, HandleError
+from mpishare.errors import CudaError
+from mpishare.memory.handle import Handle
 from mpishare.runtime.findings import Probed
 from mpishare.runtime.report import Pair
 from mpishare.runtime.route import between
@@ -138,11 +139,11 @@ class _Prober:
                 self.origin[rank].update(memory=True, events=True)
                 continue
             try:
-                handle = self.context.open_handle(replies[rank]["handle"], rank, _NBYTES)
+                handle = Handle.unpack(replies[rank]["handle"])
                 memory = self.backend.open(handle.token, handle.capacity, handle.uuid)
                 self.memories[rank], self.tokens[rank] = memory, handle.token
                 self.origin[rank]["memory"] = True
-            except (CudaError, HandleError) as error:
+            except CudaError as error:
                 self.origin[rank]["reason"] = str(error)
             why = replies[rank].get("no event") or self.context.why_no_event(rank, self.rank)
             try:

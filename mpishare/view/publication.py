@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import HandleError, MpiShareError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.handle import Handle
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.view.attached import attach
@@ -60,7 +61,7 @@ class Publication:
     ) -> None:
         self.name = name
         self._context = context
-        opened = {r: context.open_handle(h, r, segments[r].nbytes) for r, h in handles.items()}
+        opened = {r: Handle.unpack(packed) for r, packed in handles.items()}
         self._tokens = {r: h.token for r, h in opened.items() if h.kind == Kind.ALLOCATION}
         self._window = self._describe(
             segments, is_in_place=opened.keys() != self._tokens.keys(), lag=lag

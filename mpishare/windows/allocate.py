@@ -14,6 +14,7 @@ import numpy as np
 from mpishare.backends.suballocator import rounded
 from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import is_int
+from mpishare.memory.handle import Handle
 from mpishare.memory.memory import ArrayLayout, cut
 from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
@@ -180,9 +181,8 @@ def _share_memory(
     def open_others() -> tuple[Mapping[int, list[Memory]], None]:
         memories: dict[int, list[Memory]] = defaultdict(list, {context.rank: made})
         for rank in context.agreement.others:
-            for packed, lot in zip(handles[rank], lots[rank], strict=True):
-                handle = context.open_handle(packed, rank, sum(_spans(lot)[-1]))
-                memory = open_memory(context, handle, rank)
+            for packed in handles[rank]:
+                memory = open_memory(context, Handle.unpack(packed), rank)
                 undo.opened.callback(memory.close)
                 memories[rank].append(memory)
         return memories, None

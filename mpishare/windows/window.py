@@ -11,6 +11,7 @@ import numpy as np
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError, closed, format_nbytes
 from mpishare.memory.export import Export, make_export
+from mpishare.memory.handle import Handle
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.epochs import Epochs
@@ -177,14 +178,14 @@ class Window(Epochs, NodeObject):
         """
         self._check()
         rank = self._home if rank is None else rank
-        nbytes = self.segment(rank).nbytes
+        self.segment(rank)  # raises where it has none
         call = f"{self.name}: export"
         if not self._handles[rank]:
             raise UnsupportedError(
                 f"{call} failed: Node.share_all copied it into memory that it shares with other "
                 "windows. Share it alone, by node.share"
             )
-        handle = self._context.open_handle(self._handles[rank], rank, nbytes)
+        handle = Handle.unpack(self._handles[rank])
         path = "" if self._publication is None else self._publication.paths[rank]
         return make_export(call, handle, path)
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, HandleError, PeerError, UnsupportedError
+from mpishare import ClosedError, PeerError, UnsupportedError
 from mpishare.plans.exchange.host.staging import READY, table_offset
-from mpishare.windows.allocate import open_memory
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import address_of, fails_on, nothing_leaked, put, some, values_of
@@ -261,13 +260,6 @@ def test_a_callable_that_raises_on_one_rank(node):
 
     with nothing_leaked(node):
         fails_on(node.comm, [odd], KeyError, partial(node.share_each, source, copy=False))
-
-
-def test_a_handle_of_an_unknown_kind(node):
-    context = node._context
-    packed = context.handle("token", 0, 8, 8, "carrier pigeon")
-    with pytest.raises(HandleError, match="'carrier pigeon'"):
-        open_memory(context, context.open_handle(packed, node.rank, 8), node.rank)
 
 
 # --- halo fields

@@ -2,7 +2,6 @@
 
 import gc
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +9,11 @@ import pytest
 from mpishare import (
     ClosedError,
     CudaError,
-    HandleError,
     MismatchError,
     Node,
     PeerError,
     UnsupportedError,
 )
-from mpishare.memory.handle import Handle
 from tests.helpers.halos import beside, ring
 from tests.helpers.held import held
 from tests.helpers.windows import (
@@ -376,58 +373,6 @@ def test_more_than_there_is(node, kind):
             del error
     win = node.allocate_each(8 * MIB, "u1", fill=node.rank)
     assert int(win.segment(node.size - 1)[-1]) == node.size - 1
-
-
-# --- handles that do not fit
-
-
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("part", ["body", "digest", "version", "token"])
-def test_handle_that_was_tampered_with(node, monkeypatch, part):
-    """One character of what the owner hands round: refused before the driver sees it."""
-    context = node._context
-    real = context.handle
-
-    def tampered(*arguments):
-        text = real(*arguments)
-        version, digest, body = text.split(":", 2)
-        if part == "version":
-            return f"{int(version) + 1}:{digest}:{body}"
-        if part == "digest":
-            return f"{version}:{_flip(digest, 5)}:{body}"
-        at = body.index('"token": "') + len('"token": "') + 12 if part == "token" else 20
-        return f"{version}:{digest}:{_flip(body, at)}"
-
-    with nothing_leaked(node):
-        monkeypatch.setattr(context, "handle", tampered)
-        fails_on(node.comm, range(1, node.size), HandleError, lambda: node.allocate(64, fill=1))
-        monkeypatch.undo()
-    assert values_of(node.allocate(2, "i4", fill=9).array).tolist() == [9, 9]
-
-
-def _flip(text, at):
-    return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
-
-
-# Of a handle that is whole: each has a right digest, and is not of what is mapped.
-OF_ANOTHER = {
-    "backend": "hip",
-    "nonce": "0" * 16,
-    "boot": "another machine",
-    "nbytes": 8,
-    "offset": 1 << 30,
-}
-
-
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("field", OF_ANOTHER)
-def test_handle_of_something_else(node, monkeypatch, field):
-    real = Handle.pack
-    changes = {field: OF_ANOTHER[field]}
-    with nothing_leaked(node), monkeypatch.context() as patch:
-        patch.setattr(Handle, "pack", lambda handle: real(replace(handle, **changes)))
-        words = "8 bytes" if field == "nbytes" else ""
-        fails_on(node.comm, range(1, node.size), HandleError, lambda: node.allocate(64), words)
 
 
 # --- the end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.memory.handle import Handle
 from mpishare.plans.gpu.flags import PinnedFlags
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class DeviceStaging:
         context, comm = self._comm.context, self._comm
         for rank in self._neighbors:
             if self._nbytes[rank]:
-                here = comm.ranks_here[rank]
-                handle = context.open_handle(self._handles[rank], here, self._nbytes[rank])
+                handle = Handle.unpack(self._handles[rank])
                 self._blocks[rank] = context.suballocator.open(handle)
         backend: Any = context.backend
         if mine := self._blocks.get(comm.rank):
