@@ -14,21 +14,14 @@ from tests.helpers.launch import ROOT
 
 SPARSE = {"names": ["b", "a"], "formats": ["f8", "i2"], "offsets": [8, 0], "itemsize": 40}
 OVERLAID = {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 2], "itemsize": 40}
-FIELD = (
-    '{{"names": ["a"], "formats": [{}], "offsets": [{}], "titles": [{}], "itemsize": 8, '
-    '"record": false}}'
-)
 
 
 @pytest.mark.parametrize(
     "dtype",
     [
         *("?", "i1", "<u4", ">f8", "g", "G", "S5", "S0", "U3", "V5", "M8[25s]", "m8[us]"),
-        ("f4", (2, 3)),
         [("place", ">f8", (3,)), ("inner", [("id", "i4")])],
         [(("a title", "name"), "f8"), ("other", "i4")],
-        SPARSE,
-        OVERLAID,
         {"names": [], "formats": [], "itemsize": 7},
         (np.record, [("a", "f8")]),
     ],
@@ -50,15 +43,14 @@ def test_types_of_ml_dtypes_come_back_by_name(monkeypatch):
     library = pytest.importorskip("ml_dtypes")
     for name in ("bfloat16", "float8_e5m2", "float8_e4m3fn", "int4"):
         check(np.dtype(getattr(library, name)))
-    check(np.dtype([("half", library.bfloat16, (2,)), ("whole", "f8")]))
     text = dtypes.dump(np.dtype(library.float8_e4m3b11fnuz))
     monkeypatch.setitem(dtypes.sys.modules, "ml_dtypes", None)
     with pytest.raises(HandleError, match=r"ml_dtypes\.float8.* which is not installed"):
         dtypes.load(text)
 
 
-@pytest.mark.parametrize("dtype", ["O", [("a", "f8"), ("b", "O")]], ids=str)
-def test_objects_are_refused(dtype):
+@pytest.mark.parametrize("dtype", ["O", [("a", "f8"), ("b", "O")], SPARSE, OVERLAID], ids=str)
+def test_what_has_no_text_is_refused(dtype):
     with pytest.raises(UnsupportedError, match="Share its bytes"):
         dtypes.dump(np.dtype(dtype))
 
@@ -66,14 +58,9 @@ def test_objects_are_refused(dtype):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "3", "null", "[]", "{}", '"O"', '"|O8"', '"zz"', '"f8,f8"', '"<f99"', '"i"'),
-        *('"<f8\\u001b"', '"<V99999999999"', '"os.system"', "__import__('os').abort()"),
-        *('"ml_dtypes.finfo"', '"ml_dtypes.nothing"', '"ml_dtypes.__name__"'),
-        *('["<f8"]', '["<f8", [-1]]', '["<f8", "a"]', '["|O8", [1]]', "[" * 5000),
-        "[" * 99 + '"<f8"' + ",[1]]" * 99,
-        *(FIELD.format('"|O"', 0, "null"), FIELD.format('"<f8"', -8, "null")),
-        *(FIELD.format('"<f8"', 1, "null"), FIELD.format('"<f8"', 1 << 70, "null")),
-        *(FIELD.format('"<f8"', 0.5, "null"), FIELD.format('"<f8"', 0, "[]")),
+        *("", "{", "3", "None", "'|O'", "'|O8'", "'zz'", "'<f99'", "[('a', '|O')]"),
+        *("'os.system'", "__import__('os').abort()", "'ml_dtypes.finfo'", "'ml_dtypes.nothing'"),
+        *("('<f8', (-1,))", "('<f8', 'a')", "('|O8', (1,))", "[" * 5000),
     ],
     ids=lambda text: text[:40],
 )
