@@ -6,8 +6,6 @@ those of `*_gpu.py` on GPUs alone. They are collected only where they are asked 
 """
 
 import collections
-import ctypes
-import functools
 import os
 import re
 import shutil
@@ -19,24 +17,20 @@ from pathlib import Path
 import pytest
 from _pytest._io import TerminalWriter
 
+from mpishare.backends import presence
 from tests.helpers import launch
 from tests.helpers.compiled import WHY_NONE
 
-CUDA_ERROR_NO_DEVICE = 100
 IN_LOCKSTEP = re.compile(r"_(ranks|gpu)\.py")
 
 
-@functools.cache
 def why_no_gpu() -> str:
     """Why GPU tests cannot run here, empty where they must.
 
     Narrow on purpose: a driver that fails in any other way is no reason to skip.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "libcuda.so.1 does not load"
-    return "the driver sees no GPU" if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE else ""
+    why = presence.why_no_gpu() or ""
+    return why if why == presence.NO_DRIVER or why.endswith(presence.NONE_VISIBLE) else ""
 
 
 def are_in_lockstep(config: pytest.Config) -> bool:

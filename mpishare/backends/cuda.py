@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, cuda_pools, driver, handle_of, kernels, nvml
+from mpishare.backends import Backend, cuda_pools, driver, handle_of, kernels
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
@@ -53,6 +53,12 @@ _LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 
+_UNAVAILABLE = 46
+_IN_USE = (
+    " In an exclusive compute mode several ranks of a GPU need the Multi-Process Service, "
+    "`python -m mpishare.mps mpirun ...`; `python -m mpishare.info` shows the mode"
+)
+
 _pinned: dict[int, SharedMemory] = {}
 """By address, held until it is unpinned. A node that ends by an error unpins nothing: once its
 memory were unmapped, the kernel would put another mapping there, which could not be pinned."""
@@ -72,8 +78,8 @@ class CudaBackend(Backend):
             cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
         except _RuntimeError as failure:
             name, _, text = str(failure).partition(": ")
-            why = nvml.why_no_context(driver.uuid_of(ordinal))
-            message = f"cudaSetDevice failed: {name}: {text} ({where}). {why}".rstrip()
+            message = f"cudaSetDevice failed: {name}: {text} ({where})."
+            message += _IN_USE if failure.status == _UNAVAILABLE else ""
             raise CudaError(
                 message, call="cudaSetDevice", code=failure.status, name=name
             ) from failure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import driver, nvml
+from mpishare.backends import driver
 from mpishare.errors import CudaError
 from mpishare.memory.memory import Memory
 
@@ -35,19 +35,17 @@ def open_legacy_handle(token: str, uuid: str, where: str) -> int:
 
 
 def _remedy(uuid: str, code: int) -> str:
-    """Return why memory of a GPU may not be mapped here, and a remedy, from NVML."""
+    """Return why memory of a GPU may not be mapped here, and a remedy."""
     if code == _INVALID_CONTEXT:  # the driver knows the owner by its process id
         return (
             "The owner has the process id of this process, in a PID namespace of its own: start "
             "the containers with --pid=host"
         )
-    own = driver.uuid_of(cupy.cuda.runtime.getDevice())
     return (
-        f"This process cannot map memory of {uuid[:12]}. {nvml.why_unmapped(own, uuid)}. If a "
-        "SLURM step hides GPUs from ranks, ask for --gpus-per-node=N alone, without "
-        "--gpus-per-task and --gpu-bind, or give srun --gres-flags=allow-task-sharing (SLURM "
-        "23.11.4 or newer); in a container give it all GPUs. `python -m mpishare.info` shows every "
-        "pair"
+        f"This process cannot map memory of {uuid[:12]}. If a SLURM step hides GPUs, ask "
+        "for --gpus-per-node=N alone, without --gpus-per-task and --gpu-bind, or give srun "
+        "--gres-flags=allow-task-sharing (SLURM 23.11.4 or newer); in a container give it all "
+        "GPUs. `python -m mpishare.info` shows every pair, and why (P2P, MIG, hidden GPUs)"
     )
 
 

@@ -1,7 +1,7 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-It, `cuda_pools`, `cuda_graphs` and `nvml` alone use cuda.bindings. Imported only
-where a GPU was found, but for `nvml`.
+It, `cuda_pools`, `cuda_graphs` and `tools/nvml` alone use cuda.bindings. Imported only where a GPU
+was found.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
+from mpishare.backends.presence import library
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.kinds import PointerAttributes
@@ -52,6 +53,7 @@ _ATTRIBUTES = {
 _FLAGS = ("is_managed", "has_legacy_handle")
 _MAPPING = 19, 18
 _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
+_library = library()  # opened once, since each opening searches the file system
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
@@ -94,12 +96,6 @@ def handle_of(kind: str, data: bytes) -> Any:
     return handle
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """Return the driver, opened once, since each opening searches the file system."""
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def pointer_attributes(address: int) -> PointerAttributes | None:
     """Return the driver's attributes of an address; None if it has no memory there."""
     values = {name: _pointer_attribute(number, address) for name, number in _ATTRIBUTES.items()}
@@ -122,7 +118,7 @@ def mapping(address: int) -> tuple[int, int]:
 def _pointer_attribute(number: int, address: int) -> int | None:
     """Return an attribute of 4 or 8 bytes; None if the driver has none."""
     value = ctypes.c_uint64(0)
-    failed = _library().cuPointerGetAttribute(
+    failed = _library.cuPointerGetAttribute(
         ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address)
     )
     return None if failed else value.value
@@ -194,7 +190,7 @@ class CudaSignals:
             self._params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
         self._rest = CudaSignals(rest, flags, where) if rest else None
         # No argtypes: their conversions take longer than the call's own.
-        self._call = _library().cuStreamBatchMemOp_v2
+        self._call = _library.cuStreamBatchMemOp_v2
         self._handle = 0
         self._stream = ctypes.c_void_p(0)
 

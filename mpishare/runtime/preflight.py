@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import os
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mpishare.backends import presence
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
@@ -108,29 +108,15 @@ def is_wsl2(root: Path = Path("/")) -> bool:
     return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
 
 
-_NO_DEVICE = 100
-
-
-@functools.cache  # a process that has no GPU gets none
 def missing() -> str | None:
     """Return why no GPU can be used here; None where one can. Makes no context.
 
     Raises `UnsupportedError` if there is a GPU, but not the Python packages to use it.
     """
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "libcuda.so.1 cannot be loaded: no NVIDIA driver here"
-    code = library.cuInit(0)
-    if code:
-        return f"cuInit returned {code}" + (": no GPU is visible" if code == _NO_DEVICE else "")
-    count, version = ctypes.c_int(), ctypes.c_int()
-    library.cuDeviceGetCount(ctypes.byref(count))
-    library.cuDriverGetVersion(ctypes.byref(version))
-    if not count.value:
-        return "the driver shows no GPU"
-    check_packages(version.value // 1000, *_package_versions())
-    return None
+    why = presence.why_no_gpu()
+    if not why:
+        check_packages(presence.driver_major(), *_package_versions())
+    return why
 
 
 def _package_versions() -> tuple[str | None, int | None]:

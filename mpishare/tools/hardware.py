@@ -6,16 +6,17 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import nvml
-from mpishare.backends.nvml import mode_cure
+from mpishare.backends.presence import visible_addresses
 from mpishare.errors import UnsupportedError, grouped, name_ranks
+from mpishare.tools import nvml
+from mpishare.tools.nvml import mode_cure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mpishare.backends import Device
-    from mpishare.backends.nvml import Gpu, Link
     from mpishare.runtime.report import Report
+    from mpishare.tools.nvml import Gpu, Link
 
 #: nvmlGpuTopologyLevel_t, with the letters of `nvidia-smi topo -m`.
 _LEVELS = {
@@ -54,7 +55,7 @@ def look() -> RankView:
         why_not=why_not,
         gpus=gpus,
         links=links,
-        visible=nvml.visible_to_cuda(),
+        visible=visible_addresses(),
         listed=nvml.of_the_kernel(),
         variable=os.environ.get(_VARIABLE),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.presence import why_no_gpu
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.view.readers import map_part
@@ -72,7 +71,7 @@ def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
     Its GPU becomes the current one. Also returns the GPUs that this process does not see. Raises
     `UnsupportedError` if it sees none, or lacks the packages to use one.
     """
-    if why := _why_no_gpu():
+    if why := why_no_gpu():
         raise UnsupportedError(why)
     try:
         from mpishare.backends.cuda import CudaBackend
@@ -82,12 +81,3 @@ def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
     visible = visible_uuids()
     ordinal = next((visible.index(uuid) for uuid in uuids if uuid in visible), 0)
     return CudaBackend(ordinal, f"process {os.getpid()}"), {*uuids} - {*visible}
-
-
-@functools.cache  # where no GPU is visible, the driver takes 60 ms to find that out
-def _why_no_gpu() -> str:
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "there is no NVIDIA driver"
-    return "no GPU is visible" if library.cuInit(0) else ""

@@ -49,7 +49,7 @@ sys.exit(main(sys.argv[1:]))
 SEEING_TWO_GPUS = """
 import sys
 from mpishare.tools import info
-from mpishare.backends.nvml import Gpu, Link
+from mpishare.tools.nvml import Gpu, Link
 from mpishare.tools.hardware import RankView
 
 GPUS = tuple(

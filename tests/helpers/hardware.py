@@ -1,6 +1,6 @@
 """GPUs as NVML describes them, made up."""
 
-from mpishare.backends.nvml import Gpu
+from mpishare.tools.nvml import Gpu
 
 
 def gpu(number=0, **changes):

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import combinations
 
 from mpishare.backends import Device
-from mpishare.backends.nvml import Gpu, Link
 from mpishare.runtime.report import Member, Report, host_pairs
 from mpishare.tools.hardware import Hardware, RankView
+from mpishare.tools.nvml import Gpu, Link
 from tests.helpers.hardware import gpu
 
 NO_P2P = 1

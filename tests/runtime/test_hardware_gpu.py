@@ -3,13 +3,11 @@
 import os
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 
-from mpishare import CudaError
-from mpishare.backends import nvml
-from mpishare.tools import hardware
+from mpishare.backends.presence import visible_addresses
+from mpishare.tools import hardware, nvml
 from mpishare.tools.hardware import Hardware
 from tests.helpers.children import python
 
@@ -78,7 +76,7 @@ def test_p2p_is_what_cuda_says(cupy):
         cupy.cuda.runtime.deviceGetPCIBusId(ordinal).lower()
         for ordinal in range(cupy.cuda.runtime.getDeviceCount())
     ]
-    assert list(nvml.visible_to_cuda()) == addresses
+    assert list(visible_addresses()) == addresses
     found = {frozenset((link.first, link.second)): link for link in links}
     for mine, first in enumerate(addresses):
         for other, second in enumerate(addresses):
@@ -119,46 +117,11 @@ def test_cuda_visible_devices_hides_a_gpu_from_cuda_alone():
     """NVML shows as many as without; asked in a process of its own, as CUDA reads it once."""
     gpus, _ = nvml.look()
     code = (
-        "from mpishare.backends import nvml\nprint(len(nvml.look()[0]), nvml.visible_to_cuda())\n"
+        "from mpishare.backends.presence import visible_addresses\n"
+        "from mpishare.tools import nvml\nprint(len(nvml.look()[0]), visible_addresses())\n"
     )
     done = python(code, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert done.stdout.split() == [str(len(gpus)), "()"]
-
-
-def test_an_error_carries_what_nvml_says(node):
-    """Where a handle cannot be opened: of each other GPU, and of one that is not there."""
-    gpus, links = nvml.look()
-    (mine,) = [gpu for gpu in gpus if gpu.uuid == node.device.uuid]
-    names = {gpu.pci_id: gpu.uuid for gpu in gpus}
-    said = {"GPU-00000000-0000": "NVML shows no GPU-00000000 here: a device cgroup"}
-    for link in links:
-        if mine.pci_id in (link.first, link.second):
-            (other,) = {link.first, link.second} - {mine.pci_id}
-            said[names[other]] = f": {nvml.describe_p2p(link)}. If a SLURM"
-    for uuid, text in said.items():
-        with pytest.raises(CudaError) as caught:
-            open_legacy_handle("00" * 64, uuid, "here")
-        assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("mode", ["default", "exclusive process"])
-def test_a_context_that_cannot_be_made_names_the_compute_mode(node, monkeypatch, mode, cupy):
-    """The driver's refusal is pretended: the machine's modes are not for tests to change."""
-    from mpishare.backends.cuda import CudaBackend
-
-    def refuse(_):
-        raise cupy.cuda.runtime.CUDARuntimeError(46)
-
-    look = nvml.look
-    monkeypatch.setattr(cupy.cuda.runtime, "free", refuse)
-    monkeypatch.setattr(
-        nvml, "look", lambda: ([replace(gpu, compute_mode=mode) for gpu in look()[0]], ())
-    )
-    with pytest.raises(CudaError, match=r"cudaErrorDevicesUnavailable: .* \(here\)") as caught:
-        CudaBackend(node.device.ordinal, "here")
-    assert caught.value.code == 46
-    is_told = f"{node.device.uuid[:12]} in compute mode exclusive" in str(caught.value)
-    assert is_told == (mode != "default")
 
 
 def test_it_is_not_slow():

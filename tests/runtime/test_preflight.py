@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 from mpishare import UnsupportedError
+from mpishare.backends import presence
 from mpishare.runtime import preflight
 
 
@@ -37,10 +38,10 @@ def use(monkeypatch):
 
         monkeypatch.setattr(ctypes, "CDLL", load)
         monkeypatch.setattr(preflight, "_package_versions", lambda: versions)
-        preflight.missing.cache_clear()
+        presence.why_no_gpu.cache_clear()
 
     yield use
-    preflight.missing.cache_clear()
+    presence.why_no_gpu.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """NVML's description of the GPUs of a machine: links, P2P status and reasons, MIG, compute modes.
 
-Used by `python -m mpishare.info` and for errors alone, since it takes a tenth of a second. It sees
-the GPUs that `CUDA_VISIBLE_DEVICES` hides, and like CUDA none that a device cgroup hides. Numbers
-are those of nvml.h (NVML API Reference), as versions of cuda-bindings name them differently.
+It sees the GPUs that `CUDA_VISIBLE_DEVICES` hides, and like CUDA none that a device cgroup hides.
+Numbers are those of nvml.h (NVML API Reference), as versions of cuda-bindings name them
+differently.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -124,43 +123,6 @@ def count_nvlinks(mine: Sequence[NvLink], theirs: Sequence[NvLink], their_pci: s
     return min(sum(link.remote_type in (_SWITCH, None) for link in ends) for ends in (mine, theirs))
 
 
-def why_unmapped(own_uuid: str, uuid: str) -> str:
-    """Return NVML's explanation of two GPUs where one cannot map the other's memory.
-
-    For the error: NVML takes milliseconds.
-    """
-    try:
-        gpus, links = look()
-    except UnsupportedError as error:
-        return f"NVML cannot say why ({error})"
-    return why_apart(own_uuid, uuid, gpus, links)
-
-
-def why_apart(own_uuid: str, uuid: str, gpus: Sequence[Gpu], links: Sequence[Link]) -> str:
-    """Return why one GPU may not reach the memory of another, given the result of `look`."""
-    both = {gpu.uuid: gpu for gpu in gpus if gpu.uuid in (own_uuid, uuid)}
-    if uuid not in both:
-        return f"NVML shows no {uuid[:12]} here: a device cgroup or the container hides it"
-    in_mig = [name[:12] for name, gpu in both.items() if gpu.mig]
-    if in_mig:
-        return f"NVML shows {', '.join(in_mig)} in MIG mode: GPU instances share no memory"
-    ends = {gpu.pci_id for gpu in both.values()}
-    names = f"{own_uuid[:12]} and {uuid[:12]}"
-    for link in links:
-        if {link.first, link.second} == ends:
-            return f"NVML says of {names}: {describe_p2p(link)}"
-    return f"NVML tells nothing of {names}"
-
-
-def why_no_context(uuid: str) -> str:
-    """Return NVML's explanation of a GPU without a context; empty if it has none."""
-    try:
-        gpus, _ = look()
-    except UnsupportedError as error:
-        return f"NVML cannot say why ({error})"
-    return next((mode_cure([gpu], uuid[:12]) or "" for gpu in gpus if gpu.uuid == uuid), "")
-
-
 def mode_cure(gpus: Sequence[Gpu], names: str) -> str | None:
     """Return the restriction of a common compute mode and a remedy; None for the default."""
     mode = gpus[0].compute_mode
@@ -185,27 +147,6 @@ def describe_p2p(link: Link) -> str:
     if read == write:
         return "P2P reads and writes" if read == "OK" else f"no P2P: {read}"
     return f"P2P reads: {read}, writes: {write}"
-
-
-def visible_to_cuda() -> tuple[str, ...] | None:
-    """Return the PCI addresses of the GPUs that CUDA shows this process; None without a driver.
-
-    By the driver's library itself, so that neither CuPy nor a context is needed.
-    """
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    count = ctypes.c_int(0)
-    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
-        return ()
-    found = []
-    for ordinal in range(count.value):
-        text, device = ctypes.create_string_buffer(32), ctypes.c_int()
-        library.cuDeviceGet(ctypes.byref(device), ordinal)
-        library.cuDeviceGetPCIBusId(text, len(text), device)
-        found.append(pci_id(text.value.decode()))
-    return tuple(dict.fromkeys(found))  # MIG shows a GPU once per instance
 
 
 def of_the_kernel(folder: Path = _KERNEL_GPUS) -> dict[str, tuple[str, str]]:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.backends import nvml
-from mpishare.backends.nvml import Link, NvLink, count_nvlinks, describe_p2p, pci_id
+from mpishare.tools import nvml
+from mpishare.tools.nvml import Link, NvLink, count_nvlinks, describe_p2p, pci_id
 from tests.helpers.hardware import gpu
 
 GPU_TYPE, SWITCH = 0, 2
@@ -62,28 +62,6 @@ def test_p2p_in_words(codes, text):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "links", "text"),
-    [
-        ([gpu(0)], [], "NVML shows no GPU-00000001 here: a device cgroup or the container hides"),
-        (
-            [gpu(0), gpu(1, mig=True)],
-            [link()],
-            "NVML shows GPU-00000001 in MIG mode: GPU instances",
-        ),
-        (
-            [gpu(0), gpu(1)],
-            [link(1, 1)],
-            "NVML says of GPU-00000000 and GPU-00000001: no P2P: chipset not supported (CNS)",
-        ),
-        ([gpu(0), gpu(1)], [link()], "GPU-00000001: P2P reads and writes"),
-        ([gpu(1)], [], "NVML tells nothing of GPU-00000000 and GPU-00000001"),
-    ],
-)
-def test_why_memory_cannot_be_mapped(gpus, links, text):
-    assert text in nvml.why_apart(gpu(0).uuid, gpu(1).uuid, gpus, links)
-
-
-@pytest.mark.parametrize(
     ("mode", "words"),
     [
         ("default", None),
@@ -112,5 +90,3 @@ def test_without_bindings_it_says_which_have_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(UnsupportedError, match=r"cuda-bindings 12\.9\.6 and 13\.2"):
         nvml.look()
-    assert "NVML cannot say why (there is no cuda.bindings.nvml" in nvml.why_unmapped("a", "b")
-    assert "NVML cannot say why" in nvml.why_no_context("a")

@@ -1,0 +1,50 @@
+"""Whether this process sees a GPU, asked of the driver itself: needs neither CuPy nor a context."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+NO_DRIVER = "libcuda.so.1 cannot be loaded: no NVIDIA driver here"
+NONE_VISIBLE = "no GPU is visible"
+_NO_DEVICE = 100
+
+
+def library() -> ctypes.CDLL:
+    """Return the driver; `OSError` where there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache  # a process that has no GPU gets none, and the driver takes 60 ms to see that
+def why_no_gpu() -> str | None:
+    """Return why this process sees no GPU; None where it sees one."""
+    try:
+        driver = library()
+    except OSError:
+        return NO_DRIVER
+    if code := driver.cuInit(0):
+        return f"cuInit returned {code}" + (f": {NONE_VISIBLE}" if code == _NO_DEVICE else "")
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return None if count.value else "the driver shows no GPU"
+
+
+def driver_major() -> int:
+    """Return the CUDA version of the driver."""
+    version = ctypes.c_int()
+    library().cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
+
+
+def visible_addresses() -> tuple[str, ...] | None:
+    """Return the PCI addresses of the GPUs that CUDA shows this process; None without a driver."""
+    if why := why_no_gpu():
+        return None if why == NO_DRIVER else ()
+    driver, count, found = library(), ctypes.c_int(), dict[str, None]()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    for ordinal in range(count.value):
+        text, device = ctypes.create_string_buffer(32), ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        driver.cuDeviceGetPCIBusId(text, len(text), device)
+        found[text.value.decode().lower()] = None  # MIG shows a GPU once per instance
+    return tuple(found)
