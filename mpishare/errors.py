@@ -219,11 +219,6 @@ def closed(what: str) -> ClosedError:
     return ClosedError(f"{what} is closed. Use it before close() or the end of its with block")
 
 
-def closed_amid(what: str) -> ClosedError:
-    """Return the error of a call in which a handler of a signal has closed its object."""
-    return ClosedError(f"{what} was closed while it was in a call")
-
-
 def overwritten(call: str, ranks: Collection[int], here: str) -> EpochError:
     """Return the error of a kernel that has missed a word of `ranks`."""
     return EpochError(

@@ -17,7 +17,7 @@ import numpy as np
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import MpiShareError, closed_amid
+from mpishare.errors import MpiShareError
 from mpishare.memory.memory import address_of
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import Layout, array_at, as_numpy
@@ -26,7 +26,7 @@ from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.operation import packing_order, quiet_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
@@ -113,7 +113,7 @@ class AcrossNodes(PlanEngine):
         self._agreement = setup.context.agreement
         self._memory_barrier = setup.context.memory_barrier
         self._spins_per_yield = setup.context.spins_per_yield
-        self._name, self._call = setup.name, f"{setup.name}: {call}"
+        self._call = f"{setup.name}: {call}"
         self._transfer = transfer
         self._leader = next(iter(comm.ranks_here))
         self._epoch = 0
@@ -154,7 +154,7 @@ class AcrossNodes(PlanEngine):
         """
         try:
             if self._leaders is not None:
-                self._leaders.reduce(field, stream, self._require_open)
+                self._leaders.reduce(field, stream)
             if not self._is_alone:
                 self._pass_on()
             if self._result is not None:
@@ -163,11 +163,6 @@ class AcrossNodes(PlanEngine):
             if not isinstance(error, MpiShareError):
                 self._agreement.leave(self._call, error)
             raise
-
-    def _require_open(self) -> None:
-        """Raise if a signal handler has closed the plan amid a call, and freed its messages."""
-        if self._done is NO_WORDS:
-            raise closed_amid(self._name)
 
     def _pass_on(self) -> None:
         """Signal that the result is there, as the leader; wait for that, as another rank."""
@@ -220,7 +215,7 @@ class _Leaders:
         self._bound: dict[int, list[_Exchange]] = {}
         self._packed = [] if mine is None else self._bind(mine)
 
-    def reduce(self, field: Any, stream: Any, require_open: Callable[[], None]) -> None:
+    def reduce(self, field: Any, stream: Any) -> None:
         """Combine the fields of all leaders. Host-blocking."""
         try:
             if self._mine is None:
@@ -231,7 +226,6 @@ class _Leaders:
                 exchanges = self._packed
             for each in exchanges:
                 each.reduce()
-                require_open()
         except BaseException:
             if self._mine is None:
                 never_free(field)  # messages may be under way

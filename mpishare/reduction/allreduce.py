@@ -241,6 +241,22 @@ class Allreduce(BasePlan):
             self._is_amid = False
         return result
 
+    def close(self) -> None:
+        """Close the plan on all its ranks.
+
+        Collective over the plan's ranks, host-blocking; closing twice has no effect.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then no memory is freed.
+        EpochError
+            If a handler of a signal closes the plan in the midst of a call, which uses its memory.
+        """
+        if self._is_amid:
+            self._check("close")
+        super().close()
+
     def _is_under_way(self) -> bool:
         return self._is_amid
 

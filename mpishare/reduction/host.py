@@ -55,7 +55,6 @@ class HostReduce(PlanEngine):
         self._order = order = packing_order(setup)
         self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0
-        self._is_open = True
         self._is_shared = not folds_all(nranks, min(count, size) * layout.dtype.itemsize)
         self._compiled = slots.compiled(operation.key)
         combine = self._combine_in_numpy if self._compiled is None else self._combine
@@ -96,7 +95,6 @@ class HostReduce(PlanEngine):
         slots = self._slots
         parity = slots.parity = slots.parity ^ 1
         value = 2 * slots.next_epoch() + kind
-        # Looked up each time: a handler of a signal may have closed the plan and freed memory.
         while (awaited := self._compiled(field, parity, value, is_shared)) is not None:
             slots.wait(awaited)
         if is_shared:
@@ -179,18 +177,13 @@ class HostReduce(PlanEngine):
         """Leave the node if later calls would no longer match those of the others.
 
         After an interrupt other ranks may be storing into this rank's field. If ranks made
-        different calls, the other nodes do not know of it, and wait for this one. Where a signal
-        handler closed the plan, all its ranks have done so, and its words and slots are gone.
+        different calls, the other nodes do not know of it, and wait for this one.
         """
         is_agreed = isinstance(error, MpiShareError)
-        if not self._is_open and not is_agreed and isinstance(error, Exception):
-            self._slots.refuse()
         if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
-        self._is_open = False
-        self._compiled = self._slots.refuse
         # Else a closed engine would live until a collection of cycles.
         del self._reduce, self._reduce_packed, self._combine_sums, self._large
         self._slots.close()

@@ -69,7 +69,6 @@ class LargeReduce:
         if flat.nbytes >= _MIN_IN_PLACE_NBYTES:
             places = self._places(flat)
         if all(place.window for place in places):
-            # Views that hold the memory: a handler of a signal may close the window meanwhile.
             layouts = [ArrayLayout(flat.shape, flat.dtype, offset=each.offset) for each in places]
             pairs = zip(places, layouts, strict=True)
             self._reduce_in_place([self._segment(place).view(layout) for place, layout in pairs])

@@ -16,14 +16,14 @@ ends with the shares of all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES, SLOT_WORDS
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import closed_amid, mismatch
+from mpishare.errors import mismatch
 from mpishare.plans.message import padded
 from mpishare.runtime.context import Location
 
@@ -176,15 +176,9 @@ class Slots:
                 "All ranks make the same ones.",
             )
 
-    def refuse(self, *_: Any) -> NoReturn:
-        """Raise the error of a plan that a handler of a signal has closed in one of its calls."""
-        raise closed_amid(self.name)
-
     def _call(self, value: int) -> str:
         return f"{self.name}: {CALLS[value & 1]}"
 
     def _behind(self, word: int, least: int) -> list[int]:
-        if not self._control:
-            self.refuse()
         pairs = zip(self._ranks, self._control, strict=True)
         return [rank for rank, theirs in pairs if theirs[word] < least]

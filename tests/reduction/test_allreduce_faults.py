@@ -396,39 +396,6 @@ def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
     played.raised(0, "then", "PeerError")
 
 
-def closed_over_nodes(stage: Stage, where: str, step: int) -> None:
-    from types import SimpleNamespace
-
-    stage.quiet()
-    node = stage.node(timeout_s=2.0)
-    x = np.ones(step * 100_000)[::step]
-    total = mpishare.Allreduce(stage.world, x, node=node)
-    leaders = total._across["reduce"]._leaders
-    (exchange,) = leaders._exchanges_at(x.ctypes.data) if step == 1 else leaders._packed
-
-    def close(*_: object) -> bool:
-        if not total.is_closed:
-            total.close()
-        return True
-
-    if where == "between":  # of the two steps
-        exchange._transfer = SimpleNamespace(fold=close)
-    else:  # while messages are under way
-        messages = exchange._steps[0]
-        messages._tests = [close, *messages._tests]
-    x[...] = stage.rank + 1
-    stage.attempt("call", total.reduce, x)
-
-
-@pytest.mark.parametrize("step", [1, 2], ids=["as it is", "packed"])
-@pytest.mark.parametrize("where", ["between", "amid"])
-def test_a_handler_that_closes_the_plan_amid_a_large_sum_over_nodes(where, step):
-    """As handlers on all ranks may: the sum is not complete, and must not seem so."""
-    played = play_on("1 + 1", closed_over_nodes, where, step, shared=True)
-    for rank in range(2):
-        played.raised(rank, "call", "ClosedError")
-
-
 def mismatched_over_nodes(stage: Stage) -> None:
     stage.quiet()
     node = stage.node(timeout_s=2.0)

@@ -667,14 +667,18 @@ def test_closed(node, is_by_node):
 
 
 @pytest.mark.parametrize("call", ["reduce", "dot"])
-def test_a_plan_that_is_called_in_its_own_call(host_node, monkeypatch, call):
+def test_a_plan_that_is_called_or_closed_in_its_own_call(host_node, monkeypatch, call):
     """As by a handler of a signal: the others would take that for this rank's next call."""
     x, other = np.full(3, 2.0), np.ones(3)
     with Allreduce(host_node.comm, x, node=host_node) as total:
         quietly = total._engine._quietly
 
         def interrupted(work, *arrays):
-            for again in (lambda: total.reduce(other), lambda: total.dot(other, other)):
+            for again in (
+                lambda: total.reduce(other),
+                lambda: total.dot(other, other),
+                total.close,
+            ):
                 with pytest.raises(EpochError, match=r"failed: another call of the plan is under"):
                     again()
             quietly(work, *arrays)
@@ -687,54 +691,3 @@ def test_a_plan_that_is_called_in_its_own_call(host_node, monkeypatch, call):
         with pytest.raises(ValueError, match="dtype"):
             total.dot(x.astype("f4"), x)
         assert total.dot(other, other) == 3 * host_node.size  # errors end a call, too
-
-
-@TWO
-@pytest.mark.parametrize("call", ["reduce", "dot"])
-def test_a_plan_that_is_closed_in_its_own_call(host_node, monkeypatch, call):
-    """As by a handler of a signal: another plan may have its memory by then, or nobody."""
-    node = host_node
-    if node.report().native_missing:
-        pytest.skip(node.report().native_missing)
-    x = np.ones(3)
-    total = Allreduce(node.comm, x, node=node)
-    slots = total._engine._slots
-    begin = slots.next_epoch
-
-    def interrupted():
-        total.close()
-        return begin()
-
-    monkeypatch.setattr(slots, "next_epoch", interrupted)
-    with pytest.raises(ClosedError, match=r"Allreduce \d+ was closed while it was in a call"):
-        total.reduce(x) if call == "reduce" else total.dot(x, x)
-
-
-@TWO
-@pytest.mark.filterwarnings("ignore:window:ResourceWarning")
-@pytest.mark.parametrize("closes_window", [False, True])
-def test_a_plan_that_is_closed_amid_a_sum_in_place(host_node, monkeypatch, closes_window):
-    """By a handler of a signal, on all ranks, and the window of the fields too."""
-    node = host_node
-    win = node.allocate_each(200_000, fill=1.0)
-    total = Allreduce(node.comm, win, node=node)
-    large = total._engine._large
-    fold = large._fold
-
-    def interrupted(operands, out):
-        if not total.is_closed:
-            total.close()
-            if closes_window:
-                win.close()
-        fold(operands, out)
-
-    monkeypatch.setattr(large, "_fold", interrupted)
-    array = win.array
-    with pytest.raises(ClosedError, match=r"Allreduce \d+ was closed while it was in a call"):
-        total.reduce(array)
-    del array
-    x = np.ones(3)
-    with Allreduce(node.comm, x, node=node) as other:  # the node goes on
-        other.reduce(x)
-    assert (x == node.size).all()
-    win.close()
