@@ -3,8 +3,7 @@
 //
 // The order of all sums depends on the number of elements, of blocks and of ranks alone. The buffer
 // between ranks is as in small.cu, with one element; only the last block waits for other ranks.
-#include "elements.cuh"
-#include "ll.cuh"
+#include "ll_fold.cuh"
 
 // A block is one warp where that is enough. A thread has so many elements in flight:
 const int MAX_THREADS = 512, IN_FLIGHT = sizeof(Number) > 8 ? 4 : 8;
@@ -52,7 +51,6 @@ struct Sum<Complex<Real>> {
 };
 
 typedef Sum<Number> Partial;
-typedef LL<Number> Words;
 
 __device__ __forceinline__ Partial of_partner(const Partial& mine, int lanes) {
     const int words = (sizeof(Partial) + 3) / 4;
@@ -65,7 +63,7 @@ __device__ __forceinline__ Partial of_partner(const Partial& mine, int lanes) {
     return other;
 }
 
-// The sum over a block, in all threads of the first warp: partners add the same two numbers.
+// The sum over a block, in the first thread at least: partners add the same two numbers.
 __device__ Partial sum_of_block(Partial mine) {
     __shared__ Partial of_warp[MAX_THREADS / 32];
 #pragma unroll
@@ -116,45 +114,6 @@ __device__ __forceinline__ Partial sum_of_elements(
     return sums[0];
 }
 
-// Sends my sum to all ranks and folds theirs, with the first warp, whose lanes all have it: lane k
-// serves ranks k, k + 32, ... Returns whether the sum is whole.
-__device__ __forceinline__ bool sum_of_ranks(
-    const Peers& peers, int me, Number& sum, Word epoch, State* state, const Host& host
-) {
-    const Word flag = epoch << 32;
-    const Word here = (epoch & 1) * RANKS * Words::COUNT;
-    const Words mine = Words::of(sum);
-    Wait wait(host, &state->aborted, epoch);
-    Words words[(RANKS + 31) / 32];
-    bool is_whole = true;
-#pragma unroll
-    for (int group = 0; group < RANKS; group += 32) {
-        const int rank = group + threadIdx.x;
-        if (rank < RANKS && rank != me)
-            mine.put(reinterpret_cast<Word*>(peers.at[rank]) + here + me * Words::COUNT, flag);
-    }
-#pragma unroll
-    for (int group = 0; group < RANKS; group += 32) {
-        const int rank = group + threadIdx.x;
-        const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here + rank * Words::COUNT;
-        Words& theirs = words[group / 32];
-        theirs = mine;
-        if (rank < RANKS && rank != me)
-            while (is_whole && !theirs.get(from, flag)) is_whole = wait.keep_waiting(rank);
-    }
-    wait.end(RANKS);
-    is_whole = __all_sync(~0u, is_whole);
-#pragma unroll
-    for (int rank = 0; rank < RANKS; ++rank) {
-        Words theirs;
-#pragma unroll
-        for (int k = 0; k < Words::COUNT; ++k)
-            theirs.data[k] = __shfl_sync(~0u, words[rank / 32].data[k], rank % 32);
-        sum = rank ? combine(sum, theirs.value()) : theirs.value();
-    }
-    return is_whole;
-}
-
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) dot(
     const __grid_constant__ Peers peers, const __grid_constant__ Shape of_x,
     const __grid_constant__ Shape of_y, char* x, char* y, Number* out, Word count,
@@ -180,14 +139,19 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) dot(
         }
         sum = sum_of_block(of_thread);
     }
-    if (threadIdx.x >= 32) return;
+    if (threadIdx.x) return;
     Number total = sum.value();
     bool is_whole = true;
-    if constexpr (RANKS > 1)
-        if (me >= 0) is_whole = sum_of_ranks(peers, me, total, epoch, state, host); // else: to load
-    if (threadIdx.x == 0) {
-        if (is_whole) *out = total;
-        state->tickets = 0;
-        state->arrived = epoch * EPOCH;
+    if (RANKS > 1 && me >= 0) { // else: of one rank, or to load
+        const Word flag = epoch << 32, here = (epoch & 1) * RANKS * Words::COUNT;
+        const Words mine = Words::of(total);
+        send_to_ranks(mine, peers, me, here + me * Words::COUNT, flag);
+        const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here;
+        Wait wait(host, &state->aborted, epoch);
+        is_whole = fold_ranks(mine, from, Words::COUNT, me, flag, wait, total);
+        wait.end(RANKS);
     }
+    if (is_whole) *out = total;
+    state->tickets = 0;
+    state->arrived = epoch * EPOCH;
 }

@@ -9,43 +9,7 @@
 // for are those of the same block. Blocks start in the order of their numbers, so one resident block
 // per rank is enough for progress: the first block that has not ended on some rank has been sent by
 // all that are ahead.
-#include "elements.cuh"
-#include "ll.cuh"
-
-typedef LL<Number> Words;
-
-// Ranks whose words a thread has in flight.
-const int BATCH = RANKS < 8 ? RANKS : 8;
-
-// Folds an element, given those of my rank and where those of all ranks arrive, `stride` words from
-// rank to rank. Returns whether the result is whole.
-__device__ __forceinline__ bool fold_ranks(
-    const Words& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, Number& total
-) {
-#pragma unroll
-    for (int first = 0; first < RANKS; first += BATCH) {
-        Words words[BATCH];
-        while (true) {
-            unsigned missing = 0;
-#pragma unroll
-            for (int k = 0; k < BATCH; ++k) {
-                const int rank = first + k;
-                if (rank == me) words[k] = mine;
-                else if (rank < RANKS && !words[k].get(from + rank * stride, flag))
-                    missing |= 1 << k;
-            }
-            if (!missing) break;
-            if (!wait.keep_waiting(first + __ffs(missing) - 1)) return false;
-        }
-#pragma unroll
-        for (int k = 0; k < BATCH; ++k) {
-            const int rank = first + k;
-            if (rank == 0) total = words[k].value();
-            else if (rank < RANKS) total = combine(total, words[k].value());
-        }
-    }
-    return true;
-}
+#include "ll_fold.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) small(
     const __grid_constant__ Peers peers, const __grid_constant__ Shape shape, char* field,
@@ -59,12 +23,8 @@ extern "C" __global__ void __launch_bounds__(512) small(
     for (unsigned i = begin; i < count; i += step) {
         const Words words = Words::of(*element(field, shape, i));
         if (i == begin) mine = words;
-#pragma unroll
-        for (int k = 1; k < RANKS; ++k) {
-            const int to = me + k < RANKS ? me + k : me + k - RANKS;
-            Word* buffer = reinterpret_cast<Word*>(peers.at[to]) + here;
-            words.put(buffer + me * stride + static_cast<Word>(i) * Words::COUNT, flag);
-        }
+        const Word at = here + me * stride + static_cast<Word>(i) * Words::COUNT;
+        send_to_ranks(words, peers, me, at, flag);
     }
     const Word* buffer = reinterpret_cast<const Word*>(peers.at[me]) + here;
     Wait wait(host, &state->aborted, epoch);
