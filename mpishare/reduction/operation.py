@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 class _Row(NamedTuple):
     combine: Combine  # as a ufunc of two arrays: `out` may be the first
+    kernel: str  # the same in kernels, of the numbers a and b
     kinds: str  # of the numbers that it takes
     heeds_signs: bool = False  # of integers; without, kernels take them as unsigned ones
 
@@ -41,19 +42,20 @@ def _locate(is_beyond: np.ufunc) -> Combine:
     return combine
 
 
+_LARGER, _SMALLER = "a >= b || a != a ? a : b", "a <= b || a != a ? a : b"
 OPERATIONS = {
-    "sum": _Row(np.add, "iufc"),
-    "max": _Row(np.maximum, "biuf", heeds_signs=True),
-    "min": _Row(np.minimum, "biuf", heeds_signs=True),
-    "prod": _Row(np.multiply, "iufc"),
-    "maxloc": _Row(_locate(np.greater), "c"),
-    "minloc": _Row(_locate(np.less), "c"),
-    "land": _Row(np.logical_and, "biu"),
-    "lor": _Row(np.logical_or, "biu"),
-    "lxor": _Row(np.logical_xor, "biu"),
-    "band": _Row(np.bitwise_and, "biu"),
-    "bor": _Row(np.bitwise_or, "biu"),
-    "bxor": _Row(np.bitwise_xor, "biu"),
+    "sum": _Row(np.add, "a + b", "iufc"),
+    "max": _Row(np.maximum, _LARGER, "biuf", heeds_signs=True),
+    "min": _Row(np.minimum, _SMALLER, "biuf", heeds_signs=True),
+    "prod": _Row(np.multiply, "a * b", "iufc"),
+    "maxloc": _Row(_locate(np.greater), "locate(a, b, b.re > a.re)", "c"),
+    "minloc": _Row(_locate(np.less), "locate(a, b, b.re < a.re)", "c"),
+    "land": _Row(np.logical_and, "a && b", "biu"),
+    "lor": _Row(np.logical_or, "a || b", "biu"),
+    "lxor": _Row(np.logical_xor, "!a != !b", "biu"),
+    "band": _Row(np.bitwise_and, "a & b", "biu"),
+    "bor": _Row(np.bitwise_or, "a | b", "biu"),
+    "bxor": _Row(np.bitwise_xor, "a ^ b", "biu"),
 }
 _TAKES = {
     "c": "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank",
@@ -91,7 +93,7 @@ class Operation:
     propagate NaN as `numpy.maximum` does; integers wrap; logical operations give 0 and 1.
 
     C knows it as `key`, kernels as `kernel_options`: ``NUMBER`` is a type of numbers.cuh, and
-    ``OPERATION`` one of `combine` in elements.cuh.
+    ``COMBINE`` the row's expression, which `combine` of elements.cuh has.
     """
 
     name: str
@@ -126,10 +128,10 @@ class Operation:
 
     @property
     def kernel_options(self) -> tuple[str, str]:
-        number = self.number
-        if number.kind == "i" and not OPERATIONS[self.name].heeds_signs:
+        number, row = self.number, OPERATIONS[self.name]
+        if number.kind == "i" and not row.heeds_signs:
             number = NUMBERS[number.added_as]
-        return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
+        return f"-DNUMBER={number.kernel}", f"-DCOMBINE={row.kernel}"
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine two NumPy arrays or more in their order. `out` may be one of the first two."""

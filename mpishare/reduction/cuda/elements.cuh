@@ -1,13 +1,13 @@
 // Elements and how two become one; which element of a field has which number.
 //
-// The compiler options name the type and the operation, so that a kernel has one of each. Compile
+// The compiler options have the type and the operation, so that a kernel has one of each. Compile
 // without contraction (--fmad=false): then a fold gives the bits that NumPy gives.
 #include "numbers.cuh"
 #ifndef NUMBER
 #define NUMBER double
 #endif
-#ifndef OPERATION
-#define OPERATION SUM
+#ifndef COMBINE
+#define COMBINE a + b
 #endif
 // How many ranks reduce.
 #ifndef RANKS
@@ -22,19 +22,6 @@
 #define ROW 0
 #define NEAR 1
 #define FAR 2
-
-#define SUM 0
-#define PROD 1
-#define MAX 2
-#define MIN 3
-#define MAXLOC 4
-#define MINLOC 5
-#define LAND 6
-#define LOR 7
-#define LXOR 8
-#define BAND 9
-#define BOR 10
-#define BXOR 11
 
 typedef unsigned long long Word;
 
@@ -57,10 +44,10 @@ typedef NUMBER Number;
 
 // Complex numbers are values with their indices: of equal values, and of NaNs, the lowest index.
 template <class T>
-__device__ __forceinline__ T locate(T a, T b) {
+__device__ __forceinline__ T locate(T a, T b, bool is_beyond) {
     const bool was_nan = a.re != a.re, is_nan = b.re != b.re;
     if (a.re == b.re || (was_nan && is_nan)) return b.im < a.im ? b : a;
-    return is_nan || (OPERATION == MAXLOC ? b.re > a.re : b.re < a.re) ? b : a;
+    return is_nan || is_beyond ? b : a;
 }
 
 // The buffer of each rank, as this process maps it.
@@ -68,20 +55,9 @@ struct Peers {
     char* at[RANKS];
 };
 
-// As numpy.maximum and numpy.minimum: the first NaN wins.
 template <class T>
 __device__ __forceinline__ T combine(T a, T b) {
-    if constexpr (OPERATION == SUM) return static_cast<T>(a + b);
-    else if constexpr (OPERATION == PROD) return static_cast<T>(a * b);
-    else if constexpr (OPERATION == MAXLOC || OPERATION == MINLOC) return locate(a, b);
-    else if constexpr (OPERATION == LAND) return a && b;
-    else if constexpr (OPERATION == LOR) return a || b;
-    else if constexpr (OPERATION == LXOR) return !a != !b;
-    else if constexpr (OPERATION == BAND) return static_cast<T>(a & b);
-    else if constexpr (OPERATION == BOR) return static_cast<T>(a | b);
-    else if constexpr (OPERATION == BXOR) return static_cast<T>(a ^ b);
-    else if constexpr (OPERATION == MAX) return a >= b || a != a ? a : b;
-    else return a <= b || a != a ? a : b;
+    return static_cast<T>(COMBINE);
 }
 
 const int MAX_AXES = 8;
