@@ -25,8 +25,8 @@ NOT_RUN = {
     ),
     "pip install '.[mpich,cu13]'": "tests/packaging installs the wheel; CuPy is 350 MB",
     "scripts/ports/veros /tmp/veros": "minutes and a network; test_ports.py runs the patch",
-    "scripts/ports/heat /tmp/heat": "a network, 5 GB; test_ports.py runs the plug-in",
-    "scripts/ports/quatrex /tmp/quatrex": "QuaTrEx; test_ports.py runs the plug-in",
+    "scripts/ports/heat /tmp/heat": "a network, 5 GB",
+    "scripts/ports/quatrex /tmp/quatrex": "QuaTrEx, and a network",
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network; test_ports.py runs the plug-in",
     "nvcc -std=c++17 -arch=sm_90 -cubin "
     '$(python -c "import mpishare; print(*mpishare.device.include())") kernels.cu': (
