@@ -1,8 +1,7 @@
 """SLURM's own daemons on pretended nodes: slurmctld in front, a slurmd on each node.
 
 `tests/helpers/machines` makes the nodes. Each has four GPUs that are files, so that SLURM hands
-them out. A confined cluster also keeps each job to its devices and its memory, by control groups
-(version 1), and gives it a /tmp and a /dev/shm of its own (job_container/tmpfs).
+them out; nothing keeps a job to its own.
 """
 
 import os
@@ -20,18 +19,13 @@ COMMON = Path("/mnt")  # the folder that front and nodes share, outside /tmp
 GPUS = 4
 CPUS = 8
 MEMORY_MIB = 64000
-CONTROLLERS = ("memory", "devices", "freezer", "cpuset")
-GROUPS = Path("/sys/fs/cgroup")
 
 # Open MPI starts nothing for root by itself, and a barrier of more ranks than cores takes long.
 ROOT_MAY = {name: value for name, value in OPEN_MPI.items() if "OMPI" in name}
 
-# What both clusters have in common.
 CONF = """\
 ClusterName=pretended
 SlurmctldHost=front
-SlurmctldPort={port}
-SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
@@ -44,10 +38,12 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 MailProg=/bin/true
 MpiDefault=none
-FirstJobId={first}
 ReturnToService=2
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 KillWait=2
@@ -55,28 +51,6 @@ MinJobAge=300
 GresTypes=gpu
 NodeName=node[1-2] CPUs={cpus} CoresPerSocket={cpus} RealMemory={memory} Gres=gpu:{gpus}
 PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 DefMemPerNode=1000
-"""
-FREE = """\
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectTypeParameters=CR_CPU
-"""
-CONFINED = """\
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/cgroup
-SelectTypeParameters=CR_CPU_Memory
-"""
-CONTAINERS = """\
-JobContainerType=job_container/tmpfs
-PrologFlags=Contain
-"""
-# The plugin is named in both: SLURM would look for it in the mounts, which a free node lacks.
-CGROUPS = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
-CONSTRAIN = """\
-ConstrainDevices=yes
-ConstrainRAMSpace=yes
-ConstrainSwapSpace=no
-ConstrainCores=no
 """
 
 
@@ -107,9 +81,8 @@ class Job:
 class Cluster:
     """Daemons from `start` to `stop`, and the commands of a user."""
 
-    def __init__(self, folder: Path, *, is_confined: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.is_confined = is_confined
         self.conf = folder / "slurm.conf"
         unwanted = (*NOT_INHERITED, "SLURM_", "PRTE_", "TMPDIR", "PYTEST_", "VIRTUAL_ENV", "CUDA_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
@@ -123,70 +96,16 @@ class Cluster:
         devices = [folder / "dev" / f"nvidia{number}" for number in range(GPUS)]
         for number, device in enumerate(devices):
             subprocess.run(["mknod", device, "c", "195", str(number)], check=True)
-        # Both run at once. PMIx names files of a node by the number of the job.
-        own = (6827, 6828, 1001) if self.is_confined else (6817, 6818, 1)
-        values = {"folder": folder, **dict(zip(("port", "node_port", "first"), own, strict=True))}
-        conf = CONF.format(cpus=CPUS, memory=MEMORY_MIB, gpus=GPUS, **values)
-        conf += CONFINED if self.is_confined else FREE
-        self.conf.write_text(conf + CONTAINERS * self.has_containers)
+        self.conf.write_text(CONF.format(folder=folder, cpus=CPUS, memory=MEMORY_MIB, gpus=GPUS))
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}]\n")
         # The folder of its socket must not be one that the nodes have in common.
         (folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
-        (folder / "cgroup.conf").write_text(CGROUPS + CONSTRAIN * self.is_confined)
-        for node in NODES:
-            if self.is_confined:
-                self._confine(node)
+        # The plugin is named: SLURM would look for it in the mounts, which a node lacks.
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         subprocess.run(["slurmctld"], env=self.environment, check=True)
         for node in NODES:
-            self.on(node, self._held_below() if self.has_containers else "slurmd")
+            self.on(node, "slurmd")
         self._await_nodes()
-
-    @property
-    def has_containers(self) -> bool:
-        """Whether each job has a /tmp of its own. The repository must not be hidden by that."""
-        return self.is_confined and Path("/tmp") not in ROOT.parents
-
-    def _confine(self, node: str) -> None:
-        """Give a node its own part of the machine's control groups, and the files it wants."""
-        if self.has_containers:
-            containers = self.folder / "containers"
-            containers.mkdir(exist_ok=True)
-            text = f"AutoBasePath=true\nBasePath={containers}\n"
-            (self.folder / "job_container.conf").write_text(text)
-            self.on(node, f"mount -t tmpfs tmpfs {containers} && mount --make-private {containers}")
-        for controller in CONTROLLERS:
-            top = GROUPS / controller
-            group = top / f"{os.environ['TEST_SLURM_GROUP']}-{node}"
-            group.mkdir()
-            if controller == "cpuset":
-                for name in ("cpuset.cpus", "cpuset.mems"):
-                    (group / name).write_text((top / name).read_text())
-            mounts = f"mkdir {top} && mount -t cgroup -o {controller} cgroup {top}"
-            self.on(node, f"{mounts} && mount --bind {group} {top}")
-
-    def _held_below(self) -> str:
-        """Return the command that starts slurmd where the namespaces of its jobs can be held.
-
-        The kernel lets a process hold a mount namespace by a file if its number is above that of
-        the process's own. From Linux 6.18 each CPU has numbers of its own, so that the one with the
-        lowest must make the namespace of slurmd.
-        """
-        cpus = sorted(os.sched_getaffinity(0))
-        words = " ".join(map(str, cpus))
-        every = ",".join(map(str, cpus))
-        return f"""
-            cd {self.folder}/containers && touch held
-            for cpu in {words}; do
-                taskset -c $cpu unshare --mount sh -c '
-                    for other in {words}; do
-                        taskset -c $other unshare --mount=held true || exit 9
-                        umount held
-                    done
-                    rm held && cd / && exec taskset -c {every} slurmd'
-                status=$?
-                [ $status = 9 ] || exit $status
-            done
-            exit 9"""
 
     def _await_nodes(self) -> None:
         deadline = time.monotonic() + 15
@@ -325,7 +244,7 @@ def share_folders() -> None:
     Path(work, "repository").mkdir()
     share = f"mount --bind {work} {COMMON} && mount --bind {ROOT} {kept}"
     subprocess.run(["sh", "-c", share], check=True)
-    private = f"{share} && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs {GROUPS}"
+    private = f"{share} && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /sys/fs/cgroup"
     if Path("/tmp") in ROOT.parents:
         private += f" && mkdir -p {ROOT} && mount --bind {kept} {ROOT}"
     for node in NODES:

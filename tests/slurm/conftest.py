@@ -1,4 +1,4 @@
-"""Clusters that tests share, and the two MPIs that each program is run with."""
+"""The cluster that tests share, and the two MPIs that each program is run with."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import COMMON, CONTROLLERS, GROUPS, Cluster, share_folders
+from tests.slurm.cluster import COMMON, Cluster, share_folders
 
 ENDS = """
 import os, signal, sys, time
@@ -103,8 +103,11 @@ def folder() -> Path:
 
 @pytest.fixture(scope="session")
 def free(folder: Path) -> Generator[Cluster]:
-    """A cluster that lets each job touch what it wants."""
-    yield from _running(Cluster(folder / "free", is_confined=False))
+    """The cluster, which lets each job touch what it wants."""
+    cluster = Cluster(folder / "free")
+    cluster.start()
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture(scope="session")
@@ -140,18 +143,3 @@ def limited(request: pytest.FixtureRequest) -> dict[str, int]:
         end = time.localtime(time.time() + 1)
         free.change(job, f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', end)}")
     return jobs
-
-
-@pytest.fixture(scope="session")
-def confined(folder: Path) -> Generator[Cluster]:
-    """A cluster that keeps each job to its devices, its memory and its /dev/shm."""
-    lacking = [name for name in CONTROLLERS if not (GROUPS / name / "tasks").exists()]
-    if lacking:
-        pytest.skip(f"no control groups of version 1 here: {', '.join(lacking)}")
-    yield from _running(Cluster(folder / "confined", is_confined=True))
-
-
-def _running(cluster: Cluster) -> Generator[Cluster]:
-    cluster.start()
-    yield cluster
-    cluster.stop()
