@@ -1,5 +1,6 @@
 """The cluster that tests share, and the two MPIs that each program is run with."""
 
+import inspect
 import os
 import sys
 import time
@@ -52,7 +53,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         if not all(name in str(error) for name in DIES_IN_INIT):
             raise
         print(f"once more, a rank died inside Open MPI's MPI_Init:\n{error}", file=sys.stderr)
-    names = pyfuncitem._fixtureinfo.argnames
+    names = inspect.signature(pyfuncitem.obj).parameters
     return pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}) or True
 
 
