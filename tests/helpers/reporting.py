@@ -10,7 +10,6 @@ from pathlib import Path
 # Set by mpich, Open MPI and srun, in this order of trust.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _facts: dict[str, object] = {}
-_run = _facts  # where the facts of a run go
 
 
 def my_rank() -> int:
@@ -20,7 +19,7 @@ def my_rank() -> int:
 
 def report(facts: dict[str, object]) -> None:
     """Add to what this rank has reported; on disk, and whole, when this returns."""
-    _run.update(facts)
+    _facts.update(facts)
     file = Path(os.environ["REPORT_DIR"]) / f"{my_rank()}.json"
     unfinished = file.with_suffix(".new")
     with unfinished.open("w") as stream:
@@ -28,16 +27,7 @@ def report(facts: dict[str, object]) -> None:
     unfinished.replace(file)
 
 
-def begin_run(number: int) -> None:
-    """Keep what comes apart, as that of one of several runs of a scene."""
-    global _run
-    _run = {}
-    _facts[f"run {number}"] = _run
-
-
 def begin(folder: Path) -> None:
     """Forget what was reported; what comes goes to another folder."""
-    global _run
     _facts.clear()
-    _run = _facts
     os.environ["REPORT_DIR"] = str(folder)

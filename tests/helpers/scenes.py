@@ -4,7 +4,7 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import os, re, signal, sys, time, warnings
 import mpishare
 import numpy as np
 from tests.helpers.stage import CALLS, Stage, leftovers, shared_bytes
-from tests.helpers.reporting import begin_run, report
+from tests.helpers.reporting import report
 from tests.helpers.viewer import Viewer
 
 """
@@ -56,12 +56,6 @@ class Played:
 
     result: Result
     stderr: dict[int, str]  # of each rank, where the scene can lose one
-
-    def of_run(self, number: int, *ranks: int) -> "Played":
-        """One of several runs, in which these ranks of the job were ranks 0, 1, ..."""
-        told = [self.result.reports.get(rank, {}).get(f"run {number}") for rank in ranks]
-        reports = {place: facts for place, facts in enumerate(told) if facts is not None}
-        return replace(self, result=replace(self.result, reports=reports))
 
     def rank(self, rank: int) -> dict:
         assert rank in self.result.reports, f"rank {rank} told nothing\n{self.describe()}"

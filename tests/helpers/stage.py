@@ -252,17 +252,13 @@ class Stage:
         rest.Barrier()
         self.end()
 
-    def is_missing(self, *, dies: bool, rank: int = 1, comes_back: bool = False) -> bool:
-        """Whether this is the rank that dies, or stays away until the others abort the job.
-
-        One that comes back is only told.
-        """
+    def is_missing(self, *, dies: bool, rank: int = 1) -> bool:
+        """Whether this is the rank that dies, or stays away until the others abort the job."""
         if self.rank != rank:
             return False
         if dies:
             self.die(0.4)
-        if not comes_back:
-            time.sleep(20)
+        time.sleep(20)
         return True
 
     def end(self) -> None:
