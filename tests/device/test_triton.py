@@ -92,28 +92,6 @@ def test_the_compiled_order_is_the_promised_one(name, capability):
     assert orders_of(code["ptx"], KINDS) == {name: PROMISED[name]}
 
 
-MUTATIONS = {
-    "no acquire": ("ld.acquire.sys", "ld.relaxed.sys", "wait"),
-    "a signal before the program's stores": (
-        '"""Raise my signal at a slot of the peer, after all stores of the program."""\n'
-        "    tl.debug_barrier()\n",
-        "",
-        "put_signal",
-    ),
-    "a wait of one thread alone": ("    barrier.red.and.pred ok, 0, ok;\n", "", "wait"),
-}
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_an_order_that_is_taken_out_is_missed(mutation, tmp_path):
-    before, after, name = MUTATIONS[mutation]
-    assert FILE.read_text().count(before) == 1
-    file = tmp_path / "mutant.py"
-    file.write_text(FILE.read_text().replace(before, after))
-    kernel = kernels_of(device_from(file, f"mutant_{len(before)}"))[name]
-    assert orders_of(compiled(kernel)["ptx"], KINDS)[name] != PROMISED[name]
-
-
 def test_the_constants_are_those_of_the_header():
     header, text = FILE.with_name("mpishare.cuh").read_text(), FILE.read_text()
     for name, mask in (("POLLS_PER_LOOK", "0xff;"), ("POLLS_PER_HOST_LOOK", "0x3fff;")):

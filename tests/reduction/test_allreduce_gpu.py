@@ -278,15 +278,6 @@ def test_steps_without_the_host(node, stream_route, stream, count):
         assert field.is_right_after(300)
 
 
-@TWO
-def test_control_of_the_counting(node, stream):
-    """Without the reduction every element is an error."""
-    field = CountedField(node, SMALL)
-    field.put()
-    field.count()
-    assert int(field.errors[0]) == SMALL
-
-
 def test_streams_in_turn(node, stream_route, cupy):
     """The calls of a plan come one after the other, whatever stream they are on."""
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
