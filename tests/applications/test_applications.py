@@ -1,17 +1,9 @@
 """The applications are right on every count of ranks, and wrong where they must be."""
 
-import fcntl
-import functools
-import importlib.util
 import json
 import math
-import os
 import re
-import struct
-import subprocess
 import sys
-import termios
-from pathlib import Path
 
 import pytest
 
@@ -176,12 +168,6 @@ def test_a_kernel_exchanges_its_own_halo(dims: str) -> None:
     assert all(row["checked"] for row in rows_of(result))
 
 
-def test_the_host_has_no_kernel_that_exchanges() -> None:
-    result = run_ranks(2, PERSISTENT, timeout_s=50, env=HOST)
-    assert [*result.reports.values()] == [{"7": 2, "6": 2}] * 2, result.describe()
-    assert "--order persistent: the host backend has no kernels" in result.stderr
-
-
 def test_a_broken_exchange_is_seen() -> None:
     result = run_ranks(4, BROKEN, timeout_s=50, env=HOST)
     wrong, right = dict.fromkeys(PROGRAMS, 1), dict.fromkeys(PROGRAMS, 0)
@@ -199,50 +185,6 @@ def test_a_rank_that_raises_ends_the_job(form: str) -> None:
     assert result.returncode != 0
     assert not result.timed_out, result.describe()
     assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
-
-
-@pytest.mark.parametrize("program", [*PROGRAMS, "cg"])
-def test_the_command_of_its_docstring_draws(program: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        pytest.skip("matplotlib is not installed")
-    file = APPLICATIONS / f"{program}.py"
-    (line,) = re.findall(r"^ +mpirun -n 4 python (.*)$", file.read_text(), re.MULTILINE)
-    script, *words = line.split()
-    assert ROOT / script == file
-    assert "--check" in words
-    picture = tmp_path / "picture.png"
-    words += ["--n", "16", "--plot", str(picture), *["--steps", "20"] * (program != "cg")]
-    result = run_right(4, [sys.executable, file, *words])
-    done = r"\d+ iterations in" if program == "cg" else "20 steps,"
-    pattern = rf"{program}: 2 x 2.* ranks of 16 x 16.*: {done} .*; checked$"
-    assert re.match(pattern, result.stdout.splitlines()[0])
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n")
-    assert len(data) > 15_000
-    width, height = struct.unpack(">II", data[16:24])
-    assert 500 < width < 3000
-    assert 200 < height < 2000
-
-
-def test_a_bar_is_shown_on_a_terminal_alone() -> None:
-    command = [sys.executable, APPLICATIONS / "jacobi2d.py", "--n", "16", "--steps", "20"]
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    env = {**os.environ, **HOST, "PYTHONPATH": str(ROOT)}
-    run = functools.partial(subprocess.run, command, env=env, stdout=subprocess.PIPE, check=True)
-    assert run(stderr=theirs).stdout.startswith(b"jacobi2d: 1 x 1 ranks")
-    os.close(theirs)
-    assert b"100 %" in os.read(ours, 1 << 16)
-    os.close(ours)
-    assert run(stderr=subprocess.PIPE).stderr == b""
-
-
-def test_orders_are_compared_with_a_rank_alone() -> None:
-    words = ["--cells", "32", "--steps", "6", "--norm-every", "3", "--bench", "--json"]
-    (row,) = rows_of(run_right(2, [sys.executable, APPLICATIONS / "jacobi2d.py", *words]))
-    assert (row["n"], row["dims"], row["cells"]) == (None, [2, 1], [16, 32])
-    for order in ORDERS:
-        assert row[f"{order}_efficiency"] == pytest.approx(row["alone_us"] / row[f"{order}_us"])
 
 
 def test_the_forms_are_compared_in_one_job() -> None:
