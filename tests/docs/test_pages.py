@@ -122,31 +122,6 @@ def test_the_step_that_overlaps_computes_each_cell_once() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_fragment_is_known() -> None:
-    """A block of Python that is no program has a test of its own, or is of an example, or MPI."""
-    found = [b for p in PAGES for b in blocks(p) if b.language == "python" and not b.is_program]
-    assert sorted(b.text.splitlines()[0] for b in found) == [
-        "# in a notebook",  # scripts/examples/08_attach.py
-        "# in a rank, or in a plain program",  # scripts/examples/31_open_handle.py
-        "# in any other process of this user on the machine",
-        "# in the job",
-        "# of scripts/applications/cg.py",
-        "# of scripts/applications/jacobi2d.py",
-        "# of scripts/applications/navier_stokes.py",
-        "@numba.cuda.jit",  # tests/device/test_numba.py
-        "@triton.jit",  # tests/device/test_triton_gpu.py
-        "class ExchangeInPlace(torch.autograd.Function):",  # tests/halo/test_torch_ranks.py
-        'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
-        "def gradients_in_one_array(weights):",
-        "halo.start(u)",
-        "send[...] = u[1].get()  # before: for each face through the host, which waits twice",
-        # tests/windows/test_readonly_ranks.py
-        "table = node.share(read_table, readonly=True)  # `read_table()` runs on the leader",
-        # Its kernel: tests/device/test_header.py
-        "window = node.allocate_each(1000, signals=8)  # 8 signals for each pair of ranks",
-    ]
-
-
 def test_the_function_for_pytorch_is_that_of_the_example() -> None:
     (program,) = [each.text for each, _ in programs() if each.page == autograd.PAGE]
     expected = autograd.source_of(autograd.EXAMPLE.read_text(), "Exchange")
