@@ -58,11 +58,12 @@ JOIN:
 }"""
 
 
-def _wait_asm(who: str, check: str, result: str, first: int) -> tl.constexpr:
-    """Return the text of a wait; its operands are numbered from `first` on."""
+def _wait_asm(who: str, check: str, result: str) -> tl.constexpr:
+    """Return the text of a wait, whose results are operands 0 and 1."""
     text = _WAIT.replace("WHO", who).replace("CHECK", check).replace("RESULT", result)
-    for name in ("PLACE", "VALUE", "LOST", "ABORT", "WAITING", "LATE", "DEADLINE"):
-        text, first = text.replace(name, f"${first}"), first + 1
+    names = "PLACE", "VALUE", "LOST", "ABORT", "WAITING", "LATE", "DEADLINE"
+    for number, name in enumerate(names, start=2):
+        text = text.replace(name, f"${number}")
     return tl.constexpr(text)
 
 
@@ -73,8 +74,7 @@ _WAIT_SIGNAL = _wait_asm(
     """ld.acquire.sys.global.u64 word, [PLACE];
     sub.s64 spent, word, VALUE;
     setp.ge.s64 ok, spent, 0;""",
-    "",
-    1,
+    "mov.u32 $1, 0;",
 )
 _WAIT_WORD = _wait_asm(
     "",
@@ -87,7 +87,6 @@ _WAIT_WORD = _wait_asm(
     @newer st.volatile.u64 [LATE], 2;
     @newer bra GIVE_UP;""",
     "cvt.u32.u64 $1, word;",
-    2,
 )
 _STORE = """{
     .reg .pred first;
@@ -170,12 +169,11 @@ def put_signal(d, peer, to, source, n, slot, value, block: tl.constexpr = 1024):
 
 
 @triton.jit
-def wait(d, peer, slot, value):
-    """Wait until the peer's signal at my slot is at least `value`; return whether it came."""
+def _await(d, peer, slot, value, asm: tl.constexpr):
     host = _word(d, 3)
-    ok = tl.inline_asm_elementwise(
-        _WAIT_SIGNAL,
-        "=r,l,l,l,l,l,l,l,~{memory}",
+    return tl.inline_asm_elementwise(
+        asm,
+        "=r,=r,l,l,l,l,l,l,l,~{memory}",
         [
             _mine(d, peer, slot),
             tl.cast(value, tl.int64),
@@ -185,10 +183,16 @@ def wait(d, peer, slot, value):
             host + 8 + 8 * (size(d) + peer),
             _word(d, 5),
         ],
-        tl.int32,
+        (tl.int32, tl.uint32),
         False,
         1,
     )
+
+
+@triton.jit
+def wait(d, peer, slot, value):
+    """Wait until the peer's signal at my slot is at least `value`; return whether it came."""
+    ok, _ = _await(d, peer, slot, value, _WAIT_SIGNAL)
     return ok != 0
 
 
@@ -217,23 +221,7 @@ def put_word(d, peer, slot, word, epoch):
 @triton.jit
 def get_word(d, peer, slot, epoch, dtype: tl.constexpr):
     """Wait for the word of exactly this epoch; return whether it came, and the word."""
-    host = _word(d, 3)
-    ok, word = tl.inline_asm_elementwise(
-        _WAIT_WORD,
-        "=r,=r,l,l,l,l,l,l,l,~{memory}",
-        [
-            _mine(d, peer, slot),
-            tl.cast(epoch, tl.int64) & 0xFFFFFFFF,
-            _word(d, 2) + 24 * _half(d, 15),
-            host,
-            host + 8 + 8 * peer,
-            host + 8 + 8 * (size(d) + peer),
-            _word(d, 5),
-        ],
-        (tl.int32, tl.uint32),
-        False,
-        1,
-    )
+    ok, word = _await(d, peer, slot, tl.cast(epoch, tl.int64) & 0xFFFFFFFF, _WAIT_WORD)
     return ok != 0, tl.cast(word, dtype, bitcast=True)
 
 
