@@ -1,33 +1,17 @@
 // Litmus tests of the memory model of mpishare.cuh, a block of each rank. Each counts outcomes that
-// must not be. With WEAK_STORE, WEAK_LOAD or WEAK_FENCE one thing is taken out, and they may.
+// must not be.
 #include <mpishare.cuh>
 using namespace mpishare;
 
-#ifdef WEAK_STORE
-#define STORE "st.relaxed.sys.global.u64"
-#else
-#define STORE "st.release.sys.global.u64"
-#endif
-#ifdef WEAK_LOAD
-#define LOAD "ld.relaxed.sys.global.u64"
-#else
-#define LOAD "ld.acquire.sys.global.u64"
-#endif
-#ifdef WEAK_FENCE
-#define FENCE() asm volatile("" ::: "memory")
-#else
-#define FENCE() __threadfence_system()
-#endif
-
 __device__ void set(const Device& d, int peer, int slot, Word value) {
-    asm volatile(STORE " [%0], %1;" ::"l"(detail::theirs(d, peer, slot)), "l"(value) : "memory");
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(detail::theirs(d, peer, slot)), "l"(value) : "memory");
 }
 
 __device__ bool comes(const Device& d, int peer, int slot, Word value) {
     detail::Wait waiting(d, peer);
     while (true) {
         Word seen;
-        asm volatile(LOAD " %0, [%1];" : "=l"(seen) : "l"(detail::mine(d, peer, slot)) : "memory");
+        asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(detail::mine(d, peer, slot)) : "memory");
         if (seen >= value) return waiting.end(true);
         if (!waiting.goes_on()) return waiting.end(false);
     }
@@ -96,7 +80,7 @@ extern "C" __global__ void buffering(Device d, long long rounds, unsigned long l
         if (plays) {
             asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at<unsigned>(d, peer, 0)),
                          "r"(number) : "memory");
-            FENCE();
+            __threadfence_system();
             asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
                          : "=r"(seen) : "l"(at<unsigned>(d, d.rank, 0)) : "memory");
             *at<volatile unsigned>(d, 0, APART + d.rank) = seen == number;
