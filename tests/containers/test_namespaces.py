@@ -56,32 +56,6 @@ with mpishare.Node(backend="host", timeout_s=20) as node:
     node.barrier()
 """
 
-SEGMENTS = """
-import ctypes
-import numpy as np
-import mpishare
-from tests.helpers.reporting import report
-
-libc = ctypes.CDLL(None)
-libc.shmat.restype = ctypes.c_void_p
-number = libc.shmget(0, 4096, 0o1600)  # private, made, of this user
-address = libc.shmat(number, None, 0)
-libc.shmctl(number, 0, None)  # goes with the process
-array = np.frombuffer((ctypes.c_char * 4096).from_address(address))
-with mpishare.Node(backend="host", timeout_s=20) as node:
-    array[...] = node.rank
-    try:
-        node.share_each(array, copy=False)
-        refusal = ""
-    except mpishare.UnsupportedError as error:
-        refusal = str(error)
-    window = node.share_each(array, copy=None)
-    window.fence()
-    copies = [int(window.segment(rank)[0]) for rank in range(node.size)]
-    report({"number": number, "refusal": refusal, "copies": copies})
-    window.close()
-"""
-
 
 def played(own, monkeypatch, folder, **options):
     """The reports of two ranks, each with its own of something; their ghosts are right."""
@@ -111,16 +85,6 @@ def test_one_node_with_everything(own, monkeypatch, tmp_path):
         assert "CMA works" in told["text"]
         assert told["notes"] == []
         assert "uts" not in own or told["host"] == "container-0", (rank, told)
-
-
-def test_system_v_segments_of_two_namespaces_are_told_apart(monkeypatch, tmp_path):
-    """Both ranks have a segment of the same number and key."""
-    separate_ranks(monkeypatch, tmp_path, ["ipc"])
-    result = run_right(2, SEGMENTS)
-    for told in result.reports.values():
-        assert told["number"] == result.reports[0]["number"], result.describe()
-        assert "only ranks that have mapped it" in told["refusal"]
-        assert told["copies"] == [0, 1], result.describe()
 
 
 @pytest.mark.parametrize("kind", ["pid", "user"])
