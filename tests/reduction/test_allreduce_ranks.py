@@ -19,7 +19,7 @@ from mpishare import (
 )
 from mpishare.reduction import host, large, slots
 from mpishare.reduction.operation import OPERATIONS
-from tests.helpers.halos import beside, ring, some
+from tests.helpers.halos import some
 from tests.helpers.reductions import (
     COMPLEX,
     FLOATS,
@@ -37,7 +37,6 @@ TWO = pytest.mark.ranks(min=2)
 SHAPES = [(), (0,), (1,), (3,), (128,), (3, 0), (5, 7), (2, 3, 4)]
 OTHERS = r"(rank 1|the other \d ranks)"
 LARGE = [1000, 20_000, 100_000, 300_001]
-MANY_MIB = [1, 4, 16, 64]
 
 
 def reduced(node, total, array):
@@ -112,20 +111,6 @@ def test_large(node, count, place):
         window = window_of(node, mine)
         array = window.array if place == "window" or node.rank == 0 else array
     assert is_sum(node, array)
-
-
-@pytest.mark.parametrize("dtype", ["f8", "c16"])
-@pytest.mark.parametrize("mib", MANY_MIB)
-def test_private_arrays_of_many_mib(host_node, mib, dtype):
-    """The same bits on all ranks and at every call, in the order of the ranks."""
-    node, count = host_node, (mib << 20) // np.dtype(dtype).itemsize - 3
-    mine = values(dtype, (5000,), node.rank)
-    wanted = np.resize(expected("sum", dtype, (5000,), node.size), count)
-    x = np.empty(count, dtype)
-    with Allreduce(node.comm, x, node=node) as total:
-        for _ in range(3):
-            x[...] = np.resize(mine, count)
-            assert on_all(node, reduced(node, total, x), wanted)
 
 
 def small_blocks(monkeypatch):
@@ -205,14 +190,6 @@ def test_reduce_returns_its_array(node, shape):
     with Allreduce(node.comm, x, node=node) as total:
         for given in (x, window, x):  # first by the slow way, and a window for its array
             assert total.reduce(given) is given
-
-
-@pytest.mark.parametrize("shape", [(6, 5), (70, 65), (20, 30, 40)], ids=str)
-def test_layouts(node, shape):
-    """The same on all ranks, and another on each."""
-    mine = values("f4", shape, node.rank)
-    for form in (*FORMS, FORMS[node.rank % len(FORMS)]):
-        assert is_sum(node, laid_out(node.xp, mine, form), "f4")
 
 
 def test_what_lies_between_is_left(node):
@@ -415,20 +392,6 @@ def test_two_plans_in_turn(node):
     one.close()
 
 
-def test_beside_a_halo(node):
-    """An iteration: a halo, then a norm."""
-    u, ends = node.xp.zeros(6), np.array(beside(node))
-    with ring(node, u) as halo, Allreduce(node.comm, Layout(()), node=node) as total:
-        for step in range(1, 20):
-            u[halo.owned] = node.rank + step
-            halo.exchange(u)
-            norm = total.dot(u, u)
-            node.synchronize()
-            assert (on_host(u)[[0, -1]] == ends + step).all()
-            every = 6 * sum((rank + step) ** 2 for rank in range(node.size))
-            assert float(on_host(norm)) == every
-
-
 # --- nodes and communicators
 
 
@@ -536,16 +499,6 @@ def test_a_read_only_array(host_node):
         with pytest.raises(ValueError, match="read-only"):
             total.dot(x, x, out=x[:1])
         host_node.barrier()
-
-
-def test_an_operation_is_given_once(host_node):
-    """When the plan is made; at a call it is taken for a stream, and is none."""
-    with Allreduce(host_node.comm, Layout(3), node=host_node) as total:
-        with pytest.raises(TypeError, match=r"reduce failed: stream must be .*, not 'max'"):
-            total.reduce(np.ones(3), "max")
-        with pytest.raises(TypeError, match=r"dot failed: stream must be .*, not 'max'"):
-            total.dot(np.ones(3), np.ones(3), np.ones(1), "max")
-    host_node.barrier()
 
 
 def test_dot_of_what_does_not_fit(node):
