@@ -77,18 +77,6 @@ mpishare.HaloExchange = whole
 report({{"whole": run_all()}})
 """
 
-WITH_AN_ERROR = f"""{PREAMBLE}
-step = jacobi2d.Jacobi.step
-
-def failing(self):
-    if self.cart.rank == 1 and self.done == 5:
-        raise ZeroDivisionError("on purpose")
-    step(self)
-
-jacobi2d.Jacobi.step = failing
-common.run(lambda: run("jacobi2d", *sys.argv[1:]))
-"""
-
 
 def rows_of(result: Result) -> list[dict]:
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -176,15 +164,6 @@ def test_a_broken_exchange_is_seen() -> None:
     assert [row["checked"] for row in rows_of(result)] == [False] * 2 + [True] * 2
     assert re.search(r"^jacobi2d: WRONG: u: \d+ of 576 cells differ", result.stderr, re.MULTILINE)
     assert "heat3d: WRONG: the slowest wave has decayed to" in result.stderr
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_rank_that_raises_ends_the_job(form: str) -> None:
-    words = ["--staged", form] if form != "mpishare" else []
-    result = run_ranks(2, WITH_AN_ERROR, args=words, timeout_s=20, env=HOST)
-    assert result.returncode != 0
-    assert not result.timed_out, result.describe()
-    assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
 
 
 def test_the_forms_are_compared_in_one_job() -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 
 import pytest
 
@@ -138,10 +137,3 @@ def test_what_is_broken_is_seen() -> None:
     for told in result.reports.values():
         assert told == right, result.describe()
     assert "cg: WRONG: " in result.stderr
-
-
-@pytest.mark.skipif(HAS_SCIPY, reason="scipy is installed")
-def test_a_sparse_product_without_scipy_is_refused() -> None:
-    result = run_ranks(2, [sys.executable, PROGRAM, "--product", "csr"], timeout_s=30, env=HOST)
-    assert result.returncode == 2, result.describe()
-    assert result.stderr.count("cg: --product csr needs SciPy") == 1, result.describe()

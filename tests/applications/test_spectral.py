@@ -97,20 +97,6 @@ def test_what_is_broken_is_seen() -> None:
         assert f"spectral: WRONG: {what}" in result.stderr, result.describe()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cells", "3"], "--cells: 3 keep 1 modes along y, less than one per rank"),
-        (["--steps", "3", "--until", "1"], "not allowed with"),
-        (["--graph"], "--graph: the host backend has no graphs"),
-    ],
-)
-def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
-    result = run_ranks(2, [sys.executable, PROGRAM, *words], timeout_s=30, env=HOST)
-    assert result.returncode == 2, result.describe()
-    assert result.stderr.count(said) == 1, result.describe()
-
-
 def test_the_decay_stands_beside_the_published_one(tmp_path: Path) -> None:
     """Of few points: right for as long as the vortex is smooth; drawn where there is matplotlib."""
     command = [sys.executable, PROGRAM, "--cells", "16", "--until", "2"]
