@@ -153,8 +153,6 @@ class _ByKernel(OfFields):
             return
         self.rescue()
         if not poll(lambda: stream.done, _LIMIT_S):
-            if pair.session.signals.first is not None:
-                pair.session.signals.first()  # what was finished is written
             raise RuntimeError(f"{type(self).__name__}: its kernel does not end")
         raise UnsupportedError(f"its kernel did not end within {_LIMIT_S:g} s")
 

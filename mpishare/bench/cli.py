@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import closing
-from functools import partial
+from contextlib import suppress
 from importlib.util import find_spec
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
-from mpishare.bench.report import as_json, heading, listed, of_case, summary, table
-from mpishare.bench.signals import StoppedError
+from mpishare.bench.report import as_json, heading, listed, of_case, summary
 from mpishare.tools.cli import (
     UsageError,
     fail_run,
@@ -22,15 +21,13 @@ from mpishare.tools.cli import (
     is_first_process,
     run_on_ranks,
     start_mpi_in_time,
-    tell,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpi4py import MPI
 
-    from mpishare.bench.report import Row
     from mpishare.bench.session import Session
 
 
@@ -38,8 +35,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the benchmark and return its exit status.
 
     Collective over COMM_WORLD, host-blocking. 0: every result was right. 1: a result was wrong, or
-    the run failed. 2: the command line is wrong. 130: it was interrupted. A rank that raises aborts
-    all with status 1.
+    the run failed. 2: the command line is wrong. A rank that raises aborts all with status 1.
     """
     try:
         options = parse(argv, prog)
@@ -49,6 +45,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         if is_first_process():
             sys.stdout.write(case_list())
         return 0
+    # At Ctrl-C the ranks end at once: what was finished is shown and written already.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     start_mpi_in_time(prog, options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options))
 
@@ -89,74 +87,59 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
 
 
 def _measure(session: Session) -> int:
-    """Run the cases, show each as it ends, write the report, and return the exit status."""
+    """Run the cases, show and write each as it ends, and return the exit status. Closes the node.
+
+    Collective, host-blocking.
+    """
     from mpishare.bench import environment
 
-    comm, options = session.comm, session.options
+    comm, options, rows = session.comm, session.options, session.rows
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0
 
     def show(text: str) -> None:
         if is_shown:
-            with session.progress.paused():
-                sys.stdout.write(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
-    def write(interrupted: str | None = None) -> int:
-        found["interrupted"] = interrupted
-        found["versions"] = environment.versions()  # of what the cases loaded too
-        try:
-            _write(options, found, session.rows)
-        except OSError as error:
-            return fail_run(options.prog, comm, error)
-        return int(any(row.wrong for row in session.rows))
+    def write(name: str | None) -> None:
+        """Write what there is; `name`: the case that runs now, in which the run may end."""
+        found["interrupted"] = name
+        if comm.rank == 0:
+            with suppress(OSError):  # said at the end
+                _write(session, found)
 
     show(heading(found))
-    interrupted = None
-    for name, is_interrupted in _ended(session, write):
-        show(of_case(name, found, session.rows))
-        interrupted = name if is_interrupted else None
-    show(summary(session.rows))
-    status = 0
-    if comm.rank == 0:
-        status = 0 if interrupted else write()
-        _end(options, found, session.rows, interrupted)
-    sys.stdout.flush()
-    # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
-    return session.signals.exit_status if interrupted else int(comm.bcast(status))
-
-
-def _ended(session: Session, write: Callable[[str], object]) -> Iterator[tuple[str, bool]]:
-    """Run the cases; yield the name of each as it ends, and whether a signal interrupted it.
-
-    Collective, host-blocking; closes the node. At a signal rank 0 calls `write` with the name of
-    the case at once: Open MPI kills the ranks soon.
-    """
-    with session.node, closing(session.progress):
-        session.expect([CASES[name] for name in session.options.cases])
-        for name in session.options.cases:
-            if session.comm.rank == 0:
-                session.signals.first = partial(write, name)
-            try:
-                resolve_name(CASES[name].run)(session, CASES[name])
-            except StoppedError:
-                yield name, True
-                break
-            yield name, False
+    write(options.cases[0])
+    with session.node:
+        session.expect([CASES[name] for name in options.cases])
+        for name, following in pairwise([*options.cases, None]):
+            case = CASES[name or ""]
+            resolve_name(case.run)(session, case)
+            write(following)
+            show(of_case(case.name, found, rows))
         session.close()
+    show(summary(rows))
+    found["versions"] = environment.versions()  # of what the cases loaded too
+    # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
+    return int(comm.bcast(_end(session, found) if comm.rank == 0 else None))
 
 
-def _end(
-    options: Options, found: dict[str, Any], rows: Sequence[Row], interrupted: str | None
-) -> None:
-    """Draw the plot, and tell of a run that was interrupted."""
+def _end(session: Session, found: dict[str, Any]) -> int:
+    """Write the report, draw the plot, and return the exit status."""
+    options, rows = session.options, session.rows
+    if options.format == "json":
+        sys.stdout.write(as_json(found, [row.as_dict() for row in rows]))
+    sys.stdout.flush()
+    try:
+        _write(session, found)
+    except OSError as error:
+        return fail_run(options.prog, session.comm, error)
     if options.plot:
         from mpishare.bench.plot import draw
 
         draw(Path(options.plot), found, rows)
-    if interrupted:
-        sys.stdout.flush()
-        kept = f"{options.output} has" if options.output else "above is"
-        tell(options.prog, f"interrupted in {interrupted}; {kept} what was finished")
+    return int(any(row.wrong for row in rows))
 
 
 def _problem(options: Options) -> str | None:
@@ -174,17 +157,8 @@ def _problem(options: Options) -> str | None:
     return None
 
 
-def _write(options: Options, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Write the report to the file of the options, and JSON to stdout; tables are there already."""
-    data = as_json(environment, [row.as_dict() for row in rows])
-    if options.output is None:
-        sys.stdout.write(data if options.format == "json" else "")
-        return
-    is_data = options.format == "json" or Path(options.output).suffix == ".json"
-    text = data if is_data else table(environment, rows)
-    try:
-        Path(options.output).write_text(text)
-    except OSError:
-        # A full disk must not lose the run: the report goes to stdout.
-        sys.stdout.write(text)
-        raise
+def _write(session: Session, found: dict[str, Any]) -> None:
+    """Write the report so far to the file of the options, if any."""
+    if session.options.output is not None:
+        text = as_json(found, [row.as_dict() for row in session.rows])
+        Path(session.options.output).write_text(text)

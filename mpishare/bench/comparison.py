@@ -15,7 +15,6 @@ from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import batches_of, iterations, max_over_ranks, time_batches
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
 from mpishare.bench.session import Call, Session
-from mpishare.bench.signals import StoppedError
 from mpishare.errors import UnsupportedError
 
 Make = Callable[[], "Variant"]
@@ -172,24 +171,19 @@ class Comparison:
         Collective, host-blocking. A variant that cannot be made is a row that says why; one that
         gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
         """
-        try:
-            self._time(max(self.session.options.repeat, least_turns), least_turns)
-        except StoppedError:
-            self._close()
-            raise
+        self._time(max(self.session.options.repeat, least_turns), least_turns)
         rows = [row for each in self._timed for row in each.rows()]
         compare(rows, {each.row.arm: each.against for each in self._timed})
-        self._close()
+        for each in reversed(self._timed):
+            each.close()
         self.session.rows += rows
 
     def _time(self, turns: int, least_turns: int) -> None:
         session, timed, done = self.session, self._timed, 0
         session.budget.begin()
         for each in timed:
-            session.signals.check()
             each.start()
         for each in timed:
-            session.signals.check()
             each.check(_OUTER_STEPS, "before the timed blocks")
             each.calibrate()
         while done < turns:
@@ -197,21 +191,13 @@ class Comparison:
             # Each is first as often as the others, so that drift of the machine affects all alike.
             first = done % len(timed)
             for each in (*timed[first:], *timed[:first]):
-                session.signals.check()
-                session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
                 each.time()
                 each.check(_INNER_STEPS, "between timed blocks")
             done += 1
-            session.progress.advance()
             if done >= least_turns and not session.budget.allows(monotonic() - began):
                 break
-        session.progress.advance(turns - done)
         for each in timed:
             each.check(_OUTER_STEPS - _INNER_STEPS, "after the timed blocks")
-
-    def _close(self) -> None:
-        for each in reversed(self._timed):
-            each.close()
 
 
 @dataclass

@@ -106,10 +106,10 @@ class Options:
         "--corners", False, "edges and corners too, for {halo}", action="store_true"
     )
     format: str = _option(
-        "--format", "table", "of the report (%(default)s)", choices=("table", "json")
+        "--format", "table", "of the report on stdout (%(default)s)", choices=("table", "json")
     )
     output: str | None = _option(
-        "--output", None, "write the report to FILE; as JSON where its name ends in .json", **_FILE
+        "--output", None, "write the report to FILE as JSON, anew after each case", **_FILE
     )
     plot: str | None = _option("--plot", None, _PLOT, **_FILE)
     revision: str | None = _option(

@@ -125,12 +125,6 @@ def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return f'{{\n "header": {{\n{keys}\n }},\n "rows": [\n{lines}\n ]\n}}\n'
 
 
-def table(environment: dict[str, Any], rows: Sequence[Row]) -> str:
-    names = dict.fromkeys([*(row.case for row in rows), *environment["left_out"]])
-    cases = "".join(of_case(name, environment, rows) for name in names)
-    return heading(environment) + cases + summary(rows)
-
-
 def size_text(nbytes: int) -> str:
     """Return a size with one decimal place at most."""
     number, unit = format_nbytes(nbytes).split()

@@ -12,9 +12,7 @@ from mpi4py import MPI
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.bench.cases import Case
 from mpishare.bench.options import Options
-from mpishare.bench.progress import Progress
 from mpishare.bench.report import Row, size_text
-from mpishare.bench.signals import Signals
 from mpishare.errors import format_nbytes
 from mpishare.memory.shared import available_nbytes
 from mpishare.runtime.route import agree_on_forced
@@ -74,7 +72,6 @@ class Session:
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
         #: All ranks of the run; the maximum over the ranks is taken here.
         self.comm, self.options = comm, options
-        self.progress = Progress(is_shown=comm.rank == 0)
         self.budget = Budget(comm, options.limit_s)
         self.node = Node(comm, timeout_s=options.timeout_s)
         agree_on_forced(comm, "the benchmark", options.timeout_s, on_gpu=self.on_cuda)
@@ -97,8 +94,6 @@ class Session:
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
-        #: Ends the run early.
-        self.signals = Signals(comm)
 
     @property
     def on_cuda(self) -> bool:
@@ -132,13 +127,10 @@ class Session:
             )
 
     def expect(self, cases: Sequence[Case]) -> None:
-        """Divide the progress and the time among the sizes of these cases."""
-        sizes = [
-            self.options.sizes(self.node.backend, case.name) for case in cases if case.is_sized
-        ]
-        parts = sum(map(len, sizes)) + sum(not case.is_sized for case in cases)
-        self.progress.expect(self.options.repeat * parts)
-        self.budget.expect(parts)
+        """Divide the time among the sizes of these cases."""
+        sizes, backend = self.options.sizes, self.node.backend
+        counts = [len(sizes(backend, case.name)) if case.is_sized else 1 for case in cases]
+        self.budget.expect(sum(counts))
 
     def sizes(self, case: Case, copies: float) -> Iterator[int]:
         """Yield the sizes of a case that have memory for so many copies, and time. Collective."""
@@ -153,7 +145,7 @@ class Session:
         for nbytes in self.options.sizes(self.node.backend, case.name):
             block, own_nbytes, needed_nbytes = of_size(nbytes)
             if block in done:
-                self.skip()
+                self.budget.skip()
             elif self.fits(case, own_nbytes, needed_nbytes):
                 yield block
             done.add(block)
@@ -172,13 +164,8 @@ class Session:
         _, reason = self.attempt(require)
         if reason is not None:
             self.left_out[case.name].append(f"{size_text(nbytes)} left out: {reason}")
-            self.skip()
+            self.budget.skip()
         return reason is None
-
-    def skip(self) -> None:
-        """Count a size that does not run."""
-        self.budget.skip()
-        self.progress.advance(self.options.repeat)
 
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.

@@ -7,7 +7,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
+from mpishare.coordination.abort import abort_after, say
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
 from mpishare.runtime.mpi_start import NoMpiError, limited_start, load_mpi
 
@@ -63,11 +63,6 @@ def seconds(text: str) -> float:
 def tell(prog: str, text: object) -> None:
     """Print a line of a program on stderr, whether or not somebody reads it."""
     say(f"{prog}: {text}\n")
-
-
-def wait_for_reader() -> None:
-    """Wait a moment until the launcher has read the output, which later lines must not overtake."""
-    wait_briefly(is_output_read)
 
 
 def fail_usage(prog: str, message: str) -> int:

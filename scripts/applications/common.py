@@ -22,7 +22,6 @@ from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
-from mpishare.bench.progress import Progress
 from mpishare.tools import cli
 
 if TYPE_CHECKING:
@@ -145,14 +144,6 @@ def require_drawable(made: Parser, path: Path | None) -> None:
         made.error(problem)
 
 
-def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
-    """Return the bar of what is timed, begun; it is seen on rank 0's terminal alone."""
-    made = Progress(is_shown=cart.rank == 0)
-    phases = 1 + args.compare + getattr(args, "bench", False)
-    made.expect(timing.SHOWN + phases * timing.REPEATS)
-    return made
-
-
 def run(main: Callable[[], int]) -> NoReturn:
     """Exit with what `main` returns; an exception ends the job: others would wait for this rank."""
     sys.exit(cli.run_on_ranks(lambda _: main()))
@@ -183,8 +174,7 @@ def solve(
     steps.begin()
     steps.warm_up(counts)
     steps.begin()
-    bar = progress(args, cart)
-    step_us = timing.steps_us(node, cart, counts, steps.run, bar)
+    step_us = timing.steps_us(node, cart, counts, steps.run)
     wrong: list[str] = []
     if args.check or args.plot:
         whole = outcome.gather(cart, steps.u[steps.mine])
@@ -194,17 +184,16 @@ def solve(
             draw(whole, steps)
     calls = min(args.steps, CALLS)
     actions = steps.actions(steps.halo) | steps.parts_of_a_step()
-    times = timing.alone_us(node, cart, actions, calls, bar)
+    times = timing.alone_us(node, cart, actions, calls)
     steps.order = args.order
     result = outcome.Outcome(steps.name, args, node, cart, step_us, times["exchange"])
     result.wrong = wrong
     result.facts |= steps.facts(times)
     if args.bench:
         count = min(steps.every, graphs.LONGEST)
-        result.facts |= orders.compare(node, cart, steps, count, -(-args.steps // count), bar)
+        result.facts |= orders.compare(node, cart, steps, count, -(-args.steps // count))
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, steps.make_halo, steps.actions, calls, bar)
-    bar.close()
+        result.facts |= timing.compare_forms(node, cart, steps.make_halo, steps.actions, calls)
     steps.close()
     return result.tell()
 

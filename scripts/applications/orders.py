@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.bench.progress import Progress
-
 ORDERS = ("plain", "last", "first", "beside")
 NEW_FIRST = ("first", "beside", "persistent")  # these exchange the field that the step makes
 
@@ -221,7 +219,6 @@ def compare(
     steps: Steps,
     count: int,
     calls: int,
-    progress: Progress,
 ) -> dict[str, float]:
     """Time calls of `count` steps in each order, and without neighbors, in turns. Collective.
 
@@ -241,7 +238,7 @@ def compare(
     for act in actions.values():
         for _ in range(2 * len(steps.fields)):  # as `Steps.warm_up`
             act()
-    times = timing.alone_us(node, cart, actions, calls, progress)
+    times = timing.alone_us(node, cart, actions, calls)
     steps.order = mine
     found = {f"{order}_us": time / count for order, time in times.items()}
     return found | {f"{order}_efficiency": times["alone"] / times[order] for order in steps.orders}

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mpishare.bench.progress import Progress
-
     Array = Any  # numpy.ndarray or cupy.ndarray
 
 #: Time, kinetic energy and its dissipation rate at Re = 1600 with 512^3 points: the log of the
@@ -105,7 +103,7 @@ def check(flow: Flow, steps: int) -> list[str]:
     ]
 
 
-def compare(flow: Flow, calls: int, bar: Progress) -> tuple[dict[str, float], list[str]]:
+def compare(flow: Flow, calls: int) -> tuple[dict[str, float], list[str]]:
     """Time a step with each form of the redistribution, in turns, and compare what it makes.
 
     Collective. Returns the times, and what is wrong, as lines on rank 0.
@@ -129,7 +127,7 @@ def compare(flow: Flow, calls: int, bar: Progress) -> tuple[dict[str, float], li
         for form, velocity in found.items():
             if not form.startswith("kernels"):
                 wrong += outcome.compare(node.backend, form, velocity, found["mpishare"])
-    times = timing.alone_us(node, cart, steps, calls, bar)
+    times = timing.alone_us(node, cart, steps, calls)
     for links in made.values():
         for each in links:
             each.close()
@@ -205,8 +203,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
         if done * PER_UNIT % args.cells < PER_UNIT or done == args.steps:
             history.append((done / args.cells, *flow.decay()))
 
-    bar = common.progress(args, cart)
-    step_us = timing.steps_us(node, cart, [1] * args.steps, advance, bar)
+    step_us = timing.steps_us(node, cart, [1] * args.steps, advance)
     wrong = check(flow, args.steps) if args.check else []
     spectrum = flow.spectrum()
     calls = min(args.steps, CALLS)
@@ -214,17 +211,16 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     in_space = node.xp.zeros(three.source_shape, complex)
     in_modes = node.xp.zeros(six.target_shape, complex)
     exchange = {"both ways": lambda: (three.forward(in_space), six.backward(in_modes))}
-    exchange_us = timing.alone_us(node, cart, exchange, calls, bar)["both ways"]
+    exchange_us = timing.alone_us(node, cart, exchange, calls)["both ways"]
     result = outcome.Outcome("spectral", args, node, cart, step_us, exchange_us, wrong=wrong)
     _, energy, rate = history[-1]
     result.facts |= {"time": args.steps / args.cells, "energy": energy, "dissipation": rate}
     time, _, peak = max(history, key=lambda row: row[2])
     result.facts |= {"peak_dissipation": peak, "peak_time": time}
     if args.compare:
-        times, differences = compare(flow, calls, bar)
+        times, differences = compare(flow, calls)
         result.facts |= times
         wrong += differences
-    bar.close()
     flow.close()
     if args.json:
         result.facts |= {"history": history, "spectrum": spectrum.tolist()}

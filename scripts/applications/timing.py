@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import mpishare
-    from mpishare.bench.progress import Progress
 
 REPEATS = 7
-SHOWN = 20  # moves of the bar while steps are made
 FORMS = ("mpishare", "naive", "pinned", "persistent", "neighborhood")
 
 
@@ -32,7 +30,6 @@ def steps_us(
     cart: MPI.Cartcomm,
     counts: Sequence[int],
     advance: Callable[[int], None],
-    progress: Progress,
 ) -> tuple[float, float]:
     """Call `advance` with each count of steps; return the median and the mean time of one step.
 
@@ -44,12 +41,9 @@ def steps_us(
     ends = [0.0] * (len(counts) + 1)
     node.synchronize()
     cart.Barrier()
-    progress.show("steps", 0, f"{sum(counts)}")
     for number in range(len(counts) + 1):
         if number:
             advance(counts[number - 1])
-            for _ in range(number * SHOWN // len(counts) - (number - 1) * SHOWN // len(counts)):
-                progress.advance()
         if is_cuda:
             events[number].record()
         else:
@@ -70,7 +64,6 @@ def alone_us(
     cart: MPI.Cartcomm,
     actions: Mapping[str, Callable[[], object]],
     calls: int,
-    progress: Progress,
 ) -> dict[str, float]:
     """Time each action, `calls` of them back to back, synchronized at the end; per call.
 
@@ -79,9 +72,7 @@ def alone_us(
     """
     took: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(REPEATS):
-        progress.advance()
         for name, action in actions.items():
-            progress.show("timing", 0, name)
             node.synchronize()
             cart.Barrier()
             begin = time.perf_counter()
@@ -98,7 +89,6 @@ def compare_forms(
     make_halo: Callable[[str | None], Any],
     actions_with: Callable[[Any], Mapping[str, Callable[[], None]]],
     calls: int,
-    progress: Progress,
 ) -> dict[str, float]:
     """Time what `actions_with` returns for each form of the exchange, in turns.
 
@@ -114,7 +104,7 @@ def compare_forms(
             names += [name] if form == "mpishare" else []
     for action in actions.values():
         action()
-    times = alone_us(node, cart, actions, calls, progress)
+    times = alone_us(node, cart, actions, calls)
     ratios = {
         f"{form}_{name}_to_mpishare": times[f"{form}_{name}_us"] / times[f"mpishare_{name}_us"]
         for name in names

@@ -50,27 +50,6 @@ launcher() {
   if (($1 > $(nproc))); then export OMPI_MCA_mpi_yield_when_idle=1; fi
 }
 
-# interruptible COMMAND...: runs a launcher, and makes SIGUSR1 of a Ctrl-C, at which its ranks end
-# by themselves; at the next one it is ended. By itself Open MPI kills the ranks at a Ctrl-C and
-# MPICH has words of its own, so it runs in a process group that gets none. Exits as it does, or
-# with 130.
-interruptible() {
-  local status=0
-  interruption=
-  trap 'kill -"${interruption:-USR1}" "$job"; interruption=TERM' INT
-  trap 'kill -TERM "$job"' TERM HUP
-  set -m
-  "$@" </dev/null &
-  job=$!
-  set +m
-  while kill -0 "$job" 2>/dev/null; do # a signal ends a wait, too
-    status=0
-    wait "$job" || status=$?
-  done
-  [[ -z $interruption ]] || status=130
-  exit "$status"
-}
-
 # own_folder NAME: makes the folder when it is missing, and sets `folder` to where it is.
 own_folder() {
   [[ -n $1 ]] || fail "a folder is needed (--help)"

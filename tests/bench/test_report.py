@@ -11,7 +11,7 @@ from mpishare.bench import cli
 from mpishare.bench.environment import notes
 from mpishare.bench.options import Options
 from mpishare.bench.plot import draw
-from mpishare.bench.report import COLUMNS, Row, as_json, compare, heading, of_case, summary, table
+from mpishare.bench.report import COLUMNS, Row, as_json, compare, heading, of_case, summary
 
 HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
@@ -125,8 +125,8 @@ def test_table_says_why_there_is_no_number() -> None:
     bad, absent = row("bad"), row("absent", kind="rival")
     bad.fail("wrong result: 3 on rank 1", wrong=True)
     absent.fail("there is none", wrong=False)
-    text = table(HEADER, [row("own", (2.0,)), bad, absent])
-    assert "4 ranks on 1 node, backend host (Python), 2 cores, load average 0.2, n7" in text
+    found = [row("own", (2.0,)), bad, absent]
+    text = of_case("halo1d", HEADER, found) + summary(found)
     assert "wrong [1]" in text
     assert "[1] wrong result: 3 on rank 1" in text
     assert "not run [2]" in text
@@ -234,24 +234,6 @@ def test_the_summary_takes_no_softer_baseline_than_the_fastest() -> None:
     ]
     compare(found, {"private": ["plain"], "fewer bytes": ["exact"], "windows": ["plain"]})
     assert summary(found).splitlines()[2:] == ["halo1d 8 B: 1.3 x slower"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "shown", "filed"),
-    [
-        ("table", "run.json", "", "{"),  # the tables are shown as the cases end
-        ("json", "run.json", "", "{"),
-        ("json", None, "{", None),
-        ("table", "run.txt", "", "mpishare bench"),
-        ("json", "run.txt", "", "{"),
-    ],
-)
-def test_where_a_report_goes(tmp_path, capsys, kind, name, shown, filed) -> None:
-    options = Options(format=kind, output=name and str(tmp_path / name))
-    cli._write(options, HEADER, rows({"fused": 1.0}))
-    out = capsys.readouterr().out
-    assert out.startswith(shown) if shown else out == ""
-    assert name is None or (tmp_path / name).read_text().startswith(filed)
 
 
 @needs_matplotlib
