@@ -1,12 +1,8 @@
-"""Work items of any part as kernels run them, without a GPU: chunks, tiles where axes are turned.
-
-Boxes with a step are among them, which no plan makes: only boxes know of steps.
-"""
+"""Work items of any part as kernels run them, without a GPU: chunks, tiles where axes are turned."""
 
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +13,6 @@ from mpishare.plans.exchange.cuda.tiles import travel_order
 from mpishare.plans.exchange.cuda.work_items import Slot, WorkList, chunks
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Part
-from tests.helpers.stepped import stepped_along
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16")
 
@@ -111,12 +106,11 @@ def cases(draw):
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     margins = [draw(st.lists(st.integers(0, 2), min_size=ndim, max_size=ndim)) for _ in range(4)]
     arrays, boxes = [], []
-    kind = draw(st.sampled_from([Box] * ndim + [*map(stepped_along, range(ndim))]))
     for axes, (before, after) in ((range(ndim), margins[:2]), (order, margins[2:])):
         extents = [a + n + b for a, n, b in zip(before, shape, after, strict=True)]
         whole = np.zeros([extents[axis] for axis in axes], dtype)
         arrays.append(whole.transpose(np.argsort(axes)))
-        boxes.append(kind(tuple(before), tuple(a + n for a, n in zip(before, shape, strict=True))))
+        boxes.append(Box(tuple(before), tuple(a + n for a, n in zip(before, shape, strict=True))))
     cells = bytes_of(arrays[0])
     cells[:] = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 251, cells.size)
     return arrays, boxes
@@ -177,13 +171,6 @@ def test_named_places_are_not_transposed():
     whole = Part.of_box(0, layouts[0], Box((0, 0), (64, 64)))
     assert travel_order(whole, *layouts)
     assert not travel_order(Part.of_indices(0, layouts[0], 0, np.arange(64)), *layouts)
-
-
-@pytest.mark.parametrize(("axis", "is_tiled"), [(0, False), (1, True), (2, False)])
-def test_steps_along_the_fastest_axis_of_either_end_are_not_transposed(axis, is_tiled):
-    layouts = layout_of(np.empty((64, 64, 64))), layout_of(np.empty((64, 64, 64)).T)
-    part = Part.of_box(0, layouts[0], stepped_along(axis)((0, 0, 0), (64, 64, 64)))
-    assert bool(travel_order(part, *layouts)) == is_tiled
 
 
 def test_axes_whose_cells_do_not_lie_together_are_not_transposed():
