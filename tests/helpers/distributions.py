@@ -1,8 +1,6 @@
 """Random distributions of global arrays, alike on all ranks, and what each rank must have then."""
 
 import mmap
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +12,6 @@ from mpishare import Box, OnRank
 HOST_DTYPES = ("?", "i1", "i2", "f2", "f4", "c8", "f8", "c16", "V3")
 DTYPES = HOST_DTYPES[:-1]  # CuPy has no others
 MOST = (300, 40, 14, 9)  # cells along an axis, of arrays of 1 to 4 axes
-LARGE_NBYTES = 1 << 20, 8 << 20  # of a rank's part: what is read in place, and streamed
 
 
 @dataclass
@@ -31,17 +28,12 @@ class Case:
     words: str
 
 
-def random_case(
-    seed: int, rank: int, size: int, dtypes: tuple[str, ...], *, is_large: bool = False
-) -> Case:
+def random_case(seed: int, rank: int, size: int, dtypes: tuple[str, ...]) -> Case:
     """The same array on every rank, and this rank's arguments."""
     rng = np.random.default_rng([seed, size, 26])
     ndim = int(rng.integers(1, 5))
     shape = tuple(map(int, rng.integers(1, MOST[ndim - 1], ndim)))
     dtype = np.dtype(str(rng.choice(dtypes)))
-    if is_large:  # long lines as well as many of them
-        cells = np.exp(rng.uniform(*np.log(LARGE_NBYTES))) * size / dtype.itemsize
-        shape = tuple(int(max(1, cells**part)) for part in rng.dirichlet(np.ones(ndim)))
     whole = np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
     permute = [*map(int, rng.permutation(ndim))] if rng.random() < 0.5 else None
     sources, source_slices = _spread(rng, shape, size, is_target=False)
@@ -132,21 +124,15 @@ def make(comm, case: Case, **words) -> mpishare.Redistribute:
 
 
 class Checked:
-    """A random plan, its case, and arrays of every kind that it may be given, new and old ones.
+    """A random plan, its case, and arrays of every kind that it may be given, new and old ones."""
 
-    With `is_large` parts are those that other ranks read in place. `pause_s` is the longest time
-    for which a rank may be late.
-    """
-
-    def __init__(
-        self, node, comm, seed: int, *, is_large: bool = False, pause_s: float = 0
-    ) -> None:
+    def __init__(self, node, comm, seed: int) -> None:
         self._node, self._is_on_host = node, node.backend == "host"
         dtypes = HOST_DTYPES if self._is_on_host else DTYPES
-        self.case = case = random_case(seed, comm.rank, comm.size, dtypes, is_large=is_large)
+        self.case = case = random_case(seed, comm.rank, comm.size, dtypes)
         self._shared_rng = np.random.default_rng([seed, 27])
         self._rng = np.random.default_rng([seed, comm.rank])
-        self._pause_s, self._step, self._mapped = pause_s, 0, []
+        self._mapped = []
         self._is_in_place = self._shared_rng.random() < 0.2
         self.plan = plan = make(comm, case, node=node, in_place=self._is_in_place)
         assert plan.source_shape == case.source_part.shape, case.words
@@ -189,19 +175,15 @@ class Checked:
             array.flags.writeable = False
         return array
 
-    def _call(self, step: int, between: Callable[[], None] | None, *, backward: bool) -> None:
+    def _call(self, step: int, *, backward: bool) -> None:
         """One call, of which the arrays are overwritten and dropped as soon as it is over."""
         plan, rng = self.plan, self._rng
         a = self._given(step, of_target=backward)
         out = self._new(of_target=not backward) if rng.random() < 0.5 else None
         if self._is_in_place and plan.source_shape == plan.target_shape and rng.random() < 0.5:
             out = a if not self._is_on_host or a.flags.writeable else None
-        self._pause()
-        if between is not None or rng.random() < 0.5:
+        if rng.random() < 0.5:
             plan.start(a, out, backward=backward)
-            if between is not None:
-                between()
-            self._pause()
             found = plan.wait()
         else:
             found = (plan.backward if backward else plan.forward)(a, out)
@@ -214,17 +196,11 @@ class Checked:
         while self._mapped:
             self._mapped.pop().close()  # raises where the plan still holds the array
 
-    def step(self, between: Callable[[], None] | None = None) -> None:
-        """There and, if there is a way, back; `between` is called by all ranks after the start."""
-        self._step += 1
-        is_between = self._shared_rng.random() < 0.5
-        self._call(self._step, between if is_between else None, backward=False)
+    def step(self, number: int) -> None:
+        """There and, if there is a way, back."""
+        self._call(number, backward=False)
         if self.case.is_reversible:
-            self._call(self._step + 100, None if is_between else between, backward=True)
-
-    def _pause(self) -> None:
-        if self._pause_s and self._rng.random() < 0.3:
-            time.sleep(self._rng.random() * self._pause_s)
+            self._call(number + 100, backward=True)
 
     def require_no_way_back(self) -> None:
         if not self.case.is_reversible:
@@ -240,16 +216,12 @@ class Checked:
         while self._windows:
             self._windows.pop().close()
 
-    def close(self) -> None:
-        self.plan.close()
-        self.close_windows()
-
 
 def check_case(node, comm, seed: int) -> mpishare.Redistribute:
     """Make a random plan, use it in every way, and compare with NumPy; return it, open."""
     checked = Checked(node, comm, seed)
-    for _ in range(4):
-        checked.step()
+    for number in range(1, 5):
+        checked.step(number)
     checked.require_no_way_back()
     checked.close_windows()
     return checked.plan

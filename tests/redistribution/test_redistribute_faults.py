@@ -3,13 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.launch import run_right
 from tests.helpers.reporting import report
 from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
@@ -30,12 +28,6 @@ def random_cases(stage: Stage) -> None:
 @pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "2 + 2"])
 def test_random_distributions_over_nodes(nodes):
     play_on(nodes, random_cases, shared=True).ended_well()
-
-
-def test_more_of_them_by_a_script():
-    script = Path(__file__).parents[2] / "scripts/lib/distributions.py"
-    result = run_right(2, script, ["--cases", "3"])
-    assert "3 random distributions on 2 ranks: as NumPy has them" in result.stdout
 
 
 def ends_midway(stage: Stage, how: str, after_s: float) -> None:
