@@ -21,25 +21,12 @@ def small_graph(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm.Create_graph([*range(1, count + 1)], [(each + 1) % count for each in range(count)])
 
 
-def turned(comm: MPI.Intracomm) -> MPI.Intracomm:
-    return comm.Split(0, -comm.rank)
-
-
 def halves(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm.Split(comm.rank % 2, comm.rank)
 
 
 def same_cart(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm.Create_cart([comm.size], [True])
-
-
-def lines(cart: MPI.Intracomm) -> MPI.Intracomm:
-    return MPI.Cartcomm(cart).Sub([True])
-
-
-def ring_graph(comm: MPI.Intracomm) -> MPI.Intracomm:
-    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    return comm.Create_dist_graph_adjacent([left, right], [right, left])
 
 
 def group_turned(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -54,22 +41,14 @@ def group_turned(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 COMMS: dict[str, list[Derive]] = {
     "duplicate": [MPI.Comm.Dup],
-    "turned": [turned],
     "turned group": [group_turned],
     "halves": [halves],
     "cart": [same_cart],
     "small cart": [small_cart],
     "duplicate of a small cart": [small_cart, MPI.Comm.Dup],
-    "small cart of turned": [turned, small_cart],
-    "turned small cart": [small_cart, turned],
     "turned group of a small cart": [small_cart, group_turned],
     "halves of a small cart": [small_cart, halves],
-    "lines of a small cart": [small_cart, lines],
-    "cart of a small cart": [small_cart, same_cart],
-    "small cart of a small cart": [small_cart, small_cart],
-    "graph of a small cart": [small_cart, ring_graph],
     "small graph": [small_graph],
-    "cart of a small graph": [small_graph, same_cart],
 }
 """By name, the steps in which each is made."""
 
