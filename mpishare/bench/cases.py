@@ -76,7 +76,7 @@ CASES = {
     for case in (
         Case(
             "setup",
-            "making a node, windows, an event and plans; closing them is not counted",
+            "making a node, a window and a plan; closing them is not counted",
             {"host": ("allocate_shared",), "cuda": ()},
             "mpishare.bench.setup:run",
             is_default=True,
