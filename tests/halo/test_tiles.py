@@ -1,4 +1,4 @@
-"""Work items of any part as kernels run them, without a GPU: chunks, tiles where axes are turned."""
+"""Work items of a part as kernels run them, without a GPU: chunks, tiles where axes are turned."""
 
 from unittest import mock
 
