@@ -18,7 +18,7 @@ DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 _MESSAGES = Case(
     "messages1d",
     "halos by MPI messages, as to another node, in a cart of one axis",
-    {"host": ("persistent",), "cuda": ("mpi", "packed")},
+    {"host": ("persistent",), "cuda": ("mpi",)},
     "benchmarks.halos:run_messages",
     is_sized=True,
     naxes=1,
@@ -137,11 +137,6 @@ def _graphs(arm: str, kind: str) -> dict[str, Way]:
 
 
 _BASELINES = {
-    "packed": Baseline(
-        "MPI that is given GPU memory into which faces were packed",
-        BASELINES["mpi"].module,
-        {"mpi packed": Way("CudaMpi", is_packed=True)},
-    ),
     "nccl4py": Baseline(
         module="benchmarks.nccl_windows",
         ways={

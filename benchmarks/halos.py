@@ -23,10 +23,11 @@ import numpy as np
 
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
-from mpishare.bench.grid import Block, Exchange, Grid
+from mpishare.bench.grid import ITEM_NBYTES, Block, Exchange, Grid, square
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
 from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent
+from mpishare.bench.options import Options
 from mpishare.bench.report import BASELINE, Clock
 from mpishare.bench.session import Bound, Session, do_nothing
 
@@ -40,7 +41,13 @@ _CALLS, _BATCHES = 100, 10
 
 
 def run_faces(session: Session, case: Case) -> None:
-    run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
+    run_on_blocks(session, case, _enter_faces, _cube)
+
+
+def _cube(options: Options, _: int, nbytes: int) -> Block:
+    """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
+    n = max(square(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
+    return Block(n, (n, n), 1, options.width, options.fields)
 
 
 def run_messages(session: Session, case: Case) -> None:

@@ -31,7 +31,6 @@ class Way:
     kind: str
     is_captured: bool = False  # into a graph
     in_place: bool = False  # the fields are memory of the library, and nothing is packed
-    is_packed: bool = False  # packed, also where the library could send the faces as they lie
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ _REDISTRIBUTE = Case(
     "redistribute",
     "n * n * n complex128, cut along the first axis, then the second",
     {
-        "host": ("alltoallw", "alltoallv", "sendrecv", "isend"),
+        "host": ("alltoallw", "alltoallv"),
         "cuda": ("staged", "mpi", "nccl"),
     },
     "mpishare.bench.redistribute:run",

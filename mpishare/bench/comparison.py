@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import batches_of, iterations, max_over_ranks, time_batches
@@ -23,8 +22,8 @@ Make = Callable[[], "Variant"]
 #: Checked steps before the first and after the last timed block, and between two of them. Buffers
 #: alternate between two places at most, so four steps use each of them twice.
 _OUTER_STEPS, _INNER_STEPS = 4, 2
-#: Steps that measure how long a step takes: few at first, more where they are short.
-_FIRST_TRIAL, _SECOND_TRIAL, _SHORT_S = 3, 30, 1e-3
+#: Steps that measure how long a step takes.
+_TRIAL = 10
 
 
 class RefusedError(UnsupportedError):
@@ -115,20 +114,11 @@ class Comparison:
         self._row = Row(case.name, "", backend, ranks, nbytes, clocks[0], **of_rows)
         self._timed: list[_Timed] = []
 
-    def includes(self, baseline: str, nbytes: int | None = None) -> bool:
+    def includes(self, baseline: str) -> bool:
         """Return whether this run wants a baseline and the backend has it."""
-        options, backend, case = self.session.options, self.session.node.backend, self._case
-        if not options.wants(baseline, unasked=baseline not in case.on_request):
-            return False
-        if baseline in case.baselines[backend]:
-            return True
-        # One that the command line names and the backend lacks becomes a row that says so.
-        is_elsewhere = any(baseline in names for names in case.baselines.values())
-        is_new = all(each.row.arm != baseline for each in self._timed)
-        if is_elsewhere and is_new and baseline in (options.against or ()):
-            reason = f"the {backend} backend has no baseline {baseline}"
-            self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes, unfit=reason)
-        return False
+        is_unasked = baseline not in self._case.on_request
+        is_wanted = self.session.options.wants(baseline, unasked=is_unasked)
+        return is_wanted and baseline in self._case.baselines[self.session.node.backend]
 
     def add(
         self,
@@ -156,7 +146,7 @@ class Comparison:
         self, baseline: str, make: Make, name: str | None = None, **arguments: Any
     ) -> None:
         """Enter a variant of a baseline, by default of its name, if this run includes that."""
-        if self.includes(baseline, arguments.get("nbytes")):
+        if self.includes(baseline):
             self.add(name or baseline, make, kind=BASELINE, **arguments)
 
     def add_brought(self, problem: object) -> None:
@@ -165,36 +155,35 @@ class Comparison:
             if each.module and not each.ways and self.includes(name):
                 resolve_name(f"{each.module}:enter_{name}")(self, problem)
 
-    def run(self, least_turns: int = 1) -> None:
+    def run(self) -> None:
         """Time all variants; the session gets a row for each of them and each clock.
 
         Collective, host-blocking. A variant that cannot be made is a row that says why; one that
-        gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
+        gives a wrong result loses its numbers.
         """
-        self._time(max(self.session.options.repeat, least_turns), least_turns)
+        self._time()
         rows = [row for each in self._timed for row in each.rows()]
         compare(rows, {each.row.arm: each.against for each in self._timed})
         for each in reversed(self._timed):
             each.close()
         self.session.rows += rows
 
-    def _time(self, turns: int, least_turns: int) -> None:
-        session, timed, done = self.session, self._timed, 0
+    def _time(self) -> None:
+        session, timed = self.session, self._timed
         session.budget.begin()
         for each in timed:
             each.start()
         for each in timed:
             each.check(_OUTER_STEPS, "before the timed blocks")
             each.calibrate()
-        while done < turns:
+        for done in range(session.options.repeat):
             began = monotonic()
             # Each is first as often as the others, so that drift of the machine affects all alike.
             first = done % len(timed)
             for each in (*timed[first:], *timed[:first]):
                 each.time()
                 each.check(_INNER_STEPS, "between timed blocks")
-            done += 1
-            if done >= least_turns and not session.budget.allows(monotonic() - began):
+            if not session.budget.allows(monotonic() - began):
                 break
         for each in timed:
             each.check(_OUTER_STEPS - _INNER_STEPS, "after the timed blocks")
@@ -243,16 +232,11 @@ class _Timed:
         """Agree on how often a timed block iterates."""
         if self.reason is not None or not self.variant.is_calibrated:
             return
-        step_s = self._trial(_FIRST_TRIAL).min()
-        if step_s < _SHORT_S:
-            step_s = np.median(self._trial(_SECOND_TRIAL))
-        self.iters = self.session.options.iters or iterations(float(step_s))
-
-    def _trial(self, count: int) -> NDArray[np.float64]:
         session = self.session
         session.line_up()
-        samples_s = time_batches(self.variant.step, session.synchronize, count)
-        return max_over_ranks(session.comm, samples_s)
+        samples_s = time_batches(self.variant.step, session.synchronize, _TRIAL)
+        step_s = float(np.median(max_over_ranks(session.comm, samples_s)))
+        self.iters = session.options.iters or iterations(step_s)
 
     def time(self) -> None:
         """Run one timed block on each clock and check what it moved."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mpishare
+from mpishare.bench.cases import CASES
 from mpishare.bench.session import Session
 from mpishare.errors import counted, grouped
 from mpishare.runtime.preflight import VARIABLES
@@ -50,15 +51,6 @@ def gather(session: Session) -> dict[str, Any]:
     node, comm = session.node, session.comm
     ranks = comm.allgather(_describe_rank(session))
     gpus = _gpus(ranks)
-    hosts = [
-        {
-            "hostname": seen["hostname"],
-            "cores": len(_cores_of(ranks, seen["hostname"])),
-            "ranks": seen["node_ranks"],
-        }
-        for seen in ranks
-        if seen["node_rank"] == 0
-    ]
     # The driver and packages of rank 0 stand for those of all.
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,16 +58,15 @@ def gather(session: Session) -> dict[str, Any]:
         "backend": node.backend,
         "host_code": node.report().host_code,
         "ranks": comm.size,
-        "nodes": len(hosts),
+        "nodes": sum(seen["node_rank"] == 0 for seen in ranks),
         "cpu": _found_in("/proc/cpuinfo", r"^model name\s*: (.*)$"),
         # Of the host of rank 0: those of its ranks, which may be bound; of rank 0; of the machine.
-        "cores": hosts[0]["cores"],
+        "cores": len(_cores_of(ranks, ranks[0]["hostname"])),
         "cores_per_rank": len(ranks[0]["affinity"]),
         "cores_of_machine": os.cpu_count(),
         "load": os.getloadavg()[0],  # of the last minute
-        "hosts": hosts,
         "gpus": gpus,
-        "links": [link for seen in ranks for link in seen["links"]],
+        "links": sorted({link for seen in ranks for link in seen["links"]}),
         "mps": None if node.device is None else node.device.mps,
         "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
         "cuda": _cuda_version(session),
@@ -85,7 +76,7 @@ def gather(session: Session) -> dict[str, Any]:
         "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
-    found["notes"] = crowded(ranks) + notes(gpus)
+    found["notes"] = crowded(ranks) + notes(gpus) + _absent(session)
     return dict(comm.bcast(found, 0))
 
 
@@ -98,24 +89,17 @@ def versions() -> dict[str, str | None]:
 
 
 def _describe_rank(session: Session) -> dict[str, Any]:
-    """Return what this rank knows about itself; rank 0 of a node adds the links of the node."""
+    """Return what this rank knows about itself, and the links of its GPU."""
     node, device = session.node, session.node.device
-    pairs = node.report().pairs if node.rank == 0 and device is not None else ()
+    pairs = () if device is None else node.report().pairs
     names = ("name", "uuid", "pci_id", "mps")
-    links = [
-        {"origin": node.ranks[pair.origin], "target": node.ranks[pair.target]}
-        | {name: getattr(pair, name) for name in ("link", "route", "reason")}
-        for pair in pairs
-        if pair.origin != pair.target
-    ]
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
         "affinity": sorted(os.sched_getaffinity(0)),
         "node_rank": node.rank,
-        "node_ranks": list(node.ranks),
         "gpu": None if device is None else {name: getattr(device, name) for name in names},
-        "links": links,
+        "links": {str(p.link) for p in pairs if p.origin == node.rank != p.target},
     }
 
 
@@ -157,6 +141,15 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
         "nvidia-cuda-mps-control -d"
         for gpu in shared[:1]
     ]
+
+
+def _absent(session: Session) -> list[str]:
+    """Return a note on the baselines that were asked for and that no case has here."""
+    options, backend = session.options, session.node.backend
+    here = {name for case in options.cases for name in CASES[case].baselines[backend]}
+    missing = {*(options.against or ())} - here - {"all"}
+    found = f"the {backend} backend has no baseline {', '.join(sorted(missing))} of these cases"
+    return [found] * bool(missing)
 
 
 def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:

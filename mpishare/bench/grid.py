@@ -225,15 +225,9 @@ class Block:
         """Return the block whose face, of one field, is as near to `nbytes` as possible."""
         width = options.width
         area = max(nbytes // (ITEM_NBYTES * width), 1)
-        n = _ROWS * width if naxes == 1 else max(_side(area), width)
+        n = _ROWS * width if naxes == 1 else max(square(area), width)
         uncut = (area,) if naxes == 1 else ()  # thin, so that a face has any size
         return cls(n, uncut, naxes, width, options.fields, options.corners)
-
-    @classmethod
-    def cube(cls, options: Options, nbytes: int) -> Block:
-        """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
-        n = max(_side(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
-        return cls(n, (n, n), 1, options.width, options.fields)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -253,7 +247,7 @@ class Block:
         return self.count * (_SETS * ITEM_NBYTES * prod(self.shape) + faces_nbytes)
 
 
-def _side(area: int) -> int:
+def square(area: int) -> int:
     """Return the side of the nearest square."""
     side = isqrt(area)
     # (s + 1/2)^2 is not an integer: up to s^2 + s the square of s is nearer.

@@ -241,8 +241,6 @@ class LibraryExchange(Exchange[Problem]):
         self._is_contiguous = problem.has_contiguous_faces()
         if not self._is_contiguous and way.in_place:
             raise library.refusal("its faces are not contiguous")
-        if not self._is_contiguous and way.is_packed:
-            raise library.refusal("it packs these faces anyway")
         fields = problem.fields
         super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
 
@@ -254,7 +252,7 @@ class LibraryExchange(Exchange[Problem]):
     def _bind(self, problem: Problem, *fields: Any) -> Bound:
         library, way = self._library, self._way
         sends_faces = library.is_direct and self._is_contiguous and not problem.has_buffers
-        if way.in_place or (sends_faces and not way.is_packed):
+        if way.in_place or sends_faces:
             return self._move_of_faces(fields), self._free_memory
         # A graph has its buffers baked in: it cannot use two of them in turn.
         turns = self._turns_of_buffers(1 if way.is_captured else library.halves)

@@ -168,16 +168,7 @@ def _neighborhood(grid: Grid, name: str, sent: Any, received: Any) -> Bound:
     return partial(getattr(graph, name), sent, received), graph.Free
 
 
-def neighbor_packed(grid: Grid, *fields: Any) -> Bound:
-    """Bind a pack of all sides, Neighbor_alltoallv, an unpack."""
-    counts = grid.slots()
-    out, into = (np.zeros(sum(counts), "u8") for _ in range(2))
-    pack, unpack = grid.packing(fields, out, into)
-    run, close = _neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
-    return in_turn(pack, run, unpack), close
-
-
-def neighbor_types(grid: Grid, *fields: Any) -> Bound:
+def neighborhood(grid: Grid, *fields: Any) -> Bound:
     """Bind Neighbor_alltoallw, which leaves packing to MPI."""
     buffer, out, into = _types(grid, fields)
     ones, zeros = [1] * len(grid.sides), [0] * len(grid.sides)

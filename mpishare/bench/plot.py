@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,14 @@ from mpishare.bench.cases import CASES
 from mpishare.bench.report import OWN, Row, size_text
 from mpishare.errors import counted, grouped
 
-#: Colors that color-blind readers tell apart, after Okabe and Ito; each line has a marker too.
-_COLORS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#000000", "#999999")
-_MARKERS = "osD^vx+*"
+#: Each line has a marker, beside a color of a style that color-blind readers tell apart.
+_STYLE, _MARKERS = "tableau-colorblind10", "osD^vx+*pP"
 _WIDTH, _HEIGHT, _TITLE = 7.5, 3.0, 0.3  # inches: of a case, and of the title
 
 
 def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
     """Draw the times back to back, in the format of the suffix; a run always gives the same SVG."""
-    import matplotlib as mpl
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     cases = _cases(rows)
@@ -26,7 +26,8 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
     where = f"{len(gpus)} x {gpus[0]}" if gpus else counted(environment["cores"], "core")
     on = f"{counted(environment['ranks'], 'rank')} on {where}"
     title = f"mpishare bench: {on}, back to back, {environment['date'][:10]}"
-    with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}):
+    settings = {"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}
+    with style.context([_STYLE, settings]):
         height = _HEIGHT * max(len(cases), 1) + _TITLE
         figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=8)
@@ -48,10 +49,9 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     """Draw the variants of mpishare, and each baseline that is the fastest at some size."""
     own = {row.arm: f"mpishare, {row.arm}" for row in rows if row.kind == OWN}
     arms = own | {row.fastest: row.fastest for row in rows if row.fastest}
-    for (arm, label), color, marker in zip(arms.items(), _COLORS, _MARKERS, strict=False):
-        style = {"color": color, "marker": marker, "fillstyle": "none", "capsize": 2}
-        line = "-" if arm in own else "--"
-        panel.errorbar(*_points(rows, arm), label=label, linestyle=line, **style)
+    for (arm, label), marker in zip(arms.items(), cycle(_MARKERS), strict=False):
+        line = marker + ("-" if arm in own else "--")
+        panel.errorbar(*_points(rows, arm), fmt=line, label=label, fillstyle="none", capsize=2)
     sizes = sorted({row.nbytes for row in rows})
     panel.set(title=case, ylabel="us, with quartiles", yscale="log", xscale="log")
     panel.set_xticks(sizes, [size_text(each) for each in sizes])

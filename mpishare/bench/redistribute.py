@@ -179,9 +179,6 @@ class Spread(Problem):
             for k in range(1, size)
         ]
 
-    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
-        return [(side,) for side in self.sides]
-
 
 def _own(problem: Spread, source: Any, target: Any) -> Bound:
     plan = mpishare.Redistribute(
@@ -266,8 +263,6 @@ def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
             "staged alltoallw": partial(_then_permuted, partial(_staged, _typed)),
             "alltoallw": by_types,
             "alltoallv": _packed,
-            "sendrecv": mpi.sendrecv,
-            "isend": mpi.isend,
         },
     )
     if comparison.includes("mpi"):

@@ -187,14 +187,13 @@ def heading(environment: dict[str, Any]) -> str:
 def _gpus(environment: dict[str, Any]) -> list[str]:
     if not environment["gpus"]:
         return []
-    links = sorted({str(link["link"]) for link in environment["links"]})
     driver = f"driver {environment['driver']}, CUDA {environment['cuda']}"
     lines = [
         f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{', under MPS' if gpu['mps'] else ''}: "
         f"{name_ranks(gpu['ranks'])}"
         for gpu in environment["gpus"]
     ]
-    return [*lines, f"{driver}, links: {', '.join(links) or 'none'}"]
+    return [*lines, f"{driver}, links: {', '.join(environment['links']) or 'none'}"]
 
 
 def filled(lines: Sequence[str], indent: int = 2) -> str:

@@ -25,8 +25,6 @@ from mpishare.bench.session import Session, do_nothing
 
 _NBYTES = 1 << 20
 _FILL = 0x5A5A_5A5A_5A5A_5A5A
-#: A node takes long enough that the median of a few is enough.
-_LEAST_TURNS = 3
 #: The field of a plan, of thin blocks in a ring: owned rows, and the cells of one, which is a face.
 _OWNED, _CELLS = 4, 64
 
@@ -49,7 +47,7 @@ def run(session: Session, case: Case) -> None:
     add("plan", partial(_plan, session, new_node, cart), nbytes=8 * _CELLS, against=())
     by_mpi = partial(Make, session, partial(_shared_window, node), wrong_window)
     comparison.add_baseline("allocate_shared", by_mpi, nbytes=_NBYTES)
-    comparison.run(_LEAST_TURNS)
+    comparison.run()
     cart.Free()
 
 

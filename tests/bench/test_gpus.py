@@ -40,7 +40,7 @@ def test_every_arm_is_right(ranks: int) -> None:
     assert [row for row in failed(rows) if not row["arm"].startswith("nccl")] == []
     assert header["backend"] == "cuda"
     assert sum(len(gpu["ranks"]) for gpu in header["gpus"]) == ranks
-    assert len(header["links"]) == ranks * (ranks - 1)
+    assert bool(header["links"]) == (ranks > 1)
     for name in ("cupy", "cuda-bindings"):
         assert header["versions"][name], name
     assert header["cuda"]

@@ -23,7 +23,6 @@ RIVALS = {
     "sendrecv fresh",
     "isend",
     "persistent",
-    "neighborhood packed",
     "neighborhood types",
     "datatypes",
 }

@@ -75,7 +75,6 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
         ["--min", "1MiB", "--max", "64KiB"],
         ["--iters", "0"],
         ["--iters", "1.5"],
-        ["--warmup", "-1"],
         ["--repeat", "0"],
         ["--against", "nosuch"],
         ["--format", "csv"],
@@ -97,11 +96,6 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
 def test_wrong_words_are_refused(words: list[str]) -> None:
     with pytest.raises(UsageError):
         parse(words)
-
-
-def test_a_row_of_a_table_leads_to_its_baseline() -> None:
-    with pytest.raises(UsageError, match="'neighborhood' runs all its forms"):
-        parse(["--against", "isend,neighborhood types"])
 
 
 def test_words_are_understood() -> None:

@@ -16,7 +16,7 @@ from tests.helpers.benches import (
 )
 
 TRANSPOSES, OWN = ("redistribute", "permuted"), {"private", "windows"}
-RIVALS = {"alltoallw", "alltoallv", "sendrecv", "isend"}
+RIVALS = {"alltoallw", "alltoallv"}
 SMALL = ("--min", "4KiB", "--max", "4KiB", *QUICK)
 
 # The arms of an MPI that takes GPU memory, which takes that of the host too.
@@ -44,26 +44,6 @@ OWN_PART_MISSING = """
 from mpishare.bench.redistribute import Spread
 
 Spread.own = lambda self, fields: ()
-"""
-
-# Each rank keeps what it had received from the next one.
-A_MESSAGE_LATE = """
-from mpishare.bench import mpi
-
-isend = mpi.isend
-
-def mutant(problem, *fields):
-    exchange, free = isend(problem, *fields)
-    (into,) = problem.arriving(problem.sides[0], fields)
-
-    def late():
-        kept = into.copy()
-        exchange()
-        into[...] = kept
-
-    return late, free
-
-mpi.isend = mutant
 """
 
 
@@ -106,7 +86,6 @@ def test_what_gpus_do_moves_every_word_on_the_host(ranks: int) -> None:
     [
         pytest.param(A_CELL_OF_ANOTHER_PLACE, OWN, id="place"),
         pytest.param(OWN_PART_MISSING, RIVALS - {"alltoallw"}, id="own-part"),
-        pytest.param(A_MESSAGE_LATE, {"isend"}, id="late"),
     ],
 )
 @pytest.mark.parametrize("case", TRANSPOSES)
