@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +27,7 @@ UPPER_BOUND: Kind = "ceiling"
 #: Columns of the text around tables.
 _WIDTH = 79
 _GAP = "  "
-_HEADS = ["size", "variant", "median", "speed", "median", "speed", "GB/s"]
-_GROUPS = {2: "latency, us", 4: "back to back, us"}
+_HEADS = ["size", "variant", "latency, us", "speed", "back to back, us", "speed", "GB/s"]
 
 
 @dataclass
@@ -235,14 +234,9 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _printed(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table without its empty columns, below one that names the clocks."""
+    """Return the lines of a table without its empty columns."""
     columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
-    kept = [[cells[index] for index in columns] for cells in lines]
-    widths = [len(_GAP) + max(map(len, column)) for column in zip(*kept, strict=True)]
-    groups = ""
-    for index, place in zip(columns, accumulate([0, *widths]), strict=False):
-        groups = f"{groups:<{place}}{_GROUPS[index]}" if index in _GROUPS else groups
-    return [groups, *aligned(kept, (columns.index(1),))]
+    return aligned([[cells[index] for index in columns] for cells in lines], (columns.index(1),))
 
 
 def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:
