@@ -24,7 +24,7 @@ ON_THE_HOST = (*NAMES, "independent_exchanges_keep_their_order", "no_graph_recor
 
 
 def run(backend: str, *names: str, **env: str) -> Result:
-    command = [sys.executable, "-m", "tests.helpers.jax_program", *names]
+    command = [sys.executable, "-m", "tests.examples.jax_program", *names]
     return run_ranks(RANKS, command, timeout_s=120, env={"MPISHARE_BACKEND": backend, **env})
 
 

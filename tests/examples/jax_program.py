@@ -1,4 +1,4 @@
-"""Checks of `mpishare.jax` on every rank: `mpirun -n 2 python -m tests.helpers.jax_program NAMES`.
+"""Checks of `mpishare.jax` on every rank: `mpirun -n 2 python -m tests.examples.jax_program NAMES`.
 
 A process of its own, since JAX starts threads that forbid forks, and one per GPU.
 """
