@@ -152,10 +152,8 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
         from mpishare.bench.nccl import Nccl
 
         library, reason = (None, refusal) if refusal else open_library(session, Nccl)
-        for suffix, beside in (("", False), (" beside", True)):
-            by_nccl = partial(nccl_links, library=library, beside=beside)
-            add(f"nccl{suffix}", by_nccl, reason)
-            add(f"nccl graph{suffix}", by_nccl, reason)
+        for name in ("nccl", "nccl graph"):
+            add(name, partial(nccl_links, library=library), reason)
 
 
 def in_graphs(solve: Solve) -> Bound:

@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 import mpishare
-from benchmarks.ring import in_pairs
+from benchmarks.ring import Ring, WindowRing, in_pairs
 from mpishare import UnsupportedError
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.fence import Ring, WindowRing
 from mpishare.bench.grid import Exchange, OfFields
 from mpishare.bench.library import add_with_graphs, included, open_library
 from mpishare.bench.report import BASELINE
@@ -72,8 +71,8 @@ def _run_swap(session: Session, case: Case, nbytes: int) -> None:
         add(_named("kernel", count), partial(_OwnSwap, pair, blocks=count))
     add("halo, windows", partial(_halo, pair, in_window=True))
     add("halo", partial(_halo, pair, in_window=False))
-    comparison.add("fence", partial(WindowRing, pair, moves=True))
-    comparison.add("post .. wait", partial(in_pairs, pair, moves=True))
+    comparison.add("fence", partial(WindowRing, pair))
+    comparison.add("post .. wait", partial(in_pairs, pair))
     for name, library, refusal in _libraries(comparison):
         of_library = {"kind": BASELINE, "unfit": refusal}
         for count in blocks:

@@ -128,11 +128,10 @@ def staged_links(session: Session, problem: Poisson) -> Links:
     return Links(add_squares, wait=wait, add_product=add_product, close=session.synchronize)
 
 
-def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -> Links:
+def nccl_links(session: Session, problem: Poisson, library: Any) -> Links:
     """Return links by NCCL: a group of sends and receives, and allReduce of one number.
 
-    The operations of a communicator are in order, so the ghosts travel behind the sum of r . r;
-    `beside`: on a stream of their own, beside the kernel that follows.
+    The operations of a communicator are in order, so the ghosts travel behind the sum of r . r.
     """
     ghosts, cuda = Ghosts(session, problem), problem.xp.cuda
     all_reduce, (_, kind, operation) = library.calls[2], library.kinds
@@ -143,9 +142,7 @@ def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -
         memory = [problem.xp.zeros(sum(ghosts.slots())) for _ in range(2)]
         pack, unpack = ghosts.packing(ghosts.fields, *memory)
         out, into = ghosts.parts(*memory)
-    side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
-    stream = int((side or session.stream).ptr)
-    move = library.one_group(transfers(ghosts.sides, out, into), kind, stream)
+    move = library.one_group(transfers(ghosts.sides, out, into), kind, int(session.stream.ptr))
     exchange = in_turn(pack, move, unpack)
 
     def add(scalar: Any, _held: Any = (out, into)) -> None:  # the calls have addresses only
@@ -153,22 +150,4 @@ def nccl_links(session: Session, problem: Poisson, library: Any, beside: bool) -
         stream = cuda.get_current_stream().ptr
         all_reduce(address, address, 1, kind, operation, stream)
 
-    sums = partial(add, problem.rr), partial(add, problem.pq)
-    if side is None:
-        return Links(sums[0], start=exchange, add_product=sums[1])
-    forked, joined = (cuda.Event(disable_timing=True) for _ in range(2))
-
-    def start() -> None:
-        current = cuda.get_current_stream()
-        forked.record(current)
-        side.wait_event(forked)
-        # CuPy's own `with` would forget the stream of the session.
-        side.use()
-        exchange()
-        current.use()
-        joined.record(side)
-
-    def wait() -> None:
-        cuda.get_current_stream().wait_event(joined)
-
-    return Links(sums[0], start, wait, sums[1])
+    return Links(partial(add, problem.rr), exchange, add_product=partial(add, problem.pq))

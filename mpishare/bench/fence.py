@@ -1,136 +1,53 @@
 """Case ``fence``: the order of all ranks, every rank's work before every rank's next, with no data.
 
 The baseline is what one writes without windows: wait for the GPU, then `MPI_Barrier`. An order is
-checked by faces that ranks store into each other's segments of a window, as in `benchmarks.ring`.
+checked by words that all ranks store into each other's segments of a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from mpishare import Window
 from mpishare.bench.cases import Case
-from mpishare.bench.check import Check, Part, word
-from mpishare.bench.comparison import Comparison
-from mpishare.bench.grid import Exchange, Problem, Side
-from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
+from mpishare.bench.check import Tally, word
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.session import Call, Session
 
 
 def run(session: Session, case: Case) -> None:
-    ring = Ring(session, 8, range(1, session.node.size) or (0,))
-    comparison = Comparison(session, case, unfit=ring.unfit)
-    comparison.add("fence", partial(WindowRing, ring))
+    node, comparison = session.node, Comparison(session, case)
+    comparison.add("fence", partial(Ordered, session))
     if not session.on_cuda:  # where it orders no work on streams
-        comparison.add("node.barrier", partial(WindowRing, ring, by_call(session.node.barrier)))
-    after_gpu = session.synchronized(session.node.comm.Barrier)
-    comparison.add_baseline("barrier", partial(WindowRing, ring, by_call(after_gpu)))
+        comparison.add("node.barrier", partial(Ordered, session, node.barrier))
+    after_gpu = session.synchronized(node.comm.Barrier)
+    comparison.add_baseline("barrier", partial(Ordered, session, after_gpu))
     comparison.run()
 
 
-class Ring(Problem):
-    """The ranks of a node, and the faces and ghosts of each, in two buffers.
+class Ordered(Variant):
+    """A call that orders all ranks, by default the fence of the window that checks it.
 
-    Face k goes to the rank `steps[k]` places on, as its ghosts k.
+    A step stores a word into the segment of each rank, calls, and compares what is in mine. The
+    words land in two places in turn: one is written again when its reader has come through the call
+    in between.
     """
 
-    has_buffers = True
+    moves = False
 
-    def __init__(self, session: Session, nbytes: int, steps: Sequence[int] = (-1, 1)) -> None:
-        node = session.node
-        self.session, self.comm, self.node = session, session.comm, node
-        self.words, self.side_nbytes = nbytes // 8, nbytes
-        # Ranks in node.comm; this rank itself where it is alone.
-        self.targets = [(node.rank + step) % node.size for step in steps]
-        self.sources = [(node.rank - step) % node.size for step in steps]
-        self.peers = sorted({*self.targets, *self.sources} - {node.rank})
-        pairs = zip(self.targets, self.sources, strict=True)
-        self.sides = tuple(
-            Side(node.ranks[to], node.ranks[source], k, k, k)
-            for k, (to, source) in enumerate(pairs)
-        )
-        _, self.unfit = session.attempt(self._allocate)
+    def __init__(self, session: Session, order: Call | None = None) -> None:
+        self.node, self.check = session.node, Tally(session.node.xp)
+        self.window = self.node.allocate_each((2, self.node.size), "u8", fill=0)
+        self.step = order or self.window.fence
 
-    def _allocate(self) -> None:
-        xp, rank = self.node.xp, self.node.rank
-        shape = len(self.sides), self.words
-        self.fields = tuple(xp.zeros(shape, "u8") for _ in range(2))
-        self.place = xp.arange(self.words, dtype="u8")
-        sent = [Part(0, k, self.face(rank, k)) for k in range(len(self.sides))]
-        received = [Part(1, k, self.face(source, k)) for k, source in enumerate(self.sources)]
-        self.check = Check(xp, self.fields, sent, received, [(1, ...)])
-
-    def face(self, owner: int, number: int, step: int = 0) -> Any:
-        """Return the words of a face in a step."""
-        return self.place + self.node.xp.uint64(word(owner, number, step))
-
-    def ends(self, fields: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        return fields[:1], fields[1:]
-
-
-#: Calls before the faces are stored and behind it.
-Order = tuple[Sequence[Call], Sequence[Call]]
-
-
-def by_fence(window: Window) -> Order:
-    return (), (window.fence,)
-
-
-def by_call(order: Call) -> Callable[[Window], Order]:
-    """Return the order of a call that does without the window."""
-    return lambda _: ((), (order,))
-
-
-class WindowRing(Exchange[Ring]):
-    """A variant that stores the faces into the segments of a window that other ranks have.
-
-    Without `moves` the order alone is timed, and a checked step moves the faces all the same.
-    They land in so many `places` in turn: where one call orders all ranks, a place is written again
-    two steps later, when its reader has come through the call in between.
-    """
-
-    def __init__(
-        self,
-        ring: Ring,
-        order: Callable[[Window], Order] = by_fence,
-        *,
-        places: int = 2,
-        moves: bool = False,
-    ) -> None:
-        self.moves = moves
-        self.places, self.place = places, 0  # the place of the last step
-        shape = places, len(ring.sides), ring.words
-        self.window = ring.node.allocate_each(shape, "u8", fill=0)
-        segments = [self.window.segment(to) for to in ring.targets]
-        #: For each place the ghosts of other ranks, and the faces that go there.
-        self.copies = [
-            [(each[place, k], ring.fields[0][k]) for k, each in enumerate(segments)]
-            for place in range(places)
-        ]
-        super().__init__(ring, lambda *_: self._bind(*order(self.window)))
-
-    def _bind(self, before: Sequence[Call], behind: Sequence[Call]) -> Bound:
-        def move() -> None:
-            self.place = (self.place + 1) % self.places
-            for call in before:
-                call()
-            self.store()
-            for call in behind:
-                call()
-
-        self.move = move  # type: ignore[method-assign]
-        return (move if self.moves else in_turn(*before, *behind)), do_nothing
-
-    def current(self) -> Sequence[Any]:
-        return self.fields[0], self.window.array[self.place]
-
-    def store(self) -> None:
-        copyto = self.problem.node.xp.copyto
-        for ghosts, face in self.copies[self.place]:
-            copyto(ghosts, face)
+    def checked_step(self, token: int) -> None:
+        node, place = self.node, token % 2
+        for rank in range(node.size):
+            self.window.segment(rank)[place, node.rank] = word(node.rank, rank, token)
+        self.step()
+        found = self.window.array[place]
+        expected = [word(rank, node.rank, token) for rank in range(node.size)]
+        self.check.add((found != node.xp.asarray(expected, "u8")).sum())
+        found[...] = 0
 
     def close(self) -> None:
-        super().close()
-        del self.move, self.copies
         self.window.close()

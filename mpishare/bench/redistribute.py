@@ -24,7 +24,6 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import Copies, copy_all
-from mpishare.bench.cuda_mpi import CudaMpi
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side, Slices
 from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.library import (
@@ -32,9 +31,7 @@ from mpishare.bench.library import (
     Library,
     add_collectives,
     add_with_graphs,
-    open_library,
 )
-from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import address_of, memory_of, staged, through_host
 
@@ -229,12 +226,6 @@ def _gather(problem: Spread, source: Any, target: Any) -> Bound:
     return partial(problem.comm.Allgather, *ends), do_nothing
 
 
-def _on_gpu(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:
-    """Bind a call of an MPI that takes pointers to GPU memory, or to that of the host."""
-    call, free = bind(problem, source, target)
-    return problem.session.synchronized(call), free
-
-
 def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> Bound:
     """Bind the same between copies from and to pinned memory."""
     return through_host(problem.session, partial(bind, problem), source, target)
@@ -254,23 +245,16 @@ def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> Bou
 
 
 def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
-    by_types = partial(_then_permuted, _typed)
     add_baselines(
         comparison,
         problem,
         {
             "staged": staged,
             "staged alltoallw": partial(_then_permuted, partial(_staged, _typed)),
-            "alltoallw": by_types,
+            "alltoallw": partial(_then_permuted, _typed),
             "alltoallv": _packed,
         },
     )
-    if comparison.includes("mpi"):
-        _, refusal = open_library(problem.session, CudaMpi)
-        binds: Forms = {"mpi alltoallw": partial(_on_gpu, by_types), "mpi alltoallv": _packed}
-        for name, bind in binds.items():
-            make = partial(Exchange, problem, bind)
-            comparison.add(name, make, kind=BASELINE, unfit=refusal)
 
 
 def _enter_gathers(comparison: Comparison, problem: Spread) -> None:

@@ -30,7 +30,7 @@ WITHOUT_FENCE = changed(NO_FENCE)
 
 # One neighbor never gets its face.
 WITHOUT_A_FACE = changed("""
-from mpishare.bench.fence import WindowRing
+from benchmarks.ring import WindowRing
 
 store = WindowRing.store
 
@@ -45,7 +45,7 @@ WindowRing.store = store_but_one
 
 # One word of each copy is another, which no order can mend.
 WITH_A_WRONG_WORD = changed("""
-from mpishare.bench.fence import WindowRing
+from benchmarks.ring import WindowRing
 
 store = WindowRing.store
 
