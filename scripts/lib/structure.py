@@ -8,16 +8,12 @@ rooms                  the package seen from above: each module at its root, eac
                        (bench is one), and the applications as one
 arrows                 pairs of rooms of which the first imports from the second: all imports,
                        also those in functions and those for type checkers alone
-floors                 rooms on the longest chain of imports; rooms that import each other in a
-                       circle stand on one floor
-circles                such groups of rooms
 lines                  in all languages (Python, C, CUDA, headers, shell): the library is mpishare
                        without bench
 private in tests       accesses of an attribute with one underscore in front, but of self and cls
 registries             mutable containers that modules of mpishare fill, and cached functions
-complexity > 10        functions in mpishare of a cyclomatic complexity above 10: 1, and 1 for
-                       each if, loop, except, boolean operator, and for and if of a comprehension,
-                       also in nested functions (ruff's C901 counts no operators, comprehensions)
+
+That floors have no circle is seen to by import-linter, and that functions are simple by ruff.
 """
 
 import argparse
@@ -34,7 +30,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, APPLICATIONS = "mpishare", "applications"
-COMPLEX, WORST = 10, 10
 SOURCES = {"", ".py", ".pyi", ".c", ".h", ".cu", ".cuh", ".sh", ".sbatch"}
 #: Of what is counted, the folders; the library is the package without the bench.
 FOLDERS = {"bench": "mpishare/bench", "benchmarks": "benchmarks", "tests": "tests"}
@@ -120,51 +115,6 @@ def arrows(modules: dict[str, Path]) -> set[tuple[str, str]]:
     return {(a, b) for a, b in found if a != b}
 
 
-def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]]:
-    """How many rooms the longest chain of imports has, and the circles, each one floor."""
-    below = {a: {b for first, b in pairs if first == a} for a in rooms}
-
-    def reach(a: str) -> set[str]:
-        seen, unseen = set(), [a]
-        while unseen:
-            new = below[unseen.pop()] - seen
-            seen |= new
-            unseen += new
-        return seen
-
-    reached = {a: reach(a) for a in rooms}
-    circle = {a: frozenset({a, *(b for b in reached[a] if a in reached[b])}) for a in rooms}
-    height: dict[frozenset[str], int] = {}
-    # With itself, a room reaches more than any room below it, and as much as those of its circle.
-    for a in sorted(rooms, key=lambda a: len(reached[a] | {a})):
-        under = {circle[b] for b in reached[a]} - {circle[a]}
-        height[circle[a]] = 1 + max((height[other] for other in under), default=0)
-    circles = sorted(" - ".join(sorted(each)) for each in set(circle.values()) if len(each) > 1)
-    return max(height.values(), default=0), circles
-
-
-def complexity(function: ast.AST) -> int:
-    total = 1
-    for node in ast.walk(function):
-        if isinstance(node, ast.If | ast.IfExp | ast.For | ast.While | ast.ExceptHandler):
-            total += 1
-        elif isinstance(node, ast.BoolOp):
-            total += len(node.values) - 1
-        elif isinstance(node, ast.comprehension):
-            total += 1 + len(node.ifs)
-    return total
-
-
-def complexities(root: Path) -> list[tuple[int, str]]:
-    """The complexity of every function of the package, the worst first."""
-    found = [
-        (complexity(node), f"{where} {node.name}")
-        for where, node in nodes_in(root, PACKAGE)
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
-
-
 def lines_in(folder: Path) -> int:
     """The lines of all sources, programs without a suffix among them."""
     paths = (path for path in folder.rglob("*") if path.suffix in SOURCES and path.is_file())
@@ -221,22 +171,15 @@ def registries(root: Path) -> list[str]:
 def measure(root: Path) -> Structure:
     modules = modules_of(root)
     rooms = {room(module) for module in modules}
-    all_arrows = arrows(modules)
-    n_floors, circles = floors(rooms, all_arrows)
     of = Structure()
     of.add("modules at the root", sorted(p.name for p in (root / PACKAGE).glob("*.py")))
     of.add("rooms", sorted(rooms))
-    of.rows["floors"] = n_floors
-    of.add("arrows", sorted(f"{a} -> {b}" for a, b in all_arrows))
-    of.add("circles", circles)
+    of.add("arrows", sorted(f"{a} -> {b}" for a, b in arrows(modules)))
     lines = {name: lines_in(root / folder) for name, folder in FOLDERS.items()}
     of.rows["lines of library"] = lines_in(root / PACKAGE) - lines["bench"]
     of.rows |= {f"lines of {name}": n for name, n in lines.items()}
     of.add("private in tests", private_in_tests(root))
     of.add("registries", registries(root))
-    ranked = complexities(root)
-    of.add("complexity > 10", [f"{n} {where}" for n, where in ranked if n > COMPLEX])
-    of.lists["worst functions"] = [f"{n:3d} {where}" for n, where in ranked[:WORST]]
     return of
 
 
@@ -250,7 +193,7 @@ def report(names: list[str], found: list[Structure], *, is_verbose: bool) -> lis
         lines.append("  ".join([first.ljust(wide[0]), *cells]).rstrip())
     for name, each in zip(names, found, strict=True):
         for title, items in each.lists.items():
-            if title == "worst functions" or (is_verbose and items):
+            if is_verbose and items:
                 lines += ["", f"{name}: {title}", *(f"  {item}" for item in items)]
     return lines
 
