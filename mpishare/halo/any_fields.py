@@ -1,6 +1,6 @@
-"""The engines of a plan for any fields of its block: a pair for each kind of fields.
+"""A plan for any fields of its block: a dictionary of engines, by the layouts of the fields.
 
-All ranks make a pair together, at the first call with such fields, and keep it.
+All ranks make a pair of engines together, at the first call with such fields, and keep it.
 """
 
 from __future__ import annotations
@@ -9,46 +9,28 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.fields import layouts_of
-from mpishare.plans.layout import FieldLayout, Layout, as_list
+from mpishare.plans.layout import as_list
 from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
-    from mpishare.plans.fields import GivenFields
-    from mpishare.plans.message import Message
-    from mpishare.plans.setup import Description
+    from mpishare.halo.plan import FieldCells
+    from mpishare.plans.engine import Engine, RoutedSetup
 
 log = logging.getLogger("mpishare.halo")
-
-MANY = 64
-"""Kinds of fields that deserve a warning: each has staging memory of its own."""
 
 _of_array = attrgetter("shape", "strides", "dtype")
 
 
-class FieldCells(Protocol):
-    """Which cells of fields go where."""
-
-    def describe(self, found: GivenFields) -> Description:
-        """Describe fields for an agreement, or raise if they do not fit."""
-        ...
-
-    def messages(self, setup: PlanSetup) -> tuple[Sequence[Message], Sequence[Message]]:
-        """Return this rank's messages of agreed fields: to send, and to receive."""
-        ...
-
-
 class AnyFields:
-    """An engine for fields of any dtype, and of any axes that are not cut.
+    """The engines for fields of any dtype, and of any axes that are not cut.
 
     The messages of `setup` are those of a field with the axes of the block alone.
     """
@@ -56,27 +38,28 @@ class AnyFields:
     def __init__(self, setup: RoutedSetup, cells: FieldCells) -> None:
         self._setup, self._cells = setup, cells
         self._backend = "cuda" if setup.on_gpu else "host"
-        self._pairs: list[EnginePair] = []
-        self._known: dict[Any, EnginePair] = {}
+        self._pairs: dict[Any, EnginePair] = {}
+        # The same pairs by what arrays say of themselves, which takes less time to compare.
+        self._seen: dict[Any, EnginePair] = {}
         self._started: Engine
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
         """Return the engines for the fields of a call; collective for a new kind of fields."""
-        key = _key_of(fields)
-        pair = self._known.get(key)
+        words = _words_of(fields)
+        pair = self._seen.get(words)
         if pair is None:
-            pair = self._find(fields) or self._add(call, fields, stream)
-            if key is not None:
-                self._known[key] = pair
+            pair = self._pairs.get(self._key(fields)) or self._add(call, fields, stream)
+            if words is not None:
+                self._seen[words] = pair
         return pair
 
     def has_seen(self, fields: Sequence[Any]) -> bool:
         """Whether `pair_for` is local."""
-        return self._find(fields) is not None
+        return self._key(fields) in self._pairs
 
     def exchange(self, fields: Sequence[Any], stream: Any) -> None:
         """See `Engine.exchange`."""
-        pair = self._known.get(_key_of(fields)) or self.pair_for("exchange", fields, stream)
+        pair = self._seen.get(_words_of(fields)) or self.pair_for("exchange", fields, stream)
         pair.forward.exchange(fields, stream)
 
     def start(self, fields: Sequence[Any], stream: Any) -> None:
@@ -90,33 +73,25 @@ class AnyFields:
 
     @property
     def engines(self) -> list[Engine]:
-        return [engine for pair in self._pairs for engine in pair.engines]
+        return [engine for pair in self._pairs.values() for engine in pair.engines]
 
     @property
     def setups(self) -> list[RoutedSetup]:
         """Setups to close after the engines: the plan's own last."""
-        return [*(pair.setup for pair in self._pairs), self._setup]
+        return [*(pair.setup for pair in self._pairs.values()), self._setup]
 
-    def _find(self, fields: Sequence[Any]) -> EnginePair | None:
-        """Return the engines of fields alike in all that counts; `_key_of` tells more apart."""
+    def _key(self, fields: Sequence[Any]) -> Any:
+        """Return the layouts of fields; None for those that no plan takes."""
         try:
-            found = layouts_of(as_list(fields), self._backend)
+            layouts = layouts_of(as_list(fields), self._backend)
         except (TypeError, ValueError):
             return None  # the agreement raises it on all ranks
-        device = self._setup.mine[0].device
-        seen = [
-            replace(each, device=device) if isinstance(field, Layout) else each
-            for field, each in zip(fields, found, strict=True)
-        ]
-        for pair in self._pairs:
-            mine = pair.setup.mine
-            if len(mine) == len(seen) and all(map(FieldLayout.is_like, mine, seen)):
-                return pair
-        return None
+        # A `Layout` is on no device yet.
+        return tuple(replace(each, device=self._setup.mine[0].device).key for each in layouts)
 
     def _add(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
         """Agree on a new kind of fields, and make its engines. Collective, host-blocking."""
-        outer, begin = self._setup, perf_counter()
+        outer = self._setup
         what = f"{outer.name}: {call}"
         if self._is_captured(fields, stream):
             raise UnsupportedError(
@@ -128,22 +103,15 @@ class AnyFields:
             start = replace(start, name=outer.name, backend=self._backend)
             agreed = agree_on_fields(start, fields, outer.same["require"], self._cells.describe)
             # Ranks may be at fields of different kinds: an error names those of each.
-            named = replace(agreed.setup, name=f"{outer.name} of {_name(agreed.setup.same)}")
+            same = agreed.setup.same
+            kinds = zip(same["dtypes"], same["other axes"], strict=True)
+            texts = dict.fromkeys(f"{dtype}{[*axes] or ''}" for dtype, axes in kinds)
+            named = replace(agreed.setup, name=f"{outer.name} of {', '.join(texts)}")
             messages = self._cells.messages(named)
             # Calls of one plan are in order, on any streams: the pair gets those of `outer`.
             setup = agree_on_routes(named, agreed.arrays, *messages, engine_class, outer)
-            pair = EnginePair(setup)
-        self._pairs.append(pair)
-        passed, staging = 1e3 * (perf_counter() - begin), format_nbytes(pair.forward.staging_nbytes)
-        log.info("%s made in %.1f ms, %s of staging", setup.name, passed, staging)
-        if len(self._pairs) == MANY and not setup.comm.rank:
-            log.warning(
-                "%s has seen %d kinds of fields, and keeps staging memory for each until it is "
-                "closed. Where extents change from call to call, give it arrays of a few sizes, "
-                "and use a part of these.",
-                outer.name,
-                MANY,
-            )
+            pair = self._pairs[self._key(fields)] = EnginePair(setup)
+        log.info("%s made, %s of staging", setup.name, format_nbytes(pair.forward.staging_nbytes))
         return pair
 
     def _is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
@@ -154,19 +122,11 @@ class AnyFields:
         return is_captured(fields, stream, self._setup.context.backend)
 
 
-def _key_of(fields: Sequence[Any]) -> Any:
-    """Return a key of shapes, strides and dtypes; None if a field lacks one of these."""
+def _words_of(fields: Sequence[Any]) -> Any:
+    """Return what arrays say of themselves; None for a field that says less."""
     try:
-        if len(fields) == 1:  # apart, for speed: it runs at each call
-            return _of_array(fields[0])
-        return tuple(map(_of_array, fields))
+        return _of_array(fields[0]) if len(fields) == 1 else tuple(map(_of_array, fields))
     except AttributeError:  # of tensors
         with suppress(AttributeError, TypeError):
             return tuple((each.shape, each.stride(), each.dtype) for each in fields)
         return None
-
-
-def _name(same: dict[str, Any]) -> str:
-    """Return the name of a kind of fields, the same on all ranks."""
-    fields = zip(same["dtypes"], same["other axes"], strict=True)
-    return ", ".join(dict.fromkeys(f"{dtype}{[*axes] or ''}" for dtype, axes in fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination import recording
 from mpishare.halo.any_fields import AnyFields
@@ -17,10 +17,23 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.halo.any_fields import FieldCells
     from mpishare.memory.types import Array, Stream
-    from mpishare.plans.engine import Engine, RoutedSetup
-    from mpishare.plans.setup import AgreedFields
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.fields import GivenFields
+    from mpishare.plans.message import Message
+    from mpishare.plans.setup import AgreedFields, Description
+
+
+class FieldCells(Protocol):
+    """Which cells of fields go where."""
+
+    def describe(self, found: GivenFields) -> Description:
+        """Describe fields for an agreement, or raise if they do not fit."""
+        ...
+
+    def messages(self, setup: PlanSetup) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Return this rank's messages of agreed fields: to send, and to receive."""
+        ...
 
 
 class Plan(RoutedPlan):

@@ -66,12 +66,15 @@ class FieldLayout:
         """All but the strides."""
         return self.shape, self.dtype, self.device
 
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What tells arrays apart: a stride counts where it leads from one element to another."""
+        axes = () if 0 in self.shape else zip(self.shape, self.strides, strict=True)
+        return *self.kind, *(step for extent, step in axes if extent > 1)
+
     def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""
-        axes = zip(self.shape, self.strides, other.strides, strict=False)
-        return self.kind == other.kind and (
-            0 in self.shape or all(extent < 2 or mine == theirs for extent, mine, theirs in axes)
-        )
+        return self.key == other.key
 
     def difference(self, other: FieldLayout) -> str:
         """Return the differences of `other` from this layout, for an error."""
@@ -86,7 +89,6 @@ class FieldLayout:
 
     def require(self, other: FieldLayout, name: str = "a field") -> None:
         """Raise `ValueError` unless the other layout `is_like` this one."""
-        # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
                 f"{name} has another layout than the plan was made for: {self.difference(other)}. "

@@ -1,7 +1,6 @@
 """One plan for any fields of a block: combinations are agreed on at first sight, and kept."""
 
 import gc
-import logging
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import mpishare
 from mpishare import ClosedError, EpochError, Layout, MismatchError, PeerError, UnsupportedError
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.halo import any_fields
 from mpishare.plans.node_cache import kept_as
 from tests.helpers.halos import (
     Kind,
@@ -288,25 +286,6 @@ def test_a_sight_that_fails_on_one_rank(node, halo, monkeypatch):
     assert (halo._setup.group.plans, seen(halo)) == (plans, 1)
     for dtype in ("f8", "i4"):
         exchange_kinds(node, halo, Kind(dtype))
-
-
-def test_many_are_said(node, halo, monkeypatch, caplog):
-    monkeypatch.setattr(any_fields, "MANY", 3)
-    with caplog.at_level(logging.INFO, logger="mpishare"):
-        for count in range(1, 5):
-            exchange_kinds(node, halo, Kind("f8", "C", (count,)))
-    told = [record for record in caplog.records if record.levelno == logging.WARNING]
-    texts = [each.getMessage() for each in told if "kinds of fields" in each.getMessage()]
-    assert ["has seen 3 kinds" in text for text in texts] == [True] * (node.rank == 0)
-    assert any("of float64[2] made" in r.getMessage() for r in caplog.records)
-
-
-def test_the_name_of_a_combination():
-    """The same on all ranks, and short where many fields are alike."""
-    same = {"dtypes": ["float64", "int32"], "other axes": [[], [4, 2]]}
-    assert any_fields._name(same) == "float64, int32[4, 2]"
-    many = {"dtypes": ["float64"] * 6, "other axes": [[]] * 6}
-    assert any_fields._name(many) == "float64"
 
 
 def test_plans_that_are_refused(node):
