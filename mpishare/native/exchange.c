@@ -52,11 +52,7 @@ static PyObject *ask(Exchange *self, const char *name, const char *format, ...)
     PyObject *answer = values == NULL ? NULL : PyObject_CallObject(method, values);
     Py_XDECREF(values);
     Py_DECREF(method);
-    if (answer != NULL && self->is_closed) { /* by a handler of a signal: all memory is gone */
-        Py_CLEAR(answer);
-        PyErr_SetString(PyExc_RuntimeError, "the exchange was closed while it was in a call");
-    }
-    if (answer != NULL) { /* a handler may have left the node, too */
+    if (answer != NULL) { /* a handler of a signal may have left the node */
         PyObject *whole = PyObject_CallMethod(self->agreement, "check", NULL);
         if (whole == NULL)
             Py_CLEAR(answer);

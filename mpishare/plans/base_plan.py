@@ -83,10 +83,12 @@ class BasePlan(NodeObject):
         ------
         PeerError, PeerTimeout
             If another rank is gone: then no memory is freed.
+        EpochError
+            If a handler of a signal calls it amid a call of the plan.
         """
         if self._is_closed:
             return
-        self._context.agreement.check()
+        self._check("close")
         is_forgotten = self._is_in_call() and sys.exc_info()[0] is None
         self._end_call()
         setup, call = self._setup, f"{self.name}: close"
@@ -260,8 +262,7 @@ class RoutedPlan(BasePlan):
         self._setup.comm.step(f"{self.name}: {call}", work)
 
     def _end_call(self) -> None:
-        # A handler that closes the plan within its wait ends that wait, which raises.
-        if self._open is not None and not self._setup.busy[0]:
+        if self._open is not None:
             self.wait()
 
     def _is_in_call(self) -> bool:

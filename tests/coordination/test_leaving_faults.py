@@ -166,45 +166,6 @@ def test_a_handler_of_a_signal_leaves_within_a_call(code):
     play(2, handled, code, env={"MPISHARE_HOST_CODE": code}, shared=True).ended_well()
 
 
-def closed(stage: Stage) -> None:
-    """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
-
-    def close_both() -> None:
-        stage.world.send(None, 1)
-        things[what].close()
-
-    for call in ("exchange", "accumulate", "wait"):
-        for what in ("plan", "node"):
-            node = stage.node()
-            u = np.zeros(66)
-            halo = stage.ring(node, u)
-            halo.exchange(u)
-            halo.accumulate(u)
-            node.barrier()
-            things = {"plan": halo, "node": node}
-            if stage.rank == 0:
-                if call == "wait":
-                    halo.start(u)
-                stage.amid_next_wait(close_both)
-                fields = [u] * (call != "wait")
-                told = stage.raises(mpishare.ClosedError, getattr(halo, call), *fields)
-                assert "a signal handler closed the" in str(told)
-            else:
-                stage.world.recv(source=0)
-                if call == "wait":
-                    halo.start(u)
-                things[what].close()
-            if what == "plan":
-                node.barrier()  # all ranks have closed the plan: the node goes on
-            node.close()
-    stage.use_another_node()
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
-    play(2, closed, env={"MPISHARE_HOST_CODE": code}, shared=True).ended_well()
-
-
 def interrupted_start(stage: Stage, after: str) -> None:
     """A handler raises on rank 1 while that waits for a message of rank 0, which is late."""
     from mpishare.runtime import create
@@ -331,8 +292,8 @@ def nested(stage: Stage) -> None:
         halo.exchange(u)
         halo.accumulate(u)
         for outer in ("exchange", "accumulate", "wait"):
-            for inner in ("exchange", "accumulate", "start", "wait"):
-                fields = () if inner == "wait" else (u.copy(),)
+            for inner in ("exchange", "accumulate", "start", "wait", "close"):
+                fields = () if inner in ("wait", "close") else (u.copy(),)
                 u[...] = 2.0 + stage.rank
                 node.barrier()
                 if stage.rank == 1:

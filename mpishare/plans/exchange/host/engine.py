@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
-from mpishare.errors import ClosedError
 from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
@@ -65,7 +64,6 @@ class HostEngine(PlanEngine):
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
         self._disjoint = Disjoint(setup.mine)
         self._busy = setup.busy
-        self._is_open = True
         made = _make_routes(setup)
         self._routes, self._host = [*made.values()], made[HOST]
 
@@ -105,7 +103,8 @@ class HostEngine(PlanEngine):
                 if try_fast(fields):
                     return
             except BaseException as error:
-                self._leave_node(error)
+                # Neighbors may read fields that the user overwrites.
+                self._agreement.leave(self._call, error)
                 raise
             self._make(fields, steps)
 
@@ -128,16 +127,6 @@ class HostEngine(PlanEngine):
         pairs = zip(arrays, self._layouts, strict=True)
         return [array if each.is_plain else array.view(each.carrier) for array, each in pairs]
 
-    def _leave_node(self, error: BaseException) -> None:
-        """Leave the node after an error: neighbors may read fields that the user overwrites.
-
-        Not where a signal handler closed the plan, as all its ranks have done then.
-        """
-        if self._is_open:
-            self._agreement.leave(self._call, error)
-        elif not isinstance(error, ClosedError):  # of C, which finds its tables gone
-            raise ClosedError(f"{self._call} failed: a signal handler closed the plan") from None
-
     def _make(self, fields: Sequence[Any], steps: Sequence[Step]) -> None:
         """Make a call in steps, marked as under way; leave the node where it fails."""
         self._agreement.check()
@@ -147,14 +136,13 @@ class HostEngine(PlanEngine):
             for step in steps:
                 step(arrays)
         except BaseException as error:
-            self._leave_node(error)
+            self._agreement.leave(self._call, error)
             raise
         finally:
             self._busy[0] = 0
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
-        self._is_open = False
         for each in self._routes:
             each.close()
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import ClosedError
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.message import cells_of, padded, parts_sent
 from mpishare.runtime.route import HOST
@@ -117,8 +116,6 @@ class Staging:
                 self.wait_for(lambda: self._behind(ranks, word, epoch))
 
     def _behind(self, ranks: Sequence[int], word: int, epoch: int) -> list[int]:
-        if not self.control:
-            raise ClosedError(f"{self._call} failed: a signal handler closed the plan")
         return [rank for rank in ranks if self.control[rank][word] < epoch]
 
     def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
