@@ -14,8 +14,7 @@ import pytest
 from mpishare.memory.process_memory import Token, try_read
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.host import process_read
-from mpishare.plans.exchange.host.parts import Extent, extent_of
-from mpishare.plans.exchange.host.process_read import _is_readable, _Readable
+from mpishare.plans.exchange.host.parts import Extent
 from mpishare.plans.layout import FieldLayout, host_layout
 
 PAGE = mmap.PAGESIZE
@@ -59,48 +58,6 @@ def test_a_page_that_is_not_there():
             assert try_read(os.getpid(), pages.begin + offset, "") == errno.EFAULT
 
 
-def test_a_page_in_between_is_seen():
-    """At both ends of many pages, and between them."""
-    pages = Pages(3000)
-    assert _is_readable(pages.begin, pages.nbytes)
-    for page in (0, 1500, 2999):
-        with pages.without(page) as address:
-            assert not _is_readable(pages.begin, pages.nbytes)
-            assert not _is_readable(address - PAGE + 1, PAGE + 1)
-            assert not _is_readable(address + PAGE - 1, PAGE)
-            assert not page or _is_readable(address - 1, 1)
-            assert not page or not _is_readable(address - 1, 2)
-        assert _is_readable(address, PAGE)
-
-
-@pytest.mark.parametrize("have_gaps", [False, True])
-def test_which_pages_of_a_field_are_tried(have_gaps):
-    """Its ends; with gaps between its cells all pages, until they were readable once."""
-    pages = Pages(5)
-    # From the last byte of a page to the first of another.
-    readable = _Readable([Extent(PAGE - 1, 3 * PAGE + 2)], have_gaps=have_gaps)
-
-    def found():
-        for page in range(5):
-            with pages.without(page):
-                yield readable.at(pages.begin)
-
-    ends = [False, True, True, True, False]
-    assert [*found()] == ([False] * 5 if have_gaps else ends)
-    assert readable.at(pages.begin)
-    assert [*found()] == ends
-
-
-def test_each_of_many_ends_is_tried():
-    """More of them than one system call takes."""
-    pages = Pages(1500)
-    readable = _Readable([Extent(page * PAGE, 1) for page in range(1500)], have_gaps=False)
-    assert readable.at(pages.begin)
-    for page in (0, 511, 512, 1499):
-        with pages.without(page):
-            assert not readable.at(pages.begin)
-
-
 def test_long_runs_with_wide_gaps_are_read_one_by_one():
     """And what lies between them is not."""
     shape = (3, 40, 300)
@@ -111,7 +68,6 @@ def test_long_runs_with_wide_gaps_are_read_one_by_one():
     runs = [Extent((at * 40 + 10) * 2400, 20 * 2400) for at in range(3)]
     assert [block.extents for block in blocks] == [(run,) for run in runs]
     assert all(block.strides is None for block in blocks)
-    assert [extent_of(layout, each) for each in process_read._pieces(layout, box)] == runs
 
 
 def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare.plans.exchange.host import parts
+from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.halos import (
     Case,
     Kind,
@@ -52,8 +52,12 @@ def steps(node, case, kinds):
 
 
 @TWO
-def test_faces_that_come_as_they_belong(compiled_node):
+@pytest.mark.parametrize("memory", ["plain", "of a driver"])
+def test_faces_that_come_as_they_belong(compiled_node, monkeypatch, memory):
+    """Out of memory that no other process can read, such as pinned, they are copied before."""
     node = compiled_node
+    if memory == "of a driver" and node.rank % 2:
+        monkeypatch.setattr(process_read.ReadTrial, "at", lambda *_: False)
     case = even_case((node.size,), True, 5, 2)
     kind = Kind("f8", others=(PLANES,), axes=(0,))
     keys, through, nbytes = steps(node, case, [kind])

@@ -9,7 +9,6 @@ time, against 3 ns for a line that no other core holds.
 from __future__ import annotations
 
 import logging
-import mmap
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,35 +44,8 @@ _MAX_READERS, _MAX_PACKED_NBYTES = 4, 4 << 20
 
 27 that read 1.6 MB of one rank took 3.0 ms, three times as long as MPI; fewer were not timed.
 """
-_MAX_SEEN = 1024  # addresses of a field
 
 log = logging.getLogger("mpishare.halo")
-
-
-class _Readable:
-    """Whether other processes can read parts of a field, wherever the field lies.
-
-    Cells without gaps lie in memory that was allocated at once, and a byte at either end stands for
-    all. Between cells with gaps anything may lie: each page is tried where a field is seen first.
-    """
-
-    def __init__(self, extents: Sequence[Extent], *, have_gaps: bool) -> None:
-        self._extents = extents
-        ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
-        self._ends = np.array(ends, np.uint64)
-        self._trial = ReadTrial(len(ends))
-        self._have_gaps, self._seen = have_gaps, set[int]()
-
-    def at(self, address: int) -> bool:
-        """Return it for a field at this address."""
-        if not self._have_gaps or address in self._seen:
-            return self._trial.at(self._ends, address)
-        if not all(_is_readable(address + at, nbytes) for at, nbytes in self._extents):
-            return False
-        if len(self._seen) >= _MAX_SEEN:
-            self._seen.clear()
-        self._seen.add(address)
-        return True
 
 
 def _are_read(
@@ -135,7 +107,6 @@ class PeerReads:
         self.reads: dict[PartKey, list[tuple[Any, ...]]] = {}
         self._scratch = np.empty(0, np.uint8)
         self._shadows: dict[int, Array] = {}
-        self._readable: dict[int, _Readable] = {}
 
     @property
     def nbytes(self) -> int:
@@ -154,16 +125,18 @@ class PeerReads:
         self._scratch = np.empty(max(sizes, default=0), np.uint8)
         for key, (field, found) in blocks.items():
             self.reads[key] = [read for block in found for read in self._lower(field, block)]
-        self._readable = {field: self._readable_parts(field) for field in self.fields}
+        self._trials = {field: self._ends(field) for field in self.fields}
 
-    def _readable_parts(self, field: int) -> _Readable:
+    def _ends(self, field: int) -> tuple[ReadTrial, np.ndarray[Any, Any]]:
+        """Return a trial of what others read of a field, and where: a byte at either end of a part.
+
+        An array lies in memory that was allocated at once, so that these stand for all.
+        """
         mine = self._comm.rank
-        layout = self._layouts[mine][field]
         boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
-        extents = [extent_of(layout, each) for box in boxes for each in _pieces(layout, box)]
-        nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
-        have_gaps = sum(each.nbytes for each in extents) > nbytes
-        return _Readable(extents, have_gaps=have_gaps)
+        extents = [extent_of(self._layouts[mine][field], box) for box in boxes]
+        ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
+        return ReadTrial(len(ends)), np.array(ends, np.uint64)
 
     def _lower(self, field: int, block: _Block) -> Iterator[tuple[Any, ...]]:
         """Yield offset, bytes and target of each read, or its place in the buffer.
@@ -191,7 +164,8 @@ class PeerReads:
         They cannot read memory of a driver, such as CUDA's pinned memory. The parts are copied into
         an array like it; its other pages are never touched.
         """
-        if self._readable[field].at(address):
+        trial, ends = self._trials[field]
+        if trial.at(ends, address):
             return None
         if field not in self._shadows:
             layout = self._layouts[self._comm.rank][field]
@@ -220,24 +194,6 @@ class PeerReads:
                 self._name, sender, why,
             )  # fmt: skip
         return found
-
-
-def _is_readable(address: int, nbytes: int) -> bool:
-    """Whether another process could read this memory: tries a byte of each page."""
-    end = address + nbytes
-    pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
-    return ReadTrial(pages.size).at(pages)
-
-
-def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
-    """Yield the parts of a box that are read with what lies between their cells."""
-    if has_few_gaps(layout, box):
-        yield box
-        return
-    steps = _steps(layout, box.slices)
-    axis = steps.index(max(steps))
-    for at in range(box.shape[axis]):
-        yield from _pieces(layout, box.cut(axis, at, at + 1))
 
 
 def _blocks(
