@@ -1,15 +1,9 @@
 """A plan for any fields, and ranks that do not give the same: an error on each, and no hang."""
 
-import importlib
-import signal
-import time
-
-import numpy as np
 import pytest
 
 import mpishare
 from tests.helpers.scenes import BACKENDS, play
-from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
 
 LIMIT_S = 5.0
@@ -124,76 +118,6 @@ def test_ranks_that_give_other_fields_each_seen_before():
         assert each.seconds < LIMIT_S
 
 
-def late(stage: Stage) -> None:
-    """Rank 1 is late at each call: that others wait for it at a first sight is no mismatch."""
-    node = stage.node()
-    halo = stage.make("plan of any fields", node)
-
-    def go() -> None:
-        for number in range(4):
-            u = node.xp.zeros((6, 1 + number))
-            for _ in range(3):
-                if stage.rank == 1:
-                    time.sleep(0.1)
-                halo.exchange(u)
-
-    stage.attempt("call", go)
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_late_rank_is_no_mismatch(backend):
-    played = play(3, late, backend=backend, shared=True)
-    played.worked(range(3), "call", "close")
-    played.ended_well()
-
-
-def handled(stage: Stage, module: str, name: str) -> None:
-    """A handler of a signal raises on rank 1, where that calls a function: its first call waits."""
-
-    class HandlerError(ValueError):
-        pass
-
-    def handler(*_: object) -> None:
-        setattr(place, name, function)
-        for rank in (0, 2) if module == "os" else ():
-            stage.world.send(None, rank)  # now they may come
-        raise HandlerError("the words of the handler")
-
-    def interrupt(*arguments: object) -> object:
-        signal.raise_signal(signal.SIGUSR2)
-        return function(*arguments)
-
-    place = importlib.import_module(module)
-    function = getattr(place, name)
-    signal.signal(signal.SIGUSR2, handler)
-    node = stage.node(timeout_s=20)
-    halo = stage.make("plan of any fields", node)
-    node.barrier()
-    if stage.rank == 1:
-        setattr(place, name, interrupt)
-    elif module == "os":
-        stage.world.recv(source=1)
-    stage.attempt("call", halo.exchange, np.zeros(6))
-    stage.attempt("close", node.close)
-    stage.second_node(stage.world)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [("os", "sched_yield"), ("mpishare.plans.setup", "refuse_left_out")]
-)
-def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
-    """While it waits for the others' words, or between two steps."""
-    played = play(3, handled, module, name, shared=True)
-    assert played.raised(1, "call", "HandlerError").text == "the words of the handler"
-    for rank in (0, 2):
-        told = played.raised(rank, "call", "PeerError")
-        assert told.failures[1] == "HandlerError: the words of the handler"
-        assert told.seconds < LIMIT_S
-    played.worked(range(3), "second node")
-    played.ended_well()
-
-
 def killed(stage: Stage) -> None:
     """Rank 1 dies where the others see something new."""
     node = stage.node()
@@ -211,31 +135,3 @@ def test_a_rank_that_dies_at_a_first_sight():
     for rank in (0, 2):
         assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
         assert played.told(rank, "call").seconds < LIMIT_S
-
-
-def on_nodes(stage: Stage) -> None:
-    """On several nodes; then the last rank, on a node of its own, gives what is new to it alone."""
-    node = stage.node(timeout_s=2.0)
-    halo = stage.make("plan of any fields", node)
-    left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
-    for dtype, others in (("f8", ()), ("i4", (2,)), ("f8", ()), ("f4", ())):
-        u = np.full((6, *others), stage.rank, dtype)
-        halo.exchange(u)
-        assert u.reshape(6, -1)[:, -1].tolist() == [left, *[stage.rank] * 4, right]
-    assert "mpi" in halo.routes.values()
-    mine = np.zeros(6, "f2" if stage.rank == stage.size - 1 else "f8")
-    stage.attempt("call", lambda: [halo.exchange(mine) for _ in range(3)])
-    stage.world.Barrier()  # else another rank could hear that this one has left
-    stage.attempt("close", node.close)
-
-
-def test_across_nodes():
-    """There nobody sees how often others have called: all raise at the deadline."""
-    played = play_on("2 + 1", on_nodes, shared=True)
-    for rank in range(3):
-        told = played.told(rank, "call")
-        assert told.seconds < LIMIT_S
-        # The deadlines of ranks 0 and 1 end together: the second may read that the first has left.
-        by_peer = told.error == "PeerError" and told.failures[1 - rank].startswith("PeerTimeout: ")
-        assert told.error == "PeerTimeout" or (rank < 2 and by_peer), played.describe()
-    assert "PeerTimeout" in (played.told(rank, "call").error for rank in (0, 1)), played.describe()

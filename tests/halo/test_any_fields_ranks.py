@@ -121,16 +121,6 @@ def test_the_reverse(node, halo):
     halo.exchange(node.xp.ones(6, "?"))
 
 
-def test_numbers_that_numpy_has_as_bytes_alone(host_node):
-    """So it is with those of PyTorch's bfloat16 where ml_dtypes is not installed."""
-    with ring(host_node, BLOCK) as halo:
-        why = r"V2 cannot be added \(bfloat16 .* ml_dtypes is installed"
-        with pytest.raises(TypeError, match=why):
-            halo.accumulate(np.zeros(6, "V2"))
-        with pytest.raises(TypeError, match=r"accumulate failed: \|V3 cannot be added$"):
-            halo.accumulate(np.zeros(6, "V3"))
-
-
 def test_a_call_between_start_and_wait(node, halo):
     """Nothing new is agreed on while an exchange is open."""
     u, v = node.xp.zeros(6), node.xp.zeros(6, "f4")
@@ -211,25 +201,6 @@ def test_a_mesh(node):
             assert seen(ex) == 3
             with pytest.raises(ValueError, match="field 0 has 3 places"):
                 ex.exchange(node.xp.zeros(3))
-
-
-def test_slices(node):
-    """Those of the axes that are cut, whatever the fields have beside them."""
-    block, cut, dims = Layout((6, 6), None), (slice(1, 5), slice(1, 5)), (node.size, 1)
-    with ring(node, block, dims=dims) as halo:
-        assert halo.owned == cut
-        assert halo.shifted(halo.owned, 1, -1) == (slice(1, 5), slice(0, 4))
-        with pytest.raises(ValueError, match="have no axis 2"):
-            halo.shifted(halo.owned, 2, 1)
-    with ring(node, block, dims=dims, axes=(-2, -1)) as halo:
-        assert halo.owned == (..., *cut)
-        assert halo.shifted(halo.owned, -1, 1) == (..., slice(1, 5), slice(2, 6))
-    with ring(node, Layout((7, 6), None), dims=dims, axes=(1, 0)) as halo:  # as the fields lie
-        assert halo.owned == (slice(1, 6), slice(1, 5))
-        u = node.xp.zeros((7, 6, 2))
-        u[halo.owned] = node.rank
-        halo.exchange(u)
-        assert (on_host(u)[1:-1, 0] == beside(node)[0]).all()
 
 
 def test_it_outlives_its_cart_and_needs_no_node(comm):

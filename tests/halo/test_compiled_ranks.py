@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -93,20 +92,6 @@ def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(absent, monkey
         Node(backend="host")
 
 
-def test_nothing_is_loaded_from_where_others_may_write(monkeypatch, tmp_path):
-    """No cache in the home, nor what lies in the working directory under its name."""
-    monkeypatch.delenv("MPISHARE_HOST_CODE", raising=False)  # where Python is asked for, none is
-    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    Path("_host.abi3.so").write_text("planted")
-    with Node(backend="host") as node:
-        module = node._context.compiled
-        assert Path(module.__file__).parent == native._FOLDER
-        assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 0
-        assert [each.name for each in tmp_path.iterdir()] == ["_host.abi3.so"]
-
-
 @pytest.mark.parametrize("way", ["private", "window", "read", "in turn"])
 def test_ranks_of_both_kinds_with_delays(mixed_node, way):
     """Every value depends on its owner, its place and the step; cells are spoiled after a wait."""
@@ -193,18 +178,6 @@ def test_a_subclass_and_a_list_are_taken_by_python(host_node):
             field.put(step)
             halo.exchange(field.array.view(kind))
             check([field], step)
-
-
-def test_after_a_close_calls_are_refused(compiled_node):
-    node = compiled_node
-    field = np.zeros((4, 8))
-    halo = ring(node, field, axes=(0,))
-    exchange = halo._forward._host.exchange
-    halo.close()
-    with pytest.raises(mpishare.ClosedError):
-        halo.exchange(field)
-    with pytest.raises(RuntimeError, match="closed"):
-        exchange.try_exchange((field,))
 
 
 @TWO

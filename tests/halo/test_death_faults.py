@@ -158,27 +158,6 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     assert played.told(0, "call").seconds >= 2
 
 
-def unpublished(stage: Stage) -> None:
-    node = stage.node(timeout_s=1.0)
-    field = np.zeros(6)
-    halo = stage.ring(node, field, (1, 0), periods=False)
-    halo.exchange(field)
-    if stage.rank == 1:
-        halo._forward._host._publish = lambda *arguments: None
-    stage.attempt("call", halo.exchange, field)
-    stage.world.Barrier()  # or ranks that do not wait would leave the node first
-    stage.attempt("close", node.close)
-
-
-def test_control_a_signal_that_is_left_out():
-    """Who waits for it names the rank within the deadline; the others do not wait."""
-    played = play(3, unpublished, env={"MPISHARE_HOST_CODE": "python"}, shared=True)
-    told = played.raised(2, "call", "PeerTimeout")
-    assert told.ranks == [1]
-    assert 1 <= told.seconds < 2
-    played.worked([0, 1], "call")
-
-
 def missed(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
     halo = stage.ring(node, np.zeros(6))

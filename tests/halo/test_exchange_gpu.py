@@ -178,14 +178,6 @@ def test_steps_without_the_host(node, every_route, stream, way):
         assert field.is_right_after(300 if every_route != "mpi" else 60)
 
 
-def test_control_of_the_counting(node, stream):
-    """Without the exchange every step counts errors."""
-    field = CountedField(case_of(node), node.rank)
-    field.put()
-    field.count()
-    assert int(field.errors[0]) == int((field.numbers >= 0).sum()) - int(field.owned.sum())
-
-
 @TWO
 @pytest.mark.parametrize("width", [((1, 0),), ((0, 2),)], ids=["up", "down"])
 def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
@@ -386,28 +378,6 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
         node.synchronize()
         assert field.is_right_after(count)
         del graph, graphs
-
-
-@pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
-def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
-    """Each replay exchanges the arrays that it was captured with."""
-    force(monkeypatch, name)
-    case = case_of(node)
-    pair = [CountedField(case, node.rank) for _ in range(2)]
-    graphs = []
-    with plan(node.comm, case, pair[0].array, node=node) as halo:
-        skip_without_graphs(halo)
-        for field in pair:
-            with captured(stream, graphs):
-                for _ in range(3):  # several exchanges in one graph
-                    field.exchange_by(halo)
-        order = np.random.default_rng(5).integers(0, 2, 200)
-        for at in order:
-            graphs[at].launch(stream)
-        node.synchronize()
-        for at, field in enumerate(pair):
-            assert field.is_right_after(3 * int((order == at).sum()))
-        graphs.clear()
 
 
 def test_capture_with_a_route_of_the_host(node, monkeypatch, stream):

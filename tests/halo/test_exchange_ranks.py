@@ -277,22 +277,3 @@ def test_a_plan_that_was_closed_holds_no_memory(host_node):
     assert host_node.size == 1 or shared_bytes() > before
     halo.close()
     assert shared_bytes() == before
-
-
-@TWO
-def test_the_next_plan_takes_the_staging_of_a_closed_one(host_node):
-    """Zeroed: its counts of calls begin anew."""
-    low, _ = beside(host_node)
-    gc.collect()  # what earlier tests have dropped
-    held = set()
-    for turn in range(3):
-        field = np.full((6, 1 << 12), turn * host_node.size + host_node.rank, float)
-        with ring(host_node, field, axes=(0,)) as halo:  # more than a part of the pool
-            for step in range(3):
-                field[1:-1] += 1
-                halo.exchange(field)
-                assert (field[0] == turn * host_node.size + low + step + 1).all()
-            held.add(shared_bytes())
-        held.add(shared_bytes())
-        host_node.barrier()
-    assert len(held) == 1

@@ -172,13 +172,6 @@ def test_any_arrays_of_the_layout(node):
                 exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
-def test_the_backend_of_a_layout_is_that_of_the_node(host_node):
-    """On a GPU machine too."""
-    with ring(host_node, Layout(6)) as halo:
-        field = Field.of(np, even_case((host_node.size,)), host_node.rank, Kind())
-        exchange_step(halo, [field], 1, field.array)
-
-
 def test_a_call_without_arrays(node):
     """It says what is missing, and the plan works on."""
     fields = make_fields(node, even_case((node.size,)), [Kind(), Kind()])

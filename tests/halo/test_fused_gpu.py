@@ -67,20 +67,6 @@ def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
 
 
 @TWO
-@pytest.mark.parametrize(
-    ("nbytes", "kernel"), [(8, "fused_ll"), (64 * KIB, "fused_ll"), (129 * KIB, "fused")]
-)
-def test_small_faces_have_a_kernel_of_their_own(node, nbytes, kernel):
-    """As long as each chunk can have a block at once, which ranks of one GPU may not have."""
-    field = node.xp.zeros((4, nbytes), "u1")
-    with ring(node, field, axes=0) as halo:
-        skip_unless_fused(node, halo)
-        launcher = halo._forward._launcher
-        has_room = 4 * max(nbytes // (4 * KIB), 1) <= launcher.max_blocks // 2
-        assert launcher._names == {(kernel if has_room else "fused", 0)}
-
-
-@TWO
 def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
     """Columns of single bytes, columns of numbers, and whole planes: every way in one launch."""
     xp = node.xp
@@ -288,41 +274,6 @@ def test_a_new_array_on_another_gpu_is_refused(node):
         with pytest.raises(ValueError, match="device"):
             halo.exchange(strange)
         halo.exchange(field)
-
-
-@pytest.mark.parametrize("nbytes", [8, 4 * KIB, 200 * KIB])
-@pytest.mark.parametrize("count", [1, 16])
-def test_plans_alike_have_memory_of_their_own(node, nbytes, count):
-    """What is found out for one is taken for the next, but not its staging and its flags."""
-    xp = node.xp
-    made = []
-
-    def make():
-        fields = [xp.zeros((4, nbytes // 8)) for _ in range(count)]
-        made.append((ring(node, fields, axes=0), fields))
-
-    def exchange_all(turn):
-        for number, (halo, fields) in enumerate(made):
-            for index, field in enumerate(fields):
-                fill(xp, field, node.rank, 1000 * turn + 100 * number + index)
-            halo.exchange(*fields)
-        for number, (_, fields) in enumerate(made):
-            for index, field in enumerate(fields):
-                step = 1000 * turn + 100 * number + index
-                assert wrong(field, node.rank, node.size, step) == 0, (turn, number, index)
-
-    for _ in range(4):
-        make()
-    for turn in range(2):
-        exchange_all(turn)
-    for number in (2, 0):  # what they had, others get
-        made.pop(number)[0].close()
-        make()
-        make()
-    for turn in range(3, 5):
-        exchange_all(turn)
-    for halo, _ in made:
-        halo.close()
 
 
 HOG = r"""

@@ -93,21 +93,6 @@ def by_direction(case):
     assert not sends
 
 
-def neighbors(grid, rank, corners):
-    found = {grid.neighbor(rank, each) for each in grid.directions(corners=corners)}
-    return sorted(found - {None})
-
-
-def by_rank(case):
-    """The mistake: each receive with the next send of that rank, in the order the sender sees."""
-    for rank in ranks(case):
-        for other in neighbors(case.grid, rank, case.corners):
-            sent = [each for each in both(case, other)[0] if each.receiver == rank]
-            sent.sort(key=lambda each: [-step for step in each.direction])
-            mine = [each for each in both(case, rank)[1] if each.sender == other]
-            yield from zip(sent, mine, strict=True)
-
-
 def applied(case, pairs):
     """The arrays of all ranks after the exchange; every ghost is written once at most."""
     arrays = owned_alone(case)
@@ -129,13 +114,6 @@ def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case
     assert same(applied(case, by_direction), case.right.cells)
 
 
-@pytest.mark.parametrize(("extent", "goes_wrong"), [(1, True), (2, True), (3, False)])
-def test_matching_by_rank_is_seen_to_be_wrong(extent, goes_wrong):
-    case = layout((extent,), (True,), [(4, 5, 6)[:extent]], 1)
-    assert same(applied(case, by_direction), case.right.cells)
-    assert same(applied(case, by_rank), case.right.cells) != goes_wrong
-
-
 @unhurried
 @given(cases())
 def test_sends_meet_receives_one_to_one_and_in_order(case):
@@ -153,58 +131,6 @@ def test_sends_meet_receives_one_to_one_and_in_order(case):
         places = [order.index(each.direction) for each in received]
         assert places == sorted(set(places))
     assert sum(len(sent) for sent, _ in every) == sum(len(received) for _, received in every)
-
-
-def test_no_other_block_than_a_neighbors_is_looked_at():
-    grid, block = Grid((1000, 1000, 1000), (True, False, True)), Block((4, 5, 6), ((1, 2),) * 3)
-    for rank in (0, 10**9 - 1, 123_456_789):
-        for corners, most in ((False, 6), (True, 26)):
-            blocks = dict.fromkeys([rank, *neighbors(grid, rank, corners)], block)
-            sent, received = geometry.transfers(grid, rank, blocks, corners=corners)
-            assert len(sent) == len(received) == len(blocks) - 1 <= most
-
-
-def test_directions():
-    grid = Grid((1, 1, 1), (False,) * 3)
-    faces, every = grid.directions(corners=False), grid.directions(corners=True)
-    assert len(set(faces)) == 6
-    assert len(set(every)) == len(every) == 26
-    assert every[:6] == faces
-    assert all(len(d) - d.count(0) == 1 for d in faces)
-
-
-@unhurried
-@given(
-    cases(most_axes=3),
-    st.permutations(range(5)),
-    st.integers(0, 2),
-    st.randoms(use_true_random=False),
-)
-def test_other_axes_travel_whole(case, places, extra, random):
-    naxes = len(case.grid.dims)
-    ndim = naxes + extra
-    places = [place for place in places if place < ndim]
-    cut = places[:naxes]
-    said = [axis - ndim if random.random() < 0.5 else axis for axis in cut]
-    axes = geometry.normalize_axes(said, naxes, ndim)
-    assert axes == tuple(cut)
-    others = [random.randint(1, 3) for _ in range(extra)]
-
-    def field(array):
-        full = np.broadcast_to(array[(...,) + (None,) * extra], (*array.shape, *others))
-        full = full + 1000 * np.arange(np.prod(others, dtype=int)).reshape(others)
-        return np.moveaxis(full, range(ndim), places).copy()
-
-    before = [field(array) for array in owned_alone(case)]
-    after = [array.copy() for array in before]
-    for sent, received in by_direction(case):
-        source = sent.source.along(axes, before[sent.sender].shape)
-        target = received.target.along(axes, after[received.receiver].shape)
-        assert source.shape == target.shape
-        after[received.receiver][target.slices] = before[sent.sender][source.slices]
-    assert same(after, [field(array) for array in case.right.cells])
-    for array, block in zip(after, case.blocks, strict=True):
-        assert Block.of(array.shape, block.widths, axes) == block
 
 
 def parts(case, rank):
@@ -263,14 +189,6 @@ def test_where_all_ask_alike_the_interior_is_every_cell_that_is_not_read(case):
         assert np.array_equal(inside > 0, (inside + around > 0) & (read == 0))
 
 
-def test_a_corner_read_deeper_than_its_faces_costs_the_shorter_side():
-    widths = [0, 0, 0, ((2, 0), (2, 0))]
-    case = layout((2, 2), (False, False), [(4, 4), (9, 9)], widths, corners=True)
-    inner, outer, *_ = parts(case, 0)
-    assert inner == Box((0, 0), (4, 7))
-    assert outer == (Box((0, 7), (4, 9)),)
-
-
 @pytest.mark.parametrize(
     ("width", "found"),
     [
@@ -324,18 +242,6 @@ def test_wrong_widths_are_refused(naxes):
 )
 def test_widths_of_each_field(width, found):
     assert geometry.normalize_widths(width, len(found[0]), len(found)) == found
-
-
-@pytest.mark.parametrize(("nfields", "naxes"), [(1, 2), (2, 1), (2, 2), (3, 2), (3, 3)])
-def test_pairs_for_each_axis_of_each_field_have_one_meaning(nfields, naxes):
-    found = [tuple((field + axis, field) for axis in range(naxes)) for field in range(nfields)]
-    assert geometry.normalize_widths(found, naxes, nfields) == found
-
-
-def test_a_width_that_could_be_of_all_fields_is():
-    for naxes, width in ((2, (1, 2)), (2, ((1, 2), (2, 1))), (1, (1, 2)), (3, (1, 1, 2))):
-        for nfields in (1, 2, 3):
-            assert len(geometry.normalize_widths(width, naxes, nfields)) == 1
 
 
 @pytest.mark.parametrize("width", [[1], [1, 1], [1, 1, 1, True], [((1, 2), 1)], [1, None, 1, 1]])
@@ -398,15 +304,6 @@ def test_axes_that_are_none(axes):
         geometry.normalize_block_axes(axes, 2, (9, 9))
 
 
-@pytest.mark.parametrize("axes", [None, (1, 0), (-2, -1), (1, 3), (-1, -3), (0, -1), 1])
-def test_two_fields_stand_for_all(axes):
-    extents = (4,) if axes == 1 else (4, 5)
-    cut, shapes = geometry.fields_of_block(extents, axes)
-    assert len(shapes[1]) == len(shapes[0]) + 1
-    for own, shape in zip(cut, shapes, strict=True):
-        assert tuple(shape[axis] for axis in own) == extents
-
-
 def test_a_field_of_fewer_axes_or_without_room_for_its_ghosts_is_refused():
     with pytest.raises(ValueError, match=r"the cart cuts 2 axes, the field has 1$"):
         geometry.normalize_axes((0, 1), 2, 1)
@@ -441,12 +338,6 @@ def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
     )
 
 
-def test_a_halo_wider_than_ones_own_block_is_refused():
-    texts, text = told(layout((1,), (True,), [(2,)], (0, 3)))
-    assert texts == {0: text}
-    assert "rank 0 needs 3 cells of rank 0, which owns 2" in text
-
-
 @pytest.mark.parametrize("extent", [0, 7])
 def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     case = layout((2, 2), (False, False), [(4, 4), (5, 6)], ((1, 1), (0, 0)))
@@ -462,26 +353,6 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     )
 
 
-@pytest.mark.parametrize("extents", [(5, 6), (6, 5)])
-def test_faces_of_a_halo_on_one_side_must_match_too(extents):
-    blocks = [Block((4, n), ((0, i), (0, 0))) for i, n in zip((1, 0), extents, strict=True)]
-    texts, text = told(Case(Grid((2, 1), (False, False)), blocks, False, None))
-    assert texts == {0: text, 1: text}
-    assert f"along axis 1 of the cart they own {extents[0]} and {extents[1]} cells" in text
-
-
-def test_a_rank_without_cells_has_nothing_to_send_or_receive():
-    case = layout((2, 2), (True, False), [(3, 3), (0, 4)], ((1, 1), (0, 0)), corners=True)
-    check(case)
-    assert [[len(side) for side in both(case, rank)] for rank in ranks(case)] == [
-        [0, 0],
-        [2, 2],
-    ] * 2
-    inner, outer, *_ = parts(case, 0)
-    assert inner.size == 0
-    assert outer == ()
-
-
 @pytest.mark.parametrize("wraps", [True, False])
 def test_ranks_without_cells_are_passed_over(wraps):
     """Along their axis; their own ghosts are those of the ranks on either side."""
@@ -494,12 +365,6 @@ def test_ranks_without_cells_are_passed_over(wraps):
     assert column[2] == column[3] == {-1: 2, 1: 8}
     assert column[4] == {-1: 2, **({1: 2} if wraps else {})}
     assert column[0] == {1: 2, **({-1: 8} if wraps else {})}
-    assert same(applied(case, by_direction), case.right.cells)
-
-
-def test_a_single_rank_with_cells_is_its_own_neighbor():
-    case = layout((4,), (True,), [(0, 0, 3, 0)], 1)
-    assert {t.sender for rank in ranks(case) for t in both(case, rank)[1]} == {2}
     assert same(applied(case, by_direction), case.right.cells)
 
 
@@ -582,12 +447,6 @@ def test_a_moved_box_has_the_cells_beside_those_of_the_box(case):
         moved, found = cells_of(geometry.shifted(box, axis, n, [fields]), fields)
         assert found == extents
         assert np.array_equal(moved, cells)
-
-
-def test_a_box_without_cells_keeps_its_shape_wherever_it_goes():
-    array = np.zeros((5, 6))
-    found = geometry.shifted((slice(3, 3), slice(1, 5)), 0, 9, [array.shape])
-    assert array[found].shape == (0, 4)
 
 
 @pytest.mark.parametrize(

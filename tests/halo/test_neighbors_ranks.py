@@ -107,20 +107,6 @@ def test_nothing_at_all(node, route):
     assert on_host(array).tolist() == [0, 1, 2, 3]
 
 
-def test_fields_of_different_lengths_on_different_ranks(node, route):
-    """A rank may have no places at all."""
-    length = 0 if node.rank == 0 and node.size > 1 else 3 * node.rank + 2
-    array = node.xp.arange(length, dtype="f4").reshape(length, 1) + 1
-    expected = list(range(1, length + 1))
-    sends, recvs = {}, {}
-    if node.rank == node.size - 1:
-        sends[node.rank], recvs[node.rank] = [0], [length - 1]
-        expected[-1] = 1
-    with make(node, sends, recvs, array) as ex:
-        ex.exchange(array)
-    assert on_host(array)[:, 0].tolist() == expected
-
-
 def test_masks_and_slices(node, route):
     """Places of a mask are in the order of the axis, those of a slice in its own."""
     left, right = beside(node)
@@ -216,16 +202,6 @@ def test_ids_of_any_integers(node):
             ids[2] = 77
             ex.exchange(field)
         assert on_host(field).tolist() == [2 * node.rank, 1, 2 * beside(node)[1]]
-
-
-def test_a_rank_without_places_and_a_mesh_without_ghosts(node):
-    ids = np.arange(3 * node.rank)
-    ids += int(ids.sum()) + 100 * node.rank  # apart from those of other ranks
-    field = node.xp.asarray(ids + 0.0)
-    with make_of_ids(node, ids, len(ids), field) as ex:
-        ex.exchange(field)
-        assert ex.routes == {}
-    assert on_host(field).tolist() == ids.tolist()
 
 
 # --- what is refused

@@ -5,18 +5,13 @@ after `wait`, which a neighbor that still reads them would see.
 """
 
 import time
-import warnings
-from contextlib import ExitStack, nullcontext
 from functools import partial
-from unittest import mock
 
 import numpy as np
 import pytest
 
 import mpishare
 from mpishare import EpochError
-from mpishare.plans.exchange.host import compiled_route, parts
-from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Case,
     Field,
@@ -28,7 +23,6 @@ from tests.helpers.halos import (
     exchange_by,
     exchange_step,
     exchanging,
-    make_fields,
     pause,
     put,
     read_in_place,
@@ -114,21 +108,6 @@ def test_a_rank_that_may_run_ahead(node, in_window):
                         time.sleep(0.0005)
                     check(fields, step)
                     fields[0].spoil()
-
-
-def test_alternating_fields_with_delays(node, in_window, rest):
-    """`u, v = v, u`: the neighbor may still read the old one while the new one is written."""
-    case = case_of(node)
-    then = make_fields(node, case, INTS, in_window)
-    with exchanging(node, case, INTS, in_window) as (halo, now):
-        for step in range(1, 60):
-            put(now, step)
-            rest(share=0.1)
-            halo.exchange(now[0].array)
-            then[0].spoil()
-            rest(share=0.1)
-            check(now, step)
-            now, then = then, now
 
 
 def test_interior_is_written_between_start_and_wait(node, in_window, rest):
@@ -227,44 +206,6 @@ def test_exchange_waits_for_a_held_neighbor(node, stream_route):
     halo.close()
 
 
-@TWO
-def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(python_node, monkeypatch):
-    """The same check, with the wait taken out: it fails on every rank."""
-    field, halo = star_of_rank_0(python_node)
-    with monkeypatch.context() as patch:
-        patch.setattr(halo._forward._host._staging, "wait_until", lambda *arguments: None)
-        with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
-            check_held(python_node, halo, field)
-    halo.close()
-
-
-@TWO
-@pytest.mark.parametrize("is_in_window", [True, False])
-def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
-    compiled_node, monkeypatch, is_in_window
-):
-    """A field that is read in place: its owner must wait until all have read."""
-    node, wrong = compiled_node, 0
-    if node.rank == 0:  # it alone does not wait for its readers
-        real = compiled_route.lay_out
-        without = lambda *a, **b: real(*a, **b)._replace(readers=[])  # noqa: E731
-        monkeypatch.setattr(compiled_route, "lay_out", without)
-    case = even_case((node.size,), True, 3)
-    with read_in_place(), exchanging(node, case, INTS, is_in_window) as (halo, fields):
-        for step in range(1, 40):
-            put(fields, step)
-            halo.start(*arrays(fields))
-            if node.rank == 1:
-                time.sleep(0.002)
-            halo.wait()
-            fields[0].spoil()
-            put(fields, step)
-            if node.rank == 0:
-                fields[0].spoil()
-            wrong += bool(fields[0].flaws(step)) if node.rank else 0
-    assert sum(node.comm.allgather(wrong)) > 0
-
-
 # --- calls that do not fit together
 
 
@@ -353,15 +294,6 @@ def test_strides_of_an_axis_of_one_do_not_matter(node, route):
         exchange_step(halo, [other], 5, other.array)
 
 
-def test_the_last_plan_of_a_node_that_is_kept_warns_too(host_node):
-    """Its close has closed the node by then."""
-    dims = (host_node.size,)
-    halo = mpishare.HaloExchange(host_node.comm, np.zeros(4096), 1, dims=dims, periods=True)
-    halo.start(np.zeros(4096))
-    with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
-        halo.close()
-
-
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     """The field is in a window that is newer than the plan."""
     node = mpishare.Node(host_node.comm, backend="host", timeout_s=20)
@@ -370,18 +302,6 @@ def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
         node.close()
     assert halo.is_closed
-
-
-@TWO
-def test_a_warning_that_one_rank_makes_an_error_harms_no_other(host_node):
-    """It is raised once the node has closed all."""
-    node = mpishare.Node(host_node.comm, backend="host", timeout_s=20)
-    halo = ring(node, np.zeros((6, 4096)), axes=0)
-    halo.start(node.allocate_each((6, 4096), fill=0).array)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error" if node.rank == 0 else "ignore")
-        with pytest.raises(ResourceWarning) if node.rank == 0 else nullcontext():
-            node.close()
 
 
 @TWO
@@ -404,41 +324,3 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatc
             with pytest.raises(MemoryError if is_short else mpishare.PeerError):
                 ring(node, np.zeros(6))
     ring(node, np.zeros(6)).close()
-
-
-@needs_compiled
-@pytest.mark.ranks(min=3)
-@pytest.mark.parametrize("call", ["exchange", "wait", "fence"])
-def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, call):
-    """Rank 0 leaves, rank 1 learns of it and uses its field anew, rank 2 reads it after that."""
-    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
-    with ExitStack() as stack:
-        node = stack.enter_context(mpishare.Node(backend="host", timeout_s=20))
-        stack.enter_context(read_in_place())
-        # What is in no window is packed: of what rank 2 has it waits for no reader.
-        stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
-        win = node.allocate_each((4, 64), "f8", fill=0)
-        field = win.array if node.rank == 1 else np.zeros((4, 64))
-        halo = ring(node, field, axes=(0,), periods=False)
-        halo.exchange(field)
-        field[1:3] = node.rank
-        node.comm.Barrier()
-        if node.rank == 0:
-            node._context.agreement.leave("a test", ValueError("no more"))
-        elif node.rank == 1:
-            if call != "exchange":
-                halo.start(field)
-            node.comm.recv(source=0)
-            calls = {"exchange": partial(halo.exchange, field), "wait": halo.wait}
-            with pytest.raises(mpishare.PeerError, match="no more"):
-                calls.get(call, win.fence)()
-            field[...] = -1
-        if node.rank in (0, 1):
-            node.comm.send(None, node.rank + 1)
-        else:
-            if node.rank == 2:
-                node.comm.recv(source=1)
-            else:
-                halo.start(field)  # all that rank 2 waits for
-            with pytest.raises(mpishare.PeerError, match="no more"):
-                halo.exchange(field) if node.rank == 2 else node.barrier()

@@ -135,27 +135,6 @@ def test_loss_and_gradients_are_those_of_the_whole(node, form):
     torch.testing.assert_close(my_rate.grad, rate.grad, rtol=1e-12, atol=0)
 
 
-@pytest.mark.ranks(min=2, max=2)
-def test_steps_that_are_computed_again(node):
-    """Checkpoints: the backward pass makes the exchanges of the forward pass once more."""
-    case = even_case((node.size, 1), True, cells=3)
-    x = on(node, np.random.default_rng([5, node.rank]).normal(size=(5, 5)))
-    given = x.clone().requires_grad_()
-    with plan(node.comm, case, x, node=node) as halo:
-
-        def step(u):
-            return Exchange.apply(u.sin(), halo).cos() * u
-
-        def checkpoint(u):
-            return torch.utils.checkpoint.checkpoint(step, u, use_reentrant=False)
-
-        slopes = [
-            torch.autograd.grad(form(form(given)).square().sum(), given)[0]
-            for form in (step, checkpoint)
-        ]
-    assert torch.equal(*slopes)
-
-
 def test_gradients_in_any_order_of_memory(node):
     """They come as views: all strides zero from a sum, columns first from a transpose."""
     case = even_case((node.size, 1), True, cells=3)

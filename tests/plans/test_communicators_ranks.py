@@ -1,7 +1,5 @@
 """Every collective object on every kind of communicator, and then on that of all ranks."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -191,30 +189,3 @@ def test_plans_of_the_same_ranks_share_one_communicator(comm, name):
             for group in groups:
                 group.release()
             again.Free()
-
-
-def in_thread(work):
-    """Return the result of `work` in another thread."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(work).result()
-
-
-def test_groups_of_other_threads_go_while_one_is_looked_for(comm, monkeypatch):
-    """Else one rank would make a communicator, and wait for the others, who had found theirs."""
-    monkeypatch.setattr(RankGroup, "_all", [])
-    watch, alone = CommWatch("test", 40), MPI.COMM_SELF.Dup()
-    others = [in_thread(lambda: RankGroup.of(alone, watch))]
-    mine, is_for = RankGroup.of(comm, watch), RankGroup._is_for
-
-    def meanwhile(group, ranks):
-        while others:
-            in_thread(others.pop().release)
-        return is_for(group, ranks)
-
-    monkeypatch.setattr(RankGroup, "_is_for", meanwhile)
-    found = RankGroup.of(comm, watch)
-    assert found is mine
-    assert RankGroup._all == [mine]
-    found.release()
-    mine.release()
-    alone.Free()
