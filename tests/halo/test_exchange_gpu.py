@@ -380,6 +380,28 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
         del graph, graphs
 
 
+@pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
+def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
+    """Each replay exchanges the arrays that it was captured with."""
+    force(monkeypatch, name)
+    case = case_of(node)
+    pair = [CountedField(case, node.rank) for _ in range(2)]
+    graphs = []
+    with plan(node.comm, case, pair[0].array, node=node) as halo:
+        skip_without_graphs(halo)
+        for field in pair:
+            with captured(stream, graphs):
+                for _ in range(3):  # several exchanges in one graph
+                    field.exchange_by(halo)
+        order = np.random.default_rng(5).integers(0, 2, 200)
+        for at in order:
+            graphs[at].launch(stream)
+        node.synchronize()
+        for at, field in enumerate(pair):
+            assert field.is_right_after(3 * int((order == at).sum()))
+        graphs.clear()
+
+
 def test_capture_with_a_route_of_the_host(node, monkeypatch, stream):
     """Refused by name, and the plan goes on."""
     force(monkeypatch, "mpi")
