@@ -164,39 +164,30 @@ class Plan(RoutedPlan):
             self._refuse("accumulate")
         try:
             pair = self._fields.pair_for("accumulate", fields, stream)
-            reverse = pair.reverse or self._make_reverse(pair, fields, stream)
+            reverse = pair.reverse or self._reverse_of(pair, fields, stream)
             reverse.exchange(fields, stream)
         except (TypeError, ValueError) as error:
             raise self._named("accumulate", error) from None
 
-    def _make_reverse(self, pair: EnginePair, fields: Sequence[Any], stream: Any) -> Engine:
-        """Make the engine of the reverse. Collective, host-blocking."""
+    def _reverse_of(self, pair: EnginePair, fields: Sequence[Any], stream: Any) -> Engine:
         self._check("accumulate")
 
         def check() -> Sequence[Any]:
             pair.forward.require(fields)
             return fields
 
-        with self._context.agreement.collective():
-            self._agree_on_reverse("accumulate", pair.forward, check, stream)
-            return pair.make_reverse()
+        return self._make_reverse("accumulate", pair, check, stream)
 
     def _refuse(self, call: str) -> None:
         """Raise since the plan cannot be called now, or not without fields."""
         self._check_free(call)
         raise TypeError(f"{self.name}: {call} failed: no fields are given. Pass them: {call}(u)")
 
-    def _held(self) -> Any:
-        return self._open
-
     def _in_this_thread(self) -> AbstractContextManager[None]:
         """Make the calls of the block in the calling thread, and none in the node's own."""
         self._context.backend.make_current()
         agreement: Agreement = self._context.agreement
         return agreement.in_this_thread()
-
-    def _drop(self) -> None:
-        self._open = None
 
     def __repr__(self) -> str:
         """Name the plan, its fields and its routes."""

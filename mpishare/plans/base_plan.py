@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
+    from mpishare.plans.exchange.pair import EnginePair
 
 
 _MOST_NAMED = 8  # ranks of a route, in `repr`
@@ -243,23 +244,26 @@ class RoutedPlan(BasePlan):
         if not self._is_closed:
             self._open = opened
 
-    def _agree_on_reverse(
-        self, call: str, engine: Engine, check: Callable[[], Sequence[Any]], stream: Any
-    ) -> None:
-        """Agree that the first call of the reverse is right, before any rank allocates. Collective.
+    def _make_reverse(
+        self, call: str, pair: EnginePair, check: Callable[[], Sequence[Any]], stream: Any
+    ) -> Engine:
+        """Make the engine of the reverse, at its first call. Collective, host-blocking.
 
-        `check` returns the fields of this rank's call, which are those of the `engine` forward.
+        `check` returns the fields of this rank's call, which are those of the pair: all ranks agree
+        that these are right before any of them allocates.
         """
 
         def work() -> None:
-            if engine.is_captured(check(), stream):
+            if pair.forward.is_captured(check(), stream):
                 raise self._refused(
                     call,
                     "its first call allocates memory, which cannot be captured into a graph. Call "
                     "it once before the capture.",
                 )
 
-        self._setup.comm.step(f"{self.name}: {call}", work)
+        with self._context.agreement.collective():
+            self._setup.comm.step(f"{self.name}: {call}", work)
+            return pair.make_reverse()
 
     def _end_call(self) -> None:
         if self._open is not None:
@@ -267,6 +271,12 @@ class RoutedPlan(BasePlan):
 
     def _is_in_call(self) -> bool:
         return self._open is not None
+
+    def _held(self) -> Any:
+        return self._open
+
+    def _drop(self) -> None:
+        self._open = None
 
     def wait(self, stream: Any = None) -> Any:
         """End what `start` began."""

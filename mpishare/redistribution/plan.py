@@ -18,7 +18,7 @@ from mpishare.memory.arguments import is_int, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
-from mpishare.plans.exchange.pair import engine_class
+from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.fields import GivenFields, require_backend
 from mpishare.plans.layout import FieldLayout, check_layout, is_tensor
 from mpishare.plans.message import Message, Part
@@ -158,8 +158,8 @@ class Redistribute(RoutedPlan):
             if setup.on_gpu:  # replays know the arrays of users, not the views of each call
                 given = [each.given for each in sides]
                 setup = replace(setup, given=given, as_fields=partial(_as_fields, sides))
-            engine = engine_class(setup)(setup)
-            self._forward = _Way(engine, source_side, target_side, 1, setup.on_gpu)
+            self._pair = EnginePair(setup, adds=False)
+            self._forward = _Way(self._pair.forward, source_side, target_side, 1, setup.on_gpu)
             self._backward: _Way | None = None
             self._arrays, self._busy = Arrays(on_gpu=setup.on_gpu), setup.busy
             self._in_place = agreed.setup.same["in_place"]
@@ -251,12 +251,8 @@ class Redistribute(RoutedPlan):
         way = self._forward
         if backward:
             way = self._backward or self._make_backward("start", stream, a)
-        fields, result = self._known(way, "start", a, out, stream)
-        call = _Call(way, fields, result)
-        if not _is_made(way.engine.start, fields, stream):
-            call = self._prepare(way, "start", a, out, stream)
-            way.engine.start(call.fields, stream)
-        self._open = call  # at once, as in `halo.plan.Plan.start`
+        # As in `halo.plan.Plan.start`, no function is entered between the call and its note.
+        self._open = way, *self._make(way.engine.start, way, "start", a, out, stream)
         if recording.UNDER_WAY:
             self._end_with_capture()
 
@@ -271,51 +267,74 @@ class Redistribute(RoutedPlan):
             Without a `start`.
         """
         # A handler of a signal that closes the plan behind the engine's wait must not wait again.
-        call, self._open = self._open, None
+        opened, self._open = self._open, None
         try:
-            self._check_started(call)
-            call.way.engine.wait(call.fields, stream)
+            self._check_started(opened)
+            way, fields, result, copied = opened
+            way.engine.wait(fields, stream)
         except BaseException:
-            self._reopen(call)
+            self._reopen(opened)
             raise
-        return self._finish(call, stream)
+        if copied is not None:
+            found, target = copied
+            self._arrays.copy_into(found, target, stream)
+        return result
 
     # --- a call
 
     def _redistribute(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
+        _, result, copied = self._make(way.engine.exchange, way, name, given, out, stream)
+        if copied is not None:
+            found, target = copied
+            try:
+                self._arrays.copy_into(found, target, stream)
+            except BaseException as error:
+                # For the others the call is over: made again, it would be taken for the next one.
+                self._context.agreement.leave(f"{self.name}: {name}", error)
+                raise
+        return result
+
+    def _make(
+        self,
+        call: Callable[[Any, Any], None],
+        way: _Way,
+        name: str,
+        given: Any,
+        out: Any,
+        stream: Any,
+    ) -> _Call:
+        """Make a call of the engine: with the arrays as they are if they fit, else with copies."""
+        if self._open is not None or self._is_closed or self._busy[0]:
+            self._check_free(name)
         fields, result = self._known(way, name, given, out, stream)
-        if _is_made(way.engine.exchange, fields, stream):
-            return result
-        call = self._prepare(way, name, given, out, stream)
-        way.engine.exchange(call.fields, stream)
+        if _is_made(call, fields, stream):
+            return fields, result, None
         try:
-            return self._finish(call, stream)
-        except BaseException as error:
-            # For the others the call is over: made again, it would be taken for the next one.
-            self._context.agreement.leave(f"{self.name}: {name}", error)
-            raise
+            made = self._prepared(way, given, out, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named(name, error) from None
+        call(made[0], stream)
+        return made
 
     def _known(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> tuple[Any, Any]:
         """Return the fields of a call of which the engine can check the rest, and its result.
 
         None and None for arrays that need a closer look first.
         """
-        if self._open is not None or self._is_closed or self._busy[0]:
-            self._check_free(name)
-        arrays, own = self._arrays, self._arrays.own
+        source = self._known_array(way, way.read, name, given, "the array")
+        if source is None:
+            return None, None
+        result = self._arrays.new(given, way.written, stream) if out is None else out
+        target = self._known_array(way, way.written, name, result, "out")
+        return (None, None) if target is None else (way.fields(source, target), result)
+
+    def _known_array(self, way: _Way, side: Side, call: str, array: Any, name: str) -> Any:
+        """Return an array that the engine knows, in host memory as NumPy's; None for others."""
+        own = self._arrays.own
         if way.on_gpu:
-            if type(given) is not own and not is_tensor(given):
-                return None, None
-            result = arrays.new(given, way.written, stream) if out is None else out
-            return way.fields(given, result), result
-        source = given if type(given) is own else self._of_tensor(name, given, "the array")
-        if type(source) is not own or source.shape != way.read.shape:
-            return None, None
-        result = arrays.new(given, way.written, stream) if out is None else out
-        target = result if type(result) is own else self._of_tensor(name, result, "out")
-        if type(target) is not own or target.shape != way.written.shape:
-            return None, None
-        return way.fields(source, target), result
+            return array if type(array) is own or is_tensor(array) else None
+        seen = array if type(array) is own else self._of_tensor(call, array, name)
+        return seen if type(seen) is own and seen.shape == side.shape else None
 
     def _of_tensor(self, call: str, array: Any, name: str) -> Any:
         """Return a tensor in host memory as NumPy's, anything else as it is."""
@@ -326,15 +345,8 @@ class Redistribute(RoutedPlan):
         except (TypeError, ValueError) as error:
             raise self._named(call, error) from None
 
-    def _prepare(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> _Call:
+    def _prepared(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
         """Return a call with arrays that the engine can use, made where they were not given."""
-        self._check_free(name)
-        try:
-            return self._call(way, given, out, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named(name, error) from None
-
-    def _call(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
         arrays, read, written = self._arrays, way.read, way.written
         source = arrays.checked(given, "the array", read)
         if out is None:
@@ -353,13 +365,8 @@ class Redistribute(RoutedPlan):
                 target = arrays.new(found, written, stream)
         if not arrays.fits(source, read):
             source = arrays.compact(source, stream)
-        return _Call(way, way.fields(source, target), result, found, target)
-
-    def _finish(self, call: _Call, stream: Any) -> Any:
-        """Copy the result to where the user wants it, if it was received elsewhere."""
-        if call.found is not call.target:
-            self._arrays.copy_into(call.found, call.target, stream)
-        return call.result
+        copied = None if found is target else (found, target)
+        return way.fields(source, target), result, copied
 
     def _make_backward(self, name: str, stream: Any, given: Any) -> _Way:
         """Make the engine of the way back. Collective, host-blocking."""
@@ -370,7 +377,7 @@ class Redistribute(RoutedPlan):
                 f"{self._why_no_way_back}. Make another plan for the way back, whose sources are "
                 "disjoint.",
             )
-        setup, there = self._setup, self._forward
+        there = self._forward
 
         def check() -> list[Any]:
             try:
@@ -378,24 +385,13 @@ class Redistribute(RoutedPlan):
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
 
-        turned = setup.turned(adds=False)
-        with setup.context.agreement.collective():
-            self._agree_on_reverse("backward", there.engine, check, stream)
-            engine = engine_class(turned)(turned)
-        self._backward = _Way(engine, there.written, there.read, -1, setup.on_gpu)
+        engine = self._make_reverse("backward", self._pair, check, stream)
+        self._backward = _Way(engine, there.written, there.read, -1, there.on_gpu)
         return self._backward
-
-    # --- the life of the plan
-
-    def _held(self) -> Any:
-        return self._open
-
-    def _drop(self) -> None:
-        self._open = None
 
     @property
     def _engines(self) -> list[Engine]:
-        return [way.engine for way in (self._forward, self._backward) if way is not None]
+        return self._pair.engines
 
     def __repr__(self) -> str:
         """Name the plan, its parts and its routes."""
@@ -434,15 +430,8 @@ def _as_fields(sides: Sequence[Side], arrays: Sequence[Any]) -> list[Any]:
     return [side.as_cells(array) for side, array in zip(sides, arrays, strict=True)]
 
 
-class _Call(NamedTuple):
-    """A call under way: what the engine moves, and what the call returns."""
-
-    way: _Way
-    fields: Any
-    result: Any
-    # The result as the engines know it, and what they receive into, where that is copied.
-    found: Any = None
-    target: Any = None
+_Call = tuple[Any, Any, Any]
+"""What the engine moves, what the call returns, and if that is received elsewhere, to and from."""
 
 
 def _is_made(call: Callable[[Any, Any], None], fields: Any, stream: Any) -> bool:

@@ -328,13 +328,3 @@ def test_without_a_node(node):
         assert plan.staging_nbytes >= 0
         assert repr(plan).startswith("<mpishare.Redistribute ")
     assert mpishare.Redistribute is Redistribute
-
-
-@TWO
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_without_cells_are_known_whatever_strides_they_have(compiled_node, order):
-    """Else the rank would check them in full at each call."""
-    node = compiled_node
-    with mpishare.Redistribute(node.comm, (node.size - 1, 3), 0, 0, node=node) as plan:
-        a, b = np.empty(plan.source_shape, order=order), np.empty(plan.target_shape)
-        assert plan._forward.engine._knows([a, b])

@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 
 
 class EnginePair:
-    """Engines for fields of agreed layouts; the reverse is made at its first use.
+    """Engines for fields of agreed layouts; the reverse, which `adds`, is made at its first use.
 
     Collective to make, host-blocking.
     """
 
-    def __init__(self, setup: RoutedSetup) -> None:
-        self.setup = setup
+    def __init__(self, setup: RoutedSetup, *, adds: bool = True) -> None:
+        self.setup, self._adds = setup, adds
         self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
 
     def make_reverse(self) -> Engine:
         """Return the reverse engine, made at the first call: collective, host-blocking then."""
         if self.reverse is None:
-            if unfit := [*filter(None, (why_not_added(each.dtype) for each in self.setup.mine))]:
+            added = self.setup.mine if self._adds else ()
+            if unfit := [*filter(None, (why_not_added(each.dtype) for each in added))]:
                 raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
-            turned = self.setup.turned(adds=True)
+            turned = self.setup.turned(adds=self._adds)
             self.reverse = engine_class(turned)(turned)
         return self.reverse
 
