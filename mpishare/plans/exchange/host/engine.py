@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import handle_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.host.route import Array, HostRoute
-    from mpishare.plans.message import Message
     from mpishare.runtime.route import Route
 
     Step = Callable[[Sequence[Array]], None]
@@ -53,6 +53,16 @@ def _make_routes(setup: RoutedSetup) -> dict[Route, HostRoute]:
     return {route: make(setup) for route, make in ROUTES.items() if route in used}
 
 
+def _lay_out(setup: RoutedSetup, made: dict[Route, HostRoute]) -> None:
+    """Give each route this rank's messages that take it."""
+    for route, each in made.items():
+        sends, recvs = (
+            [message for message in messages if setup.my_routes[message.peer] is route]
+            for messages in (setup.my_sends, setup.my_recvs)
+        )
+        each.lay_out(sends, recvs)
+
+
 class HostEngine(PlanEngine):
     """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make."""
 
@@ -66,27 +76,23 @@ class HostEngine(PlanEngine):
         self._busy = setup.busy
         made = _make_routes(setup)
         self._routes, self._host = [*made.values()], made[HOST]
-
-        def lay_out() -> None:
-            for route, each in made.items():
-                messages = setup.my_sends, setup.my_recvs
-                each.lay_out(*(_by(route, setup, given) for given in messages))
-
         try:
-            setup.comm.step(setup.name, lay_out)
+            setup.comm.step(setup.name, partial(_lay_out, setup, made))
         except BaseException:
             self.close()
             raise
-        self.staging_nbytes = sum(each.staging_nbytes for each in made.values())
-        is_mine = {HOST, *setup.my_routes.values()}.__contains__
-        starts = [made[route].start for route in filter(is_mine, made)]
-        waits = [made[route].wait for route in filter(is_mine, reversed(made))]
-        exchange = self._host.exchange if isinstance(self._host, CompiledRoute) else None
-        self._knows = _never if exchange is None else exchange.knows
-        # Calls of C, where these do all.
+        self.staging_nbytes = sum(each.staging_nbytes for each in self._routes)
+        mine = {HOST, *setup.my_routes.values()}
+        routes = [each for route, each in made.items() if route in mine]
+        self._bind_calls([each.start for each in routes], [each.wait for each in routes[::-1]])
+
+    def _bind_calls(self, starts: Sequence[Step], waits: Sequence[Step]) -> None:
+        """Make the calls, each by C where C does all of it."""
+        in_c = self._host.exchange if isinstance(self._host, CompiledRoute) else None
+        self._knows = _never if in_c is None else in_c.knows
         fast = (_never, _never, _never)
-        if exchange is not None and len(starts) == 1:
-            fast = (exchange.try_exchange, exchange.try_start, exchange.try_wait)
+        if in_c is not None and len(starts) == 1:
+            fast = (in_c.try_exchange, in_c.try_start, in_c.try_wait)
         self.exchange = self._bind(fast[0], [*starts, *waits])
         self.start = self._bind(fast[1], starts)
         self.wait = self._bind(fast[2], waits)
@@ -150,7 +156,3 @@ class HostEngine(PlanEngine):
 def _never(_: Any) -> bool:
     """Do nothing: the call of C where there is none."""
     return False
-
-
-def _by(route: Route, setup: RoutedSetup, messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if setup.my_routes[message.peer] is route]
