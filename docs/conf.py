@@ -12,6 +12,7 @@ from docutils import nodes
 from sphinx.pycode import ModuleAnalyzer
 
 import mpishare
+from mpishare.runtime import route
 from tests.gpu import evidence
 
 project = "mpishare"
@@ -89,6 +90,18 @@ def tested_versions() -> str:
     return "\n".join([*lines, *heading, *failures, ""])
 
 
+def routes() -> str:
+    """The ways of cells to a neighbor, as a table."""
+    texts = ModuleAnalyzer.for_module(route.__name__).find_attr_docs()
+    names = {name: text for (_, name), text in texts.items()}
+    lines = [
+        f"| `{value}` | {' '.join(names[name]).strip()} |"
+        for name, value in vars(route).items()
+        if name in names and isinstance(value, route.Route)
+    ]
+    return "\n".join(["| route | cells travel |", "|---|---|", *lines, ""])
+
+
 def on_errors_page(_app: Any, name: str, source: list[str]) -> None:
     """Show what stands behind the language of a block, `ranks=2`; wrap messages in the browser."""
     if name == "errors":
@@ -143,3 +156,4 @@ def setup(app: Any) -> None:
     folder = ROOT / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     (folder / "versions.md").write_text(tested_versions())
+    (folder / "routes.md").write_text(routes())

@@ -51,12 +51,19 @@ class Route(str):
         return COPY if self.waits_in == "kernel" else self
 
 
+# The pages make their table of routes of these texts.
 FUSED = Route("fused", "cuda", waits_in="kernel", is_fast=True, needs_peer_memory=True)
+"""One kernel stores into the neighbors' GPUs, signals, waits and unpacks."""
 COPY = Route("copy", "cuda", waits_in="stream", is_fast=True, needs_peer_memory=True)
+"""Kernels, and waits of the stream: several ranks on one GPU without MPS, and myself."""
 PINNED = Route("pinned", "cuda", waits_in="stream")
+"""Through host memory of the node, where GPUs cannot reach each other."""
 HOST = Route("host", "host", waits_in="host", is_fast=True)
+"""Fields in host memory: read out of the neighbor's memory."""
 GPU_MESSAGES = Route("mpi-gpu", "cuda", waits_in="host", is_of_mpi=True, broader="mpi")
+"""Messages out of GPU memory: another node, where the MPI takes that."""
 MESSAGES = Route("mpi", "cuda", "host", waits_in="host", is_of_mpi=True)
+"""Messages out of host memory: another node."""
 
 
 def _named(name: str) -> Route:
