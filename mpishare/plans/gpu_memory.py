@@ -12,57 +12,36 @@ from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, MPI_HOST
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
 
 
-def ask(setup: PlanSetup) -> str | None:
-    """Return why messages cannot go out of GPU memory, or ``""``; None if another rank checks."""
-    if not setup.on_gpu or not asks(setup.comm, setup.same["MPISHARE_ROUTE"]):
-        return None
-    if setup.context.gpu_messages is None:
-        return why_not() or ""
-    return setup.context.gpu_messages
+def ask(setup: PlanSetup) -> str:
+    """Return why messages of this rank cannot go out of GPU memory; empty if they can."""
+    return why_not() or "" if setup.on_gpu else ""
 
 
-def asks(comm: PlanComm, name: str | None) -> bool:
-    """Whether this rank checks it: the first of the plan on each node, if there may be messages."""
-    has_messages = name in (MESSAGES, GPU_MESSAGES) or not comm.is_of_one_node
-    return has_messages and name != MPI_HOST and comm.rank == next(iter(comm.ranks_here))
+def settle(setup: PlanSetup, answers: Sequence[str], *, has_messages: bool) -> bool:
+    """Whether they do, given the answers of all ranks to `ask`; where there are none, they do not.
 
-
-def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
-    """Keep and return the agreed answer."""
-    answer = answer_of(answers, setup.same["MPISHARE_ROUTE"])
-    if answer is not None:
-        if setup.context.gpu_messages is None:
-            log_memory(setup.name, setup.comm, answer)
-        setup.context.gpu_messages = answer
-    return answer
-
-
-def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
-    """Return the answer of the whole plan to `ask`."""
-    known = [answer for answer in answers if answer is not None]
-    if not known or name == MPI_HOST:
-        return None
-    why = next(filter(None, known), "")
+    All ranks log nothing but the first, which does so once a node.
+    """
+    name, context = setup.same["MPISHARE_ROUTE"], setup.context
+    if not (setup.on_gpu and has_messages) or name == MPI_HOST:
+        return False
+    why = next(filter(None, answers), "")
     if why and name == GPU_MESSAGES:
         raise UnsupportedError(
             f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
             "takes such pointers, or leave MPISHARE_ROUTE out."
         )
-    return why
+    if context.gpu_messages is None and not setup.comm.rank:
+        tell, how = (log.warning, f"through host memory: {why}") if why else (log.info, _OUT)
+        tell("%s: messages between nodes go %s", setup.name, how)
+    context.gpu_messages = why
+    return not why
 
 
-def log_memory(name: str, comm: PlanComm, why: str) -> None:
-    """Log on one rank of the plan which memory messages of fields on GPUs use."""
-    if comm.rank:
-        return
-    if why:
-        log.warning("%s: messages between nodes go through host memory: %s", name, why)
-    else:
-        log.info("%s: messages between nodes go out of GPU memory, which the MPI takes", name)
+_OUT = "out of GPU memory, which the MPI takes"
 
 
 def serves_reductions(setup: PlanSetup, *, can_map: bool) -> bool:
@@ -70,8 +49,7 @@ def serves_reductions(setup: PlanSetup, *, can_map: bool) -> bool:
 
     This also takes peer mappings of GPU memory within the node: `can_map`.
     """
-    call = setup.call
-    replies = setup.comm.step(call, lambda: [can_map, ask(setup) if can_map else None])
-    if not all(can_map for can_map, _ in replies):
-        return False
-    return settle(setup, [answer for _, answer in replies]) == ""
+    replies = setup.comm.step(setup.call, lambda: [can_map, ask(setup)])
+    forced = setup.same["MPISHARE_ROUTE"] in (MESSAGES, GPU_MESSAGES)
+    has_messages = all(each[0] for each in replies) and (forced or not setup.comm.is_of_one_node)
+    return settle(setup, [each[1] for each in replies], has_messages=has_messages)

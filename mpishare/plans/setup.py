@@ -324,8 +324,9 @@ def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
 def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:
     """Return the routes of each rank; raise on all ranks if one of them is not allowed."""
     chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
-    if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
-        # Messages go out of GPU memory where all nodes can.
+    has_messages = any(MESSAGES in each.values() for each in chosen)
+    answers = [reply["gpu memory"] for reply in replies]
+    if gpu_memory.settle(setup, answers, has_messages=has_messages):
         chosen = [
             {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
             for each in chosen

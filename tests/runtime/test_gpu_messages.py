@@ -38,28 +38,37 @@ def test_a_wrong_word_of_the_user_is_refused(monkeypatch):
         why_not()
 
 
-def comm(rank, here, size):
+def setup_of(rank=0, name=None):
+    """A plan of fields on GPUs."""
     return SimpleNamespace(
-        rank=rank, ranks_here=dict.fromkeys(here), is_of_one_node=len(here) == size
+        name="HaloExchange 1",
+        call="HaloExchange",
+        on_gpu=True,
+        same={"MPISHARE_ROUTE": name},
+        comm=SimpleNamespace(rank=rank),
+        context=SimpleNamespace(gpu_messages=None),
     )
 
 
-def test_one_rank_per_node_asks_and_only_for_messages():
-    asks = gpu_memory.asks
-    for rank, here in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
-        assert asks(comm(rank, here, 4), None) is (rank in (0, 2))
-        assert asks(comm(rank, here, 4), "mpi-host") is False
-    for name, right in ((None, False), ("copy", False), ("mpi", True), ("mpi-gpu", True)):
-        assert asks(comm(0, range(4), 4), name) is right
+@pytest.mark.parametrize(
+    ("name", "answers", "has_messages", "right"),
+    [
+        (None, ["", ""], True, True),
+        (None, ["", ""], False, False),
+        ("mpi", ["", "no"], True, False),
+        ("mpi-gpu", ["", ""], True, True),
+        ("mpi-host", ["", ""], True, False),
+    ],
+)
+def test_one_rank_that_cannot_is_enough(name, answers, has_messages, right):
+    setup = setup_of(name=name)
+    assert gpu_memory.settle(setup, answers, has_messages=has_messages) is right
+    assert right is (setup.context.gpu_messages == "")
 
 
-def test_one_node_that_cannot_is_enough():
-    assert gpu_memory.answer_of([None, None], None) is None
-    assert gpu_memory.answer_of(["", None, ""], None) == ""
-    assert gpu_memory.answer_of(["", None, "no"], "mpi") == "no"
-    assert gpu_memory.answer_of(["", ""], "mpi-host") is None
+def test_what_is_forced_and_cannot_be_is_refused():
     with pytest.raises(UnsupportedError, match="ended by SIGSEGV"):
-        gpu_memory.answer_of(["", "ended by SIGSEGV"], "mpi-gpu")
+        gpu_memory.settle(setup_of(name="mpi-gpu"), ["", "ended by SIGSEGV"], has_messages=True)
 
 
 def test_who_allows_messages_allows_the_faster_ones():
@@ -75,8 +84,9 @@ def test_who_allows_messages_allows_the_faster_ones():
 @pytest.mark.parametrize(("why", "level"), [("it crashed", "WARNING"), ("", "INFO")])
 def test_which_memory_messages_use_is_said_by_one_rank(caplog, why, level):
     with caplog.at_level(logging.INFO, "mpishare"):
-        for rank in range(2):
-            gpu_memory.log_memory("HaloExchange 1", comm(rank, (rank,), 2), why)
+        for setup in map(setup_of, range(2)):
+            for _ in range(2):
+                gpu_memory.settle(setup, ["", why], has_messages=True)
     (record,) = caplog.records
     assert record.levelname == level
     assert why in record.getMessage()
