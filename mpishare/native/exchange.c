@@ -7,7 +7,6 @@
 #include "exchange.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/uio.h>
 
@@ -173,8 +172,8 @@ static int locate(Exchange *self, int number)
 
 /* --- sending */
 
-/* Writes where my fields are, if that is not what is there for this parity. Version 0 says that
- * all are staged. */
+/* Writes where my fields are, if that is not what is there for this parity; before that, whether
+ * any is not staged. */
 static void publish(Exchange *self)
 {
     uint64_t *table = self->tables[self->epoch & 1];
@@ -190,7 +189,7 @@ static void publish(Exchange *self)
     if (any == (table[0] != 0) && !memcmp(table + 1, self->entries, nbytes))
         return;
     memcpy(table + 1, self->entries, nbytes);
-    table[0] = any ? ++self->table_version : 0;
+    table[0] = any;
 }
 
 int exchange_send(Exchange *self)
@@ -298,14 +297,6 @@ static int receive_part(Exchange *self, const Sender *sender, const Part *part, 
     return 0;
 }
 
-/* Whether the sender's process runs: as `ControlBlock.is_running`. */
-static bool is_running(const Sender *sender)
-{
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = sender->lock_offset, .l_len = 1};
-    return fcntl(sender->lock_fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
-
 static int receive_from(Exchange *self, Sender *sender)
 {
     /* The tables of all ranks are at the same places behind their control words. */
@@ -315,15 +306,10 @@ static int receive_from(Exchange *self, Sender *sender)
         if (receive_part(self, sender, sender->parts + at, table))
             return -1;
     if (table[0] && !sender->is_own) {
-        bool is_read = false;
-        for (int at = 0; at < sender->nparts; at++)
-            is_read |= table[1 + ENTRY_WORDS * sender->parts[at].far] == IN_PROCESS &&
-                       sender->parts[at].nreads;
-        /* What a rank has overwritten meanwhile, or another process has in its place, raises. The
-         * fence keeps the looks behind the copies: an acquire load orders only what follows it. */
+        /* What a rank has overwritten since it left raises. The fence keeps the look behind the
+         * copies: an acquire load orders only what follows it. */
         atomic_thread_fence(memory_order_acquire);
-        if ((load_acquire(sender->state) || (is_read && !is_running(sender))) &&
-            tell(self, "require_here", sender->rank, is_read))
+        if (load_acquire(sender->state) && tell(self, "require_here", sender->rank, 0))
             return -1;
     }
     sender->is_done = true;

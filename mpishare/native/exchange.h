@@ -63,8 +63,6 @@ typedef struct {
     int rank;
     bool is_own; /* my own cells go to my own field */
     Word *control, *state;
-    int lock_fd; /* its process holds a lock at this place of this file while it runs */
-    long long lock_offset;
     long pid;
     int nparts;
     Part *parts;
@@ -82,7 +80,7 @@ typedef struct {
     PyObject *context, *agreement, *recordings, *array_type;
     Word *ready, *consumed;
     uint64_t *tables[2];
-    size_t table_words; /* of one parity, with its version */
+    size_t table_words; /* of one parity */
     int nfields, nreceivers, nsenders, nout, nzeroed;
     Field *fields;
     Receiver *receivers;
@@ -94,7 +92,7 @@ typedef struct {
     Place **found;
     Mapped *mapped;
     uint64_t *entries;
-    uint64_t epoch, table_version;
+    uint64_t epoch;
     long long windows_version;
     bool is_reverse; /* cells are added, in the order of the senders */
     bool is_located; /* any field */

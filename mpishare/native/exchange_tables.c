@@ -200,13 +200,12 @@ static int let_add(const Field *field, Part *part)
                    "a part has a share of a number");
 }
 
-/* Reads ``(rank, control, state, (lock_fd, lock_offset), pid, parts)``. */
+/* Reads ``(rank, control, state, pid, parts)``. */
 static int read_sender(Exchange *self, PyObject *spec, void *made)
 {
     Sender *sender = made;
     PyObject *control, *state, *parts;
-    if (!PyArg_ParseTuple(spec, "iOO(iL)lO", &sender->rank, &control, &state, &sender->lock_fd,
-                          &sender->lock_offset, &sender->pid, &parts))
+    if (!PyArg_ParseTuple(spec, "iOOlO", &sender->rank, &control, &state, &sender->pid, &parts))
         return -1;
     sender->control = as_address(control);
     sender->state = as_address(state);

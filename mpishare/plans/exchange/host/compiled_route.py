@@ -102,11 +102,9 @@ class CompiledRoute(HostRoute):
             yield part.field, part.field, None, None, None, zeroed, ()
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
-        parts = tuple(map(self._lower, sender.parts))
         block, rank = self._context.agreement.block, self._comm.ranks_here[sender.rank]
-        pid = self._peers.pids[sender.rank]
-        alive = block.state_address(rank), block.lock_of(rank)
-        return sender.rank, control[sender.rank], *alive, pid, parts
+        parts, pid = tuple(map(self._lower, sender.parts)), self._peers.pids[sender.rank]
+        return sender.rank, control[sender.rank], block.state_address(rank), pid, parts
 
     def _lower(self, part: RoutePart) -> tuple[Any, ...]:
         """Return both fields, the copy to or from both buffers, the copy in place, and the reads.
@@ -166,10 +164,8 @@ class CompiledRoute(HostRoute):
         """Wait until nobody reads my fields any more."""
         self._staging.wait_until(self._parts.readers, CONSUMED, epoch)
 
-    def require_here(self, sender: int, is_read: int) -> None:
-        """Raise if a rank whose field was read where it is has left, or its process has ended."""
-        if is_read:
-            self._peers.require_read(self._call, sender, 0)
+    def require_here(self, sender: int, _: int) -> None:
+        """Raise if a rank whose field was read where it is has left."""
         self._context.memory_barrier()
         if self._context.agreement.block.state(self._comm.ranks_here[sender]) != State.PRESENT:
             self._staging.wait_for(lambda: [sender])  # raises, with the reason

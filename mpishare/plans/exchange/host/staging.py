@@ -10,8 +10,8 @@ The control words of a rank are written by that rank alone::
 
     READY      the last epoch in which its cells can be read
     CONSUMED   the last epoch in which it has copied the cells of all senders
-    2 tables   of the addresses of its fields, for even epochs and for odd ones: a version, 0 where
-               all are staged, then a `FieldAddress` per field
+    2 tables   of the addresses of its fields, for even epochs and for odd ones: 0 where all are
+               staged, then a `FieldAddress` per field
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ENTRY_WORDS = len(FieldAddress._fields)
 
 
 def table_offset(parity: int, nfields: int) -> int:
-    """Return where the address table of a parity begins in the control words, with its version."""
+    """Return where the address table of a parity begins in the control words."""
     return _TABLES + parity * (1 + _ENTRY_WORDS * nfields)
 
 
