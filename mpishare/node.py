@@ -11,7 +11,7 @@ from mpishare.runtime.context import NodeObject
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.report import host_pairs
-from mpishare.view import publisher
+from mpishare.view import publication
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
@@ -89,7 +89,7 @@ class Node(NodeObject):
         timeout_s: float = 300.0,
     ) -> None:
         self._context, self._shutdown = create_node(comm, backend, device, timeout_s)
-        self._context.publisher = publisher
+        self._context.publisher = publication
         self.comm: MPI.Intracomm = self._context.comms[0]
         members = self._context.report.members
         self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)

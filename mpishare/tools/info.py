@@ -20,7 +20,7 @@ from mpishare.tools.cli import (
     tell,
 )
 from mpishare.tools.hardware import Hardware, RankView, look
-from mpishare.view.survey import as_text, attachable
+from mpishare.view.names import as_text, attachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

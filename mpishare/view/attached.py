@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.memory.arguments import require_duration, require_wait
-from mpishare.view.description import MAX_FDS, Description
-from mpishare.view.live import map_files, map_on_gpu, open_gpu
 from mpishare.view.names import find, job_text, listed
-from mpishare.view.readers import OVERWRITTEN, CudaReader, HostReader
+from mpishare.view.page import MAX_FDS, Description
+from mpishare.view.readers import OVERWRITTEN, CudaReader, HostReader, map_file, open_gpu
 from mpishare.windows.arguments import check_name
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
     from mpishare.memory.fd_client import FdClient
-    from mpishare.view.frames import Frame
-    from mpishare.view.readers import Reader
+    from mpishare.view.readers import Frame, Reader
 
 _PAUSE_S = 0.0005
 # Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.
@@ -72,29 +70,33 @@ class Attached:
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []
-        why = window.why_not_live
-        self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
-        self._why_not_here = ""  # empty unless frames come through host memory
+        self._why_not_live = window.why_not_live
+        self._why_not_here = ""  # empty unless frames of GPUs come through host memory
         self._lag = window.lag
         self._why_closed = f"{name!r} is closed"
         self._cursor = 0  # of a channel: the number of the last frame that was read
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
-        is_on_gpu = window.backend == "cuda"
-        backend, reader = self._open_memory(fds[0], window) if is_on_gpu else (None, None)
-        self._reader: Reader = reader or HostReader(fds[0], window)
-        if self._lag:
-            self._begin_at_the_next(name)
-        elif self._why_not_here:
+        on_gpu = self._read_on_gpu(fds[0], window) if window.backend == "cuda" else None
+        self._reader: Reader = on_gpu or HostReader(fds[0], window)
+        if self._why_not_here:
+            if self._lag:
+                raise UnsupportedError(
+                    f"attach({name!r}) failed: it is a channel on GPUs, whose frames cannot be "
+                    f"mapped here: {self._why_not_here}. Attach where its producer's GPU is "
+                    "visible."
+                )
             visit.ask({"wants_host_copies": True})
-        if backend is not None:
+        if self._lag:  # the first frame is the next that is put from now on
+            self._cursor = max(self._reader.numbers().values())
+        for segment, fd in zip(self._segments, fds[1:], strict=False):  # on the host alone
+            self._arrays[segment.rank] = map_file(segment, fd, is_writable=writable)
+        if on_gpu is not None:
             self._thread = threading.Thread(
-                target=self._let_go_in_time, args=[backend], name="mpishare-attached", daemon=True
+                target=self._unmap_in_time, args=[on_gpu], name="mpishare-attached", daemon=True
             )
             self._thread.start()
-        elif not is_on_gpu and not self._refusals:
-            self._arrays = map_files(self._segments, fds[1:], is_writable=writable)
 
     @property
     def array(self) -> Any:
@@ -118,16 +120,16 @@ class Attached:
         ClosedError
             If the job has ended or closed the window, or if this object is closed.
         UnsupportedError
-            If this process cannot map that rank's memory: it does not see the GPU.
+            If this process cannot map the memory of all ranks: it does not see their GPUs.
         ValueError
             If that rank has no segment.
         """
         with self._lock:
             self._check()
-            if rank in self._refusals:
+            if self._why_not_live:
                 raise UnsupportedError(
-                    f"the live memory of {self.name!r} of rank {rank} cannot be mapped here: "
-                    f"{self._refusals[rank]}. Snapshots are there: latest()."
+                    f"the live memory of {self.name!r} cannot be mapped here: "
+                    f"{self._why_not_live}. Snapshots are there: latest()."
                 )
             if rank not in self._arrays:
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; {self.ranks} do")
@@ -201,7 +203,7 @@ class Attached:
         On CUDA the job keeps the memory for them, and knows this process as a viewer until then.
         """
         self._is_closed = True
-        self._let_go()
+        self._unmap()
 
     def __enter__(self) -> Self:
         """Return the window; ClosedError if it is closed."""
@@ -225,37 +227,44 @@ class Attached:
 
     # --- making
 
-    def _open_memory(
-        self, fd: int, window: Description
-    ) -> tuple[CudaBackend | None, CudaReader | None]:
-        """Map the segments on this process's GPU, as far as it can; return no backend if none is.
-
-        The reader is of frames there, None unless all can be mapped.
-        """
+    def _read_on_gpu(self, fd: int, window: Description) -> CudaReader | None:
+        """Map the segments, and the copies of them, on this process's GPU: all of them or none."""
         try:
             backend, hidden = open_gpu([segment.uuid for segment in self._segments])
         except (UnsupportedError, CudaError) as error:
             self._why_not_here = str(error).rstrip(".")
-            self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
-            return None, None
+            self._why_not_live = self._why_not_live or self._why_not_here
+            return None
         self._visit.ask({"maps": True})
         reader = CudaReader(fd, window, backend)
-        if self._refusals:  # shared in place: their snapshots alone can be mapped
-            self._why_not_here = reader.map_hidden(hidden)
-        else:
-            memories, self._refusals = map_on_gpu(backend, self._segments)
-            self._why_not_here = next(iter(self._refusals.values()), "")
-            self._memories = list(memories.values())
-            for segment in self._segments:
-                if segment.rank in memories:
-                    self._arrays[segment.rank] = memories[segment.rank].view(segment.layout)
-        if not self._why_not_here:
-            return backend, reader
-        reader.close(None)
-        if not self._memories:
+        if why := self._why_not_mapped(backend, reader, hidden):
+            reader.close(None)
+            self._arrays.clear()
+            while self._memories:
+                self._memories.pop().close()
             self._visit.ask({"maps": False})
-            return None, None
-        return backend, None
+            self._why_not_here = why
+            self._why_not_live = self._why_not_live or why
+            return None
+        return reader
+
+    def _why_not_mapped(self, backend: CudaBackend, reader: CudaReader, hidden: set[str]) -> str:
+        """Map what can be; return why not all of it can.
+
+        Where ``CUDA_VISIBLE_DEVICES`` alone hides a GPU, its memory can be mapped; where a control
+        group hides it, it cannot.
+        """
+        if self._why_not_live:  # then their snapshots alone
+            return reader.why_not_mapped(hidden)
+        try:
+            for segment in self._segments:
+                nbytes = max(segment.layout.nbytes, 1)
+                memory = backend.open(segment.token, nbytes, segment.uuid)
+                self._memories.append(memory)
+                self._arrays[segment.rank] = memory.view(segment.layout)
+        except CudaError as error:
+            return f"{str(error).rstrip('.')} (rank {segment.rank})"
+        return ""
 
     # --- reading
 
@@ -292,15 +301,6 @@ class Attached:
             if self._lag:
                 self._cut_off()
         return False
-
-    def _begin_at_the_next(self, name: str) -> None:
-        """Let the frames of a channel begin with the first that is put from now on."""
-        if self._why_not_here:
-            raise UnsupportedError(
-                f"attach({name!r}) failed: it is a channel on GPUs, whose frames cannot be mapped "
-                f"here: {self._why_not_here}. Attach where its producer's GPU is visible."
-            )
-        self._cursor = max(self._reader.numbers().values())
 
     def _cut_off(self) -> None:
         """Close this process's side of a channel that it read too slowly, and tell the job."""
@@ -353,14 +353,14 @@ class Attached:
 
     # --- release
 
-    def _let_go_in_time(self, backend: CudaBackend) -> None:
+    def _unmap_in_time(self, reader: CudaReader) -> None:
         """In a thread: when the window closes, unmap before its owners free the memory."""
-        backend.enter_thread()
+        reader.backend.enter_thread()
         self._visit.wait_until_over()
         self._is_over = True
-        self._let_go()
+        self._unmap()
 
-    def _let_go(self) -> None:
+    def _unmap(self) -> None:
         """Unmap memory without arrays, and end the lease when no memory is left."""
         with self._lock:
             self._arrays.clear()
@@ -368,7 +368,7 @@ class Attached:
             self._reader.close(self._cursor if rest else None)
             self._memories = [memory for memory in self._memories if not memory.close()]
             for memory in self._memories:
-                memory.when_dropped(self._let_go)
+                memory.when_dropped(self._unmap)
             if self._memories:
                 return
             self._visit.hang_up()  # the thread wakes up, and calls this method too
@@ -388,9 +388,9 @@ def attach(
 
     Needs no MPI and starts none. The job never waits for attached processes. On CUDA, where this
     process sees a GPU, it makes a context on the first of the window's that it sees, else on its
-    own first, makes that one current and maps what the driver allows. Where it cannot map the
-    memory of all ranks, it gets snapshots through host memory, as NumPy arrays: the first that the
-    job takes some milliseconds after this call, when the memory for them is pinned.
+    own first, and makes that one current. Where it cannot map the memory of all ranks, it maps none
+    and gets snapshots through host memory, as NumPy arrays: the first that the job takes some
+    milliseconds after this call, when the memory for them is pinned.
 
     Parameters
     ----------
@@ -406,8 +406,7 @@ def attach(
     wait_s : float, seconds
         How long to wait for a window that is not there yet; ``math.inf``: until it is. Windows of
         other users do not count, one that is closed meanwhile is waited for anew, and several jobs
-        are an error at once. It is found within 2 ms, later within a 16th of the time waited, at
-        most 0.25 s; meanwhile no job is asked anything.
+        are an error at once. It is found within 20 ms; meanwhile no job is asked anything.
     writable : bool
         Whether live NumPy arrays may be written. Nothing orders such writes.
 

@@ -1,28 +1,26 @@
-"""Names of windows on this machine: their syntax, and the list of those that exist."""
+"""Names of windows on this machine: their syntax, how one is found, and the list of all."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError, PeerTimeout, late
+from mpishare.coordination.poll import poll
+from mpishare.errors import HandleError, MpiShareError, PeerTimeout, describe, late
 from mpishare.memory.fd_client import FdClient
+from mpishare.view.page import Description
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-log = logging.getLogger("mpishare.window")
+    from collections.abc import Iterable
 
 # Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
 _MAX_JOB = 31
-_TURN_S = 0.05
 # A wait for a window reads the list of sockets, which costs the kernel some 0.1 ms and the job
-# nothing; no event announces an abstract socket. The pause is a share of the time waited so far.
-_PAUSE_SHARE, _MIN_PAUSE_S, _MAX_PAUSE_S = 1 / 16, 0.002, 0.25
+# nothing; no event announces an abstract socket.
+_PAUSE_S = 0.02
+_ANSWER_S = 2.0
 _GRACE_S = 0.5
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
@@ -62,14 +60,14 @@ def door_name(job: str, name: str) -> str:
     return f"window/{job}/{name}"
 
 
-def listed() -> list[Listed]:
-    """Return the windows in /proc/net/unix, of all users, in order.
+def listed(name: str | None = None, job: str | None = None) -> list[Listed]:
+    """Return the windows in /proc/net/unix, of all users, in order: those of a name, of a job.
 
     Only those of this network namespace: abstract sockets of others are not visible.
     """
     text = Path("/proc/net/unix").read_text(errors="replace")
     found = {Listed(int(uid), job, name, full) for full, uid, job, name in _LISTED.findall(text)}
-    return sorted(found)
+    return sorted(each for each in found if name in (None, each.name) and job in (None, each.job))
 
 
 def visit_mine(
@@ -77,46 +75,24 @@ def visit_mine(
 ) -> tuple[dict[Listed, FdClient], list[Listed]]:
     """Connect to those windows that processes of this user have. Host-blocking.
 
-    Returns the visits, for the caller to close, and the windows that took no connection in time,
-    whose users are unknown. `connect_s` is for all connections together. Once one is found, others
-    that take no connections are given half a second more: they may be sockets of another user, who
-    can give them any name. There may be too many to visit: after that time, or half a second, the
-    rest count as full.
+    Returns the visits, for the caller to close, and the windows that took no connection in
+    `connect_s` together, whose users are unknown: other users can bind any name. So no more than
+    half a second is spent on them where another one answers.
     """
     visits: dict[Listed, FdClient] = {}
-    full = _mine(windows)
-    begin, wait_s = time.monotonic(), 0.0
-    end, last = begin + connect_s, begin + max(connect_s, _GRACE_S)
-    while True:
+    full = [window for window in windows if window.uid == os.getuid()]
+    wait_s = 0.0
+    for _ in "at once", "with a wait":
         turn, full = full, []
-        for number, window in enumerate(turn):
-            if time.monotonic() > last:
-                full += turn[number:]
-                log.warning(
-                    "%d of %d sockets that are named as windows of this user, such as %s, were not "
-                    "asked in time: other users may have bound them",
-                    len(turn) - number,
-                    len(turn),
-                    window,
-                )
-                break
+        for window in turn:
             try:
                 visits[window] = FdClient(window.address, str(window), answer_s, wait_s)
             except PeerTimeout:
                 full.append(window)
             except HandleError:
                 continue  # another user's, or gone
-            wait_s = min(wait_s, max(end - time.monotonic(), 0.0))
-        if visits:
-            end = min(end, time.monotonic() + _GRACE_S)
-        left_s = end - time.monotonic()
-        if not full or left_s <= 0:
-            return visits, full
-        wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
-
-
-def _mine(windows: Iterable[Listed]) -> list[Listed]:
-    return [window for window in windows if window.uid == os.getuid()]
+        wait_s = (min(connect_s, _GRACE_S) if visits else connect_s) / max(len(full), 1)
+    return visits, full
 
 
 def find(
@@ -128,35 +104,24 @@ def find(
     jobs have one, `PeerTimeout` if the only ones take no connections.
     """
     visits, full, tried = dict[Listed, FdClient](), list[Listed](), list[Listed]()
-    for is_last in _looks(wait_s):
-        named = _listed_as(name, job)
+
+    def is_there() -> bool:
+        nonlocal visits, full, tried
+        named = listed(name, job)
         # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
-        if is_last or full or named != tried:
-            connect_s = timeout_s if is_last else min(timeout_s, _GRACE_S)
-            visits, full = visit_mine(named, timeout_s, connect_s)
+        if full or named != tried:
+            visits, full = visit_mine(named, timeout_s, timeout_s)
             tried = named
-        if visits:
-            break
+        return bool(visits)
+
+    if not is_there() and wait_s:
+        poll(is_there, wait_s, pause_s=_PAUSE_S)
     if len(visits) == 1:
         return visits.popitem()
     for visit in visits.values():
         visit.close()
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"
     raise _why_not_one(call, name, visits, full, timeout_s)
-
-
-def _looks(wait_s: float) -> Iterator[bool]:
-    """Yield whenever it is time to look for a window: whether it is the last time."""
-    begin = time.monotonic()
-    while (waited_s := time.monotonic() - begin) < wait_s:
-        yield False
-        pause_s = min(max(_PAUSE_SHARE * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
-        time.sleep(min(pause_s, wait_s - waited_s))
-    yield True
-
-
-def _listed_as(name: str, job: str | None) -> list[Listed]:
-    return [window for window in listed() if window.name == name and job in (None, window.job)]
 
 
 def _why_not_one(
@@ -170,12 +135,11 @@ def _why_not_one(
     if full:
         why = ": its process is stopped, or the window is another user's"
         return late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
-    there = listed()
-    others = visit_mine(there, timeout_s, 0.0)[0]
+    others = visit_mine(listed(), timeout_s, 0.0)[0]
     for visit in others.values():
         visit.close()
     windows = ", ".join(map(str, others)) or "none"
-    owners = [each.uid for each in there if each.name == name and each.uid != os.getuid()]
+    owners = [each.uid for each in listed(name) if each.uid != os.getuid()]
     other = (
         f" User {owners[0]} has a window of that name; windows are for processes of one user."
         if owners
@@ -185,4 +149,61 @@ def _why_not_one(
         f"{call} failed: no process of this user has a window of that name on this machine, or it "
         "is in another network namespace (a container with a network of its own), where it cannot "
         f"be seen.{other} Windows that are there: {windows}."
+    )
+
+
+# --- the list of all windows
+
+
+def attachable() -> list[dict[str, Any]]:
+    """Return a description of each named window of this user on this machine. Host-blocking.
+
+    Each has ``name`` and ``job``; then ``dtype``, ``shapes`` and ``ranks`` of the segments,
+    ``backend``, ``pid`` of the leader and ``viewers``, or the ``error`` of one that does not
+    answer.
+    """
+    found = []
+    visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
+    for window, visit in visits.items():
+        try:
+            with visit:
+                facts = _facts(Description.ask(visit))
+        except MpiShareError as error:
+            facts = {"error": describe(error)}
+        found.append({"name": window.name, "job": window.job} | facts)
+    why = "it takes no connections: its process is stopped, or it is another user's"
+    return found + [{"name": window.name, "job": window.job, "error": why} for window in full]
+
+
+def _facts(window: Description) -> dict[str, Any]:
+    return {
+        "dtype": str(window.dtype),
+        "shapes": [list(segment.layout.shape) for segment in window.segments],
+        "ranks": [segment.rank for segment in window.segments],
+        "backend": window.backend,
+        "pid": window.pid,
+        "viewers": list(window.viewers),
+    }
+
+
+def as_text(windows: list[dict[str, Any]]) -> str:
+    if not windows:
+        return (
+            "No window of this user can be attached to on this machine (and network namespace).\n"
+        )
+    return "".join(_line(window) for window in windows)
+
+
+def _line(window: dict[str, Any]) -> str:
+    begin = f"{window['name']}  job {window['job']}: "
+    if "error" in window:
+        return f"{begin}{window['error']}\n"
+    shapes = ", ".join(
+        f"{tuple(shape)} of rank {rank}"
+        for rank, shape in zip(window["ranks"], window["shapes"], strict=True)
+    )
+    viewers = ", ".join(map(str, window["viewers"])) or "none"
+    return (
+        f"{begin}{window['dtype']}, {shapes}; backend {window['backend']}, leader's pid "
+        f"{window['pid']}, viewers {viewers}\n"
     )

@@ -14,8 +14,8 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
 from mpishare.memory.fd_client import FdClient
-from mpishare.view.live import open_gpu
 from mpishare.view.pool_door import VERSION
+from mpishare.view.readers import open_gpu
 from mpishare.windows.pool import enter, pool_here
 from mpishare.windows.pool_blocks import OpenBlocks
 from mpishare.windows.pool_handle import address_of, unpack
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
+_ENDED = f"{_NAME} was closed, or its owner has ended"
 _KEY = re.compile("[0-9a-f]{64}")
 # At most so late is memory on a GPU let go, or memory of a pool that was closed.
 _LOOK_S = 0.1
@@ -228,6 +229,8 @@ def _held(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
 
 def _key_of(reply: dict[str, Any], count: int) -> bytes:
     """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
+    if reply.get("is_closed"):
+        raise HandleError(_ENDED)
     key, uuid = reply.get("key"), reply.get("uuid")
     is_known = reply.get("version") == VERSION and reply.get("backend") in ("host", "cuda")
     if (

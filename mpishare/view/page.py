@@ -1,38 +1,49 @@
-"""The page: numbers of the snapshots of one window, in memory that the job and viewers map.
+"""What a job and its viewers share of a named window: its description, and the page.
 
-Each rank with a segment writes its own slot, viewers only read. A snapshot k goes into buffer k
-modulo the number of buffers: three of a window, so that the newest is whole while the next is
-taken; more of a channel, whose viewers read every frame. The slot has a record of each buffer: k is
-stored into `begin` before the copy and into `end` behind it. A viewer's copy of a buffer is valid
-if both were k before, and `begin` still is k afterwards (a seqlock). A record has two tracks:
-buffers in host memory, and on CUDA buffers on the rank's GPU.
+The leader's door sends the description, as JSON. The page has the numbers of the snapshots, in
+memory that the job and viewers map. Each rank with a segment writes its own slot, viewers only
+read. A snapshot k goes into buffer k modulo the number of buffers: three of a window, so that the
+newest is whole while the next is taken; more of a channel, whose viewers read every frame. The slot
+has a record of each buffer: k is stored into `begin` before the copy and into `end` behind it. A
+viewer's copy of a buffer is valid if both were k before, and `begin` still is k afterwards (a
+seqlock). A record has two tracks: buffers in host memory, and on CUDA buffers on the rank's GPU.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
-import struct
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpishare.coordination.control_block import ORDERED_MACHINES
 from mpishare.errors import HandleError
-from mpishare.memory.memory import host_anchor
+from mpishare.memory.fd_client import printable
+from mpishare.memory.memory import ArrayLayout, host_anchor
 from mpishare.memory.shared import whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mpishare.memory.fd_client import FdClient
+
+# Version of the messages of doors, of descriptions and of pages.
+VERSION = 5
+
+# Descriptors in one reply: the kernel takes 253.
+MAX_FDS = 200
+
 BUFFERS = 3
 
 # Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file.
 _BLOCK_NBYTES = 2 << 20
-_NUMBERS_WORDS = 61
+# The numbers beside a snapshot are JSON, behind its length; a record is of whole cache lines.
+_NUMBERS_WORDS = 125
+_MOST_NUMBERS_NBYTES = 8 * (_NUMBERS_WORDS - 1)
 
 _HEADER = np.dtype(
     [
@@ -53,6 +64,68 @@ _TRACK = np.dtype(
         ("numbers", "u8", _NUMBERS_WORDS),  # see `pack_numbers`
     ]
 )
+
+
+class Segment(NamedTuple):
+    """One rank's part: its layout in memory, its GPU, and the driver's handle of it."""
+
+    rank: int
+    layout: ArrayLayout
+    uuid: str = ""
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A named window as its job describes it; `segments` in the order of their ranks."""
+
+    backend: str
+    segments: tuple[Segment, ...]
+    why_not_live: str  # empty if other processes can map its memory
+    pid: int  # of the leader of the node
+    since: int | None = None  # ns on the machine's clock, when the door had been opened
+    viewers: tuple[int, ...] = ()  # processes that have attached
+    lag: int = 0  # of a channel: frames that a viewer may be behind
+
+    def places(self) -> Places:
+        sizes = [segment.layout.nbytes for segment in self.segments]
+        return Places(sizes, self.lag + 1 if self.lag else BUFFERS)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.segments[0].layout.dtype
+
+    @property
+    def n_files(self) -> int:
+        """Descriptors that come with it: of the page, and on the host of the segments."""
+        return 1 if self.why_not_live or self.backend == "cuda" else 1 + len(self.segments)
+
+    def pack(self) -> dict[str, Any]:
+        segments = [(s.rank, s.layout.pack(), s.uuid, s.token) for s in self.segments]
+        return {"version": VERSION, "window": {**vars(self), "segments": segments}}
+
+    @classmethod
+    def ask(cls, visit: FdClient, **request: Any) -> Description:
+        """Return what a window's door answers; raises as `FdClient.ask`.
+
+        Also `HandleError` if it is of another version, or of another program: the kernel says that
+        it is this user's.
+        """
+        received, _ = visit.ask({"version": VERSION, **request})
+        if (version := received.get("version")) != VERSION:
+            raise HandleError(
+                f"the job's mpishare speaks version {printable(version)} of the protocol, this one "
+                f"{VERSION}. Use the same mpishare."
+            )
+        try:
+            facts = received["window"]
+            segments = tuple(
+                Segment(rank, ArrayLayout.unpack(layout), uuid, token)
+                for rank, layout, uuid, token in facts["segments"]
+            )
+            return cls(**facts | {"segments": segments, "viewers": tuple(facts["viewers"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise HandleError(f"the job told of no window: {printable(error)}") from None
 
 
 class Places(NamedTuple):
@@ -102,64 +175,35 @@ class Page:
 
 
 def pack_numbers(call: str, numbers: Mapping[str, Any]) -> list[int]:
-    """Return numbers by name as the words of a record; raise `TypeError` or `ValueError`.
-
-    These are the length of a text, the text with the names and the kinds, and the values.
-    """
+    """Return numbers by name as the words of a record; raise `TypeError` or `ValueError`."""
     if not numbers:
         return [0]
-    kinds = [_KINDS.get(type(value)) or _kind(call, name, value) for name, value in numbers.items()]
-    text, values = _head(tuple(numbers), "".join(kinds))
-    if (nbytes := len(text) * 8 + values.size) > 8 * _NUMBERS_WORDS:
+    plain = {name: _number(call, name, value) for name, value in numbers.items()}
+    text = json.dumps(plain).encode()
+    if len(text) > _MOST_NUMBERS_NBYTES:
         raise ValueError(
-            f"{call} failed: the names and numbers take {nbytes} bytes, of {8 * _NUMBERS_WORDS}. "
-            "Share more than that in a window of its own."
+            f"{call} failed: the names and numbers take {len(text)} bytes as text, of "
+            f"{_MOST_NUMBERS_NBYTES}. Share more than that in a window of its own."
         )
-    try:
-        return [*text, *memoryview(values.pack(*numbers.values())).cast("Q")]
-    except struct.error:
-        raise ValueError(
-            f"{call} failed: an int of {dict(numbers)} needs more than 64 bits: give a float"
-        ) from None
+    return [len(text), *memoryview(text.ljust(-(-len(text) // 8) * 8)).cast("Q")]
 
 
-# The kinds of numbers, and how `struct` writes each of them as a word.
-_KINDS: dict[type, str] = {int: "q", float: "d", bool: "?"}
-_FORMS = {"q": "q", "d": "d", "?": "?7x"}
-
-
-def _kind(call: str, name: str, value: Any) -> str:
-    """Return the kind of a number of NumPy, or of a class of the user's."""
+def _number(call: str, name: str, value: Any) -> bool | int | float:
+    """Return a number, also one of NumPy or of a class of the user's, as JSON has it."""
     if isinstance(value, bool | np.bool_):
-        return "?"
+        return bool(value)
     if isinstance(value, int | np.integer):
-        return "q"
+        return int(value)
     if isinstance(value, float | np.floating):
-        return "d"
+        return float(value)
     raise TypeError(f"{call} failed: {name}={value!r} is no number: give an int, a float or a bool")
 
 
-@functools.lru_cache
-def _head(names: tuple[str, ...], kinds: str) -> tuple[list[int], struct.Struct]:
-    """Return the words before the values, the same at each call of a loop, and the values' form."""
-    text = json.dumps(dict(zip(names, kinds, strict=True))).encode()
-    padded = text.ljust(-(-len(text) // 8) * 8)
-    words = [len(text), *memoryview(padded).cast("Q")]
-    return words, struct.Struct("=" + "".join(_FORMS[kind] for kind in kinds))
-
-
 def unpack_numbers(record: bytes) -> dict[str, Any]:
-    """Return the numbers of the words of a record; `HandleError` if they cannot be such."""
+    """Return the numbers of the words of a record."""
     nbytes = int.from_bytes(record[:8], sys.byteorder)
-    if not nbytes:
-        return {}
-    try:
-        kinds = json.loads(record[8 : 8 + nbytes])
-        form = "=" + "".join(_FORMS[kind] for kind in kinds.values())
-        values = struct.unpack_from(form, record, 8 * (1 - -nbytes // 8))
-    except (ValueError, AttributeError, LookupError, TypeError, struct.error):
-        raise HandleError("the job told of numbers beside a frame that are none") from None
-    return dict(zip(kinds, values, strict=True))
+    found: dict[str, Any] = json.loads(record[8 : 8 + nbytes] or "{}")
+    return found
 
 
 def _load_barrier() -> Callable[[], None]:

@@ -1,4 +1,7 @@
-"""A named window for processes outside the job: its page, its door, its viewers."""
+"""A named window for processes outside the job: its page, its door, its viewers.
+
+This module implements `windows/publisher.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from mpishare.memory.handle import Handle
 from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import path_of
 from mpishare.view.attached import attach
-from mpishare.view.description import MAX_FDS, VERSION, Description, Segment
 from mpishare.view.names import door_name, job_id, listed, visit_mine
-from mpishare.view.page import Page, pack_numbers
+from mpishare.view.page import MAX_FDS, VERSION, Description, Page, Segment, pack_numbers
+from mpishare.view.pool_door import PoolDoor
 from mpishare.view.snapshots import CudaSnapshots, HostSnapshots, Slot
 from mpishare.windows.leases import LET_GO_S
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from mpishare.memory.shared import SharedMemory
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
+    from mpishare.windows.pool_blocks import OwnBlocks
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
@@ -320,3 +324,12 @@ class Publication:
             self._snapshots = None
         self._page = None
         self._held.close()
+
+
+# --- what `windows/publisher.py` declares
+
+publish = Publication
+
+
+def serve_pool(context: NodeContext, key: bytes, blocks: OwnBlocks) -> PoolDoor:
+    return PoolDoor(context.fd_server, key, context.backend, blocks)

@@ -1,32 +1,49 @@
-"""Readers of snapshots outside the job: copies of buffers that were not written meanwhile."""
+"""What a viewer maps and reads: live memory, and frames, which are whole copies of snapshots."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import CudaError, HandleError, format_nbytes
+import numpy as np
+
+from mpishare.errors import CudaError, HandleError, UnsupportedError, format_nbytes
+from mpishare.memory.arguments import ghosts_of
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import whole_pages
-from mpishare.view.frames import Frame
+from mpishare.runtime.preflight import missing
 from mpishare.view.page import Page, load_barrier, unpack_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    import numpy as np
+    from collections.abc import Collection, Mapping, Sequence
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.memory.memory import Memory
-    from mpishare.view.description import Description, Segment
-
-# A snapshot that was overwritten before its copy was over.
-OVERWRITTEN = Frame(0, {}, {})
+    from mpishare.view.page import Description, Segment
 
 
-def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
+def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
+    """Return this process's backend on the first of these GPUs that it sees, else on any.
+
+    Its GPU becomes the current one. Also returns the GPUs that this process does not see. Raises
+    `UnsupportedError` if it sees none, or lacks the packages to use one.
+    """
+    if why := missing():
+        raise UnsupportedError(why)
+    try:
+        from mpishare.backends.cuda import CudaBackend
+        from mpishare.backends.driver import visible_uuids
+    except ImportError as error:
+        raise UnsupportedError(f"CuPy or cuda-bindings cannot be loaded: {error}") from None
+    visible = visible_uuids()
+    ordinal = next((visible.index(uuid) for uuid in uuids if uuid in visible), 0)
+    return CudaBackend(ordinal, f"process {os.getpid()}"), {*uuids} - {*visible}
+
+
+def map_part(fd: int, nbytes: int, offset: int = 0, *, is_writable: bool = False) -> mmap.mmap:
     """Map bytes within the size of a file. Arrays on them keep them mapped."""
     size = os.fstat(fd).st_size
     if size < offset + max(nbytes, 1):
@@ -36,6 +53,74 @@ def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mm
         )
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     return mmap.mmap(fd, max(nbytes, 1), prot=protection, offset=offset)
+
+
+def map_file(segment: Segment, fd: int, *, is_writable: bool) -> Any:
+    """Return a rank's segment on the host as an array on its file."""
+    if not is_writable:
+        return host_array(host_anchor(map_part(fd, segment.layout.nbytes)), segment.layout)
+    # The descriptor may be read-only; a process of the same user may open the file once more.
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        mapping = map_part(again, segment.layout.nbytes, is_writable=True)
+    finally:
+        os.close(again)
+    return host_array(host_anchor(mapping), segment.layout)
+
+
+class Frame:
+    """A snapshot: copies that belong to this process.
+
+    Attributes
+    ----------
+    number : int
+        From 1: the number of calls of each rank to `Window.snapshot`; of frames of the channel.
+    numbers : dict
+        What the ranks gave `Window.snapshot` by name; of the lowest rank that gave the name.
+    """
+
+    def __init__(self, number: int, arrays: dict[int, Any], numbers: dict[str, Any]) -> None:
+        self.number = number
+        self.numbers = numbers
+        self._arrays = arrays
+
+    @property
+    def array(self) -> Any:
+        """The whole window, or the first rank's segment where each rank has one."""
+        return next(iter(self._arrays.values()))
+
+    def segment(self, rank: int) -> Any:
+        """Return that rank's segment; ValueError if it has none."""
+        if rank not in self._arrays:
+            raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
+        return self._arrays[rank]
+
+    def whole(self, dims: Sequence[int], width: Any = 0) -> Any:
+        """Return a new array of the whole of a Cartesian grid, joined from all segments.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            The number of ranks along each axis of the segments, as of ``Create_cart`` of MPI; 1
+            along an axis that is not cut. The ranks lie row by row, as MPI numbers them. Blocks may
+            be of uneven size.
+        width : int, or sequence of int or (low, high)
+            The ghosts of each segment, which are left out: as of `HaloExchange`, but the same on
+            all ranks.
+
+        Raises
+        ------
+        ValueError
+            If the segments do not fit together so.
+        """
+        return _join(self._arrays, dims, width)
+
+    def __repr__(self) -> str:
+        return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
+
+
+# A snapshot that was overwritten before its copy was over.
+OVERWRITTEN = Frame(0, {}, {})
 
 
 class Reader(ABC):
@@ -49,7 +134,7 @@ class Reader(ABC):
 
     def __init__(self, fd: int, window: Description, track: str, checked: Sequence[str]) -> None:
         places = window.places()
-        self._page = Page(map_part(fd, places.page_nbytes(), 0, is_writable=False), places)
+        self._page = Page(map_part(fd, places.page_nbytes()), places)
         self._segments = window.segments
         self._checked = checked
         self._track = track
@@ -148,7 +233,7 @@ class HostReader(Reader):
         self._buffers: dict[int, list[Any]] = {}  # by rank
         for segment, offset in zip(window.segments, offsets, strict=True):
             step = whole_pages(segment.layout.nbytes)
-            mapping = map_part(fd, buffers * step, offset, is_writable=False)
+            mapping = map_part(fd, buffers * step, offset)
             whole = host_anchor(mapping)
             places = [segment.layout._replace(offset=n * step) for n in range(buffers)]
             self._buffers[segment.rank] = [host_array(whole, place) for place in places]
@@ -162,30 +247,29 @@ class CudaReader(Reader):
 
     def __init__(self, fd: int, window: Description, backend: CudaBackend) -> None:
         super().__init__(fd, window, "device", ("begin", "end"))
-        self._backend = backend
+        self.backend = backend
         self._memories: dict[int, Memory] = {}
         self._stream = backend.xp.cuda.Stream(non_blocking=True)
 
-    def map_hidden(self, hidden: Collection[str]) -> str:
-        """Map the buffers on GPUs that this process does not see; return why that is impossible.
+    def why_not_mapped(self, hidden: Collection[str]) -> str:
+        """Map the buffers on the GPUs, some of them hidden; return why that fails, else nothing.
 
-        Without a reason where they do not exist yet, before the first snapshot.
+        They may not exist before the first snapshot: those of visible GPUs can be mapped then.
         """
-        for segment, slot in zip(self._segments, self._page.slots, strict=True):
-            if segment.uuid not in hidden:
-                continue
-            if not slot["has_token"]:
-                return f"{segment.uuid[:12]} is not visible"
-            try:
-                self._buffers_of(segment, slot)
-            except CudaError as error:
-                return str(error).rstrip(".")
+        try:
+            for segment, slot in zip(self._segments, self._page.slots, strict=True):
+                if slot["has_token"]:
+                    self._buffers_of(segment, slot)
+                elif segment.uuid in hidden:
+                    return f"{segment.uuid[:12]} is not visible"
+        except CudaError as error:
+            return str(error).rstrip(".")
         return ""
 
     def _copy(self, place: int) -> dict[int, Any]:
         from mpishare.backends.cuda_streams import on_stream  # imports CuPy
 
-        backend, copies = self._backend, {}
+        backend, copies = self.backend, {}
         backend.make_current()
         with on_stream(self._stream):
             for segment, slot in zip(self._segments, self._page.slots, strict=True):
@@ -206,7 +290,7 @@ class CudaReader(Reader):
         if rank not in self._memories:
             token = slot["token"].tobytes().hex()
             nbytes = self._page.places.buffers * (whole_pages(segment.layout.nbytes) + 8)
-            self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
+            self._memories[rank] = self.backend.open(token, nbytes, segment.uuid)
         return self._memories[rank]
 
     def close(self, than: int | None) -> None:
@@ -214,3 +298,42 @@ class CudaReader(Reader):
         for memory in self._memories.values():
             memory.close()
         self._memories = {}
+
+
+# --- the whole of a grid
+
+
+def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
+    axes = {array.ndim for array in segments.values()}
+    if math.prod(dims) != len(segments) or axes != {len(dims)}:
+        raise ValueError(
+            f"whole failed: dims {tuple(dims)} do not fit {len(segments)} segments of "
+            f"{sorted(axes)} axes: give the number of ranks along each axis, 1 for one that is not "
+            "cut"
+        )
+    ghosts = ghosts_of(width, len(dims))
+    if ghosts is None:
+        raise ValueError(
+            f"whole failed: width={width!r} must be an int, or for each of {len(dims)} axes an int "
+            "or a pair (low, high), none of them negative"
+        )
+    blocks = [_owned(rank, segment, ghosts) for rank, segment in segments.items()]
+    try:
+        for axis in reversed(range(len(dims))):  # the last axis of the grid first: row by row
+            count = dims[axis]
+            rows = [blocks[i : i + count] for i in range(0, len(blocks), count)]
+            blocks = [np.concatenate(row, axis) for row in rows]  # CuPy's where the blocks are
+    except ValueError as error:
+        raise ValueError(
+            f"whole failed: the segments do not fit together as {tuple(dims)}: {error}"
+        ) from None
+    return blocks[0] if dims else blocks[0].copy()
+
+
+def _owned(rank: int, segment: Any, ghosts: Sequence[tuple[int, int]]) -> Any:
+    axes = list(zip(ghosts, segment.shape, strict=True))
+    if any(low + high > extent for (low, high), extent in axes):
+        raise ValueError(
+            f"whole failed: the segment of rank {rank}, {segment.shape}, is all ghosts"
+        )
+    return segment[tuple(slice(low, extent - high) for (low, high), extent in axes)]

@@ -271,7 +271,7 @@ class Window(Epochs, NodeObject):
             As of `fence`.
         **numbers : int, float or bool
             What the viewer finds beside the frame in `Frame.numbers`: the time, the step. Names may
-            differ from call to call; names and numbers together take at most 488 bytes.
+            differ from call to call; names and numbers together take at most 992 bytes as text.
 
         Raises
         ------

@@ -100,8 +100,8 @@ def test_numbers_beside_a_frame(node, view):
     for wrong in ("text", [1], None):
         with pytest.raises(TypeError, match=r"numbers: snapshot failed: phase=.* is no number"):
             window.snapshot(phase=wrong)
-    with pytest.raises(ValueError, match=r"take \d+ bytes, of 488"):
-        window.snapshot(**{f"number_{i}": i for i in range(50)})
+    with pytest.raises(ValueError, match=r"take \d+ bytes as text, of 992"):
+        window.snapshot(**{f"number_{i}": i for i in range(99)})
     assert view("there.latest().numbers") == expected
     window.snapshot(other=2.5)
     assert view("(lambda f: [f.number, f.numbers])(there.latest())") == [6, {"other": 2.5}]
