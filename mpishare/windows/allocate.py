@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -20,7 +21,7 @@ from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.segment import open_memory
-from mpishare.windows.undo import undoing
+from mpishare.windows.undo import meet_in, undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publisher import Publication, Publisher
-    from mpishare.windows.undo import Undo
+
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
 """One memory of a rank: the segments that lie in it, by the places of their windows in a call."""
@@ -124,8 +125,8 @@ def make_windows(
     in place of its epochs: then it has so many `words` at least.
     """
     layouts, handles, memories = ([dict[int, Any]() for _ in range(count)] for _ in range(3))
-    with ranges.span(call), undoing(context, call) as undo:
-        shared = _share_memory(context, call, lots, sources, undo)
+    with ranges.span(call), undoing(context, call) as undo, ExitStack() as offered:
+        shared = _share_memory(context, call, lots, sources, undo, offered)
         for rank, each in enumerate(shared):
             for lot, (handle, memory) in zip(lots[rank], each, strict=True):
                 one, parts = _parts(lot, handle, memory)
@@ -137,7 +138,7 @@ def make_windows(
         publisher: Publisher = context.publisher
         if name is not None:
             publication = publisher.publish(context, call, name, layouts[0], handles[0])
-            undo.local.callback(publication.discard)
+            undo.callback(publication.discard)
         words = max(words, epoch_counters(context.size))
         counters = [context.take_counters(call, words) for _ in layouts]
     return [
@@ -164,9 +165,13 @@ def _share_memory(
     call: str,
     lots: Sequence[Sequence[Lot]],
     sources: Sequence[Source],
-    undo: Undo,
+    undo: ExitStack,
+    offered: ExitStack,
 ) -> list[list[tuple[str, Memory]]]:
-    """Return the handle and the memory of each lot of each rank. Collective."""
+    """Return the handle and the memory of each lot of each rank. Collective.
+
+    Others open memory until the end of `offered`.
+    """
 
     def offer() -> tuple[list[Memory], list[str]]:
         mine = lots[context.rank]
@@ -176,54 +181,56 @@ def _share_memory(
         elif any(each.values is not None for each in sources):
             context.synchronize(None, call)
         pairs = zip(mine, made, strict=True)
-        return made, [_publish(context, *pair, sources, undo) for pair in pairs]
+        return made, [_publish(context, *pair, sources, offered) for pair in pairs]
 
     def open_others() -> tuple[Mapping[int, list[Memory]], None]:
         memories: dict[int, list[Memory]] = defaultdict(list, {context.rank: made})
         for rank in context.agreement.others:
             for packed in handles[rank]:
                 memory = open_memory(context, Handle.unpack(packed), rank)
-                undo.opened.callback(memory.close)
+                undo.callback(memory.close)
                 memories[rank].append(memory)
         return memories, None
 
     step = partial(context.agreement.step_keeping, call)
     made, handles = step(offer)
+    meet_in(undo, context, call)
     memories, _ = step(open_others)
     return [[*zip(handles[r], memories[r], strict=True)] for r in range(context.size)]
 
 
 def _make(
-    context: NodeContext, call: str, lot: Lot, sources: Sequence[Source], undo: Undo
+    context: NodeContext, call: str, lot: Lot, sources: Sequence[Source], undo: ExitStack
 ) -> Memory:
     """Return the memory of a lot: new and filled, or that of an array in place."""
     exported = sources[next(iter(lot))].exported
     if exported is not None:
-        undo.made.callback(exported.memory.close)
         return exported.memory
     spans = _spans(lot)
     try:
         memory = context.backend.allocate(sum(spans[-1]))
     except UnsupportedError as error:
         raise UnsupportedError(f"{call} failed: {error}") from error
-    undo.made.callback(memory.close)
+    undo.callback(memory.close)
     for (n, layout), (begin, _) in zip(lot.items(), spans, strict=True):
         values = sources[n].values
         if values is not None and layout.nbytes:
             is_host = isinstance(values, np.ndarray)
-            view = memory.view(layout._replace(offset=begin))
-            view[...] = context.backend.xp.asarray(values) if is_host else values
+            # No name holds the array: it would keep the memory of a call that fails here.
+            memory.view(layout._replace(offset=begin))[...] = (
+                context.backend.xp.asarray(values) if is_host else values
+            )
     return memory
 
 
 def _publish(
-    context: NodeContext, lot: Lot, memory: Memory, sources: Sequence[Source], undo: Undo
+    context: NodeContext, lot: Lot, memory: Memory, sources: Sequence[Source], offered: ExitStack
 ) -> str:
     given = sources[next(iter(lot))].exported
     if given is not None:
         return context.handle(given.token, given.offset, memory.nbytes, given.capacity, given.kind)
     token = context.backend.publish(memory)
-    undo.lent.callback(context.backend.retract, token)
+    offered.callback(context.backend.retract, token)
     return context.handle(token, 0, sum(_spans(lot)[-1]), memory.nbytes)
 
 

@@ -25,10 +25,11 @@ from mpishare.windows.arguments import (
 from mpishare.windows.deal import DealtGet, DealtPut
 from mpishare.windows.publisher import MOST_LAG
 from mpishare.windows.slots import WORDS, Block, Get, Put, Ring, free_at
-from mpishare.windows.undo import Undo, undoing
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import ExitStack
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
@@ -114,7 +115,7 @@ class Channel(NodeObject):
         with undoing(context, call) as undo:
             mine = Source(segments[owner]) if context.rank == owner else None
             window = make_window(context, call, segments, owner, mine, words=words, is_part=True)
-            undo.made.callback(window.close)
+            undo.callback(window.close)
             publication = None if name is None else _publish(context, call, window, same, undo)
         number = context.next_number("channel")
         self.name = window.name = publication.name if publication else f"channel {number}"
@@ -376,11 +377,11 @@ def _forbid_writing(slots: Sequence[Any]) -> None:
 
 
 def _publish(
-    context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: Undo
+    context: NodeContext, call: str, window: Window, same: dict[str, Any], undo: ExitStack
 ) -> Publication:
     """Let processes outside the job attach to the frames."""
     segments = {same["producer"]: ArrayLayout(window.shape[1:], window.dtype)}
     publisher: Publisher = context.publisher
     publication = publisher.publish(context, call, same["name"], segments, {}, same["lag"])
-    undo.local.callback(publication.discard)
+    undo.callback(publication.discard)
     return publication

@@ -16,7 +16,7 @@ from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.arguments import agree, owner_of, receivers
-from mpishare.windows.undo import undoing
+from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,17 +62,18 @@ class Event(NodeObject):
                 if context.rank != source:
                     return [], []
                 events, tokens = backend.events(_EVENTS)
-                undo.made.callback(backend.close_events, events)
+                undo.callback(backend.close_events, events)
                 return events, tokens
 
             def open_them() -> tuple[list[Any], None]:
                 if context.rank not in ranks:
                     return made, None
                 events = backend.open_events(tokens[source])
-                undo.opened.callback(backend.close_events, events)
+                undo.callback(backend.close_events, events)
                 return events, None
 
             made, tokens = context.agreement.step_keeping(call, create)
+            meet_in(undo, context, call)
             events, _ = context.agreement.step_keeping(call, open_them)
             counters = context.take_counters(call, SLOT_WORDS * context.size)
         self.name = f"event {context.next_number('event')}"

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
-from mpishare.windows.undo import undoing
+from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,11 +78,11 @@ class Pool(NodeObject):
         def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
             return context.agreement.step_keeping(call, partial(_supported, call, work))
 
-        with ranges.span(call), undoing(context, call) as undo:
+        with ranges.span(call), undoing(context, call) as undo, ExitStack() as offered:
             table_nbytes = BlockTable.nbytes_for(context.size)
             steps = partial(context.agreement.step_keeping, call)
             words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)
-            undo.local.callback(words.close)
+            undo.callback(words.close)
             if not is_owner:
                 words.close_file()  # its owner reserves the pages
             table = BlockTable(words, context.rank, context.size, context.memory_barrier)
@@ -90,20 +91,20 @@ class Pool(NodeObject):
                 if not is_owner:
                     return None, []
                 memory = backend.create_pool(nbytes)
-                undo.made.callback(memory.close)
+                undo.callback(memory.close)
                 fd = memory.export()
-                undo.lent.callback(os.close, fd)
+                offered.callback(os.close, fd)
                 lent = context.fd_server.offer_fd(fd)
-                undo.lent.callback(context.fd_server.withdraw, lent)
+                offered.callback(context.fd_server.withdraw, lent)
                 block = memory.allocate(1, stream)  # for the other ranks to try
-                undo.lent.callback(memory.free, [(block, 1, stream)])
+                offered.callback(memory.free, [(block, 1, stream)])
                 # The proof that a handle is of this pool: the ranks have the key, and the door
                 # gives it to processes of this user alone.
                 secret = os.urandom(32)
                 blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
                 publisher: Publisher = context.publisher
                 door = publisher.serve_pool(context, secret, blocks)
-                undo.local.callback(door.close)
+                undo.callback(door.close)
                 token = memory.publish(block)
                 return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
 
@@ -111,13 +112,14 @@ class Pool(NodeObject):
                 if made is not None:
                     return made, None
                 fd = fetch_fd(own, lent, context.agreement.timeout_s)
-                undo.lent.callback(os.close, fd)
+                offered.callback(os.close, fd)
                 memory = backend.import_pool(fd)
-                undo.opened.callback(memory.close)
+                undo.callback(memory.close)
                 memory.let_go(memory.open(bytes.fromhex(token), 1))
                 return (OpenBlocks(backend, memory, table), None), None
 
             made, replies = step(create)
+            meet_in(undo, context, call)
             lent, token, key, address = replies[own]
             (blocks, door), _ = step(import_it)
         self.name = f"pool {context.next_number('pool')}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +16,9 @@ from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
 from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.segment import WindowPart
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mpishare.memory.memory import Shape
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.window import Window
@@ -27,27 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.window")
 
 _ON_GPU = (2, 13)  # DLPack's device types kDLCUDA and kDLCUDAManaged
-
-
-@contextmanager
-def sources() -> Iterator[list[Source]]:
-    """Hold this rank's sources while they are shared; after an error release their memory."""
-    mine: list[Source] = []
-    try:
-        yield mine
-    except BaseException:
-        let_go(mine)
-        raise
-    for source in mine:
-        if source.exported is not None:
-            source.exported.retract()
-
-
-def let_go(mine: list[Source]) -> None:
-    for source in mine:
-        if source.exported is not None:
-            source.exported.retract()
-            source.exported.memory.close()
 
 
 def share(
@@ -65,18 +43,20 @@ def share(
     Where it `is_each`, of an array of each rank; see `Node.share_each`.
     """
     call = "Node.share_each" if is_each else "Node.share"
-    with sources() as mine:
+    mine: list[Source] = []
+    with undoing(context, call) as undo, ExitStack() as offered:
 
         def inspect() -> tuple[dict[str, Any], list[Any] | None]:
             same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
             if is_each:
-                mine.append(inspect_source(context, call, source, copy))
+                mine.append(inspect_source(context, call, source, copy, undo, offered))
                 return same | {"dtype": str(mine[0].layout.dtype)}, mine[0].layout.pack()
             same["owner"] = owner_of(context, call, owner)
             same["readonly"] = require_bool(f"{call} failed: ", "readonly", readonly)
             if context.rank != same["owner"]:
                 return same, None
-            mine.append(inspect_source(context, call, source, copy, readonly=readonly))
+            own = inspect_source(context, call, source, copy, undo, offered, readonly=readonly)
+            mine.append(own)
             return same, mine[0].layout.pack()
 
         same, replies = agree(context, call, inspect)
@@ -102,11 +82,16 @@ def inspect_source(
     call: str,
     source: Any,
     copy: bool | None,
+    undo: ExitStack,
+    offered: ExitStack,
     place: str = "",
     *,
     readonly: bool = False,
 ) -> Source:
-    """Return this rank's source, at a `place` among others; or raise why it cannot be shared."""
+    """Return this rank's source, at a `place` among others; or raise why it cannot be shared.
+
+    Memory in place is closed by `undo`; other ranks can open it until the end of `offered`.
+    """
     what = call + place
     array = _as_array(context, what, source() if callable(source) else source)
     layout = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
@@ -121,6 +106,8 @@ def inspect_source(
         return Source(copied, array)
     given = _export(context, array, copy)
     if isinstance(given, Exported):
+        undo.callback(given.memory.close)
+        offered.callback(given.retract)
         return Source(layout._replace(strides=tuple(array.strides)), array, given)
     if copy is False:
         raise UnsupportedError(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.memory.arguments import require_bool
 from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.allocate import make_windows
 from mpishare.windows.arguments import agree, owner_of
-from mpishare.windows.share import address_of, check_copy, inspect_source, let_go, sources
+from mpishare.windows.share import address_of, check_copy, inspect_source
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +31,8 @@ _ARRAYS = "__array__", "__cuda_array_interface__", "__dlpack__"
 
 def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly: Any) -> Any:
     """Make windows of a tree of arrays that one rank has. Collective; see `Node.share_all`."""
-    with sources() as mine:
+    mine: list[Source] = []
+    with undoing(context, _CALL) as undo, ExitStack() as offered:
 
         def inspect() -> tuple[dict[str, Any], list[Any]]:
             rank = owner_of(context, _CALL, owner)
@@ -39,7 +43,9 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly
             }
             if context.rank != rank:
                 return same, []
-            leaves = _Leaves(context, copy, mine, readonly=readonly)
+            inspect_leaf = partial(inspect_source, context, _CALL, copy=copy, readonly=readonly)
+            inspect_leaf = partial(inspect_leaf, undo=undo, offered=offered)
+            leaves = _Leaves(inspect_leaf, mine)
             packed = pack(source() if callable(source) else source, leaves.add, "source")
             return same, [packed, *leaves.describe()]
 
@@ -58,10 +64,8 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly
 class _Leaves:
     """The arrays of this rank's tree, each once."""
 
-    def __init__(
-        self, context: NodeContext, copy: bool | None, sources: list[Source], *, readonly: bool
-    ) -> None:
-        self._context, self._copy, self._readonly = context, copy, readonly
+    def __init__(self, inspect: Callable[..., Source], sources: list[Source]) -> None:
+        self._inspect = inspect
         self._numbers: dict[Any, int] = {}
         self._sources = sources
 
@@ -73,17 +77,15 @@ class _Leaves:
                 f"{_CALL}{place} failed: {type(leaf).__name__} {str(leaf)[:40]!r} is not an array. "
                 "Wrap numbers in numpy.array, and leave out what is not to be shared."
             )
-        source = inspect_source(
-            self._context, _CALL, leaf, self._copy, place, readonly=self._readonly
-        )
+        source = self._inspect(leaf, place=place)
         array = source.values
         key = address_of(array), array.shape, array.strides, array.dtype
         number = self._numbers.get(key) if array.size else None
         if number is None:
             self._numbers[key] = number = len(self._sources)
             self._sources.append(source)
-        else:
-            let_go([source])
+        elif source.exported is not None:
+            source.exported.memory.close()
         return number
 
     def describe(self) -> tuple[list[Any], list[int]]:
