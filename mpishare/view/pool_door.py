@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.windows.leases import LET_GO_S
+from mpishare.windows.publisher import DETACH_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mpishare.windows.pool_blocks import OwnBlocks
 
 # Version of the messages of this door, and of handles.
-VERSION = 1
+VERSION = 2
 
 MOST_OPENERS = 256
 
@@ -68,7 +68,7 @@ class PoolDoor:
         """
         if self._has_gpu and not self._is_ended:
             self._is_ended = True
-            self._opening.end_leases(LET_GO_S)
+            self._opening.end_leases(DETACH_S)
         return not self._has_gpu or not self.openers
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from mpishare.view.names import door_name, job_id, listed, visit_mine
 from mpishare.view.page import MAX_FDS, VERSION, Description, Page, Segment, pack_numbers
 from mpishare.view.pool_door import PoolDoor
 from mpishare.view.snapshots import CudaSnapshots, HostSnapshots, Slot
-from mpishare.windows.leases import LET_GO_S
+from mpishare.windows.publisher import DETACH_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -312,7 +312,7 @@ class Publication:
         elif self._is_ended:
             viewers = opening.leases("maps")
         else:
-            viewers = opening.end_leases(LET_GO_S, "maps")
+            viewers = opening.end_leases(DETACH_S, "maps")
             self._is_ended = True
         if not viewers:
             self.abandon()

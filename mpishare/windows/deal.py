@@ -55,7 +55,7 @@ class DealtPut(Put):
         return self._arrays[self._slot]
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if kind is not None or not self.is_open or self._agreement.is_forked:
+        if kind is not None or not self.is_open:
             super().__exit__(kind, error, trace)
             return
         try:

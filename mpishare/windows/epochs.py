@@ -48,20 +48,9 @@ class CounterOp:
         self.signals: Signals | None = None
 
     def count(self) -> None:
-        """Count a call, of all its ranks or, where a signal interrupts it, of none.
-
-        Such a call may be repeated, with the same effect: Python looks for signals at the end of a
-        pass of a loop and of a call of C, but neither in the assignment nor until the window has
-        stored that the call was made.
-        """
-        ranks = self.ranks
-        if len(ranks) == 1:
-            self.counts[ranks[0]] += 1
-        else:
-            counts = self.counts.copy()
-            for rank in ranks:
-                counts[rank] += 1
-            self.counts[:] = counts
+        """Count a call that was made."""
+        for rank in self.ranks:
+            self.counts[rank] += 1
 
 
 @lru_cache
@@ -103,16 +92,9 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
-        # Functions, not methods: a dropped object would live until a collection of cycles. They
-        # raise the counters of an operation to the counts of its next call, or wait for these.
-        self._write: Callable[[Epochs, CounterOp, Any], None]
-        self._await: Callable[[Epochs, CounterOp, Any], None]
-        if self._has_streams:  # there a wait costs the host as much as a write
-            self._write = self._await = Epochs._enqueue
-            radix = 2 if self._size > FLAT_RANKS else self._size
-        else:
-            self._write, self._await = Epochs._store, Epochs._poll
-            radix = RADIX
+        # On streams a wait costs the host as much as a write.
+        on_streams = 2 if self._size > FLAT_RANKS else self._size
+        radix = on_streams if self._has_streams else RADIX
         self._epoch = 0
         self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix)
         self._operations = len(self._rounds) + len(self._waits)
@@ -159,9 +141,8 @@ class Epochs:
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
-            # Read anew each time: a signal handler may have closed the window and the node.
             while (slot := self._meet(epoch)) >= 0:
-                self._wait("fence", lambda: self._behind(epoch, slot))
+                self._wait_on_host(f"{self.name}: fence", lambda: self._behind(epoch, slot))
         self._epoch = epoch
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:
@@ -205,7 +186,7 @@ class Epochs:
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
                 "still open. Call wait() first."
             )
-        self._write(self, group.post, stream)
+        self._write(group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
@@ -238,7 +219,7 @@ class Epochs:
                 f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
                 "still open. Call complete() first."
             )
-        self._await(self, group.start, stream)
+        self._await(group.start, stream)
         self._access = group
 
     def complete(self, stream: Stream | None = None) -> None:
@@ -259,7 +240,7 @@ class Epochs:
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
         group = self._access
-        self._write(self, group.complete, stream)
+        self._write(group.complete, stream)
         self._access = None
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -280,7 +261,7 @@ class Epochs:
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
         group = self._exposure
-        self._await(self, group.wait, stream)
+        self._await(group.wait, stream)
         self._exposure = None
 
     # --- counters, on streams or by the host itself
@@ -296,7 +277,10 @@ class Epochs:
             chain.leave()
         op.count()
 
-    def _store(self, op: CounterOp, stream: Any) -> None:
+    def _write(self, op: CounterOp, stream: Any) -> None:
+        if self._has_streams:
+            self._enqueue(op, stream)
+            return
         if stream is not None:
             handle_of(stream)
         view, counts = self._view, op.counts
@@ -305,7 +289,10 @@ class Epochs:
             view[slot] = counts[rank] + 1
         op.count()
 
-    def _poll(self, op: CounterOp, stream: Any) -> None:
+    def _await(self, op: CounterOp, stream: Any) -> None:
+        if self._has_streams:
+            self._enqueue(op, stream)
+            return
         if stream is not None:
             handle_of(stream)
         view, counts = self._view, op.counts
@@ -316,19 +303,12 @@ class Epochs:
             while view[slot] < value:
                 spins += 1
                 if spins > SPINS:
-                    self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
+                    call = f"{self.name}: {op.call}"
+                    self._wait_on_host(call, lambda: [r for r, s, v in waits if view[s] < v])
                 elif not spins % self._spins_per_yield:
                     yield_core()
         self._memory_barrier()
         op.count()
-
-    def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
-        def still_pending() -> list[int]:
-            if not self._view:  # a handler of a signal has closed the object, or left the node
-                self._check()
-            return pending()
-
-        self._wait_on_host(f"{self.name}: {call}", still_pending)
 
     def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
         address = self._counters.address

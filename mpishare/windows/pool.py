@@ -25,9 +25,9 @@ from mpishare.memory.memory import ArrayLayout
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
-from mpishare.windows.leases import warn_if_kept
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
+from mpishare.windows.publisher import warn_if_kept
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:

@@ -10,28 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
-import struct
 from typing import Any
 
 from mpishare.errors import HandleError
-from mpishare.memory import dtypes
-from mpishare.memory.block_table import MAX_BLOCKS
 from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.pool_blocks import Block
 
 _DIGEST_NBYTES = 16
 _ADDRESS = re.compile(rb"(mpishare/\d{1,10}/pool/[\w-]{6})\0")
-_HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
 
 
 def pack(key: bytes, address: str, block: Block, token: bytes, layout: ArrayLayout) -> bytes:
     """Return a handle: a digest, the address of the door, and the description of the array."""
-    shape, ndim = layout.shape, len(layout.shape)
-    head = block.nbytes, block.slot, block.generation, layout.offset, ndim, len(token)
-    extents = struct.pack(f"<{2 * ndim}q", *shape, *(layout.strides or ()))
-    text = dtypes.dump(layout.dtype).encode()
-    body = address.encode() + b"\0" + _HEAD.pack(*head) + extents + token + text
+    facts = block.nbytes, block.slot, block.generation, token.hex(), layout.pack()
+    body = f"{address}\0{json.dumps(facts)}".encode()
     return _digest(key, body) + body
 
 
@@ -52,25 +46,8 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, ArrayLayout]:
             "the handle is of another pool or of another job, or was damaged on its way: its "
             "digest does not match"
         )
-    body = body.partition(b"\0")[2]
-    try:
-        nbytes, slot, generation, offset, ndim, token_nbytes = _HEAD.unpack_from(body)
-        extents = struct.unpack_from(f"<{2 * ndim}q", body, _HEAD.size)
-        begin = _HEAD.size + 16 * ndim
-        token, text = body[begin : begin + token_nbytes], body[begin + token_nbytes :].decode()
-    except (struct.error, UnicodeDecodeError):
-        raise HandleError("the handle is too short") from None
-    layout = ArrayLayout(extents[:ndim], dtypes.load(text), extents[ndim:], offset)
-    is_right = (
-        0 <= slot < MAX_BLOCKS
-        and generation > 0
-        and generation % 2
-        and dtypes.can_be_array(layout.shape, layout.dtype.itemsize)
-        and layout.is_inside(nbytes)
-    )
-    if not is_right:
-        raise HandleError("the handle is of an array that cannot be in a pool")
-    return Block(0, nbytes, slot, generation, token), layout
+    nbytes, slot, generation, token, layout = json.loads(body.partition(b"\0")[2])
+    return Block(0, nbytes, slot, generation, bytes.fromhex(token)), ArrayLayout.unpack(layout)
 
 
 def _raw(handle: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What windows, channels and pools call to serve processes outside the job.
+"""What windows, channels and pools call to serve processes outside the job, and say of these.
 
 `mpishare.view`, above them, implements it, and `Node` hands it in by `NodeContext.publisher`.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mpishare.memory.memory import ArrayLayout
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
     from mpishare.windows.pool_blocks import OwnBlocks
 
+# The time that closing a window or a pool leaves to processes that map its memory on a GPU.
+DETACH_S = 3.0
 MOST_LAG = 1 << 12  # frames that a viewer of a channel may be behind
 _NONE: Mapping[str, Any] = {}
 
@@ -58,3 +60,16 @@ class Publisher(Protocol):
         lag: int = 0,
     ) -> Publication: ...
     def serve_pool(self, context: NodeContext, key: bytes, blocks: OwnBlocks) -> PoolServer: ...
+
+
+def warn_if_kept(
+    context: NodeContext, name: str, visitors: Sequence[int], *, is_held: bool, stacklevel: int
+) -> None:
+    """Warn that memory stays, for processes outside the job or for arrays of this rank."""
+    if visitors:
+        why = f"processes {visitors} outside the job map it: its memory is kept"
+        context.warn(f"{name} was closed while {why}", stacklevel + 1)
+    # At the end of a node's block its arrays still have their names in the program.
+    if is_held and not context.is_closing:
+        why = "arrays of it are held: its memory stays mapped until they are gone"
+        context.warn(f"{name} was closed while {why}", stacklevel + 1)

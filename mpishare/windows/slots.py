@@ -181,8 +181,6 @@ class Put(Block):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         was_open, self.is_open = self.is_open, False
-        if self._agreement.is_forked:
-            return  # the slot is still its parent's
         if kind is not None:
             self._chain.leave()  # without a signal
             return
@@ -245,8 +243,6 @@ class Get(Block):
         if not self.is_open:
             return  # the channel was closed in its block
         self.is_open = False
-        if self._agreement.is_forked:
-            return
         number = self._count + 1
         if self._has_streams:
             self._write_on_stream(number)

@@ -15,7 +15,7 @@ from mpishare.memory.handle import Handle
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.epochs import Epochs
-from mpishare.windows.leases import warn_if_kept
+from mpishare.windows.publisher import warn_if_kept
 from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:

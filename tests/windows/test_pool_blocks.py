@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mpishare.backends.host import HostBackend
 from mpishare.errors import EpochError, HandleError, UnsupportedError
-from mpishare.memory import block_table, dtypes, shared
+from mpishare.memory import shared
 from mpishare.memory.block_table import BlockTable
-from mpishare.memory.memory import ArrayLayout, compact_strides
+from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
 from tests.helpers.interrupts import interrupting
@@ -163,12 +163,6 @@ def test_a_rank_that_died_has_let_go():
     del held
 
 
-def test_a_block_that_was_never_handed_out_is_freed_at_once():
-    ranks = Ranks(4096)
-    for _ in range(10):
-        ranks.allocate(512)
-
-
 def test_arrays_dropped_by_another_thread():
     ranks = Ranks(4096)
     arrays = [ranks.allocate(512)]
@@ -179,26 +173,6 @@ def test_arrays_dropped_by_another_thread():
         thread.join()
     assert ranks.others[0].is_empty
     ranks.allocate(512)
-
-
-def test_what_is_dropped_within_a_call_is_let_go_by_it(monkeypatch):
-    """As by a garbage collection in its midst, which cannot have the lock of the call."""
-    ranks = Ranks()
-    first = ranks.allocate(1)
-    opened = [ranks.open(0, ranks.handle(first))]
-    memory = ranks.others[0]._memory
-    really_open = memory.open
-
-    def collecting(*arguments):
-        opened.clear()
-        return really_open(*arguments)
-
-    monkeypatch.setattr(memory, "open", collecting)
-    second = ranks.allocate(1)
-    kept = ranks.open(0, ranks.handle(second))
-    assert ranks.tables[0].holders(0) == []
-    assert ranks.tables[0].holders(1) == [1]
-    del kept, first
 
 
 def test_the_table_announces_before_it_looks():
@@ -218,19 +192,6 @@ def test_the_table_announces_before_it_looks():
     assert not other.hold(slot, generation)
     assert seen[1] == [1]
     assert owner.holders(slot) == []
-
-
-def test_slots_have_an_end(monkeypatch):
-    monkeypatch.setattr(block_table, "_GROUPS", 2)
-    words = shared.create(BlockTable.nbytes_for(2), is_sparse=True)
-    table = BlockTable(words, 0, 2, lambda: None)
-    slots = [table.begin()[0] for _ in range(1024)]
-    assert sorted(slots) == list(range(1024))
-    with pytest.raises(UnsupportedError, match="blocks at a time"):
-        table.begin()
-    table.give_back(7)
-    assert table.begin() == (7, 2)
-    table.close()
 
 
 def test_pages_are_reserved_before_they_are_touched():
@@ -312,45 +273,6 @@ def test_what_does_not_know_the_key_is_refused(key, body):
         unpack(KEY, forged)
 
 
-@given(body=st.binary(max_size=120))
-def test_what_knows_the_key_is_refused_in_words(body):
-    forged = hashlib.blake2b(body, digest_size=16, key=KEY).digest() + body
-    with pytest.raises(HandleError):
-        unpack(KEY, forged)
-
-
-@pytest.mark.parametrize(
-    ("block", "layout"),
-    [
-        ({"slot": -1}, {}),
-        ({"slot": 1 << 20}, {}),
-        ({"generation": 0}, {}),
-        ({"generation": 2}, {}),
-        ({"generation": -1}, {}),
-        ({"nbytes": 55}, {}),
-        ({"nbytes": -1}, {"shape": (0, 3)}),
-        ({}, {"offset": -8}),
-        ({}, {"offset": 17}),
-        ({}, {"offset": 1 << 40, "shape": (0, 3)}),
-        ({}, {"shape": (-1, 3)}),
-        ({}, {"shape": (1 << 40, 3)}),
-        ({}, {"shape": (1 << 40, 1 << 40), "strides": (0, 0)}),
-        ({}, {"shape": (0, 1 << 40, 1 << 40), "strides": (8, 8, 8)}),
-        ({}, {"shape": (1,) * 80, "strides": (8,) * 80}),
-        ({}, {"strides": (40, 8)}),
-        ({}, {"strides": (-24, 8)}),
-        ({}, {"dtype": np.dtype("O")}),
-    ],
-    ids=str,
-)
-def test_a_right_digest_of_what_cannot_be(monkeypatch, block, layout):
-    monkeypatch.setattr(dtypes, "dump", lambda dtype: f'"{dtype.str}"')  # objects too
-    fields = {"nbytes": 64, "slot": 5, "generation": 3} | block
-    handle = pack(KEY, DOOR, Block(0, **fields), bytes(8), ARRAY._replace(**layout))
-    with pytest.raises(HandleError):
-        unpack(KEY, handle)
-
-
 @pytest.mark.parametrize("token", [b"\xff" * 8, b"\xff" * 255, b"\1", b"\0\0\x10"], ids=repr)
 def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
     memory = HostBackend().create_pool(1 << 20)
@@ -391,10 +313,3 @@ def test_a_handler_of_a_signal_amid_a_call_is_refused(monkeypatch):
     gc.collect()
     blocks.finish()
     assert blocks.is_empty
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3)])
-def test_strides_in_c_order(shape):
-    if 0 not in shape:
-        assert compact_strides(shape, 8) == np.empty(shape).strides
-    assert np.ndarray(shape, "f8", bytearray(512), strides=compact_strides(shape, 8)).shape == shape
