@@ -75,11 +75,6 @@ def test_a_shape_may_be_an_array(node):
     assert node.allocate(np.array(4)).shape == (4,)
 
 
-def test_a_long_name_is_shortened_in_its_error(node):
-    with pytest.raises(ValueError, match=r"^Node\.allocate failed: 'x{76}\.\.\. is not a name"):
-        node.allocate(1, name="x" * 5000)
-
-
 def test_more_than_the_machine_has_is_no_matter_of_its_folder(host_node):
     """The rank that allocates names the call, as the others do."""
     with pytest.raises((UnsupportedError, PeerError), match=r"^Node\.allocate failed") as caught:

@@ -5,8 +5,6 @@ import time
 import pytest
 
 from mpishare import EpochError, MismatchError, PeerError
-from mpishare.windows.slots import ASKED
-from tests.helpers.latch import within
 
 TWO, THREE = pytest.mark.ranks(min=2), pytest.mark.ranks(min=3)
 
@@ -15,12 +13,6 @@ def deal(channel, values):
     for value in values:
         with channel.put() as slot:
             slot[...] = value
-
-
-def all_ask(channel):
-    view, end = channel._counters.view, channel._sending
-    pairs = zip(end._begins, end._dealt, strict=True)
-    return all(view[at + ASKED] > dealt for at, dealt in pairs)
 
 
 @TWO
@@ -46,28 +38,6 @@ def test_every_frame_reaches_one_consumer_in_order(node, slots, last):
     assert found == sorted(found)
     told = node.comm.allgather(found)
     assert sorted(value for values in told for value in values) == list(range(500))
-
-
-@THREE
-def test_consumers_that_ask_take_turns(node):
-    """All have asked before each frame."""
-    rounds, channel = 10, node.channel(1, "i8", deal=True)
-    found = []
-    if node.rank == channel.producer:
-        for value in range(rounds * len(channel.consumers)):
-            deal(channel, [value])
-            node.comm.recv(tag=4)  # it has been read, and its consumer asks again at once
-            assert within(20, lambda: all_ask(channel))
-        channel.end()
-    else:
-        if node.rank == 2:
-            time.sleep(0.01)
-        for slot in channel:
-            found.append(int(slot[0]))
-            node.comm.send(None, channel.producer, tag=4)
-    told = node.comm.allgather(found)
-    for rank in channel.consumers:
-        assert abs(len(told[rank]) - rounds) <= 1
 
 
 @THREE
@@ -140,33 +110,13 @@ def test_a_frame_that_nobody_can_take_is_an_error(node):
 def test_a_producer_whose_consumers_all_wait_for_it_is_a_deadlock(node):
     """The rank that sees it first tells the others."""
     channel = node.channel(4, "i8", deal=True)
-    waits = node.barrier if channel._receiving else lambda: deal(channel, [1])
+    is_producer = node.rank == channel.producer
+    waits = (lambda: deal(channel, [1])) if is_producer else node.barrier
     with pytest.raises(
         (MismatchError, PeerError), match=r"wait for each other: .* A put waits"
     ) as caught:
         waits()
     assert MismatchError in node.comm.allgather(caught.type)
-
-
-@TWO
-def test_an_interrupt_behind_a_frame_that_is_sent_loses_none(node, monkeypatch):
-    """It comes while the frame is copied for viewers."""
-    channel, found = node.channel(1, "i8", deal=True, slots=2, name="interrupted"), []
-    if node.rank == channel.producer:
-        for value in range(20):
-            with monkeypatch.context() as patched:
-                patched.setattr(channel._window._publication, "take", interrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    deal(channel, [value])
-        channel.end()
-    else:
-        found = [int(slot[0]) for slot in channel]
-    told = node.comm.allgather(found)
-    assert sorted(value for values in told for value in values) == list(range(20))
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 @TWO

@@ -1,18 +1,14 @@
 """Order by counters: fences and pairs. The producer is held; without the wait each check fails."""
 
 import random
-import signal
 import time
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from mpishare import EpochError
 from mpishare.windows import epochs
-from mpishare.windows.epochs import Epochs, ready
 from tests.helpers.halos import beside
-from tests.helpers.latch import Hasty, check_order
+from tests.helpers.latch import check_order
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -26,64 +22,30 @@ def fence_kind(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=["kept", "taken out"])
-def waits(request, node, monkeypatch):
-    """Also the negative control: everything as it is, but no rank waits for another."""
-    if request.param == "taken out":
-        take_out_waits(node, monkeypatch)
-    return request.param
-
-
-def take_out_waits(node, monkeypatch):
-    if node.backend == "host":
-        real = Epochs.__init__
-
-        def init(self, *arguments, **keywords):
-            real(self, *arguments, **keywords)
-            self._view = Hasty(self._view)
-            self._meet = lambda epoch: -1  # the compiled fence looks at the words themselves
-
-        monkeypatch.setattr(Epochs, "__init__", init)
-    else:
-        real = node._context.backend.signals
-
-        def signals(operations):
-            kept = [at for at, (kind, _) in enumerate(operations) if kind == "write"]
-            writes = real([operations[at] for at in kept])
-
-            def enqueue(stream, values):
-                if kept:
-                    writes.enqueue(stream, [values[at] for at in kept])
-
-            return SimpleNamespace(enqueue=enqueue)
-
-        monkeypatch.setattr(node._context.backend, "signals", signals)
-
-
-def expect_order(waits, node, *arguments, **keywords):
-    """Check the order; where the waits are taken out, the check must fail on every rank."""
-    if waits == "kept":
-        check_order(node, *arguments, **keywords)
-        return
-    with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
-        check_order(node, *arguments, patience_s=5, **keywords)
-
-
 # --- held producers
 
 
 @TWO
-@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
-def test_fence_waits_for_a_held_rank(waits, fence_kind, node, last):
+def test_who_does_not_wait_is_found(node):
+    """The negative control of all tests that use `check_order`."""
     win = node.allocate(1000, "i4", fill=0)
-    order = {"signal": win.fence, "wait": win.fence, "finish": win.fence}
-    for step in range(1, 4 if waits == "kept" else 2):
-        producer = (node.size - 1 if last else 0) if step == 1 else step % node.size
-        expect_order(waits, node, win.array, producer, **order, value=step)
+    idle = {"signal": int, "wait": int, "finish": win.fence}
+    with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+        check_order(node, win.array, 0, **idle, patience_s=5)
 
 
 @TWO
-def test_start_waits_for_a_held_post(waits, node):
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_fence_waits_for_a_held_rank(fence_kind, node, last):
+    win = node.allocate(1000, "i4", fill=0)
+    order = {"signal": win.fence, "wait": win.fence, "finish": win.fence}
+    for step in range(1, 4):
+        producer = (node.size - 1 if last else 0) if step == 1 else step % node.size
+        check_order(node, win.array, producer, **order, value=step)
+
+
+@TWO
+def test_start_waits_for_a_held_post(node):
     """The target writes and then posts; the origins read after their start."""
     win = node.allocate_each(1000, "i4", fill=0)
     target = node.size - 1
@@ -96,8 +58,7 @@ def test_start_waits_for_a_held_post(waits, node):
             win.complete()
         node.synchronize()
 
-    expect_order(
-        waits,
+    check_order(
         node,
         win.segment(target),
         target,
@@ -108,13 +69,12 @@ def test_start_waits_for_a_held_post(waits, node):
 
 
 @TWO
-def test_wait_waits_for_a_held_complete(waits, node):
+def test_wait_waits_for_a_held_complete(node):
     """The targets post; the origin writes and completes; the targets read after their wait."""
     win = node.allocate(1000, "i4", fill=0)
     origin = node.size - 1
     targets = [rank for rank in range(node.size) if rank != origin]
-    expect_order(
-        waits,
+    check_order(
         node,
         win.array,
         origin,
@@ -194,17 +154,6 @@ def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, rad
         win.fence()
         assert [int(win.segment(rank)[0]) for rank in range(node.size)] == [step] * node.size
         win.fence()
-
-
-@TWO
-def test_fences_of_two_windows_do_not_mix(node):
-    """A fence of one window says nothing about the other: each has counters of its own."""
-    one, other = node.allocate(10, "i4", fill=0), node.allocate(10, "i4", fill=0)
-    for _ in range(3):
-        one.fence()
-    check_order(
-        node, other.array, 0, signal=other.fence, wait=other.fence, finish=other.fence, value=3
-    )
 
 
 # --- pairs, many
@@ -300,6 +249,10 @@ def test_target_may_run_ahead_of_its_origin(node):
 
 def test_calls_in_the_wrong_order(node):
     win = node.allocate_each(2)
+    for call in (win.post, win.start):
+        for wrong in ([-1], [99], [0, 0], ["0"]):
+            with pytest.raises((TypeError, ValueError), match=win.name):
+                call(wrong)
     with pytest.raises(EpochError, match="complete failed: no access"):
         win.complete()
     with pytest.raises(EpochError, match="wait failed: nothing is exposed"):
@@ -324,117 +277,3 @@ def test_calls_in_the_wrong_order(node):
     win.complete()
     win.wait()
     win.fence()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "error"),
-    [([-1], ValueError), ([99], ValueError), ([0, 0], ValueError), (["0"], TypeError)],
-    ids=repr,
-)
-def test_groups_must_be_ranks(node, ranks, error):
-    win = node.allocate_each(2)
-    for call in (win.post, win.start):
-        with pytest.raises(error):
-            call(ranks)
-    win.post([node.rank])  # nothing was opened by the errors
-    win.start([node.rank])
-    win.complete()
-    win.wait()
-
-
-def test_ranks_in_every_form(node):
-    win = node.allocate_each(2)
-    for ranks in ([node.rank], (np.int64(node.rank),), range(node.rank, node.rank + 1)):
-        win.post(ranks)
-        win.start(ranks)
-        win.complete()
-        win.wait()
-
-
-class InterruptError(Exception):
-    is_due = False  # where there are other threads, a signal may come behind its timer
-
-
-def interrupt(*_):
-    if InterruptError.is_due:
-        raise InterruptError
-
-
-def made_again(call, is_made, *arguments):
-    """Call until it is made, though signals come at random times; return how many came."""
-    for hits in range(4):
-        try:
-            InterruptError.is_due = hits < 3
-            if hits < 3:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-5))
-            try:
-                call(*arguments)
-            finally:
-                InterruptError.is_due = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        except InterruptError:
-            if not is_made():
-                continue
-        return hits
-    raise AssertionError("the last call is not interrupted")
-
-
-@TWO
-def test_calls_that_signals_interrupt_count_once_when_they_are_made_again(host_node):
-    node = host_node
-    win = node.allocate_each(1, "i8", fill=0)
-    others = [rank for rank in range(node.size) if rank != node.rank]
-    hits, stale, number = 0, 0, 0
-    end = time.monotonic() + 1.5
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        while number % 100 or node.comm.allreduce(time.monotonic() < end):
-            number += 1
-            win.array[0] = number
-            hits += made_again(win.post, lambda: win._exposure is not None, others)
-            hits += made_again(win.start, lambda: win._access is not None, others)
-            stale += sum(int(win.segment(rank)[0]) != number for rank in others)
-            hits += made_again(win.complete, lambda: win._access is None)
-            hits += made_again(win.wait, lambda: win._exposure is None)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert hits > 100
-    assert stale == 0
-
-
-@pytest.mark.ranks(min=3)
-def test_a_post_that_was_interrupted_is_made_again(host_node, monkeypatch):
-    """Who was told by the first call is not told of another epoch by the second."""
-    node = host_node
-    win = node.allocate_each(1, "i8", fill=0)
-    origins = range(1, node.size)
-
-    class Interrupted:
-        """Raises as a handler of signals would, after the second store."""
-
-        def __init__(self, view):
-            self.view, self.stores = view, 0
-
-        def __setitem__(self, place, value):
-            self.view[place] = value
-            self.stores += 1
-            if self.stores == 2:
-                raise KeyboardInterrupt
-
-    if node.rank == 0:
-        with monkeypatch.context() as patch:
-            patch.setattr(win, "_view", Interrupted(win._view))
-            with pytest.raises(KeyboardInterrupt):
-                win.post(origins)
-    for epoch in (1, 2):
-        if node.rank == 0:
-            win.array[0] = epoch
-            win.post(origins)
-            node.comm.Barrier()
-            win.wait()
-        else:
-            node.comm.Barrier()
-            told = win._counters.view[ready(0, node.rank, node.size)]
-            win.start([0])
-            assert [told, int(win.segment(0)[0])] == [epoch, epoch]
-            win.complete()

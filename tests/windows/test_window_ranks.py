@@ -9,16 +9,13 @@ import pytest
 from mpishare import (
     ClosedError,
     CudaError,
-    MismatchError,
     Node,
     PeerError,
     UnsupportedError,
 )
 from tests.helpers.halos import beside, ring
-from tests.helpers.held import held
 from tests.helpers.windows import (
     MIB,
-    fails_on,
     nothing_leaked,
     on_every_rank,
     put,
@@ -52,12 +49,6 @@ def test_allocate_shapes(node, shape):
     win.fence()
 
 
-@pytest.mark.parametrize("shape", [7, np.int64(7), [7], (np.int32(7),)], ids=repr)
-def test_shape_as_an_int_or_a_list(node, shape):
-    assert node.allocate(shape).shape == (7,)
-    assert node.allocate_each(shape).array.shape == (7,)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(node, dtype):
     expected = some((3, 4), dtype)
@@ -75,12 +66,6 @@ def test_dtypes(node, dtype):
         win.fence()
         assert np.array_equal(values_of(win.segment(source)), expected)
         win.fence()
-
-
-def test_dtype_in_every_form(node):
-    for dtype in (float, int, bool, complex, np.float32, np.dtype("u2")):
-        assert node.allocate(2, dtype).dtype == np.dtype(dtype)
-    assert node.allocate(2).dtype == node.allocate_each(2).dtype == np.dtype(float)
 
 
 @pytest.mark.parametrize("dtype", HOST_DTYPES, ids=str)
@@ -112,14 +97,6 @@ def test_dtypes_of_numpy_alone(host_node, dtype):
     each.fence()
 
 
-def test_dtype_with_python_objects_is_refused_on_all_ranks(node):
-    for call in (node.allocate, node.allocate_each):
-        with pytest.raises(TypeError, match="Python objects"):
-            call(3, object)
-    source = np.array([{}, None])
-    fails_on(node.comm, [0], TypeError, lambda: node.share(source), "Python objects")
-
-
 # --- fill and owner
 
 
@@ -141,21 +118,15 @@ def test_fill_may_differ_in_segments_of_each(node):
     assert found == [[10 + rank] * 3 for rank in range(node.size)]
 
 
-@pytest.mark.parametrize(
-    ("fill", "dtype"), [("x", "f8"), (300, "u1"), (-1, "u4"), ([1, 2], "f8"), (object(), "f8")]
-)
-def test_fill_that_does_not_fit_is_an_error_on_all_ranks(node, fill, dtype):
-    for call in (node.allocate, node.allocate_each):
-        error, names = on_every_rank(node, lambda call=call: call(3, dtype, fill=fill))
-        assert isinstance(error, TypeError | ValueError | OverflowError), names
-        assert "PeerError" not in names
-    assert node.allocate(1).shape == (1,)
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("fill", "dtype"),
     [
+        ("x", "f8"),
+        (300, "u1"),
+        (-1, "u4"),
+        ([1, 2], "f8"),
+        ({}, "f8"),
         (1.5, "i4"),
         (float("nan"), "i4"),
         (np.int64(300), "u1"),
@@ -169,10 +140,12 @@ def test_fill_that_does_not_fit_is_an_error_on_all_ranks(node, fill, dtype):
     ],
     ids=repr,
 )
-def test_fill_that_a_cast_would_change_is_an_error_on_all_ranks(host_node, fill, dtype):
+def test_fill_that_does_not_fit_is_an_error_on_all_ranks(host_node, fill, dtype):
+    """Nor one that a cast would change."""
     for call in (host_node.allocate, host_node.allocate_each):
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match=r"does not fit|must be a scalar"):
             call(3, dtype, fill=fill)
+    assert host_node.allocate(1).shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -238,17 +211,6 @@ def test_arrays_are_the_same_bytes_not_copies(node):
     win.fence()
 
 
-def test_segment_of_a_rank_that_has_none(node):
-    win = node.allocate(2, owner=node.size - 1)
-    for rank in {*range(node.size - 1), node.size, -1, "0", None}:
-        with pytest.raises(ValueError, match="no segment"):
-            win.segment(rank)
-    each = node.allocate_each(2)
-    for rank in (node.size, -1):
-        with pytest.raises(ValueError, match="no segment"):
-            each.segment(rank)
-
-
 # --- share
 
 
@@ -276,19 +238,6 @@ def test_share(node, kind):
     assert np.array_equal(values_of(win.array), expected)
 
 
-def test_share_of_the_librarys_own_array(node):
-    source = node.xp.arange(6).reshape(2, 3).T
-    win = node.share(source)
-    source[...] = 0  # a copy was shared
-    assert values_of(win.array).tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_callable_runs_on_the_owner_alone(node):
-    calls = []
-    node.share(lambda: calls.append(1) or [1.0])
-    assert node.comm.allgather(len(calls)) == [1] + [0] * (node.size - 1)
-
-
 class OwnError(Exception):
     pass
 
@@ -307,29 +256,7 @@ def test_callable_that_raises(node, kind):
     assert values_of(node.share([1, 2]).array).tolist() == [1, 2]
 
 
-def test_words_of_any_length_reach_the_others(node):
-    """Longer than a mailbox of the control block, and of every length around one."""
-    for length in (4000, 4090, 4096, 8192, 20_000):
-        text = "é" + "x" * length
-
-        def fail(text=text):
-            raise OwnError(text)
-
-        error, _ = on_every_rank(node, lambda fail=fail: node.share(fail))
-        if node.is_leader:
-            assert str(error) == text
-        else:
-            assert error.failures == {0: f"OwnError: {text}"}
-
-
 # --- ranks that disagree
-
-
-@pytest.mark.ranks(min=2)
-def test_fills_that_are_no_numbers_in_two_ways(node):
-    bits = 0x7FF8000000000001 + node.is_leader
-    with pytest.raises(MismatchError, match=r"nan, 0[12]0+f87f"):
-        node.allocate(2, fill=np.array(bits, "<u8").view("<f8")[()])
 
 
 # --- more than there is
@@ -396,22 +323,6 @@ def test_view_outlives_its_window(node):
     node.barrier()
 
 
-@pytest.mark.ranks(min=2)
-def test_view_that_one_rank_holds(node):
-    holder = node.size - 1
-    win = node.allocate(4, "i4", fill=6)
-    view = win.array[:2] if node.rank == holder else None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        win.close()
-    told = node.comm.allgather([str(warning.message) for warning in caught])
-    assert len(told[holder]) == 1
-    assert win.name in told[holder][0]
-    assert all(not told[rank] for rank in range(1, holder))
-    if view is not None:
-        assert values_of(view).tolist() == [6, 6]
-
-
 def test_view_outlives_its_node():
     with Node() as node:
         size = node.size
@@ -434,8 +345,7 @@ def test_memory_goes_with_the_last_view():
             assert int(view[3]) == 1
             del view
             gc.collect()
-            if node.backend == "cuda":
-                node._context.retained[-1]()
+            node.channel(1).close()  # tries again what a view had held
 
 
 # --- many
@@ -456,38 +366,22 @@ def test_many_windows_one_after_another(node):
             win.close()
 
 
-def test_many_windows_at_once_take_more_counters():
-    gc.collect()
-    files = held().fds
-    with Node() as node:
-        pool = node._context.counter_pool
-        chunks = len(pool._chunks)
-        room = len(pool._chunks[-1][0]) - pool._fresh
-        node._context.take_counters("test", room - 4 * 64 * node.size)  # nearly all there is
-        windows = [node.allocate_each(2, "i8", fill=0) for _ in range(40)]
-        assert len(pool._chunks) == chunks + 1
+def test_more_windows_at_once_than_the_control_block_has_counters_for(node):
+    count = 300
+    with nothing_leaked(node), Node(node.comm, backend=node.backend) as own:
+        windows = [own.allocate_each(2, "i8", fill=0) for _ in range(count)]
         for step in (1, 2):
             for number, win in enumerate(windows):
-                win.array[...] = 100 * step + number
+                win.array[...] = 1000 * step + number
                 win.fence()
             for number, win in enumerate(windows):
-                found = {int(win.segment(rank)[0]) for rank in range(node.size)}
-                assert found == {100 * step + number}
+                found = {int(win.segment(rank)[0]) for rank in range(own.size)}
+                assert found == {1000 * step + number}
                 win.fence()
-        for win in windows[::2]:
-            win.close()
-        for number, win in enumerate(windows[1::2]):
-            assert int(win.segment(node.size - 1)[1]) == 200 + 2 * number + 1
-        windows[::2] = [node.allocate(2, "i8", fill=0) for _ in windows[::2]]
-        for number, win in enumerate(windows):
-            if win.owner in (None, node.rank):
-                win.array[...] = number
-            win.fence()
-        assert [int(win.array[0]) for win in windows] == list(range(40))
-        del win, pool
-    # The node has let go, though its objects are still held here.
-    assert held().fds == files
-    assert all(win.is_closed for win in windows)
+            for win in windows[::2]:
+                win.close()
+            windows[::2] = [own.allocate_each(2, "i8", fill=0) for _ in windows[::2]]
+        del win, windows
 
 
 # --- augmented assignment and indices
