@@ -151,41 +151,6 @@ def test_a_loop_that_a_reduction_ends(ring):
             assert np.isclose(float(total[0]), whole)
 
 
-def test_reductions_and_exchanges_in_one_step(ring):
-    """Of a field and of the squares of its change."""
-    node, xp = ring.node, ring.xp
-    u, v, change = ring.u, ring.v, xp.zeros(1)
-    with mpishare.Allreduce(node.comm, change, node=node) as total:
-
-        def advance(u, v, change):
-            ring.advance(u, v)
-            change[...] = xp.square(v[1:-1] - u[1:-1]).sum()
-            total.reduce(change)
-
-        step = mpishare.capture(node, advance)
-        whole = ring.first
-        for _ in range(20):
-            step(u, v, change)
-            u, v = v, u
-            after = (np.roll(whole, 1) + np.roll(whole, -1)) * 0.25 + whole * 0.5
-            assert np.isclose(float(change[0]), np.square(after - whole).sum(), rtol=1e-10)
-            whole = after
-    ring.check(u, 20)
-
-
-def test_a_loop_ends_at_its_most(ring):
-    xp = ring.xp
-    never = xp.zeros(1, bool)
-    for at_most in (1, 2, 70):
-        solve = mpishare.capture(
-            ring.node, lambda u: ring.halo.exchange(u), until=lambda _: never, at_most=at_most
-        )
-        for _ in range(3):
-            solve(ring.u)
-            assert int(solve.iterations[0]) == at_most
-        solve.close()
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -231,16 +196,6 @@ def test_wrong_arguments(node):
         pickle.dumps(mpishare.capture(node, print))
 
 
-def test_an_exception_of_the_function_comes_through(node):
-    def fails(x):
-        raise KeyError(x.size)
-
-    step = mpishare.capture(node, fails)
-    for _ in range(3):
-        with pytest.raises(KeyError):
-            step(node.xp.zeros(2))
-
-
 def test_what_a_step_needs_is_closed(ring):
     step = mpishare.capture(ring.node, ring.advance)
     for _ in range(3):
@@ -281,15 +236,12 @@ def test_a_dropped_step_is_closed_with_what_it_held_at_the_next_calls():
         gone = weakref.ref(plan)
         if node.rank == 0:
             step = mpishare.capture(node, plan.reduce)
-            kept = [*node._context.children]
-            assert kept == [step, plan]
-            del step, kept
+            del step
         del plan
         for _ in range(3):
             gc.collect()
             node.event().close()
         assert gone() is None
-        assert node._context.children == []
 
 
 def test_a_step_in_a_step(ring):

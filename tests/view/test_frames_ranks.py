@@ -3,15 +3,15 @@
 import pytest
 
 
-def put(channel, *values):
-    if channel._sending:
+def put(node, channel, *values):
+    if node.rank == channel.producer:
         for value in values:
             with channel.put() as slot:
                 slot[...] = value
 
 
-def take(channel, count):
-    if channel._receiving and not channel.deal:
+def take(node, channel, count):
+    if node.rank in channel.consumers:
         for _ in range(count):
             with channel.get():
                 pass
@@ -23,11 +23,11 @@ def test_a_viewer_gets_every_frame_from_attach_on(node, view, producer):
     channel = node.channel(5, "i8", producer=rank, name="every", lag=8)
     assert channel.name == "every"
     assert "Channel 'every'" in repr(channel)
-    put(channel, 1, 2)
-    take(channel, 2)
+    put(node, channel, 1, 2)
+    take(node, channel, 2)
     view("there = attach('every'); it = iter(there)")
-    put(channel, *range(3, 11))
-    take(channel, 8)
+    put(node, channel, *range(3, 11))
+    take(node, channel, 8)
     got = "[(f.number, host(f.array)) for f in (next(it) for _ in range(%d))]"
     assert view(got % 5) == [[number, [number] * 5] for number in range(3, 8)]
     view("it = iter(there)")  # another loop goes on
@@ -35,10 +35,10 @@ def test_a_viewer_gets_every_frame_from_attach_on(node, view, producer):
     assert view("next(it).numbers") == {}
     view.raises("UnsupportedError", "there.latest()", "come one by one")
     view.raises("UnsupportedError", "there.array", "it is a channel")
-    put(channel, 11)
-    if channel._sending:
+    put(node, channel, 11)
+    if node.rank == channel.producer:
         channel.end()
-    take(channel, 1)
+    take(node, channel, 1)
     assert view("[f.number for f in it]") == [10, 11]
     assert view("[f.number for f in there]") == []
     channel.close()
@@ -47,7 +47,7 @@ def test_a_viewer_gets_every_frame_from_attach_on(node, view, producer):
 def test_frames_that_are_left_when_the_channel_closes(node, view):
     channel = node.channel(5, "i8", name="left", lag=4)
     view("there = attach('left')")
-    put(channel, 1, 2, 3, 4)
+    put(node, channel, 1, 2, 3, 4)
     channel.close()
     assert view("[(f.number, host(f.array)[4]) for f in there]") == [[n, n] for n in (1, 2, 3, 4)]
     assert view("list(there)") == []
@@ -56,11 +56,11 @@ def test_frames_that_are_left_when_the_channel_closes(node, view):
 def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
     channel = node.channel(5, "i8", name="slow", lag=3)
     view("there = attach('slow')")
-    put(channel, 1, 2, 3)
-    take(channel, 3)
+    put(node, channel, 1, 2, 3)
+    take(node, channel, 3)
     assert view("[next(iter(there)).number for _ in range(3)]") == [1, 2, 3]
-    put(channel, *range(4, 14))
-    take(channel, 10)
+    put(node, channel, *range(4, 14))
+    take(node, channel, 10)
     words = "too slow: it missed 7 frames from number 4 on, of which the channel keeps 3"
     for _ in range(2):
         view.raises("ClosedError", "next(iter(there))", words)
@@ -68,8 +68,8 @@ def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
         words = f"slow: process {view.viewer.pid} was cut off: 7 frames were overwritten"
         assert [words in each for each in caplog.messages].count(True) == 1
     view("there = attach('slow')")
-    put(channel, 14)
-    take(channel, 1)
+    put(node, channel, 14)
+    take(node, channel, 1)
     assert view("next(iter(there)).number") == 14
     channel.close()
 
@@ -78,8 +78,8 @@ def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
 def test_dealt_frames_are_seen_in_the_order_of_their_puts(node, view):
     channel = node.channel(2, "i8", deal=True, name="dealt-and-seen", lag=64)
     view("there = attach('dealt-and-seen')")
-    if channel._sending:
-        put(channel, *range(40))
+    if node.rank == channel.producer:
+        put(node, channel, *range(40))
         channel.end()
     else:
         for _ in channel:

@@ -23,6 +23,14 @@ def made(node, pool, shape, dtype="f8", value=1):
     return array, node.comm.bcast(OPEN.format(pool.handle(array).hex()) if node.is_leader else "")
 
 
+def is_allocated(pool, nbytes):
+    try:
+        pool.allocate(nbytes, "u1")[...] = 1
+    except UnsupportedError:
+        return False
+    return True
+
+
 def test_a_process_without_mpi_sees_and_writes_the_same_bytes(node, view):
     pool = node.pool()
     array, handle = made(node, pool, (2, 3), "i4", value=7)
@@ -33,24 +41,6 @@ def test_a_process_without_mpi_sees_and_writes_the_same_bytes(node, view):
     view("host(a)")  # on a GPU: when it is done
     if node.is_leader:
         assert values_of(array).tolist() == [[7] * 3, [5] * 3]
-    node.barrier()
-
-
-def test_a_view_and_the_block_are_held_once(node, view):
-    pool = node.pool()
-    array, handle = made(node, pool, (4, 6), "i8")
-    part = node.comm.bcast(OPEN.format(pool.handle(array[1:, ::2]).hex()) if node.is_leader else "")
-    view(f"a = mpishare.open_handle({handle}); b = mpishare.open_handle({part})")
-    view("a[1, 2] = 9")
-    assert view("host(b)[0]") == [1, 9, 1]
-    if node.is_leader:
-        assert list(pool._blocks.held_outside.values()) == [1]
-    view("del a")
-    if node.is_leader:
-        assert list(pool._blocks.held_outside.values()) == [1]
-    view("del b; gc.collect()")
-    if node.is_leader:
-        assert within(5, lambda: not pool._blocks.held_outside)
     node.barrier()
 
 
@@ -68,8 +58,7 @@ def test_a_block_is_reused_when_the_other_process_has_let_go(host_node, view):
     assert view(f"int(mpishare.open_handle({handle})[-1])") == 3
     view("del a; gc.collect()")
     if node.is_leader:
-        assert within(5, lambda: not pool._blocks.held_outside)
-        pool.allocate(4 * MIB, "u1")[...] = 1
+        assert within(5, lambda: is_allocated(pool, 4 * MIB))
     words = "its array was dropped by the owner"
     view.raises("HandleError", f"mpishare.open_handle({handle})", words)
 
@@ -84,7 +73,6 @@ def test_in_a_rank_of_the_node_it_is_what_the_pool_does(node):
     else:
         opened = mpishare.open_handle(handle)
         assert opened.shape == (3,)
-        assert not pool._blocks.is_empty
         del opened
     node.barrier()
 

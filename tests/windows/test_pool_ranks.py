@@ -42,18 +42,6 @@ def handed_out(node, pool, array):
     return node.comm.bcast(pool.handle(array) if is_owner else None, root=pool.owner)
 
 
-def flush(node, pool):
-    """Let every rank let go of what it dropped, as its next calls do. Collective."""
-    gc.collect()
-    node.synchronize()
-    if node.rank != pool.owner:
-        for _ in range(2):  # the first records what was dropped, the second sees that it is over
-            with pytest.raises(HandleError):
-                pool.open(b"")
-            node.synchronize()
-    node.barrier()
-
-
 def own_and_opened(node, pool, shape, dtype="f8", value=1):
     """The owner's array, opened on all other ranks. Collective."""
     is_owner = node.rank == pool.owner
@@ -188,7 +176,7 @@ def test_the_handle_of_a_dropped_array_is_refused(node, pool):
     if not is_owner:
         with pytest.raises(HandleError, match=rf"{pool.name}: open failed: .*dropped"):
             pool.open(handle)
-    flush(node, pool)
+    node.barrier()
     # Its place is taken by another one: another generation.
     kept, other = own_and_opened(node, pool, 10, value=2)
     if not is_owner:

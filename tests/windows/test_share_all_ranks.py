@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import mpishare
-from mpishare import MismatchError, UnsupportedError
+from mpishare import UnsupportedError
 from tests.helpers.windows import fails_on, nothing_leaked, some, values_of
 
 Pair = namedtuple("Pair", "weight bias")
@@ -57,19 +56,6 @@ def test_tied_weights_stay_tied(node):
     assert found["flat"] is not found["in"]
 
 
-def test_a_callable_runs_on_the_owner_alone(node):
-    called = []
-
-    def make():
-        called.append(1)
-        return [np.arange(3), lambda: np.arange(2)]
-
-    first, second = node.share_all(make)
-    assert len(called) == int(node.is_leader)
-    assert values_of(second.array).tolist() == [0, 1]
-    assert values_of(first.array).tolist() == [0, 1, 2]
-
-
 def test_a_state_dict(node):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)
@@ -91,15 +77,6 @@ def test_memory_goes_with_the_last_window(node):
     with nothing_leaked(node):
         share()
         node.share_all({})
-
-
-def test_an_array_stays_after_its_window(node):
-    window, other = node.share_all([np.arange(4), np.zeros(1)])
-    array = window.array
-    with pytest.warns(ResourceWarning, match="while arrays of it are held"):
-        window.close()
-    other.close()
-    assert values_of(array).tolist() == [0, 1, 2, 3]
 
 
 def test_in_place(node):
@@ -154,32 +131,9 @@ def test_what_is_wrong_in_a_tree_is_named_by_its_path(node, tree, words):
         fails_on(node.comm, [0], TypeError, lambda: node.share_all(given), words)
 
 
-def test_a_list_that_is_there_twice(node):
-    twice = [np.ones(2)]
-    assert len(node.share_all([twice, twice])) == 2
-
-
 def test_what_cannot_be_shared_in_place_is_named(node):
     tree = {"a": np.zeros(0), "b": [np.ones(3)[::-1]]}
     with nothing_leaked(node):
         words = "source['b'][0] failed: the array cannot be shared in place"
         share = partial(node.share_all, tree, copy=False)
         fails_on(node.comm, [0], UnsupportedError, share, words)
-
-
-@pytest.mark.ranks(min=2)
-def test_arguments_that_differ(node):
-    with pytest.raises(MismatchError, match="copy=None"):
-        node.share_all([np.ones(2)], copy=None if node.is_leader else True)
-
-
-def test_their_node_closes_them_together(node):
-    """Each agreement of the ranks takes until the last of them has got a core."""
-    steps = []
-    for count in (1, 40):
-        with mpishare.Node(node.comm, backend=node.backend) as other:
-            other.share_all([np.zeros(n) for n in range(count)])
-            agreement = other._context.agreement
-            begin = agreement._number
-        steps.append(agreement._number - begin)
-    assert steps[0] == steps[1]
