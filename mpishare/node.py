@@ -607,8 +607,6 @@ class Node(NodeObject):
                 agreement.check()
             return
         agreement.check()
-        if context.is_closing:
-            return  # a handler of a signal, within this very close, which goes on behind it
         context.begin_closing()
         try:
             close_in_turn(context, context.children)

@@ -13,7 +13,6 @@ from mpishare.coordination.recording import require_none
 from mpishare.coordination.rounds import rounds
 from mpishare.coordination.waits import Waits
 from mpishare.errors import (
-    ClosedError,
     HandleError,
     MpiShareError,
     UnsupportedError,
@@ -147,16 +146,11 @@ class Agreement(Waits):
     def _meet(self, call: str, count: int, news: int) -> bool | None:
         """Return whether any rank has news; None where one is in another call."""
         parity, value = count & 1, count << 1
-        # Looked up each time: a handler of a signal may have closed the node, which frees memory.
-        while self._meetings_of:
-            at = self._meetings_of[parity](value | news)
-            if at < 0:
-                return at == -2
+        while (at := self._meetings_of[parity](value | news)) >= 0:
             self.wait(call, functools.partial(self._absent, value, at))
             if self.block.words[at] < value:
                 return None
-        self.check()
-        raise ClosedError(f"{call} failed: the node is closed")
+        return at == -2
 
     def _absent(self, value: int, at: int) -> list[int]:
         """Return the ranks that have not come to a meeting; none if one of them is in a step."""

@@ -76,7 +76,7 @@ class NodeWatch(WaitMonitor):
         raise node.end_by(Event.DEADLINE, late_unknown(self.call, node.timeout_s))
 
     def _check_and_look(self) -> None:
-        self._node.check()
+        self._node.check_whole()
         self._look()
 
 
@@ -113,7 +113,7 @@ class CommWatch:
     def _look(self) -> None:
         for node in of_this_thread():
             if node.is_fatal and node not in self._over:
-                node.check()
+                node.check_whole()
 
     def _warn(self, waited_s: float) -> None:
         log.warning(

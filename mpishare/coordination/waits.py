@@ -26,6 +26,7 @@ from mpishare.coordination.poll import comes_at_once, poll
 from mpishare.coordination.where import ANSWER_S, answer, answers, ask
 from mpishare.errors import (
     ClosedError,
+    EpochError,
     MismatchError,
     MpiShareError,
     PeerError,
@@ -51,6 +52,8 @@ _ENDED = {State.CLOSED: "closed the node", State.EXITED: "exited without closing
 
 # A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
+
+NO_THREAD = 0  # no identifier of a thread
 
 # The ranks look for a cycle of waits as often as this.
 _CYCLE_S = 0.5
@@ -80,7 +83,8 @@ class Waits:
         self.is_fatal = self.is_raised = False
         # Left by `sys.exit` of a failure: this process ends, and will not be back.
         self.is_exiting = False
-        self.thread = get_ident()
+        # Whose calls these are, and who may make one now: no thread amid a wait.
+        self.owner = self.thread = get_ident()
         # The first is that which stands: the watchdog's thread ends the node too.
         self._ends: list[tuple[Event, MpiShareError]] = []
         _all[id(self)] = self
@@ -88,18 +92,40 @@ class Waits:
     # --- state of the node
 
     def check(self) -> None:
-        """Raise if the node is closed or broken, or if this is another thread or process."""
+        """Raise if the node is closed or broken, amid a wait, or in another thread or process."""
         if self.failure is not None or get_ident() != self.thread:
+            self._refuse()
+
+    def check_whole(self) -> None:
+        """Raise if the node is closed or broken: amid a wait."""
+        if self.failure is not None:
             self._refuse()
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
         """Within the block calls are made in the calling thread, and refused in the node's own."""
-        owner, self.thread = self.thread, get_ident()
+        before = self.owner
+        self.owner = self.thread = get_ident()
         try:
             yield
         finally:
-            self.thread = owner
+            self.owner = self.thread = before
+
+    @contextmanager
+    def blocked(self, call: str) -> Iterator[None]:
+        """Within the block, a wait, refuse what handlers of signals call.
+
+        An exception that one of them raises ends the node: the other ranks do not know of it.
+        """
+        before, self.thread = self.thread, NO_THREAD
+        try:
+            yield
+        except BaseException as error:
+            if self.failure is None:
+                self.leave(call, error)
+            raise
+        finally:
+            self.thread = before
 
     @contextmanager
     def waiting_in(self, call: str) -> Iterator[None]:
@@ -153,6 +179,11 @@ class Waits:
     def _refuse(self) -> None:
         if self.failure is not None:
             raise self._raised(self.failure)
+        if self.thread == NO_THREAD and get_ident() == self.owner:
+            raise EpochError(
+                "a handler of a signal called mpishare amid a wait of the same node. Let it set a "
+                "flag, and make the call after that."
+            )
         why = (
             "an object of mpishare was used in another thread than the one that made it. Order "
             "between ranks is order between calls: make them all in one thread."
@@ -194,16 +225,17 @@ class Waits:
 
         `call` is published as this rank's wait.
         """
-        if comes_at_once(lambda: not pending()):
-            return
 
         def check() -> None:
             self.progress()
             self._check_departed(call, pending)
 
-        with self.waiting_in(call), WaitMonitor(self, call, pending, check) as monitor:
-            if not monitor.poll(lambda: not pending()) and (ranks := pending()):
-                raise self.timed_out(call, ranks)
+        with self.blocked(call):
+            if comes_at_once(lambda: not pending()):
+                return
+            with self.waiting_in(call), WaitMonitor(self, call, pending, check) as monitor:
+                if not monitor.poll(lambda: not pending()) and (ranks := pending()):
+                    raise self.timed_out(call, ranks)
 
     def require_all_here(self, call: str) -> None:
         """Raise if a rank has left or died, with the reason."""
@@ -211,8 +243,6 @@ class Waits:
             self.wait(call, lambda: gone)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
-        if not self.block.is_open:
-            raise ClosedError(f"{call} failed: a signal handler closed the node")
         # Checked again, since a rank may signal and leave, or die, just after. Where counters are
         # released, their values are no signals.
         if self.failure is not None and (self.block.has_any(Mark.BROKEN) or pending()):
@@ -272,9 +302,9 @@ class Waits:
 
         In the watchdog's thread it answers others meanwhile, which may ask in theirs.
         """
-        if get_ident() == self.thread:
+        if get_ident() == self.owner:
             return ask(self.block, ranks, self.progress, is_over)
-        return ask(self.block, ranks, lambda: answer(self.block, self.thread), is_over)
+        return ask(self.block, ranks, lambda: answer(self.block, self.owner), is_over)
 
     def refuse(self, subject: str, error: BaseException) -> None:
         """Publish, for ranks that wait in calls of `subject`, that this one has refused one."""
@@ -334,7 +364,8 @@ class WaitMonitor:
 
     def poll(self, is_done: Callable[[], object]) -> bool:
         """Wait with the deadline of the node; return whether it came."""
-        return poll(is_done, self._waits.timeout_s, self.look, warn=self.warn)
+        with self._waits.blocked(self._call):
+            return poll(is_done, self._waits.timeout_s, self.look, warn=self.warn)
 
     def look(self) -> None:
         """Check once more; raise `MismatchError` if ranks wait for each other."""
@@ -356,7 +387,7 @@ class WaitMonitor:
     def _publish(self, awaited: list[int], now_ns: int) -> None:
         """Publish for which ranks this one waits, and that it looked at this time."""
         if self._published != awaited:
-            self._published = awaited  # first: a handler of a signal may raise before all is out
+            self._published = awaited  # first: an exception may come before all is out
             self._waits.block.begin_wait(self._call, awaited)
         self._waits.block.look(now_ns)
 
@@ -372,7 +403,7 @@ class WaitMonitor:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._published is not None and self._waits.block.is_open:
+        if self._published is not None:
             self._waits.block.end_wait()
 
 
@@ -388,7 +419,7 @@ def _of_all_threads() -> list[Waits]:
 def of_this_thread() -> list[Waits]:
     """Return the open nodes whose calls are made in this thread, broken ones too."""
     thread = get_ident()
-    return [each for each in _of_all_threads() if each.ranks and each.thread == thread]
+    return [each for each in _of_all_threads() if each.ranks and each.owner == thread]
 
 
 def _after_fork() -> None:

@@ -113,7 +113,7 @@ class Watchdog:
                     self._check()
                 if self._agreement.failure is not None:
                     self._after_failure()
-                answer(self._block, self._agreement.thread)
+                answer(self._block, self._agreement.owner)
             except Exception as error:  # the streams are released in the next round
                 text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
                 self._agreement.end(Event.DEATH, MpiShareError(text))

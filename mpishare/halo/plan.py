@@ -139,15 +139,11 @@ class Plan(RoutedPlan):
         EpochError
             Without a `start`.
         """
-        # A handler of a signal that closes the plan behind the engine's wait must not wait again.
-        opened, self._open = self._open, None
-        try:
-            if opened is None or self._is_closed or self._busy[0]:
-                self._check_started(opened)
-            self._forward.wait(opened, stream)
-        except BaseException:
-            self._reopen(opened)
-            raise
+        opened = self._open
+        if opened is None or self._is_closed or self._busy[0]:
+            self._check_started(opened)
+        self._forward.wait(opened, stream)
+        self._open = None
 
     def accumulate(self, *fields: Array, stream: Stream | None = None) -> None:
         """Add every ghost to the cell that it shadows, then set it to zero: the reverse.

@@ -51,12 +51,6 @@ static PyObject *ask(Exchange *self, const char *name, const char *format, ...)
     PyObject *answer = values == NULL ? NULL : PyObject_CallObject(method, values);
     Py_XDECREF(values);
     Py_DECREF(method);
-    if (answer != NULL) { /* a handler of a signal may have left the node */
-        PyObject *whole = PyObject_CallMethod(self->agreement, "check", NULL);
-        if (whole == NULL)
-            Py_CLEAR(answer);
-        Py_XDECREF(whole);
-    }
     return answer;
 }
 

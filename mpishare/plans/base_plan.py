@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +151,9 @@ class BasePlan(NodeObject):
         self._context.agreement.check()
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
+        self._refuse_amid_a_call(call)
+
+    def _refuse_amid_a_call(self, call: str) -> None:
         if self._is_under_way():
             raise EpochError(
                 f"{self.name}: {call} failed: another call of the plan is under way, in which a "
@@ -237,12 +239,10 @@ class RoutedPlan(BasePlan):
     def _end_with_capture(self) -> None:
         """Forget the call that was started if its capture fails: then it will never run."""
         if (captured_by := recording.current()) is not None:
-            captured_by.undo.append(partial(self._reopen, None))
+            captured_by.undo.append(self._forget_start)
 
-    def _reopen(self, opened: Any) -> None:
-        """Take back that a call was waited for, or with None, that one was started: it failed."""
-        if not self._is_closed:
-            self._open = opened
+    def _forget_start(self) -> None:
+        self._open = None
 
     def _make_reverse(
         self, call: str, pair: EnginePair, check: Callable[[], Sequence[Any]], stream: Any

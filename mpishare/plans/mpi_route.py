@@ -100,7 +100,7 @@ class MpiMessages:
         def pending() -> list[int]:
             return self._ranks_here(self._pending())
 
-        with WaitMonitor(agreement, self._call, pending, agreement.check) as monitor:
+        with WaitMonitor(agreement, self._call, pending, agreement.check_whole) as monitor:
             if not monitor.poll(partial(self._testall, self._requests)):
                 raise self._timed_out()
 

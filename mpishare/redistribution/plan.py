@@ -266,15 +266,11 @@ class Redistribute(RoutedPlan):
         EpochError
             Without a `start`.
         """
-        # A handler of a signal that closes the plan behind the engine's wait must not wait again.
-        opened, self._open = self._open, None
-        try:
-            self._check_started(opened)
-            way, fields, result, copied = opened
-            way.engine.wait(fields, stream)
-        except BaseException:
-            self._reopen(opened)
-            raise
+        opened = self._open
+        self._check_started(opened)
+        way, fields, result, copied = opened
+        way.engine.wait(fields, stream)
+        self._open = None
         if copied is not None:
             found, target = copied
             self._arrays.copy_into(found, target, stream)

@@ -372,11 +372,12 @@ class NodeContext:
         agreement = self.agreement
 
         def look() -> None:
-            agreement.check()
+            agreement.check_whole()
             agreement.progress()
 
-        if not poll(is_done, agreement.timeout_s, look):
-            raise self.stream_timeout(call)
+        with agreement.blocked(call):
+            if not poll(is_done, agreement.timeout_s, look):
+                raise self.stream_timeout(call)
         self.check_released()
 
     def drain(self, call: str) -> None:

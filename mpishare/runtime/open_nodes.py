@@ -56,7 +56,7 @@ open_nodes = OpenNodes()
 
 def _is_whole(node: Any) -> bool:
     agreement = node._context.agreement
-    return agreement.failure is None and agreement.thread == get_ident()
+    return agreement.failure is None and agreement.owner == get_ident()
 
 
 def known_to_all(

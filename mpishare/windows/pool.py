@@ -385,7 +385,7 @@ class Pool(NodeObject):
 
     def _check(self, call: str, *, in_any_thread: bool = False) -> None:
         agreement = self._context.agreement
-        is_elsewhere = not in_any_thread and threading.get_ident() != agreement.thread
+        is_elsewhere = not in_any_thread and threading.get_ident() != agreement.owner
         if agreement.is_forked or is_elsewhere:
             agreement.check()
         if self._is_closed:

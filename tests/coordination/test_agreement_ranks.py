@@ -3,7 +3,6 @@
 import functools
 import gc
 import random
-import signal
 import threading
 import time
 import traceback
@@ -25,14 +24,12 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.control_block import Departure, State
-from mpishare.coordination.life import Event
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import CudaError, MpiShareError
 from mpishare.memory import shared
 from tests.helpers.children import in_a_fork
 from tests.helpers.halos import ring
 from tests.helpers.held import held
-from tests.helpers.interrupts import interrupting
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -182,22 +179,6 @@ def test_an_error_of_a_function_that_is_called_is_of_this_rank_alone():
     assert is_agreed(raised(TypeError, lambda: HostBackend().publish(None)))
     assert not is_agreed(raised(TypeError, lambda: shared.whole_pages("many")))
     assert not is_agreed(ValueError("never raised"))
-
-
-def test_a_handler_that_breaks_a_node_amid_its_breaking_does_not_wait(comm):
-    class HandledError(MpiShareError):
-        def __copy__(self):
-            signal.raise_signal(signal.SIGUSR2)
-            return MpiShareError("the first")
-
-    node = Node(comm)
-    agreement = node._context.agreement
-    with interrupting() as handlers:
-        handlers.append(lambda: agreement.end(Event.DEPARTURE, MpiShareError("the handler's")))
-        told = agreement.end(Event.DEPARTURE, HandledError())
-        assert not handlers
-    assert str(told) == str(agreement.failure) == "the handler's"
-    raised(MpiShareError, node.close)
 
 
 def test_an_error_clears_no_frame_of_the_user(comm):

@@ -1,20 +1,16 @@
 """The control block, looked at by several ranks in one process."""
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.coordination.control_block import (
-    _WAIT,
     MAILBOX_NBYTES,
     ControlBlock,
     Departure,
     State,
 )
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
-from mpishare.coordination.waits import WaitMonitor, Waits
 from mpishare.memory import shared
 from tests.helpers.latch import within
 from tests.helpers.viewer import Viewer
@@ -103,59 +99,6 @@ def test_lock_goes_with_its_process(blocks):
 
 
 # --- who waits for whom
-
-
-def interrupted(work, line):
-    """Do some work, and raise before the n-th line of `_publish`; return whether it has so many."""
-
-    def trace(frame, event, _):
-        nonlocal line
-        if frame.f_code.co_name == "_publish":
-            line -= event == "line"
-            if not line:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-def test_a_wait_is_seen_after_one_whose_publishing_was_interrupted(blocks):
-    """Whatever a handler of a signal raises, anywhere: in the midst of a text, or of its end."""
-    works = [lambda: blocks[1].begin_wait("window 3: fence", [0, 2]), blocks[1].end_wait]
-    count = 0
-    for work in works:
-        line = 1
-        while interrupted(work, line):
-            blocks[1].begin_wait("a call", [0])
-            assert blocks[0].status(1).call == "a call"
-            line += 1
-        count += line
-    assert count > 12
-
-
-def test_a_wait_whose_publishing_was_interrupted_ends_with_its_call(blocks):
-    node, line = Waits(blocks[1], 10.0), 1
-
-    def monitor():
-        made = WaitMonitor(node, "a call", lambda: [0])
-        made._look_at = 0.0
-        return made
-
-    while interrupted((wait := monitor()).look, line):
-        wait.__exit__()
-        version, found = blocks[0]._published(1, _WAIT)
-        assert (version % 2, found) == (0, None)
-        line += 1
-    wait.__exit__()
-    assert line > 12
 
 
 def test_status_comes_and_goes(blocks):

@@ -1,7 +1,5 @@
 """A rank leaves by an exception, by a signal or by its exit: the others are told at once."""
 
-import contextlib
-import gc
 import os
 import signal
 import sys
@@ -111,59 +109,66 @@ def test_a_keyboard_interrupt_in_a_wait(place):
     play(3, interrupted, place, shared=True).ended_well()
 
 
-def handled(stage: Stage, code: str) -> None:
-    things = {}
-    calls = {
-        "exchange": lambda: things["halo"].exchange(things["window"]),
-        "start": lambda: (things["halo"].start(things["window"]), things["halo"].wait()),
-        "accumulate": lambda: things["halo"].accumulate(things["window"]),
-        "reduce": lambda: things["sum"].reduce(things["numbers"]),
-        "fence": lambda: things["window"].fence(),
-        "barrier": lambda: things["node"].barrier(),
-    }
-
-    def leave() -> None:
-        things["node"].__exit__(RuntimeError, RuntimeError("the words of the handler"), None)
-        stage.world.send(None, 1)
-        stage.world.recv(source=1)  # now rank 1 is there, so that the call finds what it waits for
-        things.clear()
-        gc.collect()
-
-    for name, call in calls.items():
-        things["node"] = node = stage.node()
-        # Faces of 640 kB, which a neighbor reads where they are.
-        things["window"] = node.allocate_each((6, 80000), fill=1.0)
-        things["halo"] = stage.ring(node, things["window"], axes=(0,))
-        things["numbers"] = np.zeros(4)
-        things["sum"] = mpishare.Allreduce(node.comm, things["numbers"], node=node)
-        for each in calls.values():
-            each()
+def amid_waits(stage: Stage, raises: bool) -> None:
+    """A handler on rank 0 raises, or calls and closes what it meets, amid each kind of wait."""
+    for name in ("exchange", "accumulate", "wait", "reduce", "fence", "barrier"):
+        node = stage.node(timeout_s=10.0)
+        window, numbers = node.allocate_each(66, fill=1.0), np.ones(4)
+        u = window.array
+        halo = stage.ring(node, u)
+        total = mpishare.Allreduce(node.comm, numbers, node=node)
+        calls = {
+            "exchange": lambda halo=halo, u=u: halo.exchange(u),
+            "accumulate": lambda halo=halo, u=u: halo.accumulate(u),
+            "wait": lambda halo=halo, u=u: (halo.start(u), halo.wait()),
+            "reduce": lambda total=total, numbers=numbers: total.reduce(numbers),
+            "fence": window.fence,
+            "barrier": node.barrier,
+        }
+        for call in calls.values():
+            call()
         node.barrier()
-        node._context.watchdog.stop()  # or rank 1 hears of it before its call
-        del node
+        inner = [*calls.values(), halo.close, total.close, node.close]
+
+        def handler(inner=inner) -> None:
+            if raises:
+                stage.world.send(None, 1)
+                raise LookupError("the words of the handler")
+            for each in inner:
+                stage.raises(mpishare.EpochError, each)
+            stage.world.send(None, 1)
+
+        u[...], numbers[...] = 1.0 + stage.rank, 1.0 + stage.rank
         if stage.rank == 0:
-            stage.amid_next_wait(leave)
+            stage.amid_next_wait(handler)
         else:
             stage.world.recv(source=0)
-        told, allowed = "", (mpishare.PeerError if stage.rank else mpishare.ClosedError)
-        try:
-            call()
-        except allowed as error:
-            told = str(error)
-        # Compiled code reads the faces where they are: they may be others by then.
-        if (name, stage.rank, code) == ("exchange", 0, "compiled"):
-            assert told.endswith("the words of the handler")
-        if stage.rank == 1:
-            stage.world.send(None, 0)
-            with contextlib.suppress(mpishare.PeerError):
-                things["node"].close()
+        if not raises:
+            calls[name]()
+            theirs = 2.0 - stage.rank if name in ("exchange", "wait") else 1.0 + stage.rank
+            assert name == "accumulate" or u[0] == u[-1] == theirs
+            assert name != "reduce" or numbers.tolist() == [3.0] * 4
+        elif stage.rank == 0:
+            stage.raises(LookupError, calls[name])
+            words = str(stage.raises(mpishare.ClosedError, node.barrier))
+        else:
+            both = calls[name], node.barrier  # maybe it finds what it waits for
+            told = stage.raises(mpishare.PeerError, lambda both=both: [call() for call in both])
+            words = told.failures[0]
+        assert not raises or "LookupError: the words of the handler" in words
+        node.close()
     stage.use_another_node()
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_handler_of_a_signal_leaves_within_a_call(code):
-    """The memory of the other rank is mapped as long as the call goes on, which may look at it."""
-    play(2, handled, code, env={"MPISHARE_HOST_CODE": code}, shared=True).ended_well()
+def test_a_handler_of_a_signal_may_not_call_amid_a_wait(code):
+    """The call itself goes on, with right numbers."""
+    play(2, amid_waits, False, env={"MPISHARE_HOST_CODE": code}, shared=True).ended_well()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_handler_of_a_signal_that_raises_in_a_wait_ends_the_node(code):
+    play(2, amid_waits, True, env={"MPISHARE_HOST_CODE": code}, shared=True).ended()
 
 
 def interrupted_start(stage: Stage, after: str) -> None:
@@ -249,75 +254,6 @@ def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, mome
     play(3, interrupted_between_steps, what, moment, shared=True).ended_well()
 
 
-def interrupted_between_messages(stage: Stage) -> None:
-    """The same, of a plan of two ranks of the node, which agree by messages."""
-
-    def interrupted(*arguments: object) -> object:
-        step(*arguments)
-        group.step_keeping = step
-        raise LookupError("the words of the handler")
-
-    node = stage.node(timeout_s=20.0)
-    pair = stage.world.Split(stage.rank == 2)
-    if stage.rank < 2:
-        plan = stage.ring(node, np.zeros(4), comm=pair)
-        group = plan._setup.comm._ranks.group
-        step = group.step_keeping
-    call, words = plan.close if stage.rank < 2 else node.barrier, "the words of the handler"
-    if stage.rank == 1:
-        group.step_keeping = interrupted
-        assert str(stage.raises(LookupError, call)) == words
-        assert words in str(stage.raises(mpishare.ClosedError, call))
-    for _ in {0: [1], 1: [], 2: [1, 2]}[stage.rank]:
-        told = stage.raises(mpishare.PeerError, call)
-        assert f"LookupError: {words}" in told.failures[1]
-    stage.use_another_node()
-
-
-def test_a_plan_of_some_ranks_that_is_interrupted_between_its_steps_leaves_the_node():
-    play(3, interrupted_between_messages, shared=True).ended_well()
-
-
-def nested(stage: Stage) -> None:
-    """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
-
-    def call_inside() -> None:
-        told = stage.raises(mpishare.EpochError, getattr(halo, inner), *fields)
-        assert f"{inner} failed: another call of the plan is under way" in str(told)
-        stage.world.send(None, 1)
-
-    with stage.node(timeout_s=10.0) as node:
-        u = np.zeros(66)
-        halo = stage.ring(node, u)
-        halo.exchange(u)
-        halo.accumulate(u)
-        for outer in ("exchange", "accumulate", "wait"):
-            for inner in ("exchange", "accumulate", "start", "wait", "close"):
-                fields = () if inner in ("wait", "close") else (u.copy(),)
-                u[...] = 2.0 + stage.rank
-                node.barrier()
-                if stage.rank == 1:
-                    stage.world.recv(source=0)
-                if outer == "wait":
-                    halo.start(u)
-                if stage.rank == 0:
-                    stage.amid_next_wait(call_inside)
-                getattr(halo, outer)(*[u] * (outer != "wait"))
-                theirs = 3.0 - stage.rank
-                if outer == "accumulate":
-                    right = u[0] == u[-1] == 0 and u[1] == u[-2] == 5.0
-                else:
-                    right = u[0] == u[-1] == theirs and (u[1:-1] == 2.0 + stage.rank).all()
-                assert right, f"{inner} in {outer}: {u}"
-    stage.use_another_node()
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_a_handler_of_a_signal_cannot_call_a_plan_within_a_call(code):
-    """Not in the other direction either; the call itself goes on, with right numbers."""
-    play(2, nested, env={"MPISHARE_HOST_CODE": code}, shared=True).ended_well()
-
-
 def exits(stage: Stage, way: str) -> None:
     node = stage.node()
     node.allocate(4)
@@ -395,46 +331,6 @@ def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
         told = played.raised(rank, "call", "PeerTimeout" if dies else "PeerError")
         assert told.ranks == [0]
         assert dies or "ZeroDivisionError: the words of rank 0" in told.text
-
-
-def goes_between_steps(stage: Stage) -> None:
-    from mpishare.coordination.agreement import Agreement
-    from mpishare.coordination.poll import poll
-    from mpishare.memory import shared
-
-    node = stage.node(timeout_s=20.0)
-    forget, require = shared.forget, Agreement.require_all_here
-    attach, step_keeping = shared.attach, Agreement.step_keeping
-
-    def leave_before_attaching(self, call, work):
-        if work.__name__ == "attach":
-            raise ZeroDivisionError("the words of rank 0")
-        return step_keeping(self, call, work)
-
-    def forget_and_hold(name: str) -> None:
-        forget(name)
-        for rank in (1, 2):
-            stage.world.recv(source=rank)
-
-    def attach_late(name: str, nbytes: int) -> object:
-        assert poll(lambda: not os.path.lexists(f"{shared.FOLDER}/{name}"), 10)
-        return attach(name, nbytes)
-
-    def require_and_tell(self: Agreement, call: str) -> None:
-        require(self, call)
-        stage.world.send(None, 0)
-
-    if stage.rank == 0:
-        Agreement.step_keeping, shared.forget = leave_before_attaching, forget_and_hold
-    else:
-        shared.attach, Agreement.require_all_here = attach_late, require_and_tell
-    text = stage.fails_on(0, ZeroDivisionError, lambda: node.pool(max_nbytes=4096))
-    assert "the words of rank 0" in text
-
-
-def test_an_owner_whose_file_goes_before_its_last_words_is_named():
-    """The others look between the two: nobody has left, and the file is not there."""
-    play(3, goes_between_steps).ended_well()
 
 
 def interrupted_call(stage: Stage, way: str) -> None:
@@ -533,94 +429,6 @@ def test_an_uncaught_exception_leaves_all_nodes_of_the_program(kind):
     assert told.seconds < LIMIT_S
 
 
-def leaves_behind_a_newer(stage: Stage, message: str) -> None:
-    """Rank 0 looks in the last step of `Node` for the first time when rank 1 has left behind it."""
-    from mpishare.coordination import mpi_agreement
-    from mpishare.runtime import create
-
-    node = stage.node(timeout_s=30.0)
-    window = node.allocate(4)
-    comm, build, poll = stage.world.Dup(), create._build, mpi_agreement.poll
-
-    def never(*_):
-        mpi_agreement.poll = poll
-        return False
-
-    def late(is_done, timeout_s, look, **others):
-        mpi_agreement.poll = never if message == "is late" else poll
-        assert not is_done()
-        comm.send(None, 1)
-        assert poll(lambda: node._context.agreement.failure, 20.0)
-        look()
-        return poll(is_done, timeout_s, look, **others)
-
-    def build_first(*arguments):
-        built = build(*arguments)
-        if stage.rank:
-            comm.recv(source=0)
-        else:
-            mpi_agreement.poll = late
-        return built
-
-    create._build = build_first
-    words = "ZeroDivisionError: the words of rank 1"
-    if stage.rank == 0 and message == "is late":
-        assert stage.raises(mpishare.PeerError, stage.node).failures == {1: words}
-        assert mpi_agreement.poll is poll
-        comm.Barrier()  # the message is here
-        return
-    newer = stage.node()
-    if stage.rank == 1:
-        with contextlib.suppress(ZeroDivisionError), node:
-            raise ZeroDivisionError("the words of rank 1")
-    else:
-        assert mpi_agreement.poll is poll
-        assert stage.raises(mpishare.PeerError, window.fence).failures == {1: words}
-    if message == "comes":
-        newer.close()
-    else:
-        assert words in stage.raises(mpishare.PeerError, newer.close).failures[0]
-        comm.Barrier()
-
-
-def leaves_amid_a_newer(stage: Stage, before: str) -> None:
-    """Rank 1 has left, and lives on, when rank 0 comes to a later step of `Node`."""
-    from mpishare.coordination.poll import poll
-    from mpishare.runtime import create
-
-    node = stage.node(timeout_s=20.0)
-    comm, duplicate, control_block = stage.world.Dup(), create.duplicate, create._control_block
-
-    def interrupt(*_):
-        raise KeyboardInterrupt("the words of rank 1")
-
-    def begin(*arguments):
-        create.duplicate = duplicate
-        comm.send(None, 1)
-        return duplicate(*arguments)
-
-    def wait(*arguments):
-        assert poll(lambda: node._context.agreement.failure, 20.0)
-        return control_block(*arguments)
-
-    if before == "a block was left":  # which rank 1 leaves while rank 0 is in `Node`
-        if stage.rank == 0:
-            create.duplicate = begin
-        with contextlib.suppress(ZeroDivisionError), node.pool(max_nbytes=4096):
-            if stage.rank == 1:
-                comm.recv(source=0)
-            raise ZeroDivisionError
-    if stage.rank == 0:
-        create._control_block = wait
-        stage.attempt("node", stage.node)
-        comm.send(None, 1)
-    else:
-        create._control_block = interrupt
-        with contextlib.suppress(KeyboardInterrupt), node:
-            stage.node()
-        comm.recv(source=0)
-
-
 def raises_without_a_text(stage: Stage) -> None:
     class UntoldError(Exception):
         def __str__(self) -> str:
@@ -669,68 +477,3 @@ def plans_of_threads(stage: Stage) -> None:
 
 def test_threads_with_a_node_each_have_plans_of_their_own():
     play(2, plans_of_threads).ended_well()
-
-
-def interrupted_behind(stage: Stage, name: str) -> None:
-    """Ctrl-C on rank 1, where Python enters its next function of mpishare behind the engine."""
-    node = stage.node(timeout_s=5.0)
-    n, right = stage.size, (stage.rank + 1) % stage.size
-    u = np.zeros(6)
-    halo = stage.ring(node, u)
-    turned = mpishare.Redistribute(stage.world, (4, 2 * n), source=0, target=1, node=node)
-    out = np.zeros((2, 4)).T  # not as the plan writes: it is copied into
-    ranks = np.repeat(range(n), 4 // n)[:, None]
-
-    def part(k: int) -> np.ndarray:
-        return np.full(turned.source_shape, 10.0 * k) + stage.rank
-
-    def filled(k: int) -> np.ndarray:
-        u[...] = 10.0 * k + stage.rank
-        return u
-
-    # A call that sends, one that returns what has arrived, and the right values.
-    calls = {
-        "exchange": (lambda k: halo.exchange(filled(k)), lambda: u[-1], right),
-        "start": (lambda k: halo.start(filled(k)), lambda: (halo.wait(), u[-1])[1], right),
-        "forward": (lambda k: turned.forward(part(k), out), lambda: out, ranks),
-        "redistribute": (lambda k: turned.start(part(k)), turned.wait, ranks),
-    }
-    call, came, wanted = calls[name]
-    # The call of C that ends it: `forward` makes it in two halves, since `out` is copied into.
-    last = {"exchange": "try_exchange", "forward": "wait"}.get(name, "try_start")
-    is_behind = False
-
-    def interrupt(frame: object, event: str, value: object) -> None:
-        nonlocal is_behind
-        if event == "c_return" and value.__name__ == last:
-            is_behind = True
-        elif event == "call" and is_behind and "/mpishare/" in frame.f_code.co_filename:
-            raise KeyboardInterrupt
-
-    def interrupted(k: int) -> None:
-        sys.setprofile(interrupt)
-        try:
-            call(k)
-        finally:
-            sys.setprofile(None)
-
-    def work() -> None:
-        for k in range(1, 5):
-            try:
-                (interrupted if (stage.rank, k) == (1, 2) else call)(k)
-            except KeyboardInterrupt:
-                with contextlib.suppress(mpishare.EpochError):  # it is open
-                    call(k)
-            found = came()
-            assert (found == 10.0 * k + np.array(wanted)).all(), f"call {k} brought {found}"
-
-    stage.attempt("calls", work)
-
-
-@pytest.mark.parametrize("name", ["exchange", "start", "forward", "redistribute"])
-def test_an_interrupt_behind_a_call_leads_to_no_wrong_number(name):
-    """Made again, the others would take it for the next one."""
-    played = play(2, interrupted_behind, name)
-    for rank in range(2):
-        ends = {"ClosedError", "PeerError"} if name == "forward" else {None}  # it left the node
-        assert played.told(rank, "calls").error in ends, played.describe()

@@ -207,15 +207,15 @@ class Stage:
             self.world.Barrier()
 
     def amid_next_wait(self, handler: Callable[[], object]) -> None:
-        """Let a handler of a signal run in the midst of the next wait of this rank."""
-        sched_yield = os.sched_yield
+        """Let a handler of a signal run in the midst of the next long wait of this rank."""
+        sleep = time.sleep
 
-        def interrupt() -> None:
-            os.sched_yield = sched_yield
+        def interrupt(_: float) -> None:
+            time.sleep = sleep
             signal.raise_signal(signal.SIGUSR2)
 
         signal.signal(signal.SIGUSR2, lambda *_: handler())
-        os.sched_yield = interrupt
+        time.sleep = interrupt
 
     def use_another_node(self, comm: object = None) -> None:
         """Make, use and close it."""

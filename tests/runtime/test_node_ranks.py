@@ -130,24 +130,6 @@ def test_close_twice(comm):
     assert node.comm == MPI.COMM_NULL
 
 
-@pytest.mark.ranks(min=2)
-def test_a_node_that_is_closed_within_its_close(host_node, monkeypatch):
-    """As a handler of a signal does it on one rank: the others are in the midst of a close."""
-    node = Node(host_node.comm, backend="host", timeout_s=20)
-    window = node.allocate(3)
-    drain = node._context.drain
-
-    def drain_and_close(call):
-        if node.rank == 1:
-            monkeypatch.undo()
-            node.close()
-        drain(call)
-
-    monkeypatch.setattr(node._context, "drain", drain_and_close)
-    node.close()
-    assert window.is_closed
-
-
 def test_use_after_close(comm):
     """The node, which still says what it was, and what was made of it."""
     with Node() as node:
