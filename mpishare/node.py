@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.create import create_node, destroy_node
-from mpishare.runtime.open_nodes import close_dropped, open_nodes
 from mpishare.runtime.report import host_pairs
 from mpishare.view import publication
 from mpishare.windows.allocate import allocate
@@ -93,7 +91,6 @@ class Node(NodeObject):
         self.comm: MPI.Intracomm = self._context.comms[0]
         members = self._context.report.members
         self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)
-        open_nodes.add(self, None)
 
     @property
     def rank(self) -> int:
@@ -540,30 +537,20 @@ class Node(NodeObject):
         PeerError, PeerTimeout
             If a rank is gone or late.
         """
-        context = self._context
-        news = context.news(context.dropped)
-        if context.agreement.meet("Node.barrier", has_news=bool(news)):
-            with context.agreement.collective():
-                replies = context.agreement.step("Node.barrier", lambda: news)
-                context.dropped.close(replies, self.rank)
+        self._context.agreement.meet("Node.barrier")
 
     def collect(self) -> None:
-        """Close what all ranks have dropped: objects of this node, and nodes of its ranks.
+        """Close the objects of this node that all ranks have dropped.
 
-        Collective, host-blocking. Other collective calls of the node close its objects too; making
-        a node closes nodes of its ranks. A node counts as dropped when also the objects made from
-        it, their arrays and its `comm` are.
+        Collective, host-blocking. Calls that make an object of the node close them too.
 
         Raises
         ------
         PeerError, PeerTimeout
             If a rank is gone or late.
         """
-        agreement = self._context.agreement
-        with agreement.collective():
-            dropped = open_nodes.dropped()
-            published = self._context.begin("Node.collect", lambda: [*dropped])
-            close_dropped(dropped, published)
+        with self._context.agreement.collective():
+            self._context.begin("Node.collect", int)
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait on the host until all work on a stream is done, with the deadline.
@@ -616,7 +603,7 @@ class Node(NodeObject):
             agreement.leave("close()", error)
             self._abandon()
             raise
-        self._end()
+        self._is_closed = True
         for comm in context.comms:
             comm.Free()
         for text in context.end_closing():
@@ -624,20 +611,10 @@ class Node(NodeObject):
 
     def _abandon(self) -> None:
         """Leave without the other ranks; free no memory that they may still map."""
-        self._end()
+        self._is_closed = True
         for child in self._context.children:
             child._abandon()
         self._context.fd_server.close()
-
-    def _end(self) -> None:
-        self._is_closed = True
-        if self._entry is not None:
-            open_nodes.remove(self, self._entry)
-
-    def _let_go(self) -> bool:
-        """Return whether this rank, having dropped the node, uses nothing made from it."""
-        # Of `comm` itself this object, the context and the call below hold references.
-        return self._context.is_let_go() and sys.getrefcount(self.comm) <= 3
 
     def _leave(self, error: BaseException) -> None:
         self._context.agreement.leave("its with block", error)

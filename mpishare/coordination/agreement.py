@@ -22,7 +22,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Agreement(Waits):
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
         self._number = self._meetings = 0  # rounds of mail, and more
-        self._by_messages = 0  # steps without mail
+        self._steps = 0  # by mail and by messages
         self._inside = self._call = ""  # the step under way, and that of the last one
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
@@ -47,7 +47,7 @@ class Agreement(Waits):
                 (slot(self.rank, parity, number), [slot(r, parity, number) for r in awaited])
                 for number, awaited in enumerate(rounds(self.rank, self.size))
             ]
-            self._meetings_of.append(fence(self.block.words, each, spreads_bit=True))
+            self._meetings_of.append(fence(self.block.words, each))
 
     def close(self) -> None:
         """Release the meetings, before the block is unmapped."""
@@ -60,17 +60,17 @@ class Agreement(Waits):
 
         The others are in the next step, and must not take the first one of a later call for it.
         """
-        before = self._number, self._by_messages
+        before = self._steps
         try:
             yield
         except BaseException as error:
-            if (self._number, self._by_messages) != before and not is_agreed(error):
+            if self._steps != before and not is_agreed(error):
                 self.leave(self._call, error)
             raise
 
-    def begin_by_messages(self, call: str) -> None:
-        """Note a step of ranks that agree by messages, for `collective`."""
-        self._by_messages += 1
+    def begin_step(self, call: str) -> None:
+        """Note a step, also one of ranks that agree by messages, for `collective`."""
+        self._steps += 1
         self._call = call
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
@@ -89,7 +89,7 @@ class Agreement(Waits):
         Return that object, and the replies of all ranks.
         """
         self._require_collective(call)
-        self._call = call
+        self.begin_step(call)
         mine: BaseException | None = None
         kept: Any = None
         self._inside = call
@@ -118,46 +118,35 @@ class Agreement(Waits):
             raise
         try:
             replies = [*map(json.loads, messages)]
-            return kept, settle(call, replies, mine, self.rank, "node", self._refusals)
+            return kept, settle(call, replies, mine, self.rank, "node")
         finally:
             mine = None  # avoids a cycle with its traceback, which may hold large arrays
 
-    def meet(self, call: str, *, has_news: bool) -> bool:
-        """Wait until all ranks are in this call; return whether any has dropped objects to report.
+    def meet(self, call: str) -> None:
+        """Wait until all ranks are in this call. Collective, host-blocking: some microseconds.
 
-        Collective, host-blocking: some microseconds. Only `Node.barrier` uses it. Where another
-        rank is in a step instead, this returns True: a step of this call then raises
-        `MismatchError` on all ranks.
+        Only `Node.barrier` uses it.
         """
         self._require_collective(call)
         self._meetings += 1
         count = self._number + self._meetings
         try:
-            found = self._meet(call, count, int(has_news))
-        except MpiShareError:
-            raise
+            while (at := self._meetings_of[count & 1](count)) >= 0:
+                self.wait(call, functools.partial(self._absent, count, at))
+                if self.block.words[at] < count:  # another rank is in a step instead
+                    self._meetings -= 1
+                    self.step(call, lambda: None)  # raises `MismatchError` on all ranks
         except BaseException as error:
-            self.leave(call, error)
+            if not is_agreed(error):
+                self.leave(call, error)
             raise
-        if found is None:
-            self._meetings -= 1  # this meeting did not happen
-        return found is not False
-
-    def _meet(self, call: str, count: int, news: int) -> bool | None:
-        """Return whether any rank has news; None where one is in another call."""
-        parity, value = count & 1, count << 1
-        while (at := self._meetings_of[parity](value | news)) >= 0:
-            self.wait(call, functools.partial(self._absent, value, at))
-            if self.block.words[at] < value:
-                return None
-        return at == -2
 
     def _absent(self, value: int, at: int) -> list[int]:
         """Return the ranks that have not come to a meeting; none if one of them is in a step."""
         block = self.block
         if block.words[at] >= value:
             return []
-        parity = value >> 1 & 1
+        parity = value & 1
         elsewhere = [rank for rank in self.others if block.has_mail(rank, self._number + 1)]
         block.sync()  # a rank that is already in its next step has passed the meeting
         absent = [r for r in self.others if block.words[block.meeting_slot(r, parity, 0)] < value]
@@ -223,12 +212,11 @@ def settle(
     error: BaseException | None,
     rank: int,
     of: str,
-    refusals: Callable[[Collection[str], Iterable[int]], list[str]] = lambda *_: [],
 ) -> list[Any]:
     """Return the results of a step by rank, or raise on every rank: this one's own error first.
 
     A reply has the call, the text of an error or None, and the result; `of` names the group of
-    ranks. `refusals` tells which of the different calls of ranks were refused by others of them.
+    ranks.
     """
     if error is not None:
         note_agreed(error)
@@ -239,8 +227,7 @@ def settle(
     calls = {r: called for r, (called, *_) in enumerate(replies)}
     if len({*calls.values()}) > 1:
         rule = f"Collective calls are made in the same order on all ranks of a {of}."
-        what = [*refusals(calls.values(), calls), "ranks made different collective calls"]
-        raise mismatch("; ".join(what), calls, rank, "called", rule)
+        raise mismatch("ranks made different collective calls", calls, rank, "called", rule)
     failures = {r: text for r, (_, text, _) in enumerate(replies) if text is not None}
     if failures:
         raise peer_error(call, failures)

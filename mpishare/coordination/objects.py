@@ -158,16 +158,15 @@ class Dropped:
         return self._last
 
     def add(self, number: int, item: NodeObject) -> None:
-        if number not in self._here:  # else it is added again: a handler of a signal has raised
-            self._unpublished.add(number)
-            self._here[number] = item
+        self._unpublished.add(number)
+        self._here[number] = item
 
     def forget(self, number: int) -> None:
         self._here.pop(number, None)
         self._unpublished.discard(number)
         self._count.pop(number, None)
 
-    def news(self) -> list[int]:
+    def ids(self) -> list[int]:
         """Return the numbers to publish: of dropped objects that are no longer in use."""
         if not self._unpublished:
             return []
@@ -178,7 +177,7 @@ class Dropped:
     def close(self, published: Sequence[Sequence[int]], rank: int) -> None:
         """Close the objects that all ranks have dropped by now. Collective, host-blocking.
 
-        `published` is the result of `news` on each rank, with this rank's at `rank`.
+        `published` is the result of `ids` on each rank, with this rank's at `rank`.
         """
         if not any(published):
             return
@@ -214,16 +213,7 @@ class Children:
 
     def registered(self) -> list[Any]:
         """Return the open objects, the oldest first; also called in the watchdog's thread."""
-        return [item for entry in self.entries() if (item := entry.item) is not None]
-
-    def entries(self) -> list[Entry]:
-        return list(self._entries)
-
-    def are_let_go(self) -> bool:
-        """Whether this rank has dropped all objects, and uses none of their views."""
-        # Parts of other objects are closed by these.
-        own = [each for each in self.entries() if each.dropped is not None or each.is_local]
-        return all(each.held is not None and each.held._let_go() for each in own)
+        return [item for entry in list(self._entries) if (item := entry.item) is not None]
 
     @property
     def has_dropped(self) -> bool:
@@ -234,7 +224,7 @@ class Children:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
         busy = []
         while self._noted:
-            entry = self._noted[-1]
+            entry = self._noted.pop()
             if entry.held is not None and entry.dropped is not None:
                 entry.dropped.add(entry.number, entry.held)
             elif entry.held is not None and entry.is_local:
@@ -242,5 +232,4 @@ class Children:
                     entry.held.close()
                 else:
                     busy.append(entry)
-            self._noted.remove(entry)  # at last: a handler of a signal may raise before
         self._noted.extend(busy)  # for a later call

@@ -34,8 +34,7 @@ def rounds(rank: int, size: int, radix: int = RADIX) -> list[list[int]]:
 class Fence:
     """The waits of a fence or a barrier, in place of the compiled ones, by the same words.
 
-    In each round a rank raises the word of its slot, and waits for those of others. With
-    `spreads_bit` the lowest bit of a word says whether any rank has set it.
+    In each round a rank raises the word of its slot, and waits for those of others.
     """
 
     def __init__(
@@ -44,28 +43,22 @@ class Fence:
         rounds: Sequence[tuple[int, Sequence[int]]],
         spins_per_yield: int,
         memory_barrier: Callable[[], object],
-        *,
-        spreads_bit: bool,
     ) -> None:
         self._words, self._rounds = words, rounds
         self._spins_per_yield = spins_per_yield
         self._memory_barrier = memory_barrier
-        self._mask = int(spreads_bit)
 
     def meet(self, value: int) -> int:
         """Go through the rounds of an epoch.
 
-        Return -1, -2 if the bit is set, or the slot that was waited for in vain for a while: then
-        call it again.
+        Return -1, or the slot that was waited for in vain for a while: then call it again.
         """
-        words, mask = self._words, self._mask
-        least, bit = value & ~mask, value & mask
+        words = self._words
         for mine, awaited in self._rounds:
             self._memory_barrier()
-            words[mine] = least | bit
+            words[mine] = value
             for slot in awaited:
-                if not spin_until(words, slot, least, self._spins_per_yield):
+                if not spin_until(words, slot, value, self._spins_per_yield):
                     return slot
-                bit |= words[slot] & mask
         self._memory_barrier()
-        return -2 if bit else -1
+        return -1

@@ -73,6 +73,9 @@ class Waits:
         self.here = f"rank {self.rank} of {self.size}"  # for errors
         # The ranks of the node, from when it is made until it is closed.
         self.ranks: Ranks = {}
+        # A name that only they know, and what nodes within this one take over: `Findings`.
+        self.name = ""
+        self.findings: Any = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
         # Every later call raises a copy of this error; None while the node is whole.

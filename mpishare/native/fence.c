@@ -1,5 +1,5 @@
 /* The rounds of a fence or of a barrier: in each a rank raises a word of its own, and waits for
- * words of others. Those of a barrier have a bit that spreads: whether any rank has set it. */
+ * words of others. */
 
 #include "wait.h"
 
@@ -14,7 +14,6 @@ typedef struct {
     Step *steps;
     Py_ssize_t count;
     int looks_per_yield;
-    int spreads_bit;
 } Fence;
 
 static void fence_dealloc(Fence *self)
@@ -58,18 +57,17 @@ static int read_rounds(Fence *self, const Py_buffer *words, PyObject *rounds)
 
 static PyObject *fence_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"words", "rounds", "looks_per_yield", "spreads_bit", NULL};
+    static char *names[] = {"words", "rounds", "looks_per_yield", NULL};
     PyObject *buffer, *rounds;
-    int looks_per_yield, spreads_bit = 0;
+    int looks_per_yield;
     Py_buffer words;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!i|p", names, &buffer, &PyList_Type,
-                                     &rounds, &looks_per_yield, &spreads_bit) ||
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!i", names, &buffer, &PyList_Type,
+                                     &rounds, &looks_per_yield) ||
         require_looks(looks_per_yield) || PyObject_GetBuffer(buffer, &words, PyBUF_WRITABLE))
         return NULL;
     Fence *self = (Fence *)PyType_GenericAlloc(type, 0);
     if (self != NULL) {
         self->looks_per_yield = looks_per_yield;
-        self->spreads_bit = spreads_bit;
         if (read_rounds(self, &words, rounds))
             Py_CLEAR(self);
     }
@@ -82,31 +80,25 @@ static PyObject *fence_meet(Fence *self, PyObject *given)
     const uint64_t value = PyLong_AsUnsignedLongLong(given);
     if (value == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    const uint64_t mask = self->spreads_bit ? 1 : 0;
-    const uint64_t least = value & ~mask;
-    uint64_t bit = value & mask;
     for (const Step *step = self->steps; step < self->steps + self->count; step++) {
         if (step->slot < 0) {
-            store_release(step->word, least | bit);
-            continue;
-        }
-        if (!wait_word(step->word, least, self->looks_per_yield))
+            store_release(step->word, value);
+        } else if (!wait_word(step->word, value, self->looks_per_yield)) {
             return PyLong_FromLong(step->slot);
-        bit |= load_acquire(step->word) & mask;
+        }
     }
-    return PyLong_FromLong(bit ? -2 : -1);
+    return PyLong_FromLong(-1);
 }
 
 static PyMethodDef fence_methods[] = {
     {"meet", (PyCFunction)fence_meet, METH_O,
-     "Go through the rounds of an epoch. Return -1, -2 if the bit is set, or the slot that was "
-     "waited for in vain for a millisecond: then call it again."},
+     "Go through the rounds of an epoch. Return -1, or the slot that was waited for in vain for a "
+     "millisecond: then call it again."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot fence_slots[] = {
-    {Py_tp_doc, "Fence(words, rounds, looks_per_yield, spreads_bit=False): words of shared memory "
-                "by their slots."},
+    {Py_tp_doc, "Fence(words, rounds, looks_per_yield): words of shared memory by their slots."},
     {Py_tp_new, fence_new},
     {Py_tp_dealloc, fence_dealloc},
     {Py_tp_methods, fence_methods},

@@ -65,7 +65,7 @@ class PlanComm:
         agreement = self.context.agreement
         if self._ranks.is_node:
             return agreement.step_keeping(call, work)
-        agreement.begin_by_messages(call)
+        agreement.begin_step(call)
         self.context.memory_barrier()
         with watching(agreement, self._node_ranks, call) as watch:
             made = self._ranks.group.step_keeping(work, watch)
@@ -74,8 +74,8 @@ class PlanComm:
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
-        news = self.context.news(self.dropped)
-        replies = self.step(call, lambda: [news, work()])
+        ids = self.context.dropped_ids(self.dropped)
+        replies = self.step(call, lambda: [ids, work()])
         self.dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
 

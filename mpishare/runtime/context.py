@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from mpishare.memory.allocation import Steps
     from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
-    from mpishare.runtime.findings import Findings
     from mpishare.runtime.report import Member, Report
 
 __all__ = ["Location", "NodeContext", "NodeObject"]
@@ -67,8 +66,6 @@ class NodeContext:
 
     # As it was when the node was made, or when the user last asked for it.
     report: Report
-    # About its ranks.
-    findings: Findings
     # The node's communicator, which belongs to the user, and the duplicate of the given one.
     comms: tuple[MPI.Intracomm, ...]
 
@@ -130,21 +127,15 @@ class NodeContext:
         self.numbers = Counter[str]()
 
     def fence(
-        self,
-        words: memoryview[int],
-        rounds: Sequence[tuple[int, Sequence[int]]],
-        *,
-        spreads_bit: bool = False,
+        self, words: memoryview[int], rounds: Sequence[tuple[int, Sequence[int]]]
     ) -> Callable[[int], int]:
         """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
         # On CUDA it serves the barriers of the host, and each rank may choose by itself.
         module = native.load()[0] if self.backend.has_streams else self.compiled
         if module is not None:
-            made = module.Fence(words, rounds, self.looks_per_yield, spreads_bit)
+            made = module.Fence(words, rounds, self.looks_per_yield)
         else:
-            made = Fence(
-                words, rounds, self.spins_per_yield, self.memory_barrier, spreads_bit=spreads_bit
-            )
+            made = Fence(words, rounds, self.spins_per_yield, self.memory_barrier)
         meet: Callable[[int], int] = made.meet
         return meet
 
@@ -243,21 +234,16 @@ class NodeContext:
 
         Collective, host-blocking; as `Agreement.step`.
         """
-        news = self.news(self.dropped)
-        replies = self.agreement.step(call, lambda: [news, work()])
+        ids = self.dropped_ids(self.dropped)
+        replies = self.agreement.step(call, lambda: [ids, work()])
         self.dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
 
-    def is_let_go(self) -> bool:
-        """Whether this rank has dropped all that was made from the node, and uses none of it."""
-        self._children.note_dropped()
-        return not self.backend.is_in_capture() and self._children.are_let_go()
-
-    def news(self, dropped: Dropped) -> list[int]:
+    def dropped_ids(self, dropped: Dropped) -> list[int]:
         """Return the numbers of dropped objects that this rank has to publish."""
         self.agreement.check()
         self.note_dropped()
-        return [] if self.backend.is_in_capture() else dropped.news()
+        return [] if self.backend.is_in_capture() else dropped.ids()
 
     def note_dropped(self) -> None:
         """Note the objects that this rank has dropped, and close those that need no other rank."""

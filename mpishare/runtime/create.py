@@ -32,10 +32,9 @@ from mpishare.memory.arguments import is_duration
 from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
-from mpishare.runtime.findings import Findings
+from mpishare.runtime.findings import Findings, known_to_all, surveyed
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.mpi_start import load_mpi
-from mpishare.runtime.open_nodes import close_dropped, known_to_all, open_nodes
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked, is_wsl2
 from mpishare.runtime.probe import probe_cuda, routed
@@ -69,11 +68,9 @@ def create_node(
         watch = CommWatch(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
         undo.callback(all_comm.Free)
-        here = open_nodes.surveyed(places.place())
-        dropped = open_nodes.dropped()
-        mine = {name: each.rank for name, each in here.items()}, [*dropped]
-        chosen, why_host, replies = choose_backend(all_comm, backend, timeout_s, watch, mine)
-        ranks_in, all_dropped = zip(*replies, strict=True)
+        here = surveyed(places.place())
+        mine = {name: each.rank for name, each in here.items()}
+        chosen, why_host, ranks_in = choose_backend(all_comm, backend, timeout_s, watch, mine)
         known = known_to_all(ranks_in, here)
         if known is None:
             node_comm, color, notes = _find_node(all_comm, watch)
@@ -82,7 +79,6 @@ def create_node(
         undo.callback(node_comm.Free)
 
         def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
-            close_dropped(dropped, all_dropped)
             context, shutdown = _build(
                 all_comm, node_comm, chosen, device, watch, why_host, notes, known
             )
@@ -277,8 +273,8 @@ def _build(
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             tried = [each["tried"] for each in replies]
-            known = Findings(context.name, places.place(), facts, tried, None)
-        context.findings = _probed(known, context)
+            known = Findings(places.place(), facts, tried, None)
+        agreement.name, agreement.findings = context.name, _probed(known, context)
         context.report = _report(context, members, why_host, notes)
     return context, Shutdown(agreement, watchdog, context.finish_at_exit)
 
@@ -332,17 +328,16 @@ def _probed(known: Findings, context: NodeContext) -> Findings:
     """Return the findings, on CUDA with those about the GPUs that the ranks use now."""
     probed = known.probed
     if context.backend.has_streams and (probed is None or probed.uuids != context.uuids):
-        # Under its own name: the next node within this one takes these over.
-        return known._replace(name=context.name, probed=probe_cuda(context))
+        return known._replace(probed=probe_cuda(context))
     return known
 
 
 def _report(
     context: NodeContext, members: tuple[Member, ...], why_host: str | None, notes: list[str]
 ) -> Report:
-    time_sliced = time_sliced_gpus(members)
+    time_sliced, findings = time_sliced_gpus(members), context.agreement.findings
     pairs: tuple[Pair, ...] = ()  # those of a host are made for who asks: `Node.report`
-    probed = context.findings.probed if context.backend.has_streams else None
+    probed = findings.probed if context.backend.has_streams else None
     if probed is not None:
         pairs = tuple(routed(pair, is_time_sliced=bool(time_sliced)) for pair in probed.pairs)
         context.in_place.keeps_values = probed.keeps_values[context.rank]
@@ -369,7 +364,7 @@ def _report(
         tuple(notes),
         is_wsl2(),
         native_missing=context.native_missing,
-        surroundings=describe_surroundings(context.findings.facts, context.findings.tried),
+        surroundings=describe_surroundings(findings.facts, findings.tried),
     )
 
 

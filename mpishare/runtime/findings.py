@@ -10,9 +10,12 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.coordination.waits import of_this_thread
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mpishare.coordination.waits import Waits
     from mpishare.runtime.report import Pair
 
 
@@ -41,7 +44,6 @@ class Probed(NamedTuple):
 class Findings(NamedTuple):
     """The findings of one node, by rank, the same on all."""
 
-    name: str  # of the node that made them
     place: list[Any] | None  # of all its ranks
     facts: list[dict[str, Any]]  # of `Survey.describe`
     tried: list[dict[str, Any]]  # of `Survey.read`
@@ -56,9 +58,33 @@ class Findings(NamedTuple):
             return {"errors": errors, "own": errors and tried["own"]}
 
         return Findings(
-            self.name,
             self.place,
             [self.facts[rank] for rank in ranks],
             [among(self.tried[rank]) for rank in ranks],
             self.probed and self.probed.of(ranks),
         )
+
+
+def surveyed(place: list[Any] | None) -> dict[str, Waits]:
+    """Return by their names the whole nodes of this thread that have findings, of this place.
+
+    Those that have probed GPUs come first: a node on the host has no findings on them.
+    """
+    nodes = [each for each in of_this_thread() if each.failure is None and each.findings]
+    nodes.sort(key=lambda each: each.findings.probed is None)
+    return {each.name: each for each in nodes if each.findings.place == place}
+
+
+def known_to_all(
+    ranks_in: Sequence[Mapping[str, int]], mine: Mapping[str, Waits]
+) -> Findings | None:
+    """Return the findings of a node that has all these ranks; None without one.
+
+    `ranks_in` has, for each rank, the names of the nodes whose findings it has, with its rank
+    there; the result is the same on all ranks.
+    """
+    name = next((name for name in ranks_in[0] if all(name in each for each in ranks_in)), None)
+    if name is None:
+        return None
+    found: Findings = mine[name].findings.of([each[name] for each in ranks_in])
+    return found

@@ -22,7 +22,7 @@ def dropped(stage: Stage, how: str) -> None:
         held = halo, window
     del halo, window, event, channel, pool
     if how == "fork":
-        node.barrier()
+        node.collect()
         window = node.allocate(4)
         child = os.fork()
         if not child:
@@ -85,7 +85,7 @@ def killed(stage: Stage, place: str) -> None:
     del halo
     if place == "before" and stage.rank == 1:
         stage.die(0.3)
-    stage.attempt("first", node.barrier)
+    stage.attempt("first", node.collect)
     stage.attempt("then", node.barrier)
     stage.attempt("close", node.close)
     stage.end()
@@ -111,7 +111,7 @@ def fails_on_one(stage: Stage) -> None:
     shape = 4 if stage.rank else "four"
     stage.fails_on(0, TypeError, lambda: node.allocate(shape))
     assert counted() == 1
-    node.barrier()
+    node.collect()
     assert counted() == 0
     node.close()
 

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.coordination.mpi_agreement import CommWatch
-from mpishare.coordination.objects import Dropped
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.plans.node_cache import kept_as, kept_node
 from tests.helpers import halos
@@ -62,7 +61,7 @@ def test_dropped_by_all(node, what):
     name = made.name
     del made
     assert name in open_objects(node)  # whoever drops it does not wait for the others
-    node.barrier()
+    node.collect()
     assert open_objects(node) == before
 
 
@@ -73,12 +72,12 @@ def test_dropped_by_some(node, what):
     made = [make(node, what)]
     name = made[0].name
     for rank in range(node.size):
-        node.barrier()
+        node.collect()
         assert name in open_objects(node)
         if node.rank == rank:
             assert not made[0].is_closed
             del made[0]
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
 
 
@@ -93,7 +92,7 @@ def test_any_collective_call_of_the_node_will_do(node):
         "channel": lambda: node.channel(1),
         "pool": node.pool,
         "plan": lambda: ring(node, field),
-        "barrier": node.barrier,
+        "collect": node.collect,
     }
     for name, call in calls.items():
         dropped = node.allocate(3).name
@@ -106,15 +105,15 @@ def test_an_array_keeps_its_window(node):
     window = node.allocate_each(3, fill=node.rank)
     name, array = window.name, window.array
     del window
-    node.barrier()
+    node.collect()
     assert name in open_objects(node)
     assert array.tolist() == [node.rank] * 3
     part = array[1:]
     del array
-    node.barrier()
+    node.collect()
     assert name in open_objects(node)
     del part
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
 
 
@@ -123,10 +122,10 @@ def test_an_array_keeps_its_pool(node):
     name = pool.name
     array = pool.allocate(3) if node.is_leader else None
     del pool
-    node.barrier()
+    node.collect()
     assert name in open_objects(node)
     del array
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
 
 
@@ -135,39 +134,13 @@ def test_a_block_keeps_its_channel(node):
     name = channel.name
     with channel.put() if node.is_leader else contextlib.nullcontext() as slot:
         del channel
-        node.barrier()
+        node.collect()
         assert name in open_objects(node)
         if node.is_leader:
             slot[...] = 1
             del slot
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
-
-
-def test_what_is_dropped_is_closed_in_one_order(node):
-    """Plans before the windows of their fields, the newest first; on all ranks alike."""
-    closed = []
-    window = node.allocate_each((4, 3))
-    made = [ring(node, window.array), window, node.event(), make(node, "neighbors")]
-    names = [each.name for each in made]
-
-    def spy(each):
-        close = type(each).close
-
-        def note(self):
-            closed.append(self.name)
-            close(self)
-
-        return type(type(each).__name__, (type(each),), {"close": note})
-
-    for each in made:
-        each.__class__ = spy(each)
-    rng = np.random.default_rng([node.rank, 5])
-    del window, each
-    while made:
-        made.pop(int(rng.integers(len(made))))
-    node.barrier()
-    assert closed == [names[3], names[0], names[2], names[1]]
 
 
 def test_dropped_in_another_thread_or_in_a_cycle(node):
@@ -176,15 +149,15 @@ def test_dropped_in_another_thread_or_in_a_cycle(node):
     thread = threading.Thread(target=made.clear)
     thread.start()
     thread.join()
-    node.barrier()
+    node.collect()
     assert not names & set(open_objects(node))
     channel = node.channel(3)
     channel.itself, name = channel, channel.name
     del channel
-    node.barrier()
+    node.collect()
     gc.collect()
     assert name in open_objects(node)  # though no weak reference leads there any more
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
 
 
@@ -194,7 +167,7 @@ def test_between_start_and_wait(node):
     halo.start(u)
     del halo
     with pytest.warns(ResourceWarning, match=name):
-        node.barrier()
+        node.collect()
     assert name not in open_objects(node)
     assert rotated(node, ring(node, u), u)
 
@@ -211,13 +184,13 @@ def test_nothing_is_closed_in_a_capture(node):
         stream.begin_capture()
         x += 1
         del halo
-        node.barrier()
+        node.collect()
         graph = stream.end_capture()
         assert name in open_objects(node)
         graph.launch()
         node.synchronize()
     assert x.tolist() == [2] * 4
-    node.barrier()
+    node.collect()
     assert name not in open_objects(node)
 
 
@@ -239,19 +212,6 @@ def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
     comm.Free()
 
 
-def test_a_plan_keeps_no_array(node):
-    u, v = node.xp.zeros((4, 3)), node.xp.zeros((4, 3))
-    with ring(node, u) as halo:
-        halo.exchange(u)
-        halo.start(u)
-        halo.wait()
-        halo.exchange(v)
-        node.synchronize()
-        u, gone = None, weakref.ref(u)
-        assert gone() is None
-        assert rotated(node, halo, v)
-
-
 @pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
 def test_carts_of_their_own(node, is_given):
     """Plans are made, used and dropped on carts that are freed: nothing grows."""
@@ -266,7 +226,7 @@ def test_carts_of_their_own(node, is_given):
         del halo
         cart.Free()
         if number in (99, n_plans - 1):
-            node.barrier()
+            node.collect()
             now = held()
             counts.append((now.fds, now.mapped, len(RankGroup._all), len(open_objects(node))))
             pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
@@ -368,26 +328,3 @@ def test_the_error_of_a_plan_holds_no_array(host_node, is_given):
         assert seen() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("is_added", [False, True])
-def test_an_interrupt_as_a_dropped_object_is_noted(host_node, monkeypatch, is_added):
-    """It is closed by a later call, and its number published once."""
-    node, add = host_node, Dropped.add
-    begin = len(open_objects(node))
-
-    def interrupted(*given):
-        monkeypatch.setattr(Dropped, "add", add)
-        if is_added:
-            add(*given)
-        raise KeyboardInterrupt
-
-    node.allocate(1000)
-    gc.collect()
-    monkeypatch.setattr(Dropped, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        node._context._children.note_dropped()
-    assert len(open_objects(node)) == begin + 1
-    node.barrier()
-    node.barrier()
-    assert len(open_objects(node)) == begin

@@ -3,8 +3,7 @@
 from itertools import product
 from types import SimpleNamespace
 
-from mpishare.runtime.findings import Findings, Probed
-from mpishare.runtime.open_nodes import known_to_all
+from mpishare.runtime.findings import Findings, Probed, known_to_all
 from mpishare.runtime.report import Pair
 
 UUIDS = ["GPU-a", "GPU-b", "GPU-a", "GPU-c"]
@@ -19,9 +18,7 @@ PROBED = Probed(
     UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)), (True, False, True, True)
 )
 TRIED = [{"errors": [(rank, 1), (3, 2)] if rank < 3 else [], "own": 5} for rank in (1, 2, 0, 3)]
-FOUND = Findings(
-    "n", ["boot", 1, 2], [{"container": str(rank)} for rank in range(4)], TRIED, PROBED
-)
+FOUND = Findings(["boot", 1, 2], [{"container": str(rank)} for rank in range(4)], TRIED, PROBED)
 
 
 def test_some_ranks_in_another_order():
@@ -40,7 +37,7 @@ def test_all_ranks_in_their_order():
 
 
 def test_only_what_all_ranks_have():
-    other = FOUND._replace(name="m")
+    other = FOUND._replace(place=["another"])
     mine = {"m": SimpleNamespace(findings=other), "n": SimpleNamespace(findings=FOUND)}
     assert known_to_all([{"m": 0, "n": 1}, {"n": 0}], mine) == FOUND.of([1, 0])
     assert known_to_all([{"m": 0}, {"n": 0}], mine) is None

@@ -85,7 +85,7 @@ def test_a_part_of_a_window_is_a_window_without_new_memory(node, cut):
         assert int((base.array != -1).sum()) == part.size
         del part
         win.close()
-        node.barrier()  # what was dropped is closed
+        node.collect()
 
 
 def test_share_of_a_part_by_one_rank(node):
