@@ -37,14 +37,13 @@ MAILBOX_NBYTES = 4096
 # volume 3, 9.2.2).
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
-# Of each rank: single words, with the marks amid them, four texts behind their versions and
+# Of each rank: single words, with the marks amid them, three texts behind their versions and
 # lengths, and the mail.
 _STATE, _LIFE, _LOOKED, _ASKED = 0, 2, 3, 8
-_DEPARTURE, _WAIT, _WHERE, _REFUSAL = SLOT_WORDS, 512, 640, 768  # their first words
-_MAIL = 1280
+_DEPARTURE, _WAIT, _WHERE = SLOT_WORDS, 512, 640  # their first words
+_MAIL = 768
 _TEXT_NBYTES = {
-    place: 8 * (end - place - 2)
-    for place, end in pairwise((_DEPARTURE, _WAIT, _WHERE, _REFUSAL, _MAIL))
+    place: 8 * (end - place - 2) for place, end in pairwise((_DEPARTURE, _WAIT, _WHERE, _MAIL))
 }
 _MAX_TEXT, _MAX_MISSING, _MAX_AWAITED = 500, 64, 64
 _MAX_CALL_NBYTES = 500  # as JSON
@@ -324,18 +323,6 @@ class ControlBlock:
         """Return where that rank is; None if it has published no answer since a time."""
         _, found = self._published(rank, _WHERE)
         return str(found[1]) if found and found[0] >= since_ns else None
-
-    # --- the last call that each rank refused on its own: others may wait for it in that call
-
-    def refuse(self, subject: str, text: str) -> None:
-        """Publish that this rank has refused a call of a plan, or to make one."""
-        if self.is_open and self.is_mine:
-            self._publish(_REFUSAL, [fitting(subject), _cut(text)])
-
-    def refusal(self, rank: int) -> tuple[str, str]:
-        """Return the subject and the error of the last call that this rank refused, or empty."""
-        _, found = self._published(rank, _REFUSAL)
-        return tuple(found or ("", ""))
 
     # --- texts of JSON, each with a version that is odd while it is being written
 

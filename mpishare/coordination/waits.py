@@ -40,7 +40,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
@@ -296,8 +296,7 @@ class Waits:
             self.fail_departed(call, gone)
         if self.failure is not None:
             return self.failure
-        here = "; ".join([self.here, *self._refusals([call], ranks)])
-        error = late_ranks(call, ranks, self.timeout_s, here, self.where(ranks))
+        error = late_ranks(call, ranks, self.timeout_s, self.here, self.where(ranks))
         return self.end(Event.DEADLINE, error)
 
     def where(self, ranks: Collection[int], is_over: Callable[[], object] = bool) -> dict[int, str]:
@@ -309,38 +308,18 @@ class Waits:
             return ask(self.block, ranks, self.progress, is_over)
         return ask(self.block, ranks, lambda: answer(self.block, self.owner), is_over)
 
-    def refuse(self, subject: str, error: BaseException) -> None:
-        """Publish, for ranks that wait in calls of `subject`, that this one has refused one."""
-        self.block.refuse(subject, describe(error))
-
-    def _refusals(self, calls: Collection[str], ranks: Iterable[int]) -> list[str]:
-        """Return, for an error, what ranks have refused of these calls.
-
-        They may have made the calls since: nothing is published where a call succeeds.
-        """
-        subjects = {*calls, *(call.rpartition(": ")[0] for call in calls)}
-        refused = {rank: self.block.refusal(rank) for rank in sorted(ranks)}
-        return [
-            f"rank {rank} has refused a call ({text})"
-            for rank, (subject, text) in refused.items()
-            if subject and subject in subjects
-        ]
-
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""
         calls = {rank: cycle[rank].call for rank in sorted(cycle)}
         failures = {rank: f"waits in {name}" for rank, name in calls.items()}
         called = {self.rank: call, **calls}
         named = ", ".join(f"rank {rank} in {name}" for rank, name in called.items())
-        why = "ranks wait for each other"
-        rule = "Collective calls must be made in the same order on all ranks of a node."
-        if refused := self._refusals(called.values(), called):
-            why = f"{'; '.join(refused)}, for which others may wait"
-            rule = (
-                "If it was not made again there, make it, with arguments that fit; else collective "
-                "calls came in different orders."
-            )
-        text = " ".join([f"{why}: {named}. {rule}", *awaited_calls({*called.values()})])
+        rule = (
+            "Collective calls must be made in the same order on all ranks of a node. A call that "
+            "raised on a rank alone was not made there."
+        )
+        why = f"ranks wait for each other: {named}. {rule}"
+        text = " ".join([why, *awaited_calls({*called.values()})])
         return self.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 
 

@@ -168,13 +168,9 @@ class BasePlan(NodeObject):
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
 
     def _named(self, call: str, error: Exception) -> Exception:
-        """Return the error of an argument with the name of the plan and the call.
-
-        The call may have been refused on this rank alone: ranks that wait in it will name it.
-        """
+        """Return the error of an argument with the name of the plan and the call."""
         if type(error) in (TypeError, ValueError) and not str(error).startswith(self.name):
-            error = type(error)(f"{self.name}: {call} failed: {error}")
-            self._context.agreement.refuse(self.name, error)
+            return type(error)(f"{self.name}: {call} failed: {error}")
         return error
 
     def _forget(self) -> None:

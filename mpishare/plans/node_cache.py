@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.identity import known
 from mpishare.coordination.mpi_agreement import CommWatch, identify, watching
-from mpishare.coordination.rank_group import require_intracomm
 from mpishare.node import Node, require_node
 from mpishare.runtime.context import NodeContext
 
@@ -160,16 +159,6 @@ def meeting(given: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool
         if known(comm).keys() == agreement.ranks.keys():
             return lambda mine: any(agreement.step(call, lambda: mine))
     return bool
-
-
-def require_communicator(given: Any, call: str, comm: Any, wanted: str) -> None:
-    """Raise `TypeError` for what is none, and say so to the ranks that wait for this one's plan."""
-    try:
-        require_intracomm(call, comm, wanted)
-    except TypeError as error:
-        if isinstance(given, NodeContext):
-            given.agreement.refuse(call, error)
-        raise
 
 
 def leave_node(given: Any, call: str, error: BaseException) -> None:

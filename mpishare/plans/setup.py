@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup
+from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.plans import gpu_memory, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
@@ -32,7 +32,6 @@ from mpishare.plans.node_cache import (
     name_plan,
     own_communicator,
     ranks_left_out,
-    require_communicator,
     watching_setup,
 )
 from mpishare.runtime import ranges
@@ -104,7 +103,7 @@ def plan_setup(
     of the fields. A plan that is inner to another one has its communicator.
     """
     node, held = context_of(node), None
-    require_communicator(node, call, given, wanted)
+    require_intracomm(call, given, wanted)
     try:
         with watching_setup(node, given, call) as watch:
             meet = bool if is_inner else meeting(node, given, call)
