@@ -49,17 +49,12 @@ _SETTLED_S = 4 * PUBLISH_S
 
 
 class NodeWatch(WaitMonitor):
-    """Watches the messages of a call for the ranks of a node that must make it. Made by `watching`.
+    """Watches the messages of a call for the ranks of a node that must make it."""
 
-    `look` is called at each check; its exception ends the wait.
-    """
-
-    def __init__(
-        self, node: Waits, ranks: Collection[int], call: str, look: Callable[[], object]
-    ) -> None:
-        self._node, self._look, self.call = node, look, call
+    def __init__(self, node: Waits, ranks: Collection[int], call: str) -> None:
+        self._node, self.call = node, call
         self._absent = partial(_absent, node, ranks, call)
-        super().__init__(node, call, self._absent, self._check_and_look)
+        super().__init__(node, call, self._absent, node.check_whole)
 
     def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
         """Wait for a request; name the missing ranks, if these are of the node.
@@ -75,24 +70,13 @@ class NodeWatch(WaitMonitor):
             raise node.timed_out(self.call, missing)
         raise node.end_by(Event.DEADLINE, late_unknown(self.call, node.timeout_s))
 
-    def _check_and_look(self) -> None:
-        self._node.check_whole()
-        self._look()
-
 
 @contextmanager
-def watching(
-    node: Waits, ranks: Collection[int], call: str, look: Callable[[], object] = int
-) -> Iterator[NodeWatch]:
+def watching(node: Waits, ranks: Collection[int], call: str) -> Iterator[NodeWatch]:
     """Watch the waits of a call within the block, as `NodeWatch`."""
     # Both end last: this rank must not seem missing before it has left.
-    with node.waiting_in(call), NodeWatch(node, ranks, call, look) as watch:
-        try:
-            yield watch
-        except PeerTimeout as error:
-            if node.failure is None:  # of another node, by a handler of a signal amid the wait
-                node.leave(call, error)
-            raise
+    with node.waiting_in(call), NodeWatch(node, ranks, call) as watch:
+        yield watch
 
 
 class CommWatch:

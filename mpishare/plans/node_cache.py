@@ -120,13 +120,11 @@ def ranks_left_out(comm: PlanComm) -> list[int]:
 
 
 @contextmanager
-def watching_setup(
-    given: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
-) -> Iterator[Watch]:
+def watching_setup(given: Any, comm: MPI.Intracomm, call: str) -> Iterator[Watch]:
     """Yield the watch over a wait for a plan's ranks.
 
-    That of a given node names its missing ranks in a `PeerTimeout`, and calls `look`, which may
-    raise. It is collective on a communicator whose ranks are not known yet.
+    That of a given node names its missing ranks in a `PeerTimeout`. It is collective on a
+    communicator whose ranks are not known yet.
     """
     if not isinstance(given, NodeContext):
         yield CommWatch(call, _DEFAULT_TIMEOUT_S)
@@ -134,9 +132,9 @@ def watching_setup(
     agreement = given.agreement
     agreement.check()
     if not known(comm):
-        with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
+        with watching(agreement, agreement.ranks_in(comm), call) as watch:
             identify(comm, watch)
-    with watching(agreement, agreement.ranks_in(comm), call, look) as watch:
+    with watching(agreement, agreement.ranks_in(comm), call) as watch:
         yield watch
 
 

@@ -33,13 +33,12 @@ from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings, known_to_all, surveyed
-from mpishare.runtime.launch import check_singleton, one_gpu_note
-from mpishare.runtime.mpi_start import load_mpi
+from mpishare.runtime.launch import check_singleton, load_mpi, one_gpu_note
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked, is_wsl2
 from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
-from mpishare.runtime.surroundings import Survey, describe_surroundings, warn_of_equal_pids
+from mpishare.runtime.surroundings import Survey, describe_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,12 +104,10 @@ def create_node(
 
 @functools.cache  # a process is started once
 def _check_start() -> None:
-    """Check that the launcher and the MPI library fit, and warn of a crash that was seen."""
+    """Check that the launcher and the MPI library fit."""
     from mpi4py import MPI
 
-    library = MPI.Get_library_version()
-    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
-    warn_of_equal_pids(library, os.environ)
+    check_singleton(MPI.COMM_WORLD.size, os.environ, MPI.Get_library_version())
 
 
 @contextlib.contextmanager

@@ -7,12 +7,29 @@ error of MPI.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+class NoMpiError(UnsupportedError):
+    """There is no MPI library: the reason and the remedy in one line."""
+
+
+def load_mpi() -> Any:
+    """Import MPI, which starts it, or raise `NoMpiError`."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The first line has the reason; the others list the attempts of the loader.
+        raise NoMpiError(
+            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
+            "install one: pip install mpich"
+        ) from None
+    return MPI
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ process to process, an IPC namespace of Docker the common /dev/shm. See namespac
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +17,7 @@ from mpishare.memory import limits, shared
 from mpishare.memory.process_memory import Token, try_read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-log = logging.getLogger("mpishare")
+    from collections.abc import Mapping, Sequence
 
 # The namespaces that matter here, by the names of the links in /proc/self/ns.
 KINDS = ("ipc", "net", "pid", "user", "uts")
@@ -35,8 +31,6 @@ _VARIABLES = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
 }
 _FILES = {"run/.containerenv": "Podman", ".dockerenv": "Docker"}
-_LAUNCHERS = re.compile(r"mpi(run|exec|rexec)|prte|prted|prterun|orted|orterun|hydra|slurmstepd")
-_BTL_VARIABLES = ("OMPI_MCA_btl", "PRTE_MCA_btl")
 
 
 @dataclass(frozen=True)
@@ -206,51 +200,6 @@ def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error
             "containers"
         )
     return "Run all ranks as one user; start containers with --cap-add=SYS_PTRACE"
-
-
-def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
-    """Warn where Open MPI may crash at its first message.
-
-    Its transport in shared memory was seen to end in a segmentation fault where two ranks of a
-    machine have the same process id, each in a PID namespace of its own (5.0.11).
-    """
-    if "open mpi" not in library.lower() or not _uses_sm(environment):
-        return
-    count = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-    own = namespaces().get("pid", _FIRST["pid"])
-    is_alone = count == "1" or own == _FIRST["pid"]
-    # A launcher in the PID namespace of this process has started the others there, too.
-    if is_alone or any(_LAUNCHERS.match(name) for _, name in ancestors()):
-        return
-    log.warning(
-        "process %d has a PID namespace of its own, and Open MPI crashes where two ranks of a "
-        "machine have the same process id: start the containers with --pid=host, or keep Open MPI "
-        "off shared memory with OMPI_MCA_btl=self,tcp",
-        os.getpid(),
-    )
-
-
-def _uses_sm(environment: Mapping[str, str]) -> bool:
-    """Whether Open MPI may send through shared memory, by its lists of transports."""
-    for name in _BTL_VARIABLES:
-        given = environment.get(name, "^")
-        names = given.removeprefix("^").split(",")
-        if given.startswith("^") == bool({"sm", "vader"} & {*names}):
-            return False
-    return True
-
-
-def ancestors() -> Iterator[tuple[int, str]]:
-    """Yield the ids and names of the processes above this one, as far as /proc shows them."""
-    pid = os.getppid()
-    while pid > 0:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return
-        name, _, rest = stat.partition("(")[2].rpartition(")")
-        yield pid, name
-        pid = int(rest.split()[1])
 
 
 def _ptrace_scope() -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination.abort import abort_after, say
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
-from mpishare.runtime.mpi_start import NoMpiError, limited_start, load_mpi
+from mpishare.runtime.launch import NoMpiError, load_mpi
+from mpishare.tools.mpi_start import limited_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -103,16 +103,6 @@ def test_no_reads_from_process_to_process(kind, monkeypatch, tmp_path):
         assert f"--{kind}ns=host" in told["text"] or f"--{kind}=host" in told["text"]
 
 
-def test_equal_process_ids_under_open_mpi(monkeypatch, tmp_path):
-    """It ends in a segmentation fault of Open MPI's; the last words before that are the remedy."""
-    if launcher()[1] != "openmpi":
-        pytest.skip("MPICH does not mind")
-    separate_ranks(monkeypatch, tmp_path, ["pid"])
-    result = run_ranks(2, PROGRAM)
-    assert not result.timed_out, result.describe()
-    assert result.stderr.count("start the containers with --pid=host") == 2, result.describe()
-
-
 def test_other_process_ids_under_mpich(monkeypatch, tmp_path):
     """Its UCX looks for the other one in /proc, and fails at its start; it need not use that."""
     if launcher()[1] != "mpich":

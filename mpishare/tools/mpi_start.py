@@ -1,4 +1,4 @@
-"""MPI's own start: its requirements, and a deadline.
+"""MPI's own start in a program: its requirements, and a deadline.
 
 MPICH (5.0.2) ends in ``MPI_Init`` where /dev/shm is read-only, by SIGBUS where that is too small,
 and waits for ever where the ranks of a machine have different ones. No Python runs in a process
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory import shared
@@ -28,37 +28,14 @@ if TYPE_CHECKING:
 
 # The time until a warning that MPI has not started, if the deadline is not sooner.
 WARN_AFTER_S = 10.0
-_LEAD_S = 2.0  # of the last output before the end, as the first end of a rank ends the job
-
 _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LEAD_S = 2.0  # of the last output before the end, as the first end of a rank ends the job
 # MPICH's use of /dev/shm for each rank of a machine: measured 1036 KiB.
 _OF_MPICH_NBYTES = 1100 << 10
 _ADVICE = (
     " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
     "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
 )
-_MUCH_NBYTES = 1 << 30  # with so much room it is not the reason
-_ADVICE_ROOM = (
-    " UCX, which MPICH may use, was seen to die in a segmentation fault where 15 to 32 MiB were "
-    f"left there. {shared.MORE_ROOM} With UCX_TLS=tcp,self it takes none of it."
-)
-
-
-class NoMpiError(UnsupportedError):
-    """There is no MPI library: the reason and the remedy in one line."""
-
-
-def load_mpi() -> Any:
-    """Import MPI, which starts it, or raise `NoMpiError`."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        # The first line has the reason; the others list the attempts of the loader.
-        raise NoMpiError(
-            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
-            "install one: pip install mpich"
-        ) from None
-    return MPI
 
 
 @contextlib.contextmanager
@@ -76,12 +53,12 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
         if _is_reported_by_first():
             time.sleep(_LEAD_S)
         else:
-            _say(f"{prog}: {error}\n")
+            os.write(2, f"{prog}: {error}\n".encode())  # at once: lines of ranks do not mix
         raise SystemExit(1) from None
     sys.stdout.flush()
     sys.stderr.flush()
     over, alive = os.pipe()
-    what = json.dumps([over, *_words(prog, deadline_s, is_first=is_first)])
+    what = json.dumps([over, _words(prog, deadline_s, is_first=is_first)])
     command = [sys.executable, "-IS", "-c", _SPEAKER, what]
     # In a group of its own: a launcher kills that of a process that died.
     child = subprocess.Popen(  # noqa: S603 - a fixed command
@@ -127,38 +104,26 @@ def _is_reported_by_first() -> bool:
         return False
 
 
-# Prints in the child that its parent waits or has died, unless the pipe says it has started.
+# Prints in the child that its parent waits, unless the pipe says that it has started or died.
 _SPEAKER = """
 import json, os, select, sys
-over, waits, died = json.loads(sys.argv[1])
+over, waits = json.loads(sys.argv[1])
 for seconds, late in waits:
     if select.select([over], [], [], seconds)[0]:
-        if not os.read(over, 1):
-            os.write(2, died.encode())
         break
     os.write(2, late.encode())
 """
 
 
-def _words(prog: str, deadline_s: float, *, is_first: bool) -> tuple[list[tuple[float, str]], str]:
-    """Return what to print after so many seconds, each from the last on, and after a death."""
+def _words(prog: str, deadline_s: float, *, is_first: bool) -> list[tuple[float, str]]:
+    """Return what to print after so many seconds, each from the last on."""
     warn_s, pid = min(WARN_AFTER_S, deadline_s), os.getpid()
-    room, whole = shared.room()
-    left, total = format_nbytes(room), format_nbytes(whole)
     text = f"{prog}: MPI has not started after {warn_s:g} s in {describe_process(pid)}"
     waits = [(warn_s, f"{text}.{_ADVICE if is_first else ''}\n")]
     if deadline_s > warn_s:
         text = f"{prog}: MPI has not started after {deadline_s:g} s: process {pid} ends\n"
         waits.append((deadline_s - warn_s, text))
-    died = (
-        f"{prog}: a process died in MPI's start, where {shared.FOLDER} had {left} left of "
-        f"{total}.{_ADVICE_ROOM if room < _MUCH_NBYTES else ''}\n"
-    )
-    return waits, died if is_first else ""
-
-
-def _say(text: str) -> None:
-    os.write(2, text.encode())  # at once, so that lines of several ranks do not mix
+    return waits
 
 
 def describe_process(pid: int) -> str:
