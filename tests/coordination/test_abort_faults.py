@@ -15,12 +15,13 @@ from tests.helpers.stage import Stage
 LATE = """
 import time
 import mpishare
+from mpishare.plans.node_cache import context_of
 from mpi4py import MPI
 
 with mpishare.Node() as node:
     node.barrier()
     # Of the calls from here on: not of making the node, which takes ranks without a core as long.
-    node._context.agreement.timeout_s = 1.0
+    context_of(node).agreement.timeout_s = 1.0
     MPI.COMM_WORLD.Barrier()
     if node.rank == 1:
         time.sleep(60)
@@ -42,27 +43,6 @@ def test_every_rank_says_why_it_aborts(apart_s):
         why = r"rank 1 did not arrive within 1 s \({}\); rank 1 is in .*: time.sleep\(60\)"
         words = f"Node.barrier failed: ({why.format(own)}|{heard + why.format('.*')})"
         assert re.match(words, said[1]), result.describe()
-
-
-def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
-    result = run_ranks(2, LATE.replace("APART_S", "0"))
-    assert "mpishare: rank 0 aborts the job: Node.barrier" in result.stderr
-    assert result.seconds < 20
-
-
-REASONS = """
-from mpishare.coordination.abort import abort_at_exit
-from mpi4py import MPI
-
-abort_at_exit("the messages that came later", lambda: True)
-abort_at_exit("the messages that never came", lambda: False)
-"""
-
-
-def test_the_reason_is_one_that_stands():
-    result = run_ranks(1, REASONS)
-    assert result.returncode != 0
-    assert "rank 0 aborts the job: the messages that never came\n" in result.stderr
 
 
 RAISES = """
@@ -148,11 +128,12 @@ def test_who_exits_because_of_another_is_not_blamed():
 BROKEN = """
 import os, signal, sys, time
 import mpishare
+from mpishare.plans.node_cache import context_of
 from mpi4py import MPI
 
 node = mpishare.Node()
 node.barrier()
-node._context.agreement.timeout_s = 0.5  # of the next wait, for a rank that never comes
+context_of(node).agreement.timeout_s = 0.5  # of the next wait, for a rank that never comes
 if node.rank == 1:
     time.sleep(60)
 try:
@@ -197,72 +178,6 @@ def test_a_job_is_aborted_however_the_program_ends(end):
     assert words in result.stderr, result.describe()
     assert program is LATE_NODE or result.stdout.startswith("(1,)"), result.describe()
     assert result.seconds < 20
-
-
-def two_nodes(stage: Stage) -> None:
-    whole = stage.node(timeout_s=10.0)
-    half = stage.node(stage.world.Split(stage.rank // 2, stage.rank), timeout_s=1.0)
-    whole.barrier()
-
-    def use() -> None:
-        with whole:
-            if stage.rank == 2:
-                half.barrier()  # rank 1 of this node is rank 3 of the world
-            if stage.rank == 3:
-                time.sleep(3)
-            else:
-                whole.barrier()
-
-    stage.attempt("call", use)
-
-
-def test_who_is_missing_on_one_node_has_another_number_on_another():
-    played = play(4, two_nodes)
-    late = played.raised(2, "call", "PeerTimeout")
-    assert late.ranks == [1], played.describe()
-    for rank in (0, 1):
-        told = played.raised(rank, "call", "PeerError")
-        assert told.ranks == [2], played.describe()
-        assert late.text in told.failures[2]
-
-
-GOES_ON = """
-import sys, threading
-from mpi4py import MPI
-from mpishare.coordination import abort
-
-class Heard:
-    def write(self, text):
-        abort.HEARD_S = 30  # and then it listens for others
-        said.set()
-    def flush(self):
-        pass
-
-def late():
-    before = {*threading.enumerate()}
-    with abort.abort_when_late("it is late", 0.01):
-        (thread,) = {*threading.enumerate()} - before
-        yield thread
-    thread.join()
-
-said = threading.Event()
-abort.HEARD_S = 30
-for thread in late():
-    thread.join(0.1)  # its time is over
-assert not said.is_set()
-abort.HEARD_S, sys.stderr = 0.01, Heard()
-for _ in late():
-    assert said.wait(30)
-MPI.Finalize()
-print("end")
-"""
-
-
-def test_what_was_late_and_is_over_aborts_nothing():
-    """As in a process that was stopped, whose thread runs first."""
-    result = run_ranks(1, GOES_ON)
-    assert (result.returncode, result.stdout) == (0, "end\n"), result.describe()
-    assert result.seconds < 25, result.describe()
 
 
 FULL = """

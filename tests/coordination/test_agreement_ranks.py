@@ -24,6 +24,7 @@ from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.control_block import Departure, State
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.memory import shared
+from mpishare.plans.node_cache import context_of
 from tests.helpers.children import in_a_fork
 from tests.helpers.held import held
 
@@ -41,7 +42,7 @@ def step_keeping(request, comm):
     """`step_keeping` of a call, by each of its two ways."""
     if request.param == "the node":
         with Node(comm) as node:
-            yield functools.partial(node._context.agreement.step_keeping, "a call")
+            yield functools.partial(context_of(node).agreement.step_keeping, "a call")
     else:
         watch = mpi_agreement.CommWatch("a call", 30.0)
         group = RankGroup.of(comm, watch)
@@ -173,7 +174,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(comm):
         with pytest.raises(UnsupportedError):
             node.__enter__()
         node.close()
-        node._context.agreement.block.depart(State.LEFT, Departure("child"))
+        context_of(node).agreement.block.depart(State.LEFT, Departure("child"))
         return True
 
     with Node(comm) as node:

@@ -77,12 +77,16 @@ def test_the_launcher_ends_the_job_and_one_line_names_the_killed_rank():
 
 def ending(stage: Stage, victim: int) -> None:
     """Of rank 1 the thread that watches is gone: so it is where the kernel begins to kill it."""
+    from mpishare.plans.node_cache import context_of
+
     node = stage.node(timeout_s=10.0)
     node.barrier()
     if stage.rank == victim:
         exit_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
-        node._context.watchdog._pause = lambda: ctypes.CDLL(None).syscall(exit_thread, 0)
-        block = node._context.agreement.block
+        mpishare.coordination.robust_futex.wait = lambda *_: ctypes.CDLL(None).syscall(
+            exit_thread, 0
+        )
+        block = context_of(node).agreement.block
         while block.is_here(0) or block.is_here(2):
             time.sleep(0.01)
         stage.die()
@@ -122,14 +126,9 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
     played.missed(2, "first", of=(0, 1))
 
 
-def fencing(stage: Stage, code: str, victim: int) -> None:
+def fencing(stage: Stage, victim: int) -> None:
     mpishare.windows.epochs.RADIX = 2
-    node = stage.node()
-    if code == "python":
-        node._context.compiled = None
-    window = node.allocate_each(1, fill=0)
-    awaited = [rank for _, waits in window._rounds for rank in waits.values()]
-    assert (victim in awaited) == (stage.rank in {2, 3})
+    window = stage.node().allocate_each(1, fill=0)
 
     def fences() -> None:
         for step in range(1 << 30):
@@ -144,7 +143,8 @@ def fencing(stage: Stage, code: str, victim: int) -> None:
 @pytest.mark.parametrize("code", ["compiled", "python"])
 def test_a_rank_killed_between_fences_in_rounds_is_named(code):
     """As with nine ranks a fence has two rounds: rank 0 never looks at a word of the victim."""
-    played = play(4, fencing, code, VICTIM, survivable=True)
+    env = {"MPISHARE_HOST_CODE": code}
+    played = play(4, fencing, VICTIM, survivable=True, env=env)
     died = played.rank(VICTIM)["died"]
     for told in played.missed(VICTIM, "fences", of=(0, 2, 3)):
         assert told.end - died < LIMIT_S
@@ -176,25 +176,26 @@ def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
 def dies_in_node(stage: Stage, place: str) -> None:
     from mpishare.runtime import create
 
-    find = create._find_node
+    choose = create.choose_backend
 
     def die_at_once(*_: object) -> None:
         stage.die()
 
-    def find_and_die(*arguments: object) -> None:
-        find(*arguments)
+    def choose_and_die(*arguments: object) -> None:
+        choose(*arguments)
         stage.die()
 
-    if stage.rank == 1:
-        if place == "a step":
-            create._make_context = die_at_once
-        else:
-            create._find_node = die_at_once if place == "Split_type" else find_and_die
+    if stage.rank == 1 and place == "Split_type":
+        create.choose_backend = choose_and_die
+    elif stage.rank == 1 and place == "messages":
+        create.ControlBlock.nbytes_for = die_at_once
+    elif stage.rank == 1:
+        create.NodeContext = die_at_once
     stage.attempt("node", lambda: stage.node(timeout_s=1.5))
 
 
 @pytest.mark.both_mpis
-@pytest.mark.parametrize("place", ["Split_type", "Split", "a step"])
+@pytest.mark.parametrize("place", ["Split_type", "messages", "a step"])
 def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
     """Inside MPI's own collectives, which wait for ever, as at the end of the program."""
     played = play(3, dies_in_node, place, survivable=True)
@@ -209,7 +210,9 @@ def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
 
 
 def unmarked(stage: Stage) -> None:
-    mpishare.coordination.robust_futex._FUTEX = None
+    import contextlib
+
+    mpishare.coordination.robust_futex.holding = lambda _: contextlib.nullcontext()
     node = stage.node()
     node.barrier()
     if stage.rank == 1:

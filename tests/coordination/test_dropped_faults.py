@@ -100,13 +100,15 @@ def test_survivors_name_a_rank_that_died(place):
 
 
 def fails_on_one(stage: Stage) -> None:
+    from mpishare.plans.node_cache import context_of
+
     node = stage.node()
     window = node.allocate(4)
     name = window.name
     del window
 
     def counted() -> int:
-        return [child.name for child in node._context.children].count(name)
+        return [child.name for child in context_of(node).children].count(name)
 
     shape = 4 if stage.rank else "four"
     stage.fails_on(0, TypeError, lambda: node.allocate(shape))
@@ -121,9 +123,10 @@ def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
 
 
 def across_nodes(stage: Stage, is_given: bool) -> None:
-    from mpishare.coordination.rank_group import RankGroup
+    from tests.helpers.held import open_files
 
     stage.quiet()
+    counts = []
     node = stage.node() if is_given else None
     left = (stage.rank - 1) % stage.size
     for _ in range(8):
@@ -132,11 +135,10 @@ def across_nodes(stage: Stage, is_given: bool) -> None:
         halo = mpishare.HaloExchange(cart, u, 1, node=node)
         halo.exchange(u)
         assert u[0] == left
-        context = halo._context
         del halo
         cart.Free()
-        assert len(RankGroup._all) == 1
-    assert len(context.children) == 1
+        counts.append(len(open_files()))
+    assert counts[2] == counts[-1]
 
 
 @pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])

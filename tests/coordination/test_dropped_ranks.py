@@ -12,9 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare.coordination.mpi_agreement import CommWatch
-from mpishare.coordination.rank_group import RankGroup
-from mpishare.plans.node_cache import kept_as, kept_node
+from mpishare.plans.node_cache import context_of
 from tests.helpers import halos
 from tests.helpers.halos import beside
 from tests.helpers.held import held
@@ -25,7 +23,7 @@ MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors", "allr
 
 
 def open_objects(node):
-    return [child.name for child in node._context.children]
+    return [child.name for child in context_of(node).children]
 
 
 def make(node, what):
@@ -216,42 +214,20 @@ def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
 def test_carts_of_their_own(node, is_given):
     """Plans are made, used and dropped on carts that are freed: nothing grows."""
     u, counts, pages = node.xp.zeros((4, 3)), [], []
-    group = RankGroup.of(MPI.COMM_WORLD, CommWatch("test", 30))
     n_plans = 400 if node.size <= 2 and is_given else 150
     for number in range(n_plans):
         cart = MPI.COMM_WORLD.Create_cart((node.size,), periods=(True,))
         halo = mpishare.HaloExchange(cart, u, 1, axes=(0,), node=node if is_given else None)
-        assert halo._setup.group is group
         assert rotated(node, halo, u)
         del halo
         cart.Free()
         if number in (99, n_plans - 1):
             node.collect()
             now = held()
-            counts.append((now.fds, now.mapped, len(RankGroup._all), len(open_objects(node))))
+            counts.append((now.fds, now.mapped, len(open_objects(node))))
             pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert counts[0] == counts[1]
     assert pages[1] - pages[0] < 256  # of 300 plans one each would be more
-    group.release()
-
-
-def test_a_default_node_goes_with_its_last_plan(node):
-    u = np.zeros((4, 3))
-    first = ring(node, u, node=None)
-    group = first._setup.group
-    kept = kept_as(group, first._setup.context)
-    second = ring(node, u, comm=node.comm.Dup(), node=None)
-    assert second._setup.context is kept._context
-    first.close()
-    assert not kept.is_closed
-    third = ring(node, u, node=None)
-    del second
-    fourth = ring(node, u, node=None)
-    third.close()
-    assert not kept.is_closed
-    fourth.close()
-    assert kept.is_closed
-    assert kept_node(group, "host") is None
 
 
 @TWO
@@ -261,7 +237,6 @@ def test_messages_of_two_plans_do_not_meet(node, monkeypatch):
     fields = [node.xp.zeros((4, 3)) for _ in range(3)]
     nodes = node, node, None
     plans = [ring(node, u, node=each) for u, each in zip(fields, nodes, strict=True)]
-    assert len({plan._setup.group for plan in plans}) == 1
     left = (node.rank - 1) % node.size
     for step in range(6):
         # Only the calls of one node are in the same order on all ranks.
@@ -281,9 +256,7 @@ def test_out_of_communicators(node):
     """The error says how many plans are open; MPICH has about 2,000 communicators."""
     if "MPICH" not in MPI.Get_library_version():
         pytest.skip("only MPICH has so few")
-    # Plans of nodes that other tests have left stay in their groups.
-    left = sum(group.plans for group in RankGroup._all)
-    text = rf"(?s)has ({left + 3}|{left + 4}) plans open .*cart.Free\(\)"
+    text = r"(?s)has \d+ plans open .*cart.Free\(\)"
     plans = [ring(node, np.zeros((4, 3)), node=None) for _ in range(3)]
     comm, taken = MPI.COMM_SELF.Dup(), []
     reverse = MPI.COMM_WORLD.Split(0, -node.rank)

@@ -205,6 +205,7 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
 
 def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
     """A handler raises on rank 1 behind the first step of a call, which is then made again."""
+    from mpishare.plans.node_cache import context_of
 
     def interrupted(*arguments: object) -> object:
         done = step(*arguments)
@@ -219,7 +220,7 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
         return stage.make(what, node)
 
     node = stage.node(timeout_s=20.0)
-    agreement = node._context.agreement
+    agreement = context_of(node).agreement
     step, armed = agreement.step_keeping, [stage.rank == 1]
     made = None if moment == "made" else make()
     calls = {

@@ -85,34 +85,3 @@ def finalized(stage: Stage, closes: bool) -> None:
 @pytest.mark.parametrize("closes", [True, False])
 def test_mpi_is_finalized_before_the_node_is_closed(closes, backend):
     play(2, finalized, closes, backend=backend, python=("-W", "error")).ended_well()
-
-
-def interrupted_close(stage: Stage) -> None:
-    from mpishare.coordination.agreement import Agreement
-
-    node, step, count = stage.node(timeout_s=5.0), Agreement.step_keeping, 0
-
-    def interrupt(self: Agreement, *arguments: object) -> object:
-        nonlocal count
-        made, count = step(self, *arguments), count + 1
-        if count == 2:
-            raise KeyboardInterrupt
-        return made
-
-    if stage.rank == 2:
-        Agreement.step_keeping = interrupt
-    stage.attempt("close", node.close)
-    Agreement.step_keeping = step
-    del node
-    stage.attempt("again", lambda: stage.node(timeout_s=5.0).close())
-
-
-def test_a_node_can_be_made_behind_one_whose_close_was_interrupted():
-    """The other ranks have closed theirs: their processes have not ended."""
-    played = play(3, interrupted_close)
-    assert [played.told(rank, "close").error for rank in range(3)] == [
-        None,
-        None,
-        "KeyboardInterrupt",
-    ], played.describe()
-    played.worked([0, 1, 2], "again")

@@ -38,14 +38,21 @@ def waiting(text, file="job.py", **names):
     thread.join()
 
 
+def place_of(block, thread):
+    since_ns = block.ask()
+    where.answer(block, thread)
+    (place,) = where.answers(block, [0], since_ns).values()
+    return place
+
+
 IN_OURS = "inside.set()\npoll(over.is_set, 20)\n"
 
 
 def test_a_call_of_ours_is_named(block):
     with waiting(IN_OURS, poll=poll) as thread:
-        assert where._place(block, thread) == "in job.py:2, <module> (in poll)"
+        assert place_of(block, thread) == "in job.py:2, <module> (in poll)"
         block.begin_wait("window 3: fence", [1])
-        assert where._place(block, thread) == "in job.py:2, <module> (in window 3: fence)"
+        assert place_of(block, thread) == "in job.py:2, <module> (in window 3: fence)"
 
 
 def test_a_line_of_a_package_is_named_behind_that_of_the_program(block):
@@ -55,7 +62,7 @@ def test_a_line_of_a_package_is_named_behind_that_of_the_program(block):
     with waiting(
         "def main():\n    solve(inside.set() or over.wait)\n\nmain()\n", solve=package["solve"]
     ) as thread:
-        place = where._place(block, thread)
+        place = place_of(block, thread)
         assert place == "in job.py:2, main (in solver/core.py:2, solve)"
 
 
@@ -63,9 +70,7 @@ def test_a_line_of_a_package_is_named_behind_that_of_the_program(block):
 def test_of_a_long_path_the_end_is_kept(block, folder):
     text = f"def {'f' * 500}():\n    inside.set() or over.wait(20)\n\n{'f' * 500}()\n"
     with waiting(text, f"/{folder}/job.py") as thread:
-        block.ask()
-        where.answer(block, thread)
-        (place,) = where.answers(block, [0], 0).values()
+        place = place_of(block, thread)
     assert place.startswith("in ...")
     assert "/job.py:2, fff" in place
     assert place.isprintable()
@@ -75,7 +80,7 @@ def test_a_thread_that_has_ended_is_nowhere(block):
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()
-    assert where._place(block, thread.ident) == "in no line of Python"
+    assert place_of(block, thread.ident) == "in no line of Python"
 
 
 @pytest.mark.parametrize("state", [State.CLOSED, State.EXITED])

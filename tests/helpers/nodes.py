@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpishare import Node
+from mpishare.plans.node_cache import context_of
 from tests.helpers.compiled import WHY_NONE
 
 _kept: dict[str, Node] = {}
@@ -27,18 +28,20 @@ def _all(mine: bool) -> bool:
 
 def _lend(backend: str) -> Node:
     node = _kept.get(backend)
-    is_whole = node is not None and not node.is_closed and node._context.agreement.failure is None
+    is_whole = (
+        node is not None and not node.is_closed and context_of(node).agreement.failure is None
+    )
     if not _all(is_whole):
         node = _kept[backend] = Node(backend=backend, timeout_s=40)
     return node
 
 
 def _take_back(node: Node) -> None:
-    if node.is_closed or node._context.agreement.failure is not None:
+    if node.is_closed or context_of(node).agreement.failure is not None:
         return
     try:
         node.synchronize()
-        for child in node._context.children:
+        for child in context_of(node).children:
             child.close()
     except BaseException as error:
         node.__exit__(type(error), error, error.__traceback__)

@@ -3,24 +3,8 @@
 import pytest
 
 import mpishare
-from mpishare.runtime.context import NodeObject
 
 PLANS = [mpishare.Allreduce, mpishare.HaloExchange, mpishare.NeighborExchange]
-
-
-@pytest.mark.parametrize("kind", [mpishare.Window, mpishare.Channel, *PLANS])
-def test_an_object_that_waits_on_streams_says_for_which_ranks(kind):
-    """A base class that answers in its place would hide every rank that is late on a stream."""
-    assert kind._pending is not NodeObject._pending
-
-
-@pytest.mark.parametrize(
-    "kind", [mpishare.Window, mpishare.Event, mpishare.Pool, mpishare.Channel, *PLANS]
-)
-def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
-    assert kind.close is not NodeObject.close
-    assert kind._abandon is not NodeObject._abandon
-    assert kind.__exit__.__qualname__.split(".")[0] in ("NodeObject", "BasePlan")
 
 
 @pytest.mark.parametrize(

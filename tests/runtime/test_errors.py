@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import mpishare
-from mpishare.errors import describe, died, late_unknown
+from mpishare.errors import describe
 
 TREE = {
     "CudaError": (),
@@ -82,27 +82,3 @@ def test_errors_reach_other_processes(error):
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("no"), "ValueError: no"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (MemoryError(), "MemoryError"),
-        (mpishare.ClosedError("gone"), "ClosedError: gone"),
-    ],
-)
-def test_words(error, text):
-    assert describe(error) == text
-
-
-@pytest.mark.parametrize(("dead", "who"), [([1], "rank 1"), ([2, 1], "ranks 1, 2")])
-def test_dead_ranks_are_named_in_a_sentence(dead, who):
-    assert str(died(dead, 0, 4, 2.0)).startswith(f"{who} of 4 died (seen by rank 0).")
-
-
-def test_the_likely_cause_of_missing_ranks_comes_first():
-    text = str(late_unknown("Node", 3.0))
-    assert text.index("if rank == 0:") < text.index("If one died") < 160
-    assert len(text) < 240

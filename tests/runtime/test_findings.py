@@ -37,7 +37,7 @@ def test_all_ranks_in_their_order():
 
 
 def test_only_what_all_ranks_have():
-    other = FOUND._replace(place=["another"])
+    other = Findings(["another"], *FOUND[1:])
     mine = {"m": SimpleNamespace(findings=other), "n": SimpleNamespace(findings=FOUND)}
     assert known_to_all([{"m": 0, "n": 1}, {"n": 0}], mine) == FOUND.of([1, 0])
     assert known_to_all([{"m": 0}, {"n": 0}], mine) is None

@@ -86,22 +86,6 @@ def test_a_row_for_each_gpu_and_one_line_for_links_of_a_kind():
     ]
 
 
-def test_many_pairs_alike_are_one_line_and_others_are_named():
-    assert "  all 6 pairs: 18 NVLinks of generation 4 (NV18); P2P reads and writes" in lines(
-        view(FOUR)
-    )
-    mixed = replace(
-        view(FOUR, level=SYS, nvlinks=0),
-        links=tuple(
-            link(FOUR[a], FOUR[b], level=SWITCH if b - a == 1 and a != 1 else SYS, nvlinks=0)
-            for a, b in combinations(range(4), 2)
-        ),
-    )
-    found = lines(mixed)
-    assert "  #0-#1, #2-#3: one PCIe switch (PIX); P2P reads and writes" in found
-    assert "  #0-#2, #0-#3, #1-#2, #1-#3: across sockets (SYS); P2P reads and writes" in found
-
-
 def test_who_hides_a_gpu_from_whom():
     masked = [
         view(TWO, visible=TWO[:1], variable="0"),
@@ -128,34 +112,12 @@ def test_a_cgroup_hides_gpus_from_nvml_too():
     assert not any("-#" in line for line in found)  # nobody can ask how they are linked
 
 
-def test_one_cause_for_all_ranks():
-    found = lines(*[view(FOUR[:2], visible=TWO, listed=FOUR)] * 2)
-    assert any(
-        line.startswith("  no rank sees #2, #3, hidden by a device cgroup") for line in found
-    )
-    (line,) = [line for line in lines(view(TWO, visible=())) if "does not see" in line]
-    assert "rank 0 does not see #0, #1, hidden by CUDA alone: cuInit fails" in line
-
-
 def test_a_pair_without_p2p_names_the_reason_and_the_route():
     found = lines(
         *[view(TWO, nvlinks=0, read=NO_P2P, write=NO_P2P)] * 2, report=report(TWO, route="pinned")
     )
     assert "  #0-#1: across sockets (SYS); no P2P: chipset not supported (CNS)" in found
     assert "  rank 0 and rank 1: no P2P between #0 and #1, so that halos go by `pinned`" in found
-
-
-def test_a_slower_link_than_its_siblings():
-    odd = (*FOUR[:3], gpu(3, pcie_width=8, nvlinks=17))
-    found = lines(view(odd))
-    assert (
-        "  PCIe differs between GPUs NVIDIA H200: #0, #1, #2 PCIe 5.0 x16, #3 PCIe 5.0 x8" in found
-    )
-    assert (
-        "  NVLink differs between GPUs NVIDIA H200: #0, #1, #2 18 NVLinks, #3 17 NVLinks" in found
-    )
-    other = (*FOUR[:3], gpu(3, pcie_width=8, name="NVIDIA T4"))
-    assert not any("differs" in line for line in lines(view(other)))
 
 
 def test_mig_says_what_to_do():
@@ -198,10 +160,6 @@ def test_without_nvml_one_line_and_what_the_kernel_lists():
         "  #1  GPU-00000001  NVIDIA H200  at 0000:07:00.0",
         "  rank 0 does not see #1, hidden by CUDA_VISIBLE_DEVICES=0",
     ]
-
-
-def test_without_a_driver_nothing_is_said():
-    assert lines(replace(view([], why_not="there is no cuda.bindings.nvml"), visible=None)) == []
 
 
 def test_as_data():

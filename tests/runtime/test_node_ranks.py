@@ -20,6 +20,7 @@ from mpishare import (
     PeerError,
     UnsupportedError,
 )
+from mpishare.plans.node_cache import context_of
 from mpishare.runtime.report import host_pairs
 from tests.helpers.children import in_a_fork
 from tests.helpers.windows import fails_on
@@ -56,7 +57,7 @@ def test_attributes(node, comm):
 
 def test_comm_has_the_ranks_of_the_node_and_is_private(node, comm):
     # The same ranks in another context: not the given one, nor what mpishare itself talks on.
-    for other in (comm, *node._context.comms[1:]):
+    for other in (comm, *context_of(node).comms[1:]):
         assert MPI.Comm.Compare(node.comm, other) == MPI.CONGRUENT
 
 
@@ -158,7 +159,7 @@ def test_repr_of_a_broken_node(comm):
     node = Node(timeout_s=40)
     win, event = node.allocate(2), node.event()
     if comm.rank == comm.size - 1:
-        node._context.agreement.leave("this test", ZeroDivisionError("broken on purpose"))
+        context_of(node).agreement.leave("this test", ZeroDivisionError("broken on purpose"))
     else:
         with pytest.raises(PeerError, match="on purpose"):
             node.barrier()

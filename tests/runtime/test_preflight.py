@@ -96,13 +96,6 @@ def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(
     assert f"python -m pip install 'mpishare[cu{extra}]'" in str(caught.value)
 
 
-def test_versions_of_what_is_installed():
-    """Whatever is there, asking for it does not fail and needs no GPU."""
-    bindings, runtime = preflight._package_versions()
-    assert bindings is None or bindings[0].isdecimal()
-    assert runtime is None or runtime >= 11
-
-
 @pytest.mark.parametrize(
     ("version", "has_dxg", "expected"),
     [

@@ -43,7 +43,7 @@ def silent(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
-    cached = ranges._library_or_warning, ranges._is_tool_there
+    cached = [getattr(ranges, name) for name in ("_library_or_warning", "_is_tool_there")]
     for each in cached:
         each.cache_clear()
     yield

@@ -65,16 +65,6 @@ def test_text():
     assert text == text.rstrip()
 
 
-def test_text_names_driver_and_capability_once_for_equal_gpus():
-    assert ("  GPU of ranks 0, 1: driver 580.159 (CUDA 13.0), compute capability 9.0\n") in str(
-        report(*WHOLE)
-    )
-    older = replace(GPUS[1], compute_capability="8.0")
-    text = str(Report("cuda", None, 0, (member(0, GPUS[0]), member(1, older)), tuple(WHOLE), ()))
-    assert "  GPU of rank 0: driver 580.159 (CUDA 13.0), compute capability 9.0" in text
-    assert "  GPU of rank 1: driver 580.159 (CUDA 13.0), compute capability 8.0\n" in text
-
-
 @pytest.mark.parametrize(
     ("fact", "silent", "words"),
     [
@@ -89,12 +79,6 @@ def test_what_was_tried_is_said(fact, silent, words):
     found = report(*WHOLE)
     assert silent not in str(found)
     assert words in str(replace(found, **fact))
-
-
-def test_why_messages_go_through_the_host():
-    without = replace(report(*WHOLE), gpu_messages="ended by SIGSEGV")
-    assert without.why(0, None, "mpi").endswith("through host memory: ended by SIGSEGV")
-    assert without.why(0, None, "mpi-gpu") == "another node"
 
 
 def test_text_says_why_not():
@@ -129,15 +113,6 @@ def test_the_host_backend():
 
 
 @pytest.mark.parametrize(
-    ("backend", "missing", "code"),
-    [("cuda", None, None), ("host", None, "compiled"), ("host", "no compiler", "python")],
-)
-def test_which_code_is_used_on_the_host(backend, missing, code):
-    found = replace(report(*WHOLE), backend=backend, native_missing=missing)
-    assert found.as_dict()["host_code"] == code
-
-
-@pytest.mark.parametrize(
     ("is_one_gpu", "has_mps", "shares_gpu"),
     [
         (True, (False, False), True),
@@ -159,15 +134,6 @@ def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
     assert ("python -m mpishare.mps" in (found.mps_gain or "")) is shares_gpu
 
 
-@pytest.mark.parametrize(
-    ("there", "back", "expected"),
-    [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
-)
-def test_can_share(there, back, expected):
-    pairs = [pair(0, 0), pair(0, 1, memory=there), pair(1, 0, memory=back), pair(1, 1)]
-    assert report(*pairs).can_share is expected
-
-
 def test_plain_data():
     found = report(*WHOLE, notes=("a",)).as_dict()
     assert json.loads(json.dumps(found))["notes"] == ["a"]
@@ -175,33 +141,6 @@ def test_plain_data():
     assert found["members"][1]["device"]["uuid"] == GPUS[1].uuid
     assert found["pairs"][1]["route"] == "fused"
     assert set(found["pairs"][0]) == set(Pair.__annotations__)
-
-
-@pytest.mark.parametrize(
-    ("memory", "is_self", "is_time_sliced", "route"),
-    [
-        (True, False, False, "fused"),
-        (True, False, True, "copy"),
-        (True, True, False, "copy"),
-        (True, True, True, "copy"),
-        (False, False, False, "pinned"),
-        (False, False, True, "pinned"),
-    ],
-)
-def test_routes(memory, is_self, is_time_sliced, route):
-    assert between(memory, is_self=is_self, is_time_sliced=is_time_sliced) == route
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_every_pair_of_the_host_backend_shares(size):
-    pairs = host_pairs(size)
-    assert [(p.origin, p.target) for p in pairs] == [
-        (origin, target) for origin in range(size) for target in range(size)
-    ]
-    for p in pairs:
-        link = "self" if p.origin == p.target else "host memory"
-        assert (p.link, p.route, p.reason) == (link, "host", None)
-        assert (p.memory, p.copy, p.counters, p.events) == (True,) * 4
 
 
 def test_a_route_is_its_name_with_properties():
