@@ -17,7 +17,7 @@ import cupy
 from mpishare.backends import Backend, cuda_pools, driver, handle_of, kernels
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
-from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
+from mpishare.backends.cuda_pools import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, format_nbytes

@@ -10,8 +10,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from mpishare.backends import Exported, InPlace, cuda_chunks, cuda_pools, driver
-from mpishare.backends.cuda_chunks import Chunk
+from mpishare.backends import Exported, InPlace, cuda_pools, driver
 from mpishare.backends.cuda_memory import (
     CudaMemory,
     GivenMemory,
@@ -22,7 +21,7 @@ from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.kinds import FREED, HOST_ON_CUDA, MAPPED, Kind, Refusal, classify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpishare.backends.cuda_memory import Mappings
     from mpishare.memory.fd_server import FdServer
@@ -63,6 +62,70 @@ class _Offer(NamedTuple):
     capacity: int
     free: Callable[[], Any] = lambda: None  # once the window is closed
     retract: Callable[[], None] = lambda: None  # once every rank has tried to open it
+
+
+class Chunk(NamedTuple):
+    """A file descriptor of one chunk, which the receiver closes, and its size in bytes."""
+
+    fd: int
+    nbytes: int
+
+
+def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chunk]]:
+    """Return the begin of the first chunk around a range, and the chunks, or raise `CudaError`."""
+    chunks: list[Chunk] = []
+    start = at = driver.mapping(address)[0]
+    call = partial(driver.call, where=where)
+    try:
+        while at < address + nbytes:
+            at, size = driver.mapping(at)
+            handle = call("cuMemRetainAllocationHandle", at)
+            try:
+                fd = int(call("cuMemExportToShareableHandle", handle, driver.POSIX_FD, 0))
+            finally:
+                call("cuMemRelease", handle)
+            chunks.append(Chunk(fd, size))
+            at += size
+    except BaseException:
+        for chunk in chunks:
+            os.close(chunk.fd)
+        raise
+    return start, chunks
+
+
+def import_chunks(
+    chunks: Sequence[Chunk], ordinal: int, where: str
+) -> tuple[int, Callable[[], Any]]:
+    """Map chunks of another process consecutively; return the address and their unmapping.
+
+    The caller closes the descriptors.
+    """
+    call = partial(driver.call, where=where)
+    total = sum(chunk.nbytes for chunk in chunks)
+    address = int(call("cuMemAddressReserve", total, 0, 0, 0))
+    end = address  # of the mapped chunks
+
+    def unmap() -> None:
+        at = address
+        for chunk in chunks:
+            if at < end:
+                call("cuMemUnmap", at, chunk.nbytes)
+                at += chunk.nbytes
+        call("cuMemAddressFree", address, total)
+
+    try:
+        for chunk in chunks:
+            handle = call("cuMemImportFromShareableHandle", chunk.fd, driver.POSIX_FD)
+            try:
+                call("cuMemMap", end, chunk.nbytes, 0, handle, 0)
+            finally:
+                call("cuMemRelease", handle)  # the mapping holds it
+            end += chunk.nbytes
+        call("cuMemSetAccess", address, total, [driver.read_write_access(ordinal)], 1)
+    except BaseException:
+        unmap()
+        raise
+    return address, unmap
 
 
 class CudaInPlace(InPlace):
@@ -130,7 +193,7 @@ class CudaInPlace(InPlace):
         return token, partial(self._withdraw, [(token, fd)])
 
     def _offer_chunks(self, _found: PointerAttributes, address: int, nbytes: int) -> _Offer:
-        start, chunks = cuda_chunks.export_chunks(address, nbytes, self._where)
+        start, chunks = export_chunks(address, nbytes, self._where)
         lent = [(self._fd_server.offer_fd(chunk.fd), chunk.fd) for chunk in chunks]
         pairs = zip(lent, chunks, strict=True)
         token = ",".join(f"{token}:{chunk.nbytes}" for (token, _), chunk in pairs)
@@ -195,7 +258,7 @@ class CudaInPlace(InPlace):
                 token, _, nbytes = text.partition(":")
                 fd = fetch_fd(rank, token, self._timeout_s)
                 chunks.append(Chunk(fd, int(nbytes)))
-            return cuda_chunks.import_chunks(chunks, self._ordinal, self._where)
+            return import_chunks(chunks, self._ordinal, self._where)
         finally:
             for chunk in chunks:
                 os.close(chunk.fd)
