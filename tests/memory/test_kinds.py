@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpishare.memory import export
 from mpishare.memory.kinds import (
     EMPTIED,
     FREED,
@@ -74,8 +73,3 @@ def test_a_handle_that_would_empty_the_memory():
     assert "copy=True" in EMPTIED.remedy
     pooled = PLAIN._replace(handle_types=1, pool=5)
     assert classify(pooled, 1, keeps_values=False) == Kind.POOL
-
-
-def test_every_kind_is_exported_or_refused_by_name():
-    by_hand = {Kind.FILE, Kind.WINDOW}  # the texts name the file, the window
-    assert {*Kind} == {*export._WAY, *export._WHY_NOT, *by_hand}

@@ -17,15 +17,13 @@ def in_small_shm(monkeypatch, tmp_path):
     mount_before_jobs(monkeypatch, tmp_path, SMALL)
 
 
-def too_large(stage: Stage, unchecked: bool) -> None:
+def too_large(stage: Stage) -> None:
     def free() -> int:
         stage.world.Barrier()
         room = os.statvfs("/dev/shm")
         assert room.f_blocks * room.f_frsize == 64 << 20
         return room.f_bavail * room.f_frsize
 
-    if unchecked:
-        mpishare.memory.shared._check_room = lambda nbytes: None
     with stage.node() as node:
         before = free()
         tree = [np.ones(60 << 20, "u1"), np.ones(50 << 20, "u1")]
@@ -47,9 +45,8 @@ def too_large(stage: Stage, unchecked: bool) -> None:
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("unchecked", [False, True], ids=["asked first", "refused by the kernel"])
-def test_a_window_larger_than_shm(unchecked):
-    play(3, too_large, unchecked).ended_well()
+def test_a_window_larger_than_shm():
+    play(3, too_large).ended_well()
 
 
 def pool_too_large(stage: Stage) -> None:
