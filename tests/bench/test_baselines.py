@@ -71,26 +71,3 @@ def test_a_face_of_the_wrong_side_is_seen() -> None:
 def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
     rows = rivals(2, ON_HOST.format(change=NO_TRIAL_PASSED), "ring", "--max", "512", *AGAINST)
     assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, rows
-
-
-NO_SHARING = """
-import sys
-from benchmarks.__main__ import main
-from mpishare.bench import cases
-from mpishare.bench.cuda_mpi import CudaMpi
-from mpishare.bench.session import Session
-
-cases.CASES["halo1d"].baselines["host"] += ("mpi",)
-init = Session.__init__
-def crowded(self, *arguments):
-    init(self, *arguments)
-    self.ranks_per_gpu = 2
-Session.__init__ = crowded
-CudaMpi.shares_gpus = False
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_library_that_cannot_share_a_gpu_is_a_row_with_its_own_words() -> None:
-    rows = rivals(2, NO_SHARING, "halo1d", "--max", "8", *AGAINST)
-    assert {row["reason"] for row in rows} == {"CUDA-aware MPI: ranks share a GPU"}

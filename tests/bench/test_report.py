@@ -1,7 +1,6 @@
 """The report of a run: rows, speeds, the table, the summary, the files, the plot. No MPI."""
 
 import importlib.util
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,15 +109,6 @@ def test_the_fastest_baseline_is_of_those_against_and_of_the_same_clock() -> Non
     compare(found, {"own": ["slow", "fast", "broken", "ceiling"]})
     assert (found[0].fastest, found[0].ratio) == ("fast", 0.5)
     assert all(each.ratio is None for each in found[1:])
-
-
-def test_json_has_the_header_and_every_row() -> None:
-    found = json.loads(as_json(HEADER, [each.as_dict() for each in rows({"fused": 2, "nccl": 4})]))
-    assert found["header"] == HEADER
-    assert [tuple(each) for each in found["rows"]] == [COLUMNS] * 8
-    assert found["rows"][0]["median_us"] == pytest.approx(2)
-    assert found["rows"][0]["ratio"] == pytest.approx(0.5)
-    assert found["rows"][0]["speed"] == "2.0 x faster"
 
 
 def test_table_says_why_there_is_no_number() -> None:
@@ -248,22 +238,6 @@ def test_a_plot_has_mpishare_and_the_fastest_baseline_and_is_the_same_again(tmp_
     assert "<!-- mpishare bench: 4 ranks on 2 cores, back to back, 2026-01-02" in texts[0]
     assert "nccl" not in texts[0]
     assert "staged" not in texts[0]
-
-
-@needs_matplotlib
-def test_a_plot_has_no_case_of_one_size_or_of_none(tmp_path: Path) -> None:
-    """The rows of ``setup`` have bytes too: those of its plans."""
-    draw(tmp_path / "a.svg", HEADER, rows({"fused": 1.0})[:2])
-    assert "no case ran at several sizes" in (tmp_path / "a.svg").read_text()
-    others = [replace(each, case="setup", arm="plan") for each in rows({"fused": 1.0})]
-    draw(tmp_path / "b.svg", HEADER, [*rows({"fused": 1.0}), *others])
-    assert "plan -->" not in (tmp_path / "b.svg").read_text()
-
-
-@needs_matplotlib
-def test_a_plot_of_an_unknown_kind_is_refused_before_the_run() -> None:
-    said = cli._problem(Options(plot="a.xyz"))
-    assert said == "--plot: 'a.xyz' must end in .svg, .png, .pdf"
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:

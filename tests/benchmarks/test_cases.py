@@ -1,16 +1,10 @@
 """The cases and baselines of benchmarks/: every one runs, and one that is wrong is found."""
 
-import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import catalog
-from benchmarks.nvshmem import Nvshmem
-from mpishare import UnsupportedError
-from mpishare.bench.cases import BASELINES, CASES, baselines
-from mpishare.bench.cli import case_list
 from tests.helpers.benches import (
     BENCHMARKS,
     NO_FENCE,
@@ -143,29 +137,6 @@ def test_a_ring_without_order_or_a_face_is_seen(program: str, arms: set[str]) ->
     assert wrong_arms(4, program, "fence", "ring", "--max", "512") == arms
 
 
-@pytest.mark.parametrize(
-    ("nvcc", "words"),
-    [
-        (None, "NVSHMEM: there is no nvcc"),
-        ("/no/nvcc", r"NVSHMEM: .*/no/nvcc"),
-        ("false", "nvcc: exit"),
-    ],
-)
-def test_why_kernels_of_nvshmem_cannot_be_made(monkeypatch, tmp_path, nvcc, words) -> None:
-    library = tmp_path / "lib" / "libnvshmem_device.a"
-    library.parent.mkdir()
-    library.touch()
-    found = SimpleNamespace(abs_path=str(library))
-    pathfinder = SimpleNamespace(load_nvidia_dynamic_lib=lambda name: found)
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
-    device = SimpleNamespace(compute_capability="90")
-    cuda = SimpleNamespace(get_nvcc_path=lambda: nvcc, Device=lambda: device)
-    made = Nvshmem.__new__(Nvshmem)
-    made.session = SimpleNamespace(node=SimpleNamespace(xp=SimpleNamespace(cuda=cuda)))
-    with pytest.raises(UnsupportedError, match=words):
-        made._compiled()
-
-
 def test_a_swap_that_brings_another_word_is_seen() -> None:
     assert wrong_arms(2, WITH_A_WRONG_WORD, "swap", "--max", "8") == {"fence", "post .. wait"}
 
@@ -179,11 +150,3 @@ def test_the_cases_of_the_package_are_there_too() -> None:
     assert found["header"]["notes"][-1:] == [
         "the host backend has no baseline naive of these cases"
     ]
-
-
-def test_a_case_whose_names_do_not_tell_explains_them() -> None:
-    case = CASES["fresh"]
-    assert " ".join(case.note.split()) in " ".join(case_list().split())
-    names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
-    assert all(f"'{name}'" in case.note for name in names)
-    assert set(BASELINES) <= set(baselines())

@@ -1,6 +1,5 @@
 """Two runs side by side: no MPI, no GPU."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -55,13 +54,3 @@ def test_what_is_no_run_is_status_2_and_one_line(
 def test_wrong_words_are_status_2(words: list[str], capsys) -> None:
     assert run(["compare", *words]) == 2
     assert "compare:" in capsys.readouterr().err
-
-
-def test_a_file_of_another_revision_may_have_more_keys(tmp_path: Path, capsys) -> None:
-    a = Path(write(tmp_path / "a.json", {"fused": 1.0}))
-    run = json.loads(a.read_text())
-    for row in run["rows"]:
-        row["future"] = 1
-    a.write_text(json.dumps(run))
-    assert main([str(a), str(a)]) == 0
-    assert "1.00" in capsys.readouterr().out
