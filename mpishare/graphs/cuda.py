@@ -22,11 +22,10 @@ from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.backends.driver import CudaGraph
-    from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.recording import Replayable
     from mpishare.graphs.runs import Work
     from mpishare.runtime.context import NodeContext
@@ -80,10 +79,34 @@ class CudaRuns(Runs):
             self._loop_on_host(why)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
+        """Return a function that replays the graph of a call, or calls `run` if it cannot.
+
+        Fast for known CuPy arrays on the stream of the last call.
+        """
+        run, where = self.run, self._chain.name
         if self._until is not None:
-            return self.run
-        agreement = self._context.agreement
-        return bind_replay(self._graphs, self._chain, agreement, self._device, self.run)
+            return run
+        last_stream = bind_last_stream(self._chain, self._context.agreement, self._device)
+
+        def replay(arguments: Sequence[Any]) -> Any:
+            try:
+                captured = self._graphs.get(tuple(map(identity, arguments)))
+            except AttributeError:  # not CuPy's
+                return run(arguments)
+            if captured is None or (handle := last_stream()) is None:
+                return run(arguments)
+            for each in captured.chains:
+                if each.lasting != handle:
+                    return run(arguments)
+            for engine, _ in captured.calls:
+                if engine.is_closed or engine.agreement.failure is not None:
+                    return run(arguments)
+            launch_graph(captured.graph.handle, handle, where)
+            for engine, count in captured.calls:
+                engine.calls[0] += count
+            return captured.result
+
+        return replay
 
     def run(self, arguments: Sequence[Any]) -> Any:
         self._context.agreement.check()
@@ -276,37 +299,3 @@ class CudaRuns(Runs):
                 "x.get() and synchronize() do, and every stream that it forks must be joined. Do "
                 "that outside of it, or call the function itself."
             ) from error
-
-
-def bind_replay(
-    graphs: Mapping[Hashable, Captured],
-    chain: StreamChain,
-    agreement: Agreement,
-    device: int,
-    run: Callable[[Sequence[Any]], Any],
-) -> Callable[[Sequence[Any]], Any]:
-    """Return the function that replays the graph of a call, or calls `run` if it cannot.
-
-    Fast for known CuPy arrays on the stream of the last call.
-    """
-    last_stream, where = bind_last_stream(chain, agreement, device), chain.name
-
-    def replay(arguments: Sequence[Any]) -> Any:
-        try:
-            captured = graphs.get(tuple(map(identity, arguments)))
-        except AttributeError:  # not CuPy's
-            return run(arguments)
-        if captured is None or (handle := last_stream()) is None:
-            return run(arguments)
-        for each in captured.chains:
-            if each.lasting != handle:
-                return run(arguments)
-        for engine, _ in captured.calls:
-            if engine.is_closed or engine.agreement.failure is not None:
-                return run(arguments)
-        launch_graph(captured.graph.handle, handle, where)
-        for engine, count in captured.calls:
-            engine.calls[0] += count
-        return captured.result
-
-    return replay

@@ -114,7 +114,7 @@ class BlockTable:
         self._words[at + self._row] = 0
         return False
 
-    def let_go(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         """Release a block: the owner may reuse it at once."""
         self._memory_barrier()
         self._words[self._at(slot) + self._row] = 0

@@ -67,7 +67,7 @@ class _Lease(FdClient):
     def is_alive(self, slot: int, generation: int) -> bool:  # noqa: ARG002  held: not reused
         return True
 
-    def let_go(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         # Never waits: the last array may be dropped in the midst of anything. Where the owner is
         # stopped and its socket full, the next call tells it.
         self._given_back.append(slot)
@@ -75,7 +75,7 @@ class _Lease(FdClient):
 
     def _give_back(self, *, waits: bool) -> None:
         given = self._given_back
-        while given and self.tell({"let_go": given[:_SLOTS]}, waits=waits):
+        while given and self.tell({"released": given[:_SLOTS]}, waits=waits):
             del given[:_SLOTS]
 
 

@@ -83,7 +83,6 @@ class Description:
     segments: tuple[Segment, ...]
     why_not_live: str  # empty if other processes can map its memory
     pid: int  # of the leader of the node
-    since: int | None = None  # ns on the machine's clock, when the door had been opened
     viewers: tuple[int, ...] = ()  # processes that have attached
     lag: int = 0  # of a channel: frames that a viewer may be behind
 

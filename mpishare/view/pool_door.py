@@ -81,14 +81,14 @@ class PoolDoor:
 
     def _left(self, visitor: Client) -> None:
         slots = self._slots.pop(visitor, set())
-        self._let_go(slots, list(slots))
+        self._release_slots(slots, list(slots))
 
     def _answer(
         self, request: dict[str, Any], visitor: Client
     ) -> tuple[dict[str, Any] | None, Sequence[int]]:
         slots = self._slots.setdefault(visitor, set())
-        if "let_go" in request:
-            self._let_go(slots, request["let_go"])
+        if "released" in request:
+            self._release_slots(slots, request["released"])
             return None, []
         if "hold" in request:
             return {"is_held": self._hold(slots, *request["hold"])}, []
@@ -103,10 +103,10 @@ class PoolDoor:
         self._held[slot] = self._held.get(slot, 0) + 1
         is_alive = self._table.is_alive(slot, generation)
         if not is_alive:
-            self._let_go(slots, [slot])
+            self._release_slots(slots, [slot])
         return is_alive
 
-    def _let_go(self, slots: set[int], given: Iterable[int]) -> None:
+    def _release_slots(self, slots: set[int], given: Iterable[int]) -> None:
         for slot in slots.intersection(given):
             slots.remove(slot)
             self._held[slot] -= 1

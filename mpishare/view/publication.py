@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import HandleError, MpiShareError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.handle import Handle
@@ -29,7 +28,6 @@ from mpishare.windows.publisher import DETACH_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mpishare.memory.fd_client import FdClient
     from mpishare.memory.fd_server import Client, Endpoint
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
@@ -232,30 +230,16 @@ class Publication:
         self._opening = context.fd_server.open(
             door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
         )
-        # Of two that open the same name at once, each looks for the other after this.
-        self._window = replace(self._window, since=time.monotonic_ns())
+        # Of two that open the same name at once, each finds the other now, and both are refused.
         return [job, self._is_taken(job, self._opening.address)]
 
     def _is_taken(self, job: str, mine: str) -> bool:
-        """Whether a window of this job had the name before, in whatever process."""
-        others = [
-            window
-            for window in listed()
-            if (window.job, window.name) == (job, self.name) and window.address != mine
-        ]
+        """Whether another window of this job has the name, in whatever process."""
+        others = [each for each in listed(self.name, job) if each.address != mine]
         visits, _ = visit_mine(others, _ANSWER_S, 0.0)
-        older = [self._is_older(visit) for visit in visits.values()]  # closes all of them
-        return any(older)
-
-    def _is_older(self, visit: FdClient) -> bool:
-        with visit:
-            try:
-                since = Description.ask(visit).since
-            except HandleError:
-                return False  # it has gone
-            except MpiShareError:
-                return True  # it is stopped, or has too many viewers
-        return since is not None and since < (self._window.since or 0)
+        for visit in visits.values():
+            visit.close()
+        return bool(visits)
 
     # --- in the door's thread
 

@@ -33,7 +33,6 @@ class DealtPut(Put):
     def __init__(self, ring: Ring, awaited: dict[int, int]) -> None:
         self._begins = [at - FREE for at in awaited.values()]
         super().__init__(ring, awaited, [at + FULL for at in self._begins])
-        self._wait_for_stream = ring.context.wait_until
         self._dealt = [0] * len(awaited)
         # The consumer of each slot's last frame, and the number of this frame among its own.
         self._last = [(0, 0)] * len(ring.arrays)
@@ -117,11 +116,12 @@ class DealtPut(Put):
     def _wait_until(self, find: Callable[[], bool], *, is_on_stream: bool = False) -> None:
         """Wait on the host for any consumer: for one that asks, or gives a slot back."""
         if is_on_stream:
-            self._wait_for_stream(find, self._call)
+            self._context.wait_until(find, self._call)
             return
         if not self._spin(find):
-            self._wait_on_host(self._call, lambda: [] if find() else self._late())
-        self._check_released()
+            agreement = self._context.agreement
+            agreement.wait(self._call, lambda: [] if find() else self._late())
+        self._context.check_released()
         if not find():
             raise EpochError(
                 f"{self._call} failed at the end of its block: all consumers have closed the "
@@ -132,7 +132,7 @@ class DealtPut(Put):
         for spin in range(1, SPINS):
             if find():
                 return True
-            if not spin % self._spins_per_yield:
+            if not spin % self._context.spins_per_yield:
                 yield_core()
         return False
 
@@ -147,7 +147,7 @@ class DealtPut(Put):
         """
         view, ranks = self._view, self._holders() if self._is_full else self._ranks
         here = [rank for rank in ranks if view[self._places[self._ranks.index(rank)]] < ENDED]
-        block = self._agreement.block
+        block = self._context.agreement.block
         return [rank for rank in here if not find_cycle(block, [rank])] or here
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import SPINS, yield_core
+from mpishare.coordination.poll import SPINS, spin_until, yield_core
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError, closed
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mpishare.backends import Signals
     from mpishare.coordination.counters import Counters
@@ -385,6 +385,17 @@ class Epochs:
             CounterOp("complete", "write", self._finished, completed),
             CounterOp("wait", "wait", self._completed, waited),
         )
+
+
+def reach(
+    context: NodeContext, call: str, view: memoryview[int], slots: Mapping[int, int], count: int
+) -> None:
+    """Wait on the host until these slots, by the rank that writes them, are at least `count`."""
+    for slot in slots.values():
+        if view[slot] < count and not spin_until(view, slot, count, context.spins_per_yield):
+            context.agreement.wait(call, lambda: [r for r, s in slots.items() if view[s] < count])
+    context.memory_barrier()
+    context.check_released()
 
 
 def epoch_counters(size: int) -> int:

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
-from mpishare.coordination.poll import spin_until
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.arguments import agree, owner_of, receivers
+from mpishare.windows.epochs import reach
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Event(NodeObject):
         self._events = events
         self._rank = context.rank
         self._view = counters.view
-        self._waiter_slots = [SLOT_WORDS * rank for rank in self.waiters]
+        self._waiter_slots = {rank: SLOT_WORDS * rank for rank in self.waiters}
         self._memory_barrier = context.memory_barrier
         self._has_streams = backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
@@ -121,14 +121,7 @@ class Event(NodeObject):
         count, view = self._count + 1, self._view
         oldest = count - RING
         if oldest > 0:
-            for slot in self._waiter_slots:
-                if view[slot] < oldest:
-                    self._context.agreement.wait(
-                        f"{self.name}: record",
-                        lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
-                    )
-            if self._has_streams:
-                self._context.check_released()
+            reach(self._context, f"{self.name}: record", view, self._waiter_slots, oldest)
         self._take(self._context.backend.record, count, number)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -157,15 +150,8 @@ class Event(NodeObject):
                 f"{list(self.waiters)}"
             )
         number = self._enter("wait", stream)
-        count, view, owner = self._count + 1, self._view, self.owner
-        slot = SLOT_WORDS * owner
-        if view[slot] < count and not spin_until(view, slot, count, self._context.spins_per_yield):
-            self._context.agreement.wait(
-                f"{self.name}: wait", lambda: [owner] if view[slot] < count else []
-            )
-        self._memory_barrier()
-        if self._has_streams:
-            self._context.check_released()
+        count, slots = self._count + 1, {self.owner: SLOT_WORDS * self.owner}
+        reach(self._context, f"{self.name}: wait", self._view, slots, count)
         self._take(self._context.backend.wait_event, count, number)
 
     @property

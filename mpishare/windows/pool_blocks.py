@@ -175,7 +175,7 @@ class Holder(Protocol):
     def is_writable(self) -> bool: ...
     def hold(self, slot: int, generation: int) -> bool: ...
     def is_alive(self, slot: int, generation: int) -> bool: ...
-    def let_go(self, slot: int) -> None: ...
+    def release_slot(self, slot: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -214,7 +214,7 @@ class OpenBlocks:
         block.stream, block.keeper = stream, keeper
         try:
             with self._in_call():
-                self._let_go()
+                self._release_dropped()
                 self._open(block)
                 return _watched(self._memory, block, layout, self._drop)
         finally:
@@ -227,7 +227,7 @@ class OpenBlocks:
                 if self._is_in_call:
                     return  # that call settles them
                 with self._in_call():
-                    self._let_go()
+                    self._release_dropped()
             finally:
                 self._lock.release()
 
@@ -253,7 +253,7 @@ class OpenBlocks:
     def finish(self) -> None:
         """Release the rest, once all streams are done; destroy the events."""
         with self._in_call():
-            self._let_go()
+            self._release_dropped()
             if not self._recorded:
                 self._backend.close_events(self._events)
                 self._events.clear()
@@ -275,7 +275,7 @@ class OpenBlocks:
             block.address = self._memory.open(block.token, block.nbytes)
         except BaseException:
             if not held:
-                self._table.let_go(slot)
+                self._table.release_slot(slot)
             raise
         held.add(block)
         self._held[slot] = held
@@ -286,7 +286,7 @@ class OpenBlocks:
             if not self._backend.has_streams:
                 self.settle()
 
-    def _let_go(self) -> None:
+    def _release_dropped(self) -> None:
         while self._dropped:
             self._unrecorded.append(self._dropped.popleft())
         if self._unrecorded:
@@ -318,6 +318,6 @@ class OpenBlocks:
             held.discard(block)
             if not held:
                 del self._held[block.slot]
-                self._table.let_go(block.slot)
+                self._table.release_slot(block.slot)
         self._events.append(event)
         return True

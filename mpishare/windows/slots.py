@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
-from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
 from mpishare.runtime.stream_chain import StreamChain
+from mpishare.windows.epochs import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
@@ -61,11 +61,9 @@ class Block:
         self._slots = len(arrays)
         self._view = counters.view
         self._ranks, self._places = tuple(awaited), tuple(awaited.values())
+        self._awaited_at = awaited
         self._memory_barrier = context.memory_barrier
-        self._spins_per_yield = context.spins_per_yield
-        self._agreement = context.agreement
-        self._wait_on_host = context.agreement.wait
-        self._check_released = context.check_released
+        self._context = context
         self._chain = StreamChain(backend, name)
         self._has_streams = backend.has_streams
         self._number = 0  # the handle of the block's stream
@@ -101,7 +99,10 @@ class Block:
 
     def pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's streams wait."""
-        return self._behind(self._places, self._awaited) if self._has_streams else []
+        if not self._has_streams:
+            return []
+        view, count = self._view, self._awaited
+        return [rank for rank, place in self._awaited_at.items() if view[place] < count]
 
     def close(self) -> None:
         """Drop the slots and the stream."""
@@ -140,21 +141,11 @@ class Block:
         self._write.enqueue(self._number, [count])
         self._chain.leave()
 
-    def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
-        view = self._view
-        pairs = zip(self._ranks, places, strict=True)
-        return [rank for rank, place in pairs if view[place] < count]
-
-    def _reach(self, places: tuple[int, ...], count: int) -> int:
+    def _reach(self, slots: Mapping[int, int], count: int) -> int:
         """Wait on the host until these counters are all at least `count`; return the least."""
         view = self._view
-        for place in places:
-            if not spin_until(view, place, count, self._spins_per_yield):
-                self._wait_on_host(self._call, lambda: self._behind(places, count))
-        least = min([view[place] for place in places])
-        self._memory_barrier()
-        self._check_released()
-        return least
+        reach(self._context, self._call, view, slots, count)
+        return min([view[place] for place in slots.values()])
 
 
 class Put(Block):
@@ -212,7 +203,7 @@ class Put(Block):
     def _find_room(self, number: int) -> None:
         oldest = number - self._slots
         # A freed slot is free for the host and for the stream: reading the counter is cheaper.
-        self._room = self._reach(self._places, oldest - self._ahead) + self._slots
+        self._room = self._reach(self._awaited_at, oldest - self._ahead) + self._slots
         if number > self._room and self._has_streams:
             self._wait_on_stream(oldest)
 
@@ -261,7 +252,7 @@ class Get(Block):
             self._view[self._mine] = ENDED
 
     def _find_sent(self, number: int) -> None:
-        sent = self._reach((SENT,), number)
+        sent = self._reach({self._ranks[0]: SENT}, number)
         if sent >= ENDED:
             sent -= ENDED
             if number > sent:

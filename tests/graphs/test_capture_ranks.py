@@ -214,20 +214,6 @@ def test_what_a_step_needs_is_closed(ring):
         step(ring.u, ring.v)
 
 
-def test_the_node_of_a_step_is_closed():
-    with mpishare.Node(MPI.COMM_WORLD) as node:
-        step = mpishare.capture(node, lambda x: x.fill(1))
-        x = node.xp.zeros(2)
-        for _ in range(3):
-            step(x)
-    assert step.is_closed
-    step.close()
-    with pytest.raises(ClosedError):
-        step(x)
-    with pytest.raises(ClosedError):
-        mpishare.capture(node, print)
-
-
 def test_a_dropped_step_is_closed_with_what_it_held_at_the_next_calls():
     """Each rank closes it by itself: here one rank has one, and the plans of all are dropped."""
     with mpishare.Node(MPI.COMM_WORLD) as node:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mpishare.view.names import attachable
 from tests.helpers.launch import ROOT
 
 LOOP = """
@@ -49,6 +50,12 @@ for line in sys.stdin:
         answer = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(answer), flush=True)
 """
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What is told of the window of that name of this process."""
+    [found] = [w for w in attachable() if w["name"] == name and w.get("pid") == os.getpid()]
+    return found
 
 
 class Remote:

@@ -26,19 +26,19 @@ array[...] = other[...] = 42
 """
 
 
-def has_room(pool) -> bool:
-    """Whether it has as much memory as it may take."""
-    try:
-        return pool.allocate(1 << 20, "u1") is not None
-    except mpishare.UnsupportedError:
-        return False
-
-
 def killed_openers(stage: Stage, kills: int) -> None:
+    import mpishare
     from tests.helpers.latch import within
 
     node = stage.node()
     pool = node.pool(max_nbytes=1 << 20)
+
+    def has_room() -> bool:
+        try:
+            return pool.allocate(1 << 20, "u1") is not None
+        except mpishare.UnsupportedError:
+            return False
+
     if stage.rank == 0:
         array = pool.allocate(1 << 20, "u1")
         openers = [Viewer() for _ in range(kills)]
@@ -48,9 +48,9 @@ def killed_openers(stage: Stage, kills: int) -> None:
         del array
         for opener in openers[1:]:
             opener.kill()
-        assert not has_room(pool)
+        assert not has_room()
         openers[0].kill()
-        assert within(5, lambda: has_room(pool))
+        assert within(5, lambda: has_room())
     node.barrier()
     node.close()
     assert leftovers() == []

@@ -257,3 +257,11 @@ def test_a_window_in_place_has_snapshots_alone(node, view):
     view.raises("UnsupportedError", "there.array", words)
     last = node.size - 1
     assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
+
+
+def test_an_array_with_gaps_has_no_name(node):
+    """One in Fortran's order has none, and comes as it is."""
+    whole = node.allocate_each((3, 8))
+    with pytest.raises(UnsupportedError, match="leaves gaps"):
+        node.share_each(whole.array[:, :4], copy=False, name="gaps")
+    node.share_each(whole.array.T, copy=False, name="transposed").close()

@@ -183,26 +183,6 @@ def test_blocks_lie_apart_and_behind_the_page(sizes):
     assert before <= end
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "dense"),
-    [
-        ((3, 4), (32, 8), True),
-        ((3, 4), (8, 24), True),
-        ((2, 3, 4), (8, 64, 16), True),
-        ((3, 4), (64, 8), False),
-        ((3, 4), (8, 32), False),
-        ((3,), (-8,), False),
-        ((1, 4), (999, 8), True),
-        ((0, 4), (64, 8), True),
-        ((), (), True),
-        ((3,), (0,), False),
-    ],
-    ids=str,
-)
-def test_dense_is_without_gaps_in_any_order(shape, strides, dense):
-    assert ArrayLayout(shape, np.dtype("f8"), strides).is_dense is dense
-
-
 def test_the_longest_name_and_job_fit_an_address():
     name = names.door_name(names.job_text("j" * 99), "n" * 40)
     door = FdServer()

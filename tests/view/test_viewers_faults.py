@@ -6,12 +6,9 @@ import signal
 import sys
 import time
 import warnings
-from typing import Any
 
 import pytest
 
-from mpishare.view.names import attachable
-from tests.helpers.latch import within
 from tests.helpers.planted import NOBODY, needs_two_users
 from tests.helpers.scenes import KILLING_BACKENDS, play
 from tests.helpers.stage import Stage, leftovers
@@ -58,12 +55,6 @@ def victims(name, count):
 """
 
 
-def facts_of(name: str) -> dict[str, Any]:
-    """What is told of the window of that name of this process."""
-    [found] = [w for w in attachable() if w["name"] == name and w.get("pid") == os.getpid()]
-    return found
-
-
 def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right: str) -> None:
     """Take snapshots, whose values are their numbers, until the viewer of rank 0 has answered.
 
@@ -72,6 +63,8 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right
     import select
 
     from tests.helpers.held import held
+    from tests.helpers.latch import within
+    from tests.helpers.viewer import facts_of
 
     node = stage.node()
     node.allocate_each(size, name="warm").close()
@@ -159,6 +152,9 @@ def test_a_viewer_that_is_killed_during_the_close(backend):
 
 def dying_amid_frames(stage: Stage, names: list[str]) -> None:
     """The producer is killed behind two frames of each channel, and ended only the first one."""
+    from tests.helpers.latch import within
+    from tests.helpers.viewer import facts_of
+
     node = stage.node()
     channels = [node.channel(4, name=name, consumers=[]) for name in names]
     if stage.rank == 0:
@@ -223,6 +219,8 @@ def test_no_frame_is_torn_at_full_speed(count, seconds, least):
 
 
 def twice(stage: Stage) -> None:
+    from tests.helpers.viewer import facts_of
+
     node = stage.node(stage.MPI.COMM_SELF)
     window = stage.attempt(
         "allocate", lambda: node.allocate(2, fill=float(stage.rank), name="twice")
@@ -250,7 +248,7 @@ def test_a_name_of_two_jobs():
 def test_a_name_is_taken_by_another_node_of_a_scheduled_job():
     played = play(2, twice, env={"SLURM_JOB_ID": f"7{os.getpid()}"})
     outcomes = sorted(str(played.told(rank, "allocate").error) for rank in range(2))
-    assert outcomes == ["None", "ValueError"]
+    assert outcomes in (["None", "ValueError"], ["ValueError"] * 2)  # at once, both are refused
 
 
 # Runs as another user, who reads the addresses of all sockets, and binds what it likes.

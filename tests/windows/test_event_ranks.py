@@ -92,18 +92,6 @@ def test_some_waiters_only(node):
     node.barrier()
 
 
-def test_nobody_waits(node):
-    event = node.event(waiters=[])
-    assert event.waiters == ()
-    if node.is_leader:
-        for _ in range(3 * RING):
-            event.record()
-    else:
-        with pytest.raises(ValueError, match="not one of the waiters"):
-            event.wait()
-    node.barrier()
-
-
 def test_is_done_before_and_after_a_record(node):
     """True before the first one; each rank speaks of the record that it called or took itself."""
     event = node.event()

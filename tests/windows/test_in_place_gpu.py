@@ -279,17 +279,6 @@ def test_memory_of_another_gpu(node, cupy):
         node.share_each(source, copy=False)
 
 
-@TWO
-def test_what_one_rank_cannot_share_is_an_error_on_all(node):
-    odd = node.size - 1
-    source = by_numpy() if node.rank == odd else by_pool()
-    files = []
-    for _ in range(2):  # the first one makes the door, which stays
-        fails_on(node.comm, [odd], UnsupportedError, partial(node.share_each, source, copy=False))
-        files.append(open_files())
-    assert files[0] == files[1]
-
-
 # --- how long memory lives
 
 
@@ -367,36 +356,6 @@ def test_two_small_allocations_that_the_driver_puts_into_one_block(node, cupy):
     windows[0].close()
     assert windows[1].segment(node.size - 1).tolist() == [10 + node.size - 1] * 128
     windows[1].fence()
-
-
-def test_views_outlive_their_window(node, cupy):
-    win = node.share_each(cupy.full(N, node.rank, "f4"), copy=False)
-    views = [win.segment(rank)[1:3] for rank in range(node.size)]
-    if node.size > 1:
-        with pytest.warns(ResourceWarning, match=win.name):
-            win.close()
-    else:
-        win.close()
-    del win
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
-    cupy.full(N, -1, "f4")
-    node.barrier()
-    assert [view.tolist() for view in views] == [[rank] * 2 for rank in range(node.size)]
-    node.barrier()
-
-
-def test_strides_of_a_tensor_travel(node):
-    torch = pytest.importorskip("torch")
-    source = torch.arange(24, device="cuda", dtype=torch.float32).reshape(4, 6).T[1:, ::2]
-    win = node.share_each(source, copy=False)
-    assert win.array.data.ptr == source.data_ptr()
-    for rank in range(node.size):
-        array = win.segment(rank)
-        assert array.shape == tuple(source.shape)
-        assert array.strides == tuple(4 * step for step in source.stride())
-        assert np.array_equal(array.get(), source.cpu().numpy())
-    win.fence()
 
 
 @pytest.mark.parametrize("make", [by_torch, by_torch_expandable, by_pool], ids=name_of)

@@ -1,7 +1,6 @@
 """Arrays that exist already: copied into a window, or shared where they are."""
 
 import gc
-import logging
 from functools import partial
 
 import numpy as np
@@ -160,24 +159,6 @@ def test_what_one_rank_cannot_share_is_an_error_on_all(node):
     with nothing_leaked(node):
         fails_on(node.comm, [odd], UnsupportedError, partial(node.share_each, source, copy=False))
     assert node.share_each(base.array, copy=False).shape == (4,)
-
-
-def test_none_decides_for_each_rank_and_says_so(node, caplog):
-    base = node.allocate_each(4, "i8", fill=node.rank)
-    is_odd = node.rank == node.size - 1
-    source = np.full(4, node.rank) if is_odd else base.array
-    with caplog.at_level(logging.INFO, "mpishare"):
-        win = node.share_each(source, copy=None)
-    told = [r.getMessage() for r in caplog.records if "was copied" in r.getMessage()]
-    assert len(told) == is_odd
-    assert all(win.name in text and "memory" in text for text in told)
-    for rank in range(node.size):
-        assert values_of(win.segment(rank)).tolist() == [rank] * 4
-    win.fence()
-    win.array[...] = -1
-    win.fence()
-    assert values_of(base.array).tolist() == ([node.rank] * 4 if is_odd else [-1] * 4)
-    win.fence()
 
 
 def test_elements_in_the_same_memory_are_refused_and_copied_by_none(host_node):

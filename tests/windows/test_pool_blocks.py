@@ -128,19 +128,6 @@ class Model(RuleBasedStateMachine):
 TestModel = Model.TestCase
 
 
-def test_a_block_in_limbo_is_freed_when_the_last_rank_lets_go():
-    ranks = Ranks(4096)
-    array = ranks.allocate(512)
-    handle = ranks.handle(array)
-    opened = [ranks.open(rank, handle) for rank in (0, 1, 1)]
-    del array
-    while opened:
-        with pytest.raises(UnsupportedError, match="4 KiB were asked for"):
-            ranks.allocate(512)
-        opened.pop()
-    ranks.allocate(512)
-
-
 def test_where_there_is_no_room_all_of_limbo_is_looked_at():
     ranks = Ranks(1 << 16)
     arrays = [ranks.allocate(512) for _ in range(16)]

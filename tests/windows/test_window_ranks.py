@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from mpishare import (
-    ClosedError,
     CudaError,
     Node,
     PeerError,
     UnsupportedError,
 )
-from tests.helpers.halos import beside, ring
 from tests.helpers.windows import (
     MIB,
     nothing_leaked,
@@ -110,12 +108,6 @@ def test_fill(node, shape, fill, dtype):
         for rank in range(node.size) if win.owner is None else [win.owner]:
             expected = np.full(shape, fill, dtype)
             assert np.array_equal(values_of(win.segment(rank)), expected, equal_nan=True)
-
-
-def test_fill_may_differ_in_segments_of_each(node):
-    win = node.allocate_each(3, "i4", fill=10 + node.rank)
-    found = [values_of(win.segment(rank)).tolist() for rank in range(node.size)]
-    assert found == [[10 + rank] * 3 for rank in range(node.size)]
 
 
 @pytest.mark.filterwarnings("error")
@@ -466,23 +458,3 @@ def test_the_cuda_array_interface_is_there_on_gpus_alone(node):
         win.close()
     assert seen.tolist() == [[5, 5], [5, 5]]
     node.barrier()
-
-
-def test_a_window_as_a_field_of_a_halo(node):
-    win = node.allocate_each(6, "f8", fill=-1)
-    win.array[1:-1] = node.rank
-    with ring(node, win) as halo:
-        halo.exchange(win)
-        halo.exchange(win)
-        node.synchronize()
-        left, right = beside(node)
-        assert win.array.tolist() == [left, *[node.rank] * 4, right]
-        win.fence()
-
-
-def test_a_closed_window_gives_no_memory_away(node):
-    win = node.allocate(2)
-    win.close()
-    assert (win.shape, win.dtype, win.nbytes) == ((2,), np.dtype(float), 16)
-    with pytest.raises(ClosedError):
-        node.xp.from_dlpack(win)
