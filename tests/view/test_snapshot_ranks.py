@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from mpishare import ClosedError
+from mpishare import ClosedError, UnsupportedError
 from tests.helpers.held import held
 from tests.helpers.viewer import viewing
 from tests.helpers.windows import values_of
