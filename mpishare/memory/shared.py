@@ -17,7 +17,6 @@ import itertools
 import mmap
 import os
 import re
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +34,10 @@ MORE_ROOM = (
     "In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; "
     f"else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
 )
-_REFUSED = errno.EPERM, errno.ENOSYS  # a system call, as by a sandbox
-_NOT_USABLE = (
-    *_REFUSED,
-    errno.EACCES,
-    errno.EROFS,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EOPNOTSUPP,  # a file system without files that have no name, which reports that,
-    errno.EISDIR,  # or one that does not know of them
+_NO_ADDRESSES = (
+    "this process may map no more. See `ulimit -v`, vm.max_map_count, and vm.overcommit_memory."
 )
+_NOT_OF_THE_FOLDER = errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE
 _NAME = re.compile(r"mpishare-(\d+)-(\d+)-[0-9a-f]{32}")  # process, PID namespace, random
 # Names to look at: other users can make any number, while the other ranks wait for this one.
 _MOST_NAMES = 10_000
@@ -81,7 +74,7 @@ class SharedMemory:
         except BaseException as error:
             self.close_file()
             if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-                raise _refused("map", nbytes, _no_addresses()) from error
+                raise _refused("map", nbytes, _NO_ADDRESSES) from error
             raise
 
     @property
@@ -124,11 +117,10 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     be made there; no page has been touched by then.
     """
     nbytes = whole_pages(nbytes)
-    with _usable_folder("open"):
+    with _usable_folder():
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        with _explained(nbytes):
-            os.ftruncate(fd, nbytes)
+        os.ftruncate(fd, nbytes)
         return SharedMemory(os.dup(fd), nbytes) if is_sparse else reserve_part(fd, 0, nbytes)
     finally:
         os.close(fd)
@@ -144,7 +136,7 @@ def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
         memory = SharedMemory(os.dup(fd), nbytes, offset)
         try:
             make_huge(fd, memory.buffer, offset)
-            _reserve_pages(fd, offset, nbytes)
+            os.posix_fallocate(fd, offset, nbytes)
         except BaseException:
             memory.close()
             raise
@@ -158,37 +150,20 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
     Raises as `create`.
     """
     with _room_for(nbytes):
-        _reserve_pages(memory.fd, start, nbytes)
-
-
-def _reserve_pages(fd: int, start: int, nbytes: int) -> None:
-    """Reserve whole pages of a file that nothing was written to."""
-    try:
-        os.posix_fallocate(fd, start, nbytes)
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        for at in range(start, start + nbytes, mmap.PAGESIZE):  # a write reserves its page
-            os.pwrite(fd, b"\0", at)
+        os.posix_fallocate(memory.fd, start, nbytes)
 
 
 @contextlib.contextmanager
 def _room_for(nbytes: int) -> Iterator[None]:
     """Check for room before it is taken, and explain a lack of it that the check did not see."""
-    _check_room(nbytes)
-    with _explained(nbytes):
-        yield
-
-
-@contextlib.contextmanager
-def _explained(nbytes: int) -> Iterator[None]:
-    """Raise the kernel's refusal of room as an error with its reason and remedy."""
+    if why := _why_no_room(nbytes):
+        raise _refused("reserve", nbytes, why)
     try:
         yield
     except OSError as error:
-        if why := _why_no_room(nbytes, error.errno or 0):
-            raise _refused("reserve", nbytes, why) from error
-        raise
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        raise _refused("reserve", nbytes, f"{error.strerror}. {MORE_ROOM}") from error
 
 
 def _refused(verb: str, nbytes: int, why: str) -> UnsupportedError:
@@ -203,7 +178,7 @@ def publish(memory: SharedMemory) -> str:
     """
     name = f"mpishare-{os.getpid()}-{_pid_namespace()}-{os.urandom(16).hex()}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
-    with _usable_folder("linkat"):
+    with _usable_folder():
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -273,55 +248,37 @@ def _is_dead(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _usable_folder(call: str) -> Iterator[None]:
-    """Explain a folder that is missing, is read-only, or belongs to another user.
-
-    `call` is the system call, which a sandbox may refuse.
-    """
+def _usable_folder() -> Iterator[None]:
+    """Explain a folder that is missing, is read-only, or belongs to another user."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _NOT_USABLE:
+        if error.errno in _NOT_OF_THE_FOLDER:
             raise
         raise UnsupportedError(
-            f"cannot make shared memory in {FOLDER}: {_why_not_usable(call, error)}"
+            f"cannot make shared memory in {FOLDER}: {error.strerror}. The ranks of a machine "
+            "share host memory there, on a tmpfs in which this user may write. Mount one with "
+            f"`mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start a container with --shm-size=SIZE "
+            "or --ipc=host."
         ) from error
 
 
-def _why_not_usable(call: str, error: OSError) -> str:
-    if error.errno in _REFUSED:
+def _why_no_room(nbytes: int) -> str:
+    """Return why so much is not there; empty if it is."""
+    # First: then a larger folder would not help.
+    if nbytes > available_nbytes():
+        left = format_nbytes(available_nbytes())
+        return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
+    if nbytes > free_nbytes():
+        return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
+    limit = limits.tightest()
+    if limit is not None and nbytes > limit.left:
         return (
-            f"the system refuses {call} ({error.strerror}), which mpishare needs: allow it in the "
-            "seccomp profile of the container or sandbox."
-        )
-    return (
-        f"{error.strerror}. The ranks of a machine share host memory there, on a tmpfs in which "
-        f"this user may write. Mount one with `mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start "
-        "a container with --shm-size=SIZE or --ipc=host."
-    )
-
-
-def _check_room(nbytes: int) -> None:
-    limit, why = limits.tightest(), _why_no_room(nbytes)
-    if not why and limit is not None and nbytes > limit.left:
-        why = (
             f"this job or container may use {format_nbytes(limit.nbytes)} of memory on this "
             f"machine, shared memory included, and has {format_nbytes(limit.left)} left (control "
             f"group {limit.group}). Ask for more: --mem=SIZE in SLURM, --memory=SIZE for a "
             "container."
         )
-    if why:
-        raise _refused("reserve", nbytes, why)
-
-
-def _why_no_room(nbytes: int, refusal: int = 0) -> str:
-    """Return the reason of the kernel's refusal; without one, that of one which will come."""
-    # First: then a larger folder would not help.
-    if refusal == errno.ENOMEM or (not refusal and nbytes > available_nbytes()):
-        left = format_nbytes(available_nbytes())
-        return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
-    if refusal == errno.ENOSPC or (not refusal and nbytes > free_nbytes()):
-        return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
     return ""
 
 
@@ -333,17 +290,6 @@ def room() -> tuple[int, int]:
 
 def free_nbytes() -> int:
     return room()[0]
-
-
-def _no_addresses() -> str:
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    size = "unlimited" if limit == resource.RLIM_INFINITY else format_nbytes(limit)
-    count = Path("/proc/sys/vm/max_map_count").read_text().strip()
-    return (
-        f"this process may map no more. What it may map is limited by `ulimit -v` ({size}), by "
-        f"vm.max_map_count ({count} mappings), and by the memory of the machine where "
-        "vm.overcommit_memory is 2."
-    )
 
 
 def available_nbytes() -> int:

@@ -186,7 +186,6 @@ def test_more_than_the_machine_has(monkeypatch):
     ("code", "error", "why"),
     [
         (errno.ENOSPC, UnsupportedError, "--shm-size"),
-        (errno.ENOMEM, UnsupportedError, "this machine has .* left"),
         (errno.EIO, OSError, "Input/output"),
     ],
 )
@@ -232,7 +231,7 @@ def test_a_limit_of_the_process_is_not_taken_for_a_full_folder():
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("cannot map 8 MiB of shared memory")
-        assert "`ulimit -v` (" in line
+        assert "`ulimit -v`" in line
         assert "vm.max_map_count" in line
     assert "--shm-size" not in said
 
