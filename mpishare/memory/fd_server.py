@@ -38,7 +38,6 @@ NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 UNASKED = "unasked"  # marks a message that is no reply to a request
 _OVER = {UNASKED: True}
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_LONGEST = 106  # bytes of an address: sockaddr_un, without its first zero
 _TOKEN_NBYTES = 4  # six characters
 # The thread's pause after a connection of another user, who so gets a few percent of this process's
 # time, however fast they connect. Ranks wait in one row with the others.
@@ -81,8 +80,7 @@ class FdServer:
         """Answer at a new address from now on.
 
         The address begins with `name`, as a mark in a list of sockets. `most` limits the clients
-        there, to save the descriptors of this process; ranks of the job need no limit. Raises
-        `ValueError` if the name is too long.
+        there, to save the descriptors of this process; ranks of the job need no limit.
         """
         with self._changed, contextlib.ExitStack() as undo:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -269,7 +267,5 @@ def _bind(listener: socket.socket, name: str) -> str:
     import secrets  # brings `random` and `base64`, and few programs pass descriptors
 
     address = f"mpishare/{os.getuid()}/{name}/{secrets.token_urlsafe(_TOKEN_NBYTES)}"
-    if (excess := len(address.encode()) - _LONGEST) > 0:
-        raise ValueError(f"the name {name!r} is too long by {excess} bytes")
     listener.bind(f"\0{address}")
     return address
