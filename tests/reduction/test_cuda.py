@@ -132,12 +132,12 @@ def test_buffers_hold_every_chunk(count, nranks):
         assert begin + size <= after
 
 
-def run(nranks, chunks, lead, lag, resident):
+def run(nranks, chunks, lag, resident):
     """Let so many blocks of each rank take the items; return whether all came to their end."""
     queues = [
         [
             (item >> 30, item >> 20 & 0x3FF, item & 0xFFFFF)  # as large.cu takes them
-            for item in schedule(rank, nranks, chunks, lead, lag).tolist()
+            for item in schedule(rank, nranks, chunks, lag).tolist()
         ]
         for rank in range(nranks)
     ]
@@ -167,12 +167,11 @@ def run(nranks, chunks, lead, lag, resident):
 @given(
     nranks=st.integers(2, 5),
     chunks=st.integers(1, 12),
-    lead=st.integers(0, 15),
     lag=st.integers(0, 15),
     resident=st.integers(1, 9),
 )
-def test_one_resident_block_is_enough(nranks, chunks, lead, lag, resident):
-    assert run(nranks, chunks, lead, lag, resident)
+def test_one_resident_block_is_enough(nranks, chunks, lag, resident):
+    assert run(nranks, chunks, lag, resident)
 
 
 def bfloat16():

@@ -31,8 +31,7 @@ _STATE_NBYTES = 16
 _ALIGN = 128
 # (slice bytes up to, chunk bytes)
 _CHUNKS = ((1 << 20, 16 << 10), (1 << 62, 32 << 10))
-# All sends first: they fill the links while the folds find their chunks there.
-_LEAD, _LAG = 1 << 20, 128
+_LAG = 128
 
 
 class SpinningRoute:
@@ -99,7 +98,7 @@ class SpinningRoute:
         # In every segment the parts of the buffers have the offsets of a whole one.
         for name in ("sent_flags", "reduced_flags", "sent", "reduced"):
             setattr(staging, name, getattr(self._staging, name))
-        items = schedule(group.me, group.size, staging.chunks, _LEAD, _LAG)
+        items = schedule(group.me, group.size, staging.chunks, _LAG)
         blocks = max(1, min(len(items), group.max_blocks))
         work = group.upload(items), len(items)
         arguments = [self._shape, staging, field, begin, *work, group.me, state]
