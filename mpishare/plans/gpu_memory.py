@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mpishare.errors import UnsupportedError
 from mpishare.plans.routes import log
 from mpishare.runtime.gpu_messages import why_not
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, MPI_HOST
+from mpishare.runtime.route import GPU_MESSAGES, MPI_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +42,3 @@ def settle(setup: PlanSetup, answers: Sequence[str], *, has_messages: bool) -> b
 
 
 _OUT = "out of GPU memory, which the MPI takes"
-
-
-def serves_reductions(setup: PlanSetup, *, can_map: bool) -> bool:
-    """Whether messages of a reduction go out of GPU memory, the same on all ranks. Collective.
-
-    This also takes peer mappings of GPU memory within the node: `can_map`.
-    """
-    replies = setup.comm.step(setup.call, lambda: [can_map, ask(setup)])
-    forced = setup.same["MPISHARE_ROUTE"] in (MESSAGES, GPU_MESSAGES)
-    has_messages = all(each[0] for each in replies) and (forced or not setup.comm.is_of_one_node)
-    return settle(setup, [each[1] for each in replies], has_messages=has_messages)

@@ -1,11 +1,10 @@
 """Reductions between nodes: their leaders combine the results by MPI messages.
 
-The leader of a node, its first rank in the plan, packs the node's result: in host memory, or in its
-GPU's where the MPI takes that and the result is large. Small results go to all leaders, which fold
-them in their order; of large ones each leader folds its share, and sends it to the others. The rest
-of the node gets the result through shared memory. Large fields that are packed in host memory are
-sent as they are, and a rank that is alone on its node gets the result there, too. All of it blocks
-the host, with the deadline.
+The leader of a node, its first rank in the plan, packs the node's result in host memory. Small
+results go to all leaders, which fold them in their order; of large ones each leader folds its
+share, and sends it to the others. The rest of the node gets the result through shared memory. Large
+fields that are packed in host memory are sent as they are, and a rank that is alone on its node
+gets the result there, too. All of it blocks the host, with the deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from mpishare.reduction.operation import packing_order, quiet_runner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.memory.types import Order
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
@@ -38,63 +36,36 @@ if TYPE_CHECKING:
 MIN_SHARED_NBYTES = 64 << 10
 """Fewer bytes go to all leaders at once: shares of them are not worth a second message."""
 _PIECE_NBYTES = 4 << 20
-"""The most that a leader folds at once in host memory: 128 MiB at once take three times as long."""
+"""The most that a leader folds at once: 128 MiB at once take three times as long."""
 _MIN_IN_PLACE_NBYTES = 1 << 20
 """Fewer bytes are copied in less time than it takes to write what another core has just read."""
 _MAX_BOUND = 16  # fields whose MPI requests a leader keeps
 
 
 class Transfer:
-    """Copies a field into packed memory and back, and folds packed memory. Host-blocking.
+    """Copies a field in host memory into packed host memory, and back. Host-blocking."""
 
-    Both are in the host's memory; subclasses have others.
-    """
+    def __init__(self, setup: PlanSetup) -> None:
+        self._order = packing_order(setup)
 
-    nbytes = 0
-
-    def __init__(self, operation: Operation, order: Order) -> None:
-        self._operation, self._order = operation, order
-        self._quietly = quiet_runner()
-
-    def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:  # noqa: ARG002
-        """Return the packed result that the leader writes and the ranks of its node read.
-
-        Collective. None where it lies in the node's host memory.
-        """
-        return None
-
-    def empty(self, count: int) -> Any:
+    def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return packed memory of this rank for so many elements."""
-        return np.empty(count, self._operation.dtype)
+        return np.empty(count, dtype)
 
-    def buffer(self, array: Any) -> Any:
-        """Return packed memory in a form for MPI."""
-        return array.view(np.uint8)
-
-    def fetch(self, field: Any, stream: Any, packed: Any) -> None:  # noqa: ARG002  no streams
+    def fetch(self, field: Any, stream: Any, packed: Array) -> None:  # noqa: ARG002  no streams
         """Copy the elements of the field, once the stream has written them."""
         array = as_numpy(field, "a field")
         self._in_shape(packed, array)[...] = array
 
-    def store(self, packed: Any, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
+    def store(self, packed: Array, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
         """Copy the elements back; `packed` may be overwritten afterwards."""
         array = as_numpy(field, "a field")
         array[...] = self._in_shape(packed, array)
 
-    def _in_shape(self, packed: Any, array: Array) -> Any:
+    def _in_shape(self, packed: Array, array: Array) -> Array:
         """Return packed elements in the shape of an array."""
         # To reshape them takes longer than to copy a few.
         return packed if array.ndim == 1 else packed.reshape(array.shape, order=self._order)
-
-    def fold(self, operands: Sequence[Any], out: Any) -> None:
-        """Combine packed elements in the order of the operands, without warnings."""
-        self._quietly(self._operation.fold, operands, out)
-
-    def release(self) -> None:
-        """Unmap the leader's memory."""
-
-    def close(self, *, is_over: bool) -> None:
-        """Free the memory, unless a message is under way, once all ranks have released."""
 
 
 class AcrossNodes(PlanEngine):
@@ -102,8 +73,6 @@ class AcrossNodes(PlanEngine):
 
     Collective to make, host-blocking. `count` is the number of elements, one at least.
     """
-
-    has_imports = True
 
     def __init__(
         self, setup: PlanSetup, count: int, operation: Operation, transfer: Transfer, call: str
@@ -120,31 +89,29 @@ class AcrossNodes(PlanEngine):
         self._leaders: _Leaders | None = None
         is_sent_as_is = _is_sent_as_is(setup, count)
         self._is_alone = len(comm.ranks_here) == 1
-        result = transfer.share(comm, self._call, self._leader, count)
-        is_here = result is None and not (is_sent_as_is and self._is_alone)
-        nbytes = count * dtype.itemsize if is_here else 0
+        is_in_place = is_sent_as_is and self._is_alone
+        nbytes = 0 if is_in_place else count * dtype.itemsize
         # Pinned on CUDA, which makes copies faster.
         self._memory = comm.take_memory(self._call, SLOT_NBYTES + nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
-        if is_here:
-            result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
-        self._result: Any = result
+        self._result: Array | None = None
         """None where it takes the place of the field."""
+        if not is_in_place:
+            self._result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
 
         def make() -> None:
             if comm.rank == self._leader:
-                mine = None if is_sent_as_is else transfer.empty(count)
-                self._leaders = _Leaders(setup, transfer, call, count, mine, result)
+                mine = None if is_sent_as_is else transfer.empty(count, dtype)
+                self._leaders = _Leaders(setup, operation, call, count, mine, self._result)
 
         try:
             comm.step(self._call, make)
         except BaseException:
-            comm.step(self._call, self.release)
             self.close()
             raise
         own = 0 if self._leaders is None else self._leaders.nbytes
-        self.staging_nbytes = self._memory.nbytes + transfer.nbytes + own
+        self.staging_nbytes = self._memory.nbytes + own
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Replace the node's result by that of all nodes. Collective, host-blocking.
@@ -154,7 +121,7 @@ class AcrossNodes(PlanEngine):
         """
         try:
             if self._leaders is not None:
-                self._leaders.reduce(field, stream)
+                self._leaders.reduce(field, stream, self._transfer)
             if not self._is_alone:
                 self._pass_on()
             if self._result is not None:
@@ -174,18 +141,11 @@ class AcrossNodes(PlanEngine):
             self._comm.wait(self._call, lambda: [self._leader] if self._done[0] < epoch else [])
         self._memory_barrier()
 
-    def release(self) -> None:
-        """Unmap GPU memory of the leader; host memory is unmapped in `close`."""
-        self._result = None
-        self._transfer.release()
-
     def close(self) -> None:
         """Free the MPI requests, and unmap the shared memory."""
-        is_over = True
         if self._leaders is not None:
-            is_over = self._leaders.close()
-            self._leaders = None
-        self._transfer.close(is_over=is_over)
+            self._leaders.close()
+        self._leaders = self._result = None
         self._done = NO_WORDS
         self._memory.close()
 
@@ -197,32 +157,39 @@ class _Leaders:
     """
 
     def __init__(
-        self, setup: PlanSetup, transfer: Transfer, call: str, count: int, mine: Any, result: Any
+        self,
+        setup: PlanSetup,
+        operation: Operation,
+        call: str,
+        count: int,
+        mine: Array | None,
+        result: Array | None,
     ) -> None:
         comm, dtype = setup.comm, setup.mine[0].dtype
         self._comm, self._name, self._call = comm, setup.name, call
-        self.transfer, self._mine, self.result = transfer, mine, result
+        self._mine, self.result = mine, result
+        self._operation, self._quietly = operation, quiet_runner()
         self.rank, self.ranks = comm.rank, _leaders_of(comm)
         nleaders = len(self.ranks)
         self.is_shared = _is_shared(count, dtype.itemsize, nleaders)
-        most = count if setup.on_gpu else nleaders * _PIECE_NBYTES // dtype.itemsize
+        most = nleaders * _PIECE_NBYTES // dtype.itemsize
         self._pieces = [slice(at, at + most) for at in range(0, count, most)]
         size = max(part.stop - part.start for part in self.parts(min(most, count)).values())
-        self.arrived = {rank: transfer.empty(size) for rank in self.ranks if rank != comm.rank}
+        self.arrived = {rank: np.empty(size, dtype) for rank in self.ranks if rank != comm.rank}
         held = [each for each in (mine, *self.arrived.values()) if each is not None]
         self.nbytes = sum(each.nbytes for each in held)
         self._row = Layout(count, dtype).of_field()
         self._bound: dict[int, list[_Exchange]] = {}
         self._packed = [] if mine is None else self._bind(mine)
 
-    def reduce(self, field: Any, stream: Any) -> None:
+    def reduce(self, field: Any, stream: Any, transfer: Transfer) -> None:
         """Combine the fields of all leaders. Host-blocking."""
         try:
             if self._mine is None:
                 field = as_numpy(field, "a field")
                 exchanges = self._exchanges_at(address_of(field))
             else:
-                self.transfer.fetch(field, stream, self._mine)
+                transfer.fetch(field, stream, self._mine)
                 exchanges = self._packed
             for each in exchanges:
                 each.reduce()
@@ -241,7 +208,7 @@ class _Leaders:
             found = self._bound[address] = self._bind(array_at(address, self._row))
         return found
 
-    def _bind(self, mine: Any) -> list[_Exchange]:
+    def _bind(self, mine: Array) -> list[_Exchange]:
         """Make the exchanges of packed elements, piece by piece."""
         result = mine if self.result is None else self.result
         return [_Exchange(self, mine[piece], result[piece]) for piece in self._pieces]
@@ -253,26 +220,32 @@ class _Leaders:
         parts = map(slice, ends, ends[1:]) if self.is_shared else [slice(0, size)] * count
         return dict(zip(self.ranks, parts, strict=True))
 
-    def messages(self, outgoing: Iterable[Any], incoming: Iterable[Any], step: int) -> MpiMessages:
+    def messages(
+        self, outgoing: Iterable[Array], incoming: Iterable[Array], step: int
+    ) -> MpiMessages:
         """Make those of one step to and from the others."""
         ends = [Message(rank, 2 * (self._call == "dot") + step, ()) for rank in self.arrived]
-        given, got = ([*map(self.transfer.buffer, arrays)] for arrays in (outgoing, incoming))
+        given, got = ([each.view(np.uint8) for each in part] for part in (outgoing, incoming))
         return MpiMessages(self._comm, self._name, ends, ends, given, got, self._call)
 
-    def close(self) -> bool:
-        """Free the requests; return whether no message is under way."""
-        made = [self._packed, *self._bound.values()]
-        are_over = [each.close() for exchanges in made for each in exchanges]
-        return all(are_over)
+    def fold(self, operands: Sequence[Array], out: Array) -> None:
+        """Combine packed elements in the order of the operands, without warnings."""
+        self._quietly(self._operation.fold, operands, out)
+
+    def close(self) -> None:
+        """Free the requests."""
+        for exchanges in (self._packed, *self._bound.values()):
+            for each in exchanges:
+                each.close()
 
 
 class _Exchange:
     """One exchange between the leaders, on one of them; `mine` is a piece of its node's result."""
 
-    def __init__(self, leaders: _Leaders, mine: Any, result: Any) -> None:
+    def __init__(self, leaders: _Leaders, mine: Array, result: Array) -> None:
         parts = leaders.parts(result.size)
         own = parts.pop(leaders.rank)
-        self._transfer, self._share = leaders.transfer, result[own]
+        self._fold, self._share = leaders.fold, result[own]
         arrived = {rank: each[: self._share.size] for rank, each in leaders.arrived.items()}
         operands = arrived | {leaders.rank: mine[own]}
         self._operands = [operands[rank] for rank in leaders.ranks]
@@ -290,16 +263,16 @@ class _Exchange:
         """Combine the elements of all leaders in the result. Host-blocking."""
         scatter, *gather = self._steps
         scatter.exchange()
-        self._transfer.fold(self._operands, self._folded)
+        self._fold(self._operands, self._folded)
         for step in gather:
             step.exchange()
         if self._folded is not self._share:
             self._share[...] = self._folded
 
-    def close(self) -> bool:
-        """Free the requests; return whether no message is under way."""
-        are_over = [step.close() for step in self._steps]
-        return all(are_over)
+    def close(self) -> None:
+        """Free the requests."""
+        for step in self._steps:
+            step.close()
 
 
 def _leaders_of(comm: PlanComm) -> list[int]:

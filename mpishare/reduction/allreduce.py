@@ -11,7 +11,7 @@ from mpishare.errors import MpiShareError
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
-from mpishare.reduction.engine import engine_class, make_transfer
+from mpishare.reduction.engine import engine_class, transfer_class
 from mpishare.reduction.operation import Operation, name_of
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Allreduce(BasePlan):
         try:
             for call, each in counts.items():
                 if each:
-                    transfer = make_transfer(setup, self._engine, self._operation, each)
+                    transfer = transfer_class(setup)(setup)
                     self._across[call] = AcrossNodes(setup, each, self._operation, transfer, call)
         except BaseException:
             for engine in self._engines:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.plans import gpu_memory
 from mpishare.plans.engine import PlanEngine
 from mpishare.reduction.across_nodes import Transfer
-from mpishare.reduction.operation import packing_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +36,6 @@ class ReduceEngine(PlanEngine, Protocol):
     False with nothing done.
     """
 
-    maps_gpu_memory: bool
     try_fast: Callable[[Any, Any], bool] | None
 
     def reduce(self, field: Any, stream: Any) -> None:
@@ -69,20 +66,10 @@ def engine_class(setup: PlanSetup) -> Callable[[PlanSetup, FieldLayout, Operatio
     return HostReduce
 
 
-def make_transfer(
-    setup: PlanSetup, engine: ReduceEngine, operation: Operation, count: int
-) -> Transfer:
-    """Make the transfer of packed fields for `AcrossNodes`. Collective.
+def transfer_class(setup: PlanSetup) -> Callable[[PlanSetup], Transfer]:
+    """Import the copies between the fields and packed host memory, for messages between nodes."""
+    if setup.on_gpu:
+        from mpishare.reduction.cuda.transfer import CudaTransfer
 
-    In GPU memory if there are enough elements, the MPI takes it, and the ranks of every node can
-    map it; else in host memory.
-    """
-    order = packing_order(setup)
-    if not setup.on_gpu:
-        return Transfer(operation, order)
-    from mpishare.reduction.cuda import transfer
-
-    is_large = count * operation.dtype.itemsize >= transfer.MIN_ON_GPU_NBYTES
-    if is_large and gpu_memory.serves_reductions(setup, can_map=engine.maps_gpu_memory):
-        return transfer.GpuTransfer(setup, operation, order)
-    return transfer.CudaTransfer(setup, operation, order)
+        return CudaTransfer
+    return Transfer

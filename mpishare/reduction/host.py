@@ -36,7 +36,6 @@ class HostReduce(PlanEngine):
 
     #: None: the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
-    maps_gpu_memory = False
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         self._name = setup.name

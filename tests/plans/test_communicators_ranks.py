@@ -182,7 +182,8 @@ def works_shared(node, comm):
 
 
 @pytest.mark.parametrize(
-    "name", ["small cart", "duplicate of a small cart", "turned small cart", "small graph"]
+    "name",
+    ["small cart", "duplicate of a small cart", "turned group of a small cart", "small graph"],
 )
 def test_nodes_of_some_ranks_and_then_of_all(node, name):
     """Each of them has the ranks of its communicator in their order, and serves their plans."""

@@ -47,7 +47,6 @@ class CudaReduce(CudaPlanEngine):
         self._count = prod(layout.shape)
         self._is_needed = self._count > 0 and self._group.size > 1
         is_fused = route is FUSED
-        self.maps_gpu_memory = route.needs_peer_memory
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)

@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 
 
-def kernel_of(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
-    """Return the driver's handle of a kernel."""
-    path = Path(__file__).with_name(_FILES.get(name, f"{name}.cu"))
-    return kernel(path, name, options(operation, nranks, form), device)
-
-
 class Group(PlanLauncher):
     """The ranks of a plan on this node, and their launches."""
 
@@ -56,8 +50,9 @@ class Group(PlanLauncher):
         nranks: int = 0,
     ) -> driver.Launch:
         """Prepare a launch of (blocks, threads); `arguments` are held, and read at each launch."""
-        nranks = nranks or self.size
-        function = kernel_of(name, self.operation, nranks, self.device, form)
+        path = Path(__file__).with_name(_FILES.get(name, f"{name}.cu"))
+        given = options(self.operation, nranks or self.size, form)
+        function = kernel(path, name, given, self.device)
         return driver.Launch(function, *size, arguments, self.where)
 
 
