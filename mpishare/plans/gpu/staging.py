@@ -14,17 +14,28 @@ if TYPE_CHECKING:
     from mpishare.plans.comm import PlanComm
 
 
-class DeviceStaging:
-    """The staging buffer of this rank, and mappings of those of its neighbors."""
+class PlanBuffers:
+    """The staging buffer of this rank, mappings of those of its neighbors, and the plan's flags.
+
+    With the flags comes pinned memory: see `PinnedFlags`. Collective to make; `create` and `undo`
+    are, the other methods are local.
+    """
 
     def __init__(
-        self, comm: PlanComm, name: str, nbytes: dict[int, int], neighbors: Sequence[int]
+        self,
+        comm: PlanComm,
+        name: str,
+        nbytes: dict[int, int],
+        neighbors: Sequence[int],
+        pinned_nbytes: int,
+        streamed: Collection[int],
     ) -> None:
         self._comm, self._name = comm, name
         self._nbytes = nbytes
         self._neighbors = neighbors
         self._blocks: dict[int, Suballocation] = {}
         self._handles: list[str] = []
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, streamed)
 
     def create(self) -> None:
         """Allocate this rank's buffer, and get the handles of the others'. Collective."""
@@ -51,9 +62,9 @@ class DeviceStaging:
 
     @property
     def nbytes(self) -> int:
-        """Size of this rank's own buffer."""
+        """Size of this rank's own buffers, and of the node's pinned memory."""
         mine = self._blocks.get(self._comm.rank)
-        return 0 if mine is None else mine.nbytes
+        return self.flags.nbytes + (0 if mine is None else mine.nbytes)
 
     def address_of(self, rank: int) -> int:
         """Return the address at which a rank's buffer is mapped here."""
@@ -65,37 +76,9 @@ class DeviceStaging:
             self._blocks.pop(rank).close()
 
     def close(self) -> None:
-        """Free this rank's buffer, once all ranks have released it."""
+        """Free this rank's memory, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
-
-
-class PlanBuffers(DeviceStaging):
-    """The staging buffers of a plan, and its flags with pinned memory behind them: `PinnedFlags`.
-
-    Collective to make; `create` and `undo` are, the other methods are local.
-    """
-
-    def __init__(
-        self,
-        comm: PlanComm,
-        name: str,
-        nbytes: dict[int, int],
-        neighbors: Sequence[int],
-        pinned_nbytes: int,
-        streamed: Collection[int],
-    ) -> None:
-        super().__init__(comm, name, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, name, pinned_nbytes, streamed)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of this rank's own buffers, and of the node's pinned memory."""
-        return super().nbytes + self.flags.nbytes
-
-    def close(self) -> None:
-        """Free this rank's memory, once all ranks have released."""
-        super().close()
         self.flags.close()
 
     def undo(self) -> None:
