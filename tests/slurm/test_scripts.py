@@ -145,44 +145,6 @@ def test_every_node_has_a_daemon_that_ends_with_the_job(
         assert free.on(node, "pgrep -f [n]vidia-cuda-mps-control || true") == ""
 
 
-def test_a_daemon_that_somebody_else_was_first_to_start_serves_no_rank(
-    free: Cluster, mpich: Mpi, mps: Path
-):
-    """In a folder that has the number of the job in its name, which can be guessed."""
-    path = f"{mps}:{free.environment['PATH']}"
-    script, program = SCRIPTS / "mps-nodes.sbatch", mps / "program.py"
-    few = ("--hold", "--ntasks-per-node=1")
-    job = free.sbatch(*few, script, program, VENV=mpich.environment, PATH=path)
-    planted = f"/tmp/mps-{job}"
-    pid = "nvidia-cuda-mps-control.pid"
-    for node in NODES:
-        free.on(node, f"install -d -o 65534 -m 777 {planted} && touch {planted}/{pid}")
-    free.release(job)
-    done = free.wait(job)
-    for node in NODES:
-        free.on(node, f"rm -r {planted}")
-    assert done.status == 0, done.describe()
-    (line,) = [line for line in done.output.splitlines() if line.startswith("[(")]
-    assert line.count("True") == 2, done.describe()
-    assert f"'{planted}'" not in line
-
-
-def test_a_node_that_refuses_the_service_ends_the_job(free: Cluster, mpich: Mpi, mps: Path):
-    tools = mps.parent / "mps-on-one"
-    shutil.copytree(mps, tools)
-    (tools / "nvidia-smi").write_text('#!/bin/sh\n[ "$(hostname)" = node2 ] || echo GPU 0\n')
-    path = f"{tools}:{free.environment['PATH']}"
-    words = ("--ntasks-per-node=1", SCRIPTS / "mps-nodes.sbatch", mps / "program.py")
-    done = free.wait(free.sbatch(*words, VENV=mpich.environment, PATH=path))
-    # That of node2, or of node1, which SLURM then terminates.
-    assert done.status in (2, 143), done.describe()
-    assert "mpishare.mps: nvidia-smi sees no GPU" in done.output
-    assert "[(" not in done.output, "the ranks were started"
-    assert done.seconds < 30
-    for node in NODES:
-        assert free.on(node, "ls -d /tmp/mps-* 2>/dev/null || true") == ""
-
-
 def test_mps_on_several_nodes_passes_a_signal_on(free: Cluster, mpi: Mpi, mps: Path, hears: Path):
     path = f"{mps}:{free.environment['PATH']}"
     script = SCRIPTS / "mps-nodes.sbatch"
