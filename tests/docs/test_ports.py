@@ -1,12 +1,11 @@
 """What the pages on ports show is as short as they say, fits its version, and moves cells.
 
 `scripts/ports` runs the tests of the codes themselves, with the plug-ins and without: that takes
-a network and some minutes. Of Heat and QuaTrEx nothing runs here.
+a network and some minutes. Here only the lines of the patch run.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -102,67 +101,6 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     program.write_text(text)
     done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.stdout.count("exchanged") == 2
-
-
-#: mpi4py-fft's `Transfer` as far as the plug-in knows it; its messages leave a mark instead.
-PENCIL = """
-import numpy as np
-
-class Transfer:
-    def __init__(self, comm, shape, dtype, subshapeA, axisA, subshapeB, axisB):
-        self.comm, self.shape, self.dtype = comm, tuple(shape), np.dtype(dtype)
-        self.subshapeA, self.axisA = tuple(subshapeA), axisA
-        self.subshapeB, self.axisB = tuple(subshapeB), axisB
-
-    def forward(self, given, out):
-        out[...] = -1
-
-    backward = forward
-"""
-
-TRANSFERS = """
-import mpishare
-import mpishare_fft
-import numpy as np
-from mpi4py import MPI
-from mpi4py_fft import pencil
-
-class DistArray(np.ndarray):
-    pass
-
-comm = MPI.COMM_WORLD.Dup()
-shape = (7, 3, 5)
-with mpishare.Node(backend="host") as node:
-    mpishare_fft.use(node)
-    for dtype in "fdFDgG":
-        whole = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-        first = np.array_split(whole, comm.size, 2)[comm.rank]  # aligned in axis 0
-        second = np.array_split(whole, comm.size, 0)[comm.rank]
-        for _ in range(2):  # as `DistArray.redistribute` does
-            transfer = pencil.Transfer(comm, shape, dtype, first.shape, 0, second.shape, 2)
-            a, b = first.copy().view(DistArray), np.empty_like(second)
-            transfer.forward(a, b)
-            assert (b == (-1 if dtype == "G" else second)).all(), dtype
-            b = second.copy()
-            transfer.backward(b, a)
-            assert (a == (-1 if dtype == "G" else first)).all(), dtype
-    assert len(comm.Get_attr(mpishare_fft.PLANS) or "12345") == 5  # one of each but "G"
-    mpishare_fft.use(None)
-    assert pencil.Transfer is mpishare_fft.messages
-    comm.Free()
-print("moved")
-"""
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_plug_in_moves_what_a_transfer_moves(ranks: int, tmp_path) -> None:
-    (tmp_path / "mpi4py_fft").mkdir()
-    (tmp_path / "mpi4py_fft" / "pencil.py").write_text(PENCIL)
-    shutil.copy(PLUG_IN, tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(TRANSFERS)
-    done = run_right(ranks, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
-    assert done.stdout.count("moved") == ranks
 
 
 @needs_two_users
