@@ -13,7 +13,6 @@ import pytest
 import mpishare
 from mpishare import ClosedError, UnsupportedError
 from tests.helpers.captures import captured
-from tests.helpers.nvcc import compile_by_nvcc, find_nvcc
 
 PUTS = int(os.environ.get("MPISHARE_PUTS", "20000"))
 DELAY_NS = 3000
@@ -124,21 +123,6 @@ def test_epochs_of_more_blocks_than_are_resident(node, kernels):
 
 def test_no_put_is_stale_and_no_signal_lost(node, kernels):
     ring = Ring(node, kernels, rounds=PUTS // 10)
-    for _ in range(10):
-        ring.run()
-    assert ring.is_right_after(10)
-    ring.window.close()
-
-
-def test_no_put_is_stale_by_nvcc(node, kernels, tmp_path):
-    import cupy
-
-    if find_nvcc() is None:
-        pytest.skip("there is no nvcc")
-    architecture = f"-arch=sm_{cupy.cuda.Device().compute_capability}"
-    file = Path(__file__).with_name("kernels.cu")
-    assert compile_by_nvcc(file, tmp_path / "it.cubin", architecture) == (0, "")
-    ring = Ring(node, cupy.RawModule(path=str(tmp_path / "it.cubin")), rounds=PUTS // 10)
     for _ in range(10):
         ring.run()
     assert ring.is_right_after(10)
