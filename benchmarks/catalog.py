@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import BASELINES, CASES, Baseline, Case, Way
+from mpishare.bench.cases import BASELINES, CASES, Baseline, Case, Usage
 
 BOTH = ("host", "cuda")
 #: Libraries between GPUs; "ceilings" is what the machine can do at best.
@@ -99,7 +99,7 @@ _CASES = (
     ),
     Case(
         "swap",
-        "words both ways between two ranks, in a kernel of one's own and by the host",
+        "words both usages between two ranks, in a kernel of one's own and by the host",
         {"host": (), "cuda": DEVICE_LIBRARIES},
         "benchmarks.kernels:run_swap",
         on_request=frozenset(DEVICE_LIBRARIES),
@@ -127,26 +127,26 @@ _BROUGHT = {
 }
 
 
-def _graphs(arm: str, kind: str) -> dict[str, Way]:
+def _graphs(arm: str, kind: str) -> dict[str, Usage]:
     """Return a library called, captured into a graph, and in a graph without packing."""
     return {
-        arm: Way(kind),
-        f"{arm} graph": Way(kind, is_captured=True),
-        f"{arm} in place": Way(kind, is_captured=True, in_place=True),
+        arm: Usage(kind),
+        f"{arm} graph": Usage(kind, is_captured=True),
+        f"{arm} in place": Usage(kind, is_captured=True, in_place=True),
     }
 
 
 _BASELINES = {
     "nccl4py": Baseline(
         module="benchmarks.nccl_windows",
-        ways={
-            "nccl windows": Way("NcclSend"),
+        usages={
+            "nccl windows": Usage("NcclSend"),
             **_graphs("nccl put", "NcclPut"),
             **_graphs("nccl device", "NcclDevice"),
         },
     ),
-    "nvshmem": Baseline(module="benchmarks.nvshmem", ways=_graphs("nvshmem", "Nvshmem")),
-    "torch": Baseline(module="benchmarks.symmetric", ways=_graphs("torch", "TorchSymmetric")),
+    "nvshmem": Baseline(module="benchmarks.nvshmem", usages=_graphs("nvshmem", "Nvshmem")),
+    "torch": Baseline(module="benchmarks.symmetric", usages=_graphs("torch", "TorchSymmetric")),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
     "first axis": Baseline("faces that are one piece of memory each"),

@@ -1,7 +1,7 @@
 """Cases ``pingpong`` and ``swap``: two ranks, by kernels of one's own and by calls of the host.
 
 ``pingpong`` sends a few bytes there and back a thousand times in one kernel; a time is that of one
-round. ``swap`` gives the words of each rank to the other, in the ways that its note in `catalog`
+round. ``swap`` gives the words of each rank to the other, in the usages that its note in `catalog`
 tells. The same kernels stand on NVSHMEM and on NCCL's windows.
 """
 
@@ -337,7 +337,7 @@ class _NcclPingWords(_Ping, _OfNccl):
 
 
 class _Swap(_ByKernel):
-    """Words both ways; they land in two halves in turn, by the number of the launch.
+    """Words both usages; they land in two halves in turn, by the number of the launch.
 
     That lies in GPU memory, so that a graph of launches knows it, too.
     """

@@ -25,8 +25,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One variant of a library: by which class, and how its step is run."""
+class Usage:
+    """How a variant uses a library: by which class, and how its step is run."""
 
     kind: str
     is_captured: bool = False  # into a graph
@@ -39,7 +39,9 @@ class Baseline:
 
     note: str = ""  # what it does, where the name does not tell it
     module: str = ""  # that has the class of a library, or else enter_NAME, which adds it to a case
-    ways: dict[str, Way] = field(default_factory=dict)  # the variants of a library, by their names
+    usages: dict[str, Usage] = field(
+        default_factory=dict
+    )  # the variants of a library, by their names
 
 
 _MPI_ON_REQUEST = frozenset({"mpi"})
@@ -132,11 +134,11 @@ CASES = {
 BASELINES = {
     "float": Baseline("MPI of a number that is read from the GPU, and written back"),
     "mpi": Baseline(
-        "MPI that is given GPU memory", "mpishare.bench.cuda_mpi", {"mpi": Way("CudaMpi")}
+        "MPI that is given GPU memory", "mpishare.bench.cuda_mpi", {"mpi": Usage("CudaMpi")}
     ),
     "nccl": Baseline(
         module="mpishare.bench.nccl",
-        ways={"nccl": Way("Nccl"), "nccl graph": Way("Nccl", is_captured=True)},
+        usages={"nccl": Usage("Nccl"), "nccl graph": Usage("Nccl", is_captured=True)},
     ),
     "staged": Baseline("MPI through the host, all faces in one copy to pinned memory and one back"),
 }

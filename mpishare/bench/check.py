@@ -1,8 +1,8 @@
-"""Words that identify their owner, side or field, step and place, so that a stray one is seen.
+"""Words that identify their owner, side or field, step and index, so that a stray one is seen.
 
 `Check` is for the fields of an exchange, in parts; those of a halo are made by `halo_check`. What
 ghosts must hold is found from the coordinates of each cell, not from the boxes that the variants
-send: the owner is the rank in whose block the cell lies, the place is its place in there.
+send: the owner is the rank in whose block the cell lies, the index is that of the cell in there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POISON = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def word(owner: int, side: int, step: int) -> int:
-    """Return the first word of a face: 15 bits of owner, 4 of side, 12 of step, 32 of place."""
+    """Return the first word of a face: 15 bits of owner, 4 of side, 12 of step, 32 of index."""
     return (owner & 0x7FFF) << 48 | (side & 0xF) << 44 | (step & 0xFFF) << 32
 
 
@@ -105,8 +105,8 @@ class Check(Tally):
             self.compare(got, expected, self._differs[shape])
 
 
-#: The bits of a word that hold the place.
-_PLACE = 0xFFFF_FFFF
+#: The bits of a word that hold the index.
+_INDEX = 0xFFFF_FFFF
 
 
 def halo_check(grid: Grid) -> Check:
@@ -147,20 +147,20 @@ def _words(grid: Grid, cells: Slices) -> tuple[Any, Any]:
     """Return the words of these cells from their coordinates, and 1 where they are exchanged."""
     xp, n, w = grid.session.node.xp, grid.n, grid.width
     # Along each axis the step to the owner, -1, 0 or 1; of all axes the owner as a number in base
-    # 3, how many of the steps are not 0, and the place in the owner's block.
-    owner = away = place = xp.zeros((), "i8")
+    # 3, how many of the steps are not 0, and the index in the owner's block.
+    owner = away = index = xp.zeros((), "i8")
     spans = zip(grid.shape, cells, strict=True)
     along = xp.ix_(*(xp.arange(extent)[span] for extent, span in spans))
     for axis, (extent, at) in enumerate(zip(grid.shape, along, strict=True)):
         if axis >= grid.naxes:
-            place = place * extent + at
+            index = index * extent + at
             continue
         step = (at >= n + w).astype("i8") - (at < w).astype("i8")
         owner, away = 3 * owner + step + 1, away + abs(step)
-        place = place * n + (at - w) % n
+        index = index * n + (at - w) % n
     owners = [grid.rank_at(steps) for steps in product((-1, 0, 1), repeat=grid.naxes)]
     words = xp.take(xp.asarray([word(rank, 0, 0) for rank in owners], "u8"), owner)
-    words = words + (place & _PLACE).astype("u8")
+    words = words + (index & _INDEX).astype("u8")
     moves = xp.zeros(words.shape, "u8")
     moves[...] = (away <= 1) | grid.corners
     words[moves == 0] = xp.uint64(POISON)

@@ -31,7 +31,7 @@ class RefusedError(UnsupportedError):
 
 
 class Variant:
-    """One way to do what a case times, and the check that it did it.
+    """One variant of what a case times, and the check that it did it.
 
     All methods are called by every rank in the same order. On CUDA they are stream-ordered, except
     `time_block` and what asks the check, which wait for the GPU.
@@ -47,7 +47,7 @@ class Variant:
     captured: Call | None = None
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
-    #: variant that only orders is checked by `checked_step` alone.
+    #: variant that only orders is checked by `checked_step`, and nowhere else.
     moves = True
     #: Whether a timed block iterates as often as fits into its time, found by trial steps.
     is_calibrated = True
@@ -75,7 +75,7 @@ class Variant:
         self.poison()
 
     def move(self) -> None:
-        """Do a step, with what moves data where that alone does not."""
+        """Do a step, with what moves data where that does not."""
         self.step()
 
     def time_block(self, session: Session, clock: Clock, iters: int) -> list[float]:
@@ -152,7 +152,7 @@ class Comparison:
     def add_brought(self, problem: object) -> None:
         """Enter the baselines that other packages bring, of what the case measures."""
         for name, each in BASELINES.items():
-            if each.module and not each.ways and self.includes(name):
+            if each.module and not each.usages and self.includes(name):
                 resolve_name(f"{each.module}:enter_{name}")(self, problem)
 
     def run(self) -> None:

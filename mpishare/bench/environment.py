@@ -156,13 +156,13 @@ def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[
     """Return the command of this run, with the settings that change what is measured."""
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
     before = ("", *arguments)  # the value of an option stands behind it
-    kept = [
+    words = [
         shlex.quote(argument)
         for argument, last in zip(arguments, before, strict=False)
         if not {argument.partition("=")[0], last} & {*_REPORT_OPTIONS}
     ]
     # The ranks do not know which launcher started them.
-    return " ".join([*settings, f"mpirun -n {ranks} {prog}", *kept])
+    return " ".join([*settings, f"mpirun -n {ranks} {prog}", *words])
 
 
 def _found_in(file: str, pattern: str) -> str | None:

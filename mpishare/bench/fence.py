@@ -28,7 +28,7 @@ class Ordered(Variant):
     """A call that orders all ranks, by default the fence of the window that checks it.
 
     A step stores a word into the segment of each rank, calls, and compares what is in mine. The
-    words land in two places in turn: one is written again when its reader has come through the call
+    words land in two halves in turn: one is written again when its reader has come through the call
     in between.
     """
 
@@ -40,11 +40,11 @@ class Ordered(Variant):
         self.step = order or self.window.fence
 
     def checked_step(self, token: int) -> None:
-        node, place = self.node, token % 2
+        node, half = self.node, token % 2
         for rank in range(node.size):
-            self.window.segment(rank)[place, node.rank] = word(node.rank, rank, token)
+            self.window.segment(rank)[half, node.rank] = word(node.rank, rank, token)
         self.step()
-        found = self.window.array[place]
+        found = self.window.array[half]
         expected = [word(rank, node.rank, token) for rank in range(node.size)]
         self.check.add((found != node.xp.asarray(expected, "u8")).sum())
         found[...] = 0

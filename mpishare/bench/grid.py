@@ -117,7 +117,7 @@ class Problem:
             ]
             for parts, of_sides in both
         )
-        session, arrivals = self.session, [(view, place) for place, view in unpacks]
+        session, arrivals = self.session, [(view, slot) for slot, view in unpacks]
         return copy_all(session, [*packs, *self.own(fields)]), copy_all(session, arrivals)
 
     def has_contiguous_faces(self) -> bool:
@@ -204,7 +204,7 @@ class Exchange(OfFields, Generic[P]):
 #: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
 #: is a whole face.
 _ROWS = 4
-#: Sets of fields: in windows, private, and two that are new. Faces beside them, per side: those of
+#: Sets of fields: in windows, private, and two that are new. And faces, per side: those of
 #: the check and the baselines.
 _SETS, _FACES = 4, 20
 
@@ -303,8 +303,8 @@ class Grid(Problem):
     def _sides(self) -> tuple[Side, ...]:
         every = product((-1, 0, 1), repeat=self.naxes)
         most = self.naxes if self.corners else 1
-        kept = [each for each in every if 1 <= sum(map(abs, each)) <= most]
-        return tuple(self._side(each, number) for number, each in enumerate(kept))
+        directions = [each for each in every if 1 <= sum(map(abs, each)) <= most]
+        return tuple(self._side(each, number) for number, each in enumerate(directions))
 
     def _side(self, direction: tuple[int, ...], number: int, full: Any = ()) -> Side:
         n, w = self.n, self.width

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpishare.bench.cases import BASELINES, Way
+from mpishare.bench.cases import BASELINES, Usage
 from mpishare.bench.comparison import Comparison, Make, Variant
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
@@ -145,7 +145,7 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Any, str | None
     if kind in session.libraries:
         return session.libraries[kind]
     library = None
-    # Agreed on before any rank enters the library, which would wait for the others there.
+    # Known to all before any rank enters the library, which would wait for the others there.
     _, reason = session.attempt(lambda: kind.require(session))
     if reason is None and session.ranks_per_gpu > 1 and not kind.shares_gpus:
         reason = f"{kind.label}: ranks share a GPU"
@@ -155,11 +155,11 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Any, str | None
     return library, reason
 
 
-def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str, Way]]]:
+def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str, Usage]]]:
     """Yield the name and module of each library that the run includes, and its variants."""
     for name, each in BASELINES.items():
-        if each.ways and comparison.includes(name):
-            yield name, import_module(each.module), each.ways
+        if each.usages and comparison.includes(name):
+            yield name, import_module(each.module), each.usages
 
 
 def add_collectives(
@@ -170,10 +170,10 @@ def add_collectives(
     `make` takes what binds a call to arrays, `allocate` for these and ``steps=``; `bind` takes the
     library and the arrays.
     """
-    for name, module, ways in included(comparison):
-        kind = getattr(module, next(iter(ways.values())).kind)
+    for name, module, usages in included(comparison):
+        kind = getattr(module, next(iter(usages.values())).kind)
         library, refusal = open_library(comparison.session, kind)
-        graphs = IN_GRAPHS if any(way.is_captured for way in ways.values()) else ()
+        graphs = IN_GRAPHS if any(usage.is_captured for usage in usages.values()) else ()
         make_one = partial(_collective, library, make, bind)
         add_with_graphs(comparison, name, make_one, graphs, kind=BASELINE, unfit=refusal)
 
@@ -213,13 +213,13 @@ def add_with_graphs(
 
 def add_libraries(comparison: Comparison, problem: Problem) -> None:
     """Enter the variants of the libraries that the run includes; they are opened once."""
-    for _, module, ways in included(comparison):
-        for variant, way in ways.items():
-            if way.in_place and problem.has_buffers:
+    for _, module, usages in included(comparison):
+        for variant, usage in usages.items():
+            if usage.in_place and problem.has_buffers:
                 continue  # these are put into memory of the library anyway
-            library, refusal = open_library(problem.session, getattr(module, way.kind))
-            make: Make = partial(LibraryExchange, problem, library, way)
-            if way.is_captured:
+            library, refusal = open_library(problem.session, getattr(module, usage.kind))
+            make: Make = partial(LibraryExchange, problem, library, usage)
+            if usage.is_captured:
                 make = captured(problem.session, make)
             comparison.add(variant, make, kind=BASELINE, unfit=refusal)
 
@@ -235,14 +235,14 @@ class LibraryExchange(Exchange[Problem]):
     _landed: list[Any] | None = None  # memory of the library that stands for fields, by turns
     _turn = 0
 
-    def __init__(self, problem: Problem, library: Library, way: Way) -> None:
-        self._library, self._way = library, way
+    def __init__(self, problem: Problem, library: Library, usage: Usage) -> None:
+        self._library, self._usage = library, usage
         self._owned: list[Any] = []  # memory of the library
         self._is_contiguous = problem.has_contiguous_faces()
-        if not self._is_contiguous and way.in_place:
+        if not self._is_contiguous and usage.in_place:
             raise library.refusal("its faces are not contiguous")
         fields = problem.fields
-        super().__init__(problem, self._bind, self._in_place(fields) if way.in_place else fields)
+        super().__init__(problem, self._bind, self._in_place(fields) if usage.in_place else fields)
 
     def _in_place(self, fields: Sequence[Any]) -> list[Any]:
         self._owned = [self._library.empty(int(field.size)) for field in fields]
@@ -250,12 +250,12 @@ class LibraryExchange(Exchange[Problem]):
         return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
 
     def _bind(self, problem: Problem, *fields: Any) -> Bound:
-        library, way = self._library, self._way
+        library, usage = self._library, self._usage
         sends_faces = library.is_direct and self._is_contiguous and not problem.has_buffers
-        if way.in_place or sends_faces:
+        if usage.in_place or sends_faces:
             return self._move_of_faces(fields), self._free_memory
         # A graph has its buffers baked in: it cannot use two of them in turn.
-        turns = self._turns_of_buffers(1 if way.is_captured else library.halves)
+        turns = self._turns_of_buffers(1 if usage.is_captured else library.halves)
 
         def exchange() -> None:
             self._turn = (self._turn + 1) % len(turns)

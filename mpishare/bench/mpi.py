@@ -46,7 +46,7 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
 
 def _message(out: Sequence[Any], into: Sequence[Any], side: Side) -> Message:
     (sent, packs), (received, copies) = _packed(out), _packed(into)
-    unpacks = [(view, place) for place, view in copies]
+    unpacks = [(view, slot) for slot, view in copies]
     to, source = (sent, side.to, side.number), (received, side.source, side.number)
     return Message(to, source, packs, unpacks)
 

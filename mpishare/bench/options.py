@@ -124,7 +124,7 @@ class Options:
         if self.full or named:
             ladder = _within(SIZES, 0, most)
         if backend == "host" and low <= most:
-            # As one --max may be of several cases: there --min alone names what takes minutes.
+            # As one --max may be of several cases: there only --min names what takes minutes.
             named = {*_within(named, 0, most)}
         high = self.max_nbytes or max(*ladder, low)
         return tuple(sorted({*_within(ladder, low, high), *named}))
@@ -186,7 +186,7 @@ def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
         return None if text is None else ()
     names = [name.strip() for name in text.split(",")]
     if "none" in names:
-        raise UsageError("--against: 'none' stands alone")
+        raise UsageError("--against: 'none' takes no other name")
     _require_known("--against: unknown baseline", names, ("none", "all", *baselines()))
     return tuple(dict.fromkeys(names))
 

@@ -11,7 +11,7 @@ from mpishare.bench.cases import CASES
 from mpishare.bench.report import OWN, Row, size_text
 from mpishare.errors import counted, grouped
 
-#: Each line has a marker, beside a color of a style that color-blind readers tell apart.
+#: Each line has a marker, and a color of a style that color-blind readers tell apart.
 _STYLE, _MARKERS = "tableau-colorblind10", "osD^vx+*pP"
 _WIDTH, _HEIGHT, _TITLE = 7.5, 3.0, 0.3  # inches: of a case, and of the title
 
@@ -58,7 +58,7 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     panel.yaxis.set_major_formatter("{x:g}")
     panel.minorticks_off()
     panel.grid(visible=True, which="major", linewidth=0.3)
-    # Beside the panel: it covers no data.
+    # Outside the panel: it covers no data.
     panel.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
 
 

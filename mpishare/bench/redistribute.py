@@ -1,4 +1,4 @@
-"""Cases ``redistribute``, ``permuted`` and ``allgather``: a global array, spread another way.
+"""Cases ``redistribute``, ``permuted`` and ``allgather``: a global array, distributed otherwise.
 
 n * n * n complex128 are cut along the first axis and wanted along the second, in ``permuted`` with
 the axes of the result in the order (1, 2, 0); ``allgather`` brings float64 of every rank to all.
@@ -82,9 +82,9 @@ class Spread(Problem):
     """A global array, cut along its first axis and wanted otherwise.
 
     `target` is the axis that is cut then, None where all ranks want the whole, and `permute` the
-    order of the axes in a part of the target. Side k has the cells for the rank k places on. What a
-    rank must get is found from the coordinates of each cell: its word names the rank in whose part
-    of the source it is, and its place in the global array.
+    order of the axes in a part of the target. Side k has the cells for the rank k after this one.
+    What a rank must get is found from the coordinates of each cell: its word names the rank in
+    whose part of the source it is, and its index in the global array.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Spread(Problem):
         xp = self.session.node.xp
         counts = [*map(len, self._cuts[0])]
         owners = xp.asarray(np.repeat(range(self.comm.size), counts))
-        place = xp.zeros((), "i8")
+        index = xp.zeros((), "i8")
         along = xp.ix_(*(xp.arange(n)[span] for n, span in zip(self.shape, cells, strict=True)))
         for extent, at in zip(self.shape, along, strict=True):
-            place = place * extent + at
+            index = index * extent + at
         owner = owners[cells[0]].reshape(-1, *[1] * (len(self.shape) - 1))
-        first = (place + owner * word(1, 0, 0)).transpose(order)
+        first = (index + owner * word(1, 0, 0)).transpose(order)
         number = xp.arange(self.dtype.itemsize // ITEM_NBYTES) * word(0, 1, 0)
         words = (first[..., None] + number).astype("u8")
         return words.reshape(*first.shape[:-1], first.shape[-1] * len(number))
@@ -196,9 +196,9 @@ def _typed(problem: Spread, source: Any, target: Any) -> Bound:
     for array, cells in zip((source, target), problem.by_rank(), strict=True):
         views = [array[each] for each in cells]
         types = [mpi.datatype(view) for view in views]
-        places = [address_of(view) - address_of(array) if view.size else 0 for view in views]
+        offsets = [address_of(view) - address_of(array) if view.size else 0 for view in views]
         made += types
-        ends.append([memory_of(array), [1] * len(views), places, types])
+        ends.append([memory_of(array), [1] * len(views), offsets, types])
     return partial(problem.comm.Alltoallw, *ends), partial(mpi.free, made)
 
 
@@ -206,19 +206,19 @@ def _packed(problem: Spread, source: Any, target: Any) -> Bound:
     """Bind `MPI_Alltoallv` with copies that pack and unpack around it; own cells are copied."""
     session, size = problem.session, problem.comm.size
     words = max(sum(problem.slots()), 1)
-    held = out, into = [session.node.xp.zeros(words, "u8") for _ in range(2)]
+    buffers = out, into = [session.node.xp.zeros(words, "u8") for _ in range(2)]
     pack, unpack = problem.packing((source, target), out, into)
     ends = []
     for buffer, parts in zip((out, into), problem.parts(out, into), strict=True):
-        counts, places = [0] * size, [0] * size
+        counts, offsets = [0] * size, [0] * size
         for side, part in zip(problem.sides, parts, strict=True):
             peer = side.to if buffer is out else side.source
             counts[peer] = int(part.size)
-            places[peer] = (address_of(part) - address_of(buffer)) // ITEM_NBYTES
-        ends.append([memory_of(buffer), (counts, places), MPI.UINT64_T])
+            offsets[peer] = (address_of(part) - address_of(buffer)) // ITEM_NBYTES
+        ends.append([memory_of(buffer), (counts, offsets), MPI.UINT64_T])
 
     exchange = partial(problem.comm.Alltoallv, *ends)  # which has addresses only
-    return in_turn(pack, session.synchronize, exchange, unpack), held.clear
+    return in_turn(pack, session.synchronize, exchange, unpack), buffers.clear
 
 
 def _gather(problem: Spread, source: Any, target: Any) -> Bound:

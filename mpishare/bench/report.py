@@ -109,7 +109,7 @@ def _median(row: Row) -> float:
 
 
 def _speed(ratio: float, mine: Quartiles | None, theirs: Quartiles | None) -> str:
-    """Return how fast a variant is: no factor unless its quartiles and the baseline's are apart."""
+    """Return how fast a variant is: no factor where its quartiles and the baseline's overlap."""
     factor = max(ratio, 1 / ratio)
     if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
         return "as fast" if factor < 1.1 else "unclear"
@@ -169,12 +169,12 @@ def heading(environment: dict[str, Any]) -> str:
         "",
         "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
         f"synchronize after each, back to back with one after a batch; {checked}.",
-        "speed: of a variant of mpishare beside the fastest baseline, by their medians: 'x faster' "
-        "or 'x slower' where the quartiles of their times are apart, else 'as fast', or 'unclear' "
-        "where the medians differ by a tenth or more.",
+        "speed: of a variant of mpishare against the fastest baseline, by their medians: 'x "
+        "faster' or 'x slower' where the quartiles of their times do not overlap, else 'as fast', "
+        "or 'unclear' where the medians differ by a tenth or more.",
     ]
     if found["load"] > found["cores"] / 2:
-        lines.append("Other programs were busy when the run began: repeat it on a quiet machine.")
+        lines.append("Other programs ran when the run began: repeat it on a quiet machine.")
     if found["ranks"] == 1:
         lines.append(
             "One rank is its own neighbor, and nothing goes to another process. Start several: "
@@ -218,7 +218,7 @@ def _halo_text(rows: Sequence[Row]) -> str:
     """Return what all rows of a halo case have in common, nothing for other cases."""
     if not rows or rows[0].width is None:
         return ""
-    kind = "with corners" if rows[0].corners else "faces alone"
+    kind = "with corners" if rows[0].corners else "faces only"
     fields = counted(rows[0].fields or 0, "field")
     return f": width {rows[0].width}, {fields}, {kind}"
 
@@ -240,7 +240,7 @@ def _printed(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the cells of each line; one that failed has a word on it in place of its speed."""
+    """Yield the cells of each line; one that failed has a word on it instead of its speed."""
     yield _HEADS
     for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
         if number:
@@ -269,17 +269,19 @@ def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
 
 
 def _order(row: Row) -> tuple[float, float]:
-    """Return the time of the baseline beside a row, then its own: the fastest baseline counts."""
+    """Return the time of the baseline of a row, then its own: the fastest baseline counts."""
     median, ratio = row.median_us or 0.0, row.ratio or 1.0
     return float(f"{median / ratio:.9g}"), median  # the same for all rows with one baseline
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return a line per case: the fastest variant of mpishare beside the fastest baseline."""
+    """Return a line per case: the fastest variant of mpishare against the fastest baseline."""
     lines = {case: _summary(case, [*found]) for case, found in groupby(rows, lambda row: row.case)}
     if not lines:
         return ""
-    title = "mpishare's fastest variant beside the fastest baseline, back to back (setup: latency):"
+    title = (
+        "mpishare's fastest variant against the fastest baseline, back to back (setup: latency):"
+    )
     return f"\n{title}\n{listed(lines.items())}"
 
 

@@ -1,6 +1,6 @@
 """Case ``setup``: making a node, a window and a plan; closing them is not counted.
 
-All of it blocks the host, so that there is one clock. The baseline is a window of MPI alone, made
+All of it blocks the host, so that there is one clock. The baseline is a window that MPI has, made
 and filled by one rank.
 """
 

@@ -34,14 +34,14 @@ def through_host(session: Session, bind: Callable[..., Bound], *arrays: Any) -> 
     """Bind a call on pinned memory between copies: the first array out, the last one in."""
     import cupyx
 
-    held = [cupyx.zeros_pinned(array.shape, array.dtype) for array in arrays]
-    call, free = bind(*held)
-    copy_out = copy_call(session, held[0], arrays[0])
-    copy_in = copy_call(session, arrays[-1], held[-1])
+    pinned = [cupyx.zeros_pinned(array.shape, array.dtype) for array in arrays]
+    call, free = bind(*pinned)
+    copy_out = copy_call(session, pinned[0], arrays[0])
+    copy_in = copy_call(session, arrays[-1], pinned[-1])
 
     run = in_turn(copy_out, session.synchronize, call, copy_in)
-    # Held until then: the copies have addresses only.
-    return run, in_turn(session.synchronize, free, held.clear)
+    # Not dropped before: the copies have addresses only.
+    return run, in_turn(session.synchronize, free, pinned.clear)
 
 
 class Staging:
@@ -56,7 +56,7 @@ class Staging:
 
         session, xp = problem.session, problem.session.node.xp
         words = max(sum(problem.slots()), 1)
-        # Held for the copies, which have addresses only.
+        # For the copies, which have addresses only.
         self._packed, self._landed = fields[0], fields[-1]
         self._pack: Call = do_nothing
         self._unpack: Call = do_nothing

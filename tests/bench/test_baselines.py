@@ -48,8 +48,8 @@ def test_variants_of_a_library_move_every_word(ranks: int) -> None:
 
 
 IN_PLACE = """
-ways = cases.BASELINES["mpi"].ways
-ways["mpi in place"] = cases.Way("CudaMpi", in_place=True)
+usages = cases.BASELINES["mpi"].usages
+usages["mpi in place"] = cases.Usage("CudaMpi", in_place=True)
 """
 
 

@@ -129,7 +129,7 @@ def test_output_and_rivals(tmp_path: Path) -> None:
     assert "the host backend has no baseline staged of these cases" in result.stdout
     # The summary has a line per case.
     *_, title, halo, fence = result.stdout.splitlines()
-    assert title.startswith("mpishare's fastest variant beside the fastest baseline, back to back")
+    assert title.startswith("mpishare's fastest variant against the fastest baseline, back to back")
     assert halo.startswith("halo1d 8 B: ")
     assert fence == "fence  nothing to compare with"
 

@@ -125,8 +125,8 @@ def test_table_says_why_there_is_no_number() -> None:
 
 
 def test_the_heading_tells_of_a_busy_machine_and_of_one_rank() -> None:
-    assert "Other programs were busy" not in heading(HEADER)
-    assert "Other programs were busy" in heading({**HEADER, "load": 1.1})
+    assert "Other programs ran" not in heading(HEADER)
+    assert "Other programs ran" in heading({**HEADER, "load": 1.1})
     gpu = {"name": "H200", "uuid": "GPU-1f3c", "pci_id": "0000:06:00.0", "mps": False, "ranks": [0]}
     text = heading({**HEADER, "ranks": 1, "cores": 1, "gpus": [gpu]})
     assert "\nOne rank is its own neighbor" in text
@@ -172,7 +172,7 @@ def halo_rows() -> list[Row]:
 
 
 TABLE = """
-halo1d: width 1, 2 fields, faces alone
+halo1d: width 1, 2 fields, faces only
 
    size  variant               latency, us         speed  back to back, us         speed  GB/s
     8 B  * window fields              4.00  2.0 x slower              4.00  2.0 x slower  0.00
