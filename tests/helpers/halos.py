@@ -336,22 +336,11 @@ class Field:
             return ""
         wrong = (found != right).any(-1)
         inside = _carve(wrong, self.kind.form)
-        around = int(wrong.sum() - inside.sum())
-        is_owned = np.zeros(inside.shape, bool)
-        is_owned[self.owned] = True
-        parts = {
-            "owned cells": inside & is_owned,
-            "ghosts": inside & ~is_owned & (self.numbers != POISON),
-            "cells that nobody may write": inside & ~is_owned & (self.numbers == POISON),
-        }
-        text = [f"{self.kind} of shape {inside.shape}, owned {self.owned}, step {salt}:"]
-        for name, part in parts.items():
-            if part.any():
-                places = [tuple(map(int, place)) for place in np.argwhere(part)[:4]]
-                text.append(f"{int(part.sum())} {name} are wrong, first {places}")
-        if around:
-            text.append(f"{around} elements around the field were written")
-        return " ".join(text)
+        first = [tuple(map(int, at)) for at in np.argwhere(inside)[:4]]
+        return (
+            f"{self.kind} of shape {inside.shape}, owned {self.owned}, step {salt}: {inside.sum()} "
+            f"elements are wrong, first {first}, and {wrong.sum() - inside.sum()} around the field"
+        )
 
 
 def check(fields: list[Field], salt: int, **options: bool) -> None:
