@@ -87,11 +87,6 @@ def test_corners_and_wide_halos(node, every_route):
         check_steps(node, even_case(dims, True, 2, 2, corners=True), kinds, 3)
 
 
-def test_one_way_plans(node, route):
-    """Ghosts on one side only: what flows back flows one way too."""
-    check_steps(node, even_case((node.size,), False, 3, ((2, 0),)), [Kind("i8")], 40)
-
-
 def test_ghosts_are_zeroed_and_those_without_an_owner_stay(node, route):
     case = even_case((node.size, 1), (False, True), 3, 2)
     with exchanging(node, case) as (halo, [field]):

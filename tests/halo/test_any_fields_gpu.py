@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import Layout, UnsupportedError
 from tests.helpers.captures import refuse_full_checks, skip_without_graphs
 from tests.helpers.halos import beside, exchange_by, ring
@@ -95,26 +94,6 @@ def test_a_first_sight_is_not_captured(node, halo, stream):
         node.synchronize(stream)
         check(v, node, step)
     del graph
-
-
-def test_captured_by_mpishare(node, halo):
-    """The first call of a step runs it, and so sees its fields before they are captured."""
-    skip_without_graphs(halo)
-    fields = [node.xp.zeros(CELLS), node.xp.zeros((CELLS, 2), "i4")]
-
-    def advance(u, v):
-        halo.exchange(u)
-        halo.exchange(v)
-
-    step = mpishare.capture(node, advance)
-    for number in range(6):
-        for u in fields:
-            fill(u, node, number)
-        step(*fields)
-        node.synchronize()
-        for u in fields:
-            check(u, node, number)
-    step.close()
 
 
 def test_fields_in_host_memory(node, halo):

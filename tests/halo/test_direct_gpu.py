@@ -10,31 +10,13 @@ import pytest
 
 import mpishare
 from mpishare.plans.exchange.cuda import direction
-from tests.helpers.captures import skip_without_graphs
+from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within
 from tests.helpers.rows import fill, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
-SOURCE = r"""
-extern "C" {
-__global__ void advance(long long* u, long long n) {
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < 2 * n;
-       i += (long long)gridDim.x * blockDim.x)
-    u[n + i] += 1000003;
-}
-__global__ void check(const long long* u, long long n, const long long* low, const long long* high,
-                      unsigned long long* step, unsigned long long* errors) {
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
-       i += (long long)gridDim.x * blockDim.x)
-    if (u[i] != low[i] + 1000003LL * (long long)*step
-        || u[3 * n + i] != high[i] + 1000003LL * (long long)*step)
-      atomicAdd(errors, 1ULL);
-}
-__global__ void next(unsigned long long* step) { ++*step; }
-}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -175,38 +157,24 @@ def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
 
 
 @TWO
-def test_thousands_of_replays(node, stream):
-    """Kernels write, a replayed exchange moves, kernels count; the host looks at the end."""
-    xp, n = node.xp, MIB // 8
-    module = xp.RawModule(code=SOURCE)
-    advance, check, go_on = (module.get_function(name) for name in ("advance", "check", "next"))
-    with node.allocate_each((4, n), "i8") as window:
+def test_replays_of_a_captured_exchange(node, stream):
+    """Of the field in the window, with calls between them."""
+    graphs = []
+    with node.allocate_each((4, MIB // 8)) as window, ring(node, window.array, axes=0) as halo:
         field = window.array
-        fill(node.xp, field, node.rank, 0)
-        low = xp.asarray(values(field, (node.rank - 1) % node.size, 2, 0))
-        high = xp.asarray(values(field, (node.rank + 1) % node.size, 1, 0))
-        step, errors = xp.ones(1, "u8"), xp.zeros(1, "u8")
-        with ring(node, field, axes=0) as halo:
-            skip_without_graphs(halo)
-
-            def one_step(u):
-                advance((32,), (256,), (u, np.int64(n)))
-                halo.exchange(u)
-                check((32,), (256,), (u, np.int64(n), low, high, step, errors))
-                go_on((1,), (1,), (step,))
-
-            one_step(field)
-            stream.begin_capture()
-            for _ in range(10):
-                one_step(field)
-            graph = stream.end_capture()
-            replays = 300 if goes_straight(node) else 20
-            for _ in range(replays):
-                graph.launch(stream)
-                one_step(field)
-            node.synchronize()
-            assert (int(step[0]), int(errors[0])) == (2 + 11 * replays, 0)
-            del graph
+        halo.exchange(field)
+        skip_without_graphs(halo)
+        with captured(stream, graphs):
+            halo.exchange(field)
+        for step in range(1, 200):
+            fill(node.xp, field, node.rank, step)
+            if step % 7:
+                graphs[0].launch(stream)
+            else:
+                halo.exchange(field)
+            assert wrong(field, node.rank, node.size, step) == 0, step
+        node.synchronize()
+        graphs.clear()
         del field
 
 

@@ -148,58 +148,6 @@ def test_a_call_on_another_stream_during_a_capture(node):
         assert wrong(field, node.rank, node.size, 1) == 0
 
 
-REPLAYED = r"""
-extern "C" {
-__global__ void advance(unsigned* u, unsigned n) {
-  for (unsigned i = threadIdx.x; i < 2 * n; i += blockDim.x) u[n + i] += 10007;
-}
-__global__ void check(const unsigned* u, unsigned n, const unsigned* ghosts, unsigned* step,
-                      unsigned* errors) {
-  for (unsigned i = threadIdx.x; i < n; i += blockDim.x)
-    if (u[i] != ghosts[i] + 10007 * *step || u[3 * n + i] != ghosts[n + i] + 10007 * *step)
-      atomicAdd(errors, 1);
-  __syncthreads();
-  if (threadIdx.x == 0) ++*step;
-}
-}
-"""
-
-
-@TWO
-@pytest.mark.parametrize("n", [2, 1024])
-def test_a_hundred_thousand_replays(node, n):
-    """Kernels write and count between the exchanges; calls and starts come in between."""
-    xp = node.xp
-    module = xp.RawModule(code=REPLAYED)
-    advance, check = module.get_function("advance"), module.get_function("check")
-    field = xp.zeros((4, n), "u4")
-    stream = xp.cuda.Stream(non_blocking=True)
-    with stream, ring(node, field, axes=0) as halo:
-        skip_unless_fused(node, halo)
-        fill(xp, field, node.rank, 0)
-        low = values(field, (node.rank - 1) % node.size, 2, 0)
-        ghosts = xp.asarray(np.stack([low, values(field, (node.rank + 1) % node.size, 1, 0)]))
-        step, errors = xp.ones(1, "u4"), xp.zeros(1, "u4")
-
-        def one_step(*, is_split=False):
-            advance((1,), (512,), (field, np.uint32(n)))
-            exchange_by(halo, field, halves=is_split)
-            check((1,), (512,), (field, np.uint32(n), ghosts, step, errors))
-
-        one_step()
-        stream.begin_capture()
-        for _ in range(100):
-            one_step()
-        graph = stream.end_capture()
-        for number in range(1000):
-            graph.launch(stream)
-            if number % 100 == 0:
-                one_step(is_split=bool(number % 200))
-        node.synchronize()
-        assert (int(step[0]), int(errors[0])) == (2 + 100_000 + 10, 0)
-        del graph
-
-
 @TWO
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("corners", [False, True], ids=["faces", "corners"])
@@ -232,7 +180,6 @@ def test_more_arrays_in_turn_than_graphs(node):
     layout = mpishare.Layout(fields[0].shape)
     with ring(node, layout, axes=0) as halo:
         skip_unless_fused(node, halo)
-        graphs = halo._forward._launches[0].fused.alone._graphs
         for step in range(4):
             for number, field in enumerate(fields):
                 fill(xp, field, node.rank, step + number)
@@ -240,12 +187,8 @@ def test_more_arrays_in_turn_than_graphs(node):
                 halo.exchange(field)
             for number, field in enumerate(fields):
                 assert wrong(field, node.rank, node.size, step + number) == 0, (step, number)
-            if step == 1:
-                kept = list(graphs)
-        assert list(graphs) == kept == [(field.data.ptr,) for field in fields[:16]]
         for _ in range(300):
             halo.exchange(fields[20])
-        assert list(graphs) == [*kept[1:], (fields[20].data.ptr,)]
         fill(xp, fields[20], node.rank, 5)
         halo.exchange(fields[20])
         assert wrong(fields[20], node.rank, node.size, 5) == 0

@@ -31,22 +31,6 @@ def test_random_plans(nodes):
     play_on(nodes, random_plans, 12, shared=True).ended_well()
 
 
-def random_staggered_plans(stage: Stage, seeds: int) -> None:
-    from tests.helpers.halos import accumulate_staggered, exchange_staggered
-
-    seen = set()
-    with stage.node() as node:
-        for seed in range(seeds):
-            seen |= set(exchange_staggered(node, stage.world, seed).values())
-            accumulate_staggered(node, stage.world, seed, ("i4", "f8"))
-    assert "mpi" in seen
-
-
-@pytest.mark.parametrize("nodes", ["2 + 1", "2 + 2"])
-def test_random_plans_with_a_block_for_each_field(nodes):
-    play_on(nodes, random_staggered_plans, 12, shared=True).ended_well()
-
-
 def reverse_and_meshes(stage: Stage) -> None:
     """Sums of ghosts, graphs, a ring by global ids, and one by dims= for fields to come."""
     from tests.helpers.halos import (

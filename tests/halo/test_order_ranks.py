@@ -171,21 +171,6 @@ def test_a_plan_between_windows_and_barriers(node, route):
                 node.allocate(3).close()
 
 
-@pytest.mark.ranks(max=2)
-def test_very_many_exchanges(node):
-    """Counters go on, and nothing grows."""
-    count = 10_000 if node.backend == "cuda" else 5_000
-    case = even_case((node.size,), True, 2)
-    with exchanging(node, case, [Kind("i4")], True) as (halo, fields):
-        for step in range(count):
-            if step % 1000 == 0:
-                put(fields, step)
-            halo.exchange(*arrays(fields))
-            if step % 1000 == 999:
-                check(fields, step - 999)
-        exchange_step(halo, fields, 1)
-
-
 # --- held producers
 
 

@@ -33,7 +33,7 @@ def begun(stage: Stage, how: str) -> None:
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
     halo = stage.ring(node, field, ((1, 0),), axes=(0,))
     halo.exchange(field)
-    assert len(halo._forward._host._peer_reads.keys) == stage.size
+    assert halo.staging_nbytes < 1048576  # faces are read from the process
     halo.start(field)
     stage.world.Barrier()  # else a slow rank hears of the end before it starts
     libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +123,6 @@ def refused(stage: Stage) -> None:
         report({"unreadable": node.report().surroundings.unreadable})
         fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
         with stage.ring(node, fields[0], axes=(0,)) as halo:
-            peer_reads = halo._forward._host._peer_reads
             for step in range(20):
                 field = fields[step % 2]
                 field[1:3] = 100 * step + stage.rank
@@ -131,8 +130,7 @@ def refused(stage: Stage) -> None:
                 for side, other in ((0, -1), (-1, 1)):
                     owner = (stage.rank + other) % stage.size
                     assert (field[side] == 100 * step + owner).all(), f"step {step}, side {side}"
-            senders = sorted({key[0] for key in peer_reads.keys if key[1] == stage.rank})
-            report({"senders": senders, "staging": halo.staging_nbytes})
+            report({"staging": halo.staging_nbytes})
     report({"said": said})
 
 
@@ -143,7 +141,6 @@ def test_a_process_that_may_not_be_read():
         told = played.rank(rank)
         why = "Operation not permitted"
         assert told["unreadable"] == [[0, 1, why], [2, 1, why]]
-        assert told["senders"] == [each for each in range(3) if each not in (rank, 1)]
         refusals = [text for text in told["said"] if "copied twice" in text]
         assert len(refusals) == (rank != 1), played.describe()
         assert told["staging"] > 4 * NBYTES  # two copies of both faces of rank 1

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import mpishare
 from mpishare import Box, Node, PeerError
@@ -10,7 +9,6 @@ from tests.helpers.halos import (
     accumulate_staggered,
     attempt,
     exchange_staggered,
-    on_host,
     random_staggered,
     ring,
     same_error,
@@ -62,45 +60,6 @@ def test_the_boxes_of_each_field(host_node):
                 stop = [a + n for a, n in zip(start, cells.block.extents, strict=True)]
                 assert cells.block.box == Box(tuple(start), tuple(stop))
             assert halo.block == halo.of(0).block
-
-
-def number(x, y, shape):
-    """The number of each cell of a periodic field, of walls too."""
-    return 1000 * (x % shape[0])[:, None] + (y % shape[1])[None, :]
-
-
-@pytest.mark.parametrize("wraps", [True, False])
-def test_a_c_grid(node, wraps):
-    """The face between two ranks is the upper one's; a wall's last face is the last rank's."""
-    dims = MPI.Compute_dims(node.size, 2)
-    coords = np.unravel_index(node.rank, dims)
-    cells = (4, 3)
-    fields, widths, rights = [], [], []
-    for axis in (None, 0, 1):  # p, u, v
-        faces = [int(axis == each) for each in range(2)]
-        walls = [int(not wraps and coords[each] == dims[each] - 1) for each in range(2)]
-        width = tuple((1, 1 + f - f * w) for f, w in zip(faces, walls, strict=True))
-        shape = [n + 2 + f for n, f in zip(cells, faces, strict=True)]
-        whole = [n * d + f * (not wraps) for n, d, f in zip(cells, dims, faces, strict=True)]
-        places = [
-            np.arange(n) + c * extent - 1 for n, c, extent in zip(shape, coords, cells, strict=True)
-        ]
-        right = number(*places, whole)
-        if not wraps:
-            for at, (each, n) in enumerate(zip(places, whole, strict=True)):
-                np.moveaxis(right, at, 0)[(each < 0) | (each >= n)] = -1
-        fields.append(node.xp.full(shape, -1))
-        widths.append(width)
-        rights.append(right)
-    options = {"dims": dims, "periods": wraps, "corners": True, "node": node}
-    with mpishare.HaloExchange(node.comm, fields, widths, **options) as halo:
-        for at, field in enumerate(fields):
-            box = halo.of(at).block.box
-            owned = number(*map(np.arange, box.lower, box.upper), (10**6, 10**6))
-            field[halo.of(at).owned] = node.xp.asarray(owned)
-        halo.exchange(*fields)
-        for field, right in zip(fields, rights, strict=True):
-            assert np.array_equal(on_host(field), right)
 
 
 def make(node, fields=None, width=((1, 1), (1, 2)), **options):

@@ -221,24 +221,6 @@ def stream_of(node):
     return torch.cuda.current_stream() if node.backend == "cuda" else None
 
 
-def test_weights_are_summed_in_one_array(node):
-    """Gradients as views of one array: PyTorch adds into it, and one reduction takes them all."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    net = net.to(on(node, 0.0))
-    weights = list(net.parameters())
-    slopes = gradients_in_one_array(weights)
-    data = on(node, np.random.default_rng(2).normal(size=(node.size, 5, 3)))
-    with mpishare.Allreduce(node.comm, slopes, node=node) as total:
-        for _ in range(2):
-            slopes.zero_()
-            net(data[node.rank]).square().sum().backward()
-            total.reduce(slopes)
-    whole = torch.autograd.grad(net(data).square().sum(), weights)
-    for weight, right in zip(weights, whole, strict=True):
-        torch.testing.assert_close(weight.grad, right, rtol=1e-12, atol=1e-13)
-
-
 DTYPES = ("float16", "float32", "float64", "complex64", "uint8", "int16", "bool", "bfloat16")
 
 

@@ -133,16 +133,6 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
 
 
 @TWO
-def test_slabs_meet_columns(half, monkeypatch):
-    """A rank whose faces have gaps packs them, and its neighbors send theirs in place."""
-    small_in_place(monkeypatch)
-    kind = Kind("i2", "F" if WORLD.rank % 2 else "C", (70,))
-    with slabs(half, kind, width=2) as (halo, fields):
-        for step in range(1, 5):
-            exchange_step(halo, fields, step)
-
-
-@TWO
 def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
     """Cells arrive as they are written last, and ghosts are read before that."""
     idle = cupy.RawKernel(

@@ -28,50 +28,42 @@ def grid(node, fields, width):
     return mpishare.HaloExchange(node.comm, fields, width, **options)
 
 
-def test_a_halo(node):
-    xp = node.xp
+def plans_with_words(node):
+    """Plans, each with what it shows."""
+    xp, n, r = node.xp, node.size, node.rank
     fields = [xp.zeros((5, 6)), xp.zeros((5, 6)), xp.zeros((5, 6, 2), "i4")]
-    assert shown(grid(node, fields, ((1, 2), 1))) == (
-        "owned=(2, 4), ghosts=((1, 2), (1, 1)), periodic=(True, False), "
-        "fields=2 x float64(5, 6) + int32(5, 6, 2)"
+    yield (
+        grid(node, fields, ((1, 2), 1)),
+        (
+            "owned=(2, 4), ghosts=((1, 2), (1, 1)), periodic=(True, False), "
+            "fields=2 x float64(5, 6) + int32(5, 6, 2)"
+        ),
     )
-
-
-def test_a_halo_of_staggered_fields(node):
-    fields = node.xp.zeros((5, 6)), node.xp.zeros((6, 6))
-    assert shown(grid(node, fields, [1, ((1, 2), 1)])) == (
-        "owned=((3, 4), (3, 4)), ghosts=(((1, 1), (1, 1)), ((1, 2), (1, 1))), "
-        "periodic=(True, False), fields=float64(5, 6) + float64(6, 6)"
+    yield (
+        grid(node, (xp.zeros((5, 6)), xp.zeros((6, 6))), [1, ((1, 2), 1)]),
+        (
+            "owned=((3, 4), (3, 4)), ghosts=(((1, 1), (1, 1)), ((1, 2), (1, 1))), "
+            "periodic=(True, False), fields=float64(5, 6) + float64(6, 6)"
+        ),
     )
-
-
-def test_a_halo_of_any_fields(node):
     halo = grid(node, mpishare.Layout.any((5, 6)), 1)
-    halo.exchange(node.xp.zeros((5, 6)))
-    assert shown(halo) == (
-        "owned=(3, 4), ghosts=((1, 1), (1, 1)), periodic=(True, False), any fields, 1 seen"
+    halo.exchange(xp.zeros((5, 6)))
+    words = "owned=(3, 4), ghosts=((1, 1), (1, 1)), periodic=(True, False), any fields, 1 seen"
+    yield halo, words
+    sides = {(r + 1) % n: [1, 2]}, {(r - 1) % n: [4, 3]}
+    mesh = mpishare.NeighborExchange(node.comm, *sides, xp.zeros((2, 5)), axis=1, node=node)
+    yield mesh, "sent=2, ghosts=2, axis=1, fields=float64(2, 5)"
+    nothing = mpishare.NeighborExchange(node.comm, {}, {}, xp.zeros(5), node=node)
+    yield nothing, "sent=0, ghosts=0, axis=0, fields=float64(5,)"
+    yield (
+        mpishare.Redistribute(node.comm, (n, n), 0, 1, "f4", node=node),
+        (f"source=({r}, 0) to ({r + 1}, {n}), target=(0, {r}) to ({n}, {r + 1}), dtype=float32"),
     )
 
 
-def test_a_mesh(node):
-    nxt, before = ((node.rank + step) % node.size for step in (1, -1))
-    mesh = mpishare.NeighborExchange(
-        node.comm, {nxt: [1, 2]}, {before: [4, 3]}, node.xp.zeros((2, 5)), axis=1, node=node
-    )
-    assert shown(mesh) == "sent=2, ghosts=2, axis=1, fields=float64(2, 5)"
-
-
-def test_a_mesh_without_neighbors(node):
-    mesh = mpishare.NeighborExchange(node.comm, {}, {}, node.xp.zeros(5), node=node)
-    assert shown(mesh) == "sent=0, ghosts=0, axis=0, fields=float64(5,)"
-
-
-def test_a_redistribution(node):
-    n, r = node.size, node.rank
-    plan = mpishare.Redistribute(node.comm, (n, n), 0, 1, "f4", node=node)
-    assert shown(plan) == (
-        f"source=({r}, 0) to ({r + 1}, {n}), target=(0, {r}) to ({n}, {r + 1}), dtype=float32"
-    )
+def test_what_plans_show(node):
+    for plan, words in plans_with_words(node):
+        assert shown(plan) == words
 
 
 def test_routes_to_many_ranks_are_counted(host_node, monkeypatch):

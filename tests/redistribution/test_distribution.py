@@ -5,11 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mpishare.memory.memory import compact_strides
 from mpishare.plans.cells import Box
-from mpishare.plans.layout import FieldLayout
 from mpishare.redistribution.distribution import require_covered, require_disjoint, spread
-from mpishare.redistribution.plan import _sides
 
 
 def test_the_first_cells_that_are_missing_are_named():
@@ -33,18 +30,6 @@ def test_the_first_cells_that_are_missing_are_named():
         missing = eval(text, {"Box": Box})  # its repr
         assert missing.size
         assert not there[missing.slices].any()
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 1, 0)])
-def test_arrays_of_a_permuted_target_are_known_as_users_pass_them(order):
-    """Replays on GPUs compare them with this layout, and engines get the view of their cells."""
-    part = (2, 3, 4)
-    layout = FieldLayout(part, compact_strides(part, 8, order), np.dtype("f8"), 0)
-    _, target = _sides(order, [layout, layout])
-    array = np.empty(target.shape)
-    assert (target.given.shape, target.given.strides) == (array.shape, array.strides)
-    cells = target.as_cells(array)
-    assert (cells.shape, cells.strides) == (part, layout.strides)
 
 
 def test_a_box_whose_corners_are_in_the_wrong_order_is_told_the_order():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import (
     Box,
     ClosedError,
@@ -73,17 +72,6 @@ def test_long_runs_of_private_arrays_are_read_where_they_are(compiled_node, perm
             right = whole[plan.target_box.slices].transpose(permute or (0, 1, 2))
             assert (b == right).all()
             assert (plan.backward(b) == whole[plan.source_box.slices]).all()
-
-
-def test_an_array_in_a_window_is_read_where_it_is(node):
-    n = 300
-    window = node.allocate_each((n // node.size, n))
-    with Redistribute(node.comm, (n // node.size * node.size, n), 0, None, node=node) as plan:
-        for step in range(4):
-            window.array[...] = node.rank + 10.0 * step
-            b = on_host(plan.forward(window))
-            rows = np.repeat(np.arange(node.size), n // node.size)
-            assert (b == (rows + 10.0 * step)[:, None]).all()
 
 
 def test_a_gather_a_broadcast_and_an_all_gather(node):
@@ -319,12 +307,3 @@ def test_routes_that_are_refused(node):
         Redistribute(node.comm, (8, 8), 0, 1, node=node, require="mpi-gpu")
     if node.backend == "host":
         assert "(the fields are in host memory)" in str(refused.value)
-
-
-def test_without_a_node(node):
-    rows, columns, whole = parts(node)
-    with Redistribute(node.comm, whole.shape, 0, 1) as plan:
-        assert (on_host(plan.forward(rows)) == columns).all()
-        assert plan.staging_nbytes >= 0
-        assert repr(plan).startswith("<mpishare.Redistribute ")
-    assert mpishare.Redistribute is Redistribute
