@@ -185,8 +185,8 @@ class Attached:
         ------
         ClosedError
             If a frame of a channel was overwritten before it could be read: this process was too
-            slow, and is cut off. The job logs a warning with its identifier. Also behind the last
-            frame that came, if the job was killed, failed or exited before it ended the channel.
+            slow, and is cut off. Also behind the last frame that came, if the job was killed,
+            failed or exited before it ended the channel.
         """
         number = self._cursor
         if self._lag:
@@ -303,7 +303,7 @@ class Attached:
         return False
 
     def _cut_off(self) -> None:
-        """Close this process's side of a channel that it read too slowly, and tell the job."""
+        """Close this process's side of a channel that it read too slowly."""
         missed = max(self._reader.numbers().values()) - self._lag - self._cursor
         self._why_closed = (
             f"{self.name!r} has cut off this process, which was too slow: it missed {missed} "
@@ -311,8 +311,6 @@ class Attached:
             "Read faster, or make the channel with a larger lag=. attach() again goes on with the "
             "next frame."
         )
-        with contextlib.suppress(HandleError):  # the job has ended: nobody to tell
-            self._visit.ask({"missed": missed})
         self.close()
         raise ClosedError(self._why_closed)
 

@@ -5,7 +5,6 @@ This module implements `windows/publisher.py`.
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
 _NONE: Mapping[str, Any] = {}
-
-log = logging.getLogger("mpishare.window")
 
 
 class Publication:
@@ -76,7 +73,6 @@ class Publication:
         self._held = ExitStack()  # its memory, and what is made on that
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
         self._opening: Endpoint | None = None
-        self._warned: set[int] = set()  # viewers of a channel that were too slow
         self._is_ended = False
         memory = map_on_all_ranks(
             partial(context.agreement.step_keeping, call),
@@ -243,35 +239,17 @@ class Publication:
 
     # --- in the door's thread
 
-    def _answer(
-        self, request: dict[str, Any], visitor: Client
-    ) -> tuple[dict[str, Any], Sequence[int]]:
+    def _answer(self, request: dict[str, Any], _: Client) -> tuple[dict[str, Any], Sequence[int]]:
         if request.get("version", VERSION) != VERSION:
             return {"version": VERSION}, []
         if "fds" in request:
             first = int(request["fds"])
             return {}, self._fds[first : first + MAX_FDS]
-        if "missed" in request:
-            self._warn_of_cut_off(visitor.pid, int(request["missed"]))
-            return {}, []
         if request.get("wants_host_copies"):
             self._want_host_copies(1)
             return {}, []
         viewers = self._leases("attaches")
         return replace(self._window, viewers=tuple(viewers)).pack(), []
-
-    def _warn_of_cut_off(self, pid: int, missed: int) -> None:
-        """Warn of a process that could not read the frames of a channel in time, once."""
-        if pid not in self._warned:
-            self._warned.add(pid)
-            log.warning(
-                "%s: process %d was cut off: %d frames were overwritten before it had read them. "
-                "The channel keeps lag=%d",
-                self.name,
-                pid,
-                missed,
-                self._window.lag,
-            )
 
     def _viewer_left(self, _: Client) -> None:
         if not self._leases("wants_host_copies"):

@@ -53,7 +53,7 @@ def test_frames_that_are_left_when_the_channel_closes(node, view):
     assert view("list(there)") == []
 
 
-def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
+def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view):
     channel = node.channel(5, "i8", name="slow", lag=3)
     view("there = attach('slow')")
     put(node, channel, 1, 2, 3)
@@ -64,9 +64,6 @@ def test_a_viewer_that_is_too_slow_is_cut_off_by_name(node, view, caplog):
     words = "too slow: it missed 7 frames from number 4 on, of which the channel keeps 3"
     for _ in range(2):
         view.raises("ClosedError", "next(iter(there))", words)
-    if node.rank == 0:
-        words = f"slow: process {view.viewer.pid} was cut off: 7 frames were overwritten"
-        assert [words in each for each in caplog.messages].count(True) == 1
     view("there = attach('slow')")
     put(node, channel, 14)
     take(node, channel, 1)
