@@ -79,13 +79,14 @@ class CudaRuns(Runs):
             self._loop_on_host(why)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
+        return self._bind_replay() if self._until is None else self.run
+
+    def _bind_replay(self) -> Callable[[Sequence[Any]], Any]:
         """Return a function that replays the graph of a call, or calls `run` if it cannot.
 
         Fast for known CuPy arrays on the stream of the last call.
         """
         run, where = self.run, self._chain.name
-        if self._until is not None:
-            return run
         last_stream = bind_last_stream(self._chain, self._context.agreement, self._device)
 
         def replay(arguments: Sequence[Any]) -> Any:

@@ -327,7 +327,7 @@ def _join(segments: Mapping[int, Any], dims: Sequence[int], width: Any) -> Any:
         raise ValueError(
             f"whole failed: the segments do not fit together as {tuple(dims)}: {error}"
         ) from None
-    return blocks[0] if dims else blocks[0].copy()
+    return blocks[0]
 
 
 def _owned(rank: int, segment: Any, ghosts: Sequence[tuple[int, int]]) -> Any:
