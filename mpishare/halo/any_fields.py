@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError, format_nbytes
@@ -21,12 +21,26 @@ from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.plan import FieldCells
-    from mpishare.plans.engine import Engine, RoutedSetup
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.fields import GivenFields
+    from mpishare.plans.message import Message
+    from mpishare.plans.setup import Description
 
 log = logging.getLogger("mpishare.halo")
 
 _of_array = attrgetter("shape", "strides", "dtype")
+
+
+class FieldCells(Protocol):
+    """Which cells of fields go where."""
+
+    def describe(self, found: GivenFields) -> Description:
+        """Describe fields for an agreement, or raise if they do not fit."""
+        ...
+
+    def messages(self, setup: PlanSetup) -> tuple[Sequence[Message], Sequence[Message]]:
+        """Return this rank's messages of agreed fields: to send, and to receive."""
+        ...
 
 
 class AnyFields:

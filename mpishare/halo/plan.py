@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
-from mpishare.halo.any_fields import AnyFields
+from mpishare.halo.any_fields import AnyFields, FieldCells
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.exchange.pair import EnginePair, engine_class
 from mpishare.plans.layout import name_fields
@@ -18,22 +18,8 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import Array, Stream
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
-    from mpishare.plans.fields import GivenFields
-    from mpishare.plans.message import Message
-    from mpishare.plans.setup import AgreedFields, Description
-
-
-class FieldCells(Protocol):
-    """Which cells of fields go where."""
-
-    def describe(self, found: GivenFields) -> Description:
-        """Describe fields for an agreement, or raise if they do not fit."""
-        ...
-
-    def messages(self, setup: PlanSetup) -> tuple[Sequence[Message], Sequence[Message]]:
-        """Return this rank's messages of agreed fields: to send, and to receive."""
-        ...
+    from mpishare.plans.engine import Engine, RoutedSetup
+    from mpishare.plans.setup import AgreedFields
 
 
 class Plan(RoutedPlan):
