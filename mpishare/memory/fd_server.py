@@ -42,6 +42,7 @@ _TOKEN_NBYTES = 4  # six characters
 # The thread's pause after a connection of another user, who so gets a few percent of this process's
 # time, however fast they connect. Ranks wait in one row with the others.
 _REST_S = 0.001
+_CLOSING_S = 1.0  # the longest wait for the thread to close what is shut
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ class FdServer:
     """The endpoints at which this process answers, all served by one thread, which runs as long as
     there are any.
 
-    Methods do not block.
+    Methods do not block, but for an answer that is under way.
     """
 
     def __init__(self) -> None:
@@ -127,10 +128,12 @@ class FdServer:
             with self._changed:
                 for key, _ in ready:
                     is_tiring |= key.data(selector)
-                if not selector.get_map():
+                if is_over := not selector.get_map():
                     selector.close()
                     self._selector = None
-                    return
+                self._changed.notify_all()
+            if is_over:
+                return
             if is_tiring:
                 time.sleep(_REST_S)
 
@@ -171,7 +174,10 @@ class Endpoint:
             return self.leases(mark)
 
     def shut(self) -> None:
-        """Stop answering, and end the leases. May be repeated; does nothing in a fork."""
+        """Stop answering, and end the leases. May be repeated; does nothing in a fork.
+
+        Returns when the descriptors are closed.
+        """
         if os.getpid() != self._server._pid:
             return
         with self._server._changed:
@@ -180,7 +186,14 @@ class Endpoint:
             if self in self._server._endpoints:
                 self._server._endpoints.remove(self)
             for client in self._clients:
-                _hang_up(client.connection)  # the thread closes it
+                _hang_up(client.connection)
+            self._server._changed.wait_for(self._is_gone, _CLOSING_S)
+
+    def _is_gone(self) -> bool:
+        """Whether the thread has closed all descriptors, its own too where it has no more to do."""
+        server = self._server
+        is_closed = self._listener.fileno() < 0 and not self._clients
+        return is_closed and bool(server._endpoints or server._selector is None)
 
     def _end(self) -> None:
         if not self._is_ended:
@@ -224,7 +237,6 @@ class Endpoint:
             client.connection.close()
             self._clients.remove(client)
             self._left(client)
-        self._server._changed.notify_all()
         return False
 
     def _send_answer(self, client: Client, text: bytes) -> bool:
