@@ -40,7 +40,7 @@ def are_in_lockstep(config: pytest.Config) -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    words = "of each test, run the first of each N sets of parameters"
+    words = "of each test, run the first of each N sets of parameters; none of those marked whole"
     parser.addoption("--every", type=int, default=1, metavar="N", help=words)
 
 
@@ -86,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.name.endswith("_gpu.py"):
             item.add_marker("gpu")
         name = item.nodeid.partition("[")[0]
-        (others if counts[name] % config.option.every else chosen).append(item)
+        is_whole = config.option.every > 1 and item.get_closest_marker("whole")
+        (others if is_whole or counts[name] % config.option.every else chosen).append(item)
         counts[name] += 1
     if others:
         config.hook.pytest_deselected(items=others)

@@ -48,6 +48,7 @@ def script() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(480)
 def test_the_commands_run_in_order_in_a_fresh_clone(tmp_path) -> None:
     """In a copy of the files that git knows, with nothing of the environment of this test."""
