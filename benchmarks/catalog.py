@@ -118,8 +118,8 @@ _CASES = (
 )
 #: What runs on CUDA, on request, beside the baselines of the package.
 _BROUGHT = {
-    "halo1d": ("naive", *NEWEST),
-    "halo3d": ("naive", *NEWEST),
+    "halo1d": NEWEST,
+    "halo3d": NEWEST,
     "allreduce": NEWEST,
     "redistribute": NEWEST,
     "permuted": NEWEST,
@@ -150,10 +150,6 @@ _BASELINES = {
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
     "first axis": Baseline("faces that are one piece of memory each"),
-    "fresh": Baseline(
-        "fields that are others at each call, of mpishare and of Sendrecv", "benchmarks.fresh"
-    ),
-    "naive": Baseline("MPI through the host, each face copied by itself", "benchmarks.halos"),
     UPPER_BOUNDS: Baseline("the kernels of a solve alone, with no exchange and no sum"),
 }
 
@@ -163,11 +159,7 @@ def extend() -> None:
     CASES.update({case.name: case for case in _CASES})
     for name, brought in _BROUGHT.items():
         case = CASES[name]
-        on_cuda = dict.fromkeys((*case.baselines["cuda"], *brought))
-        fresh = {"fresh"} - {*case.baselines["host"]} if case.naxes else ()
-        CASES[name] = replace(
-            case,
-            baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},
-            on_request=case.on_request | {*brought},
-        )
+        on_cuda = tuple(dict.fromkeys((*case.baselines["cuda"], *brought)))
+        baselines, on_request = case.baselines | {"cuda": on_cuda}, case.on_request | {*brought}
+        CASES[name] = replace(case, baselines=baselines, on_request=on_request)
     BASELINES.update(_BASELINES)

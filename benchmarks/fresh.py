@@ -1,7 +1,7 @@
-"""Case ``fresh``, and fresh fields in the halo cases: arrays that are others at each call.
+"""Case ``fresh``: arrays that are others at each call.
 
 The note of the case in `catalog` says what its variants do. Its baseline is three lines of MPI, on
-CUDA through pinned memory. The *fresh fields* of the halo cases are its *arrays in turn*.
+CUDA through pinned memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid, Side
 from mpishare.bench.halo import any_fields, halo_exchange, run_on_blocks
-from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Bound, Call, Session, do_nothing
 
 #: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
@@ -30,12 +29,6 @@ Fields = tuple[Any, ...]
 
 def run(session: Session, case: Case) -> None:
     run_on_blocks(session, case, _enter)
-
-
-def enter_fresh(comparison: Comparison, grid: Grid) -> None:
-    """Enter fresh fields of mpishare and of Sendrecv in a halo case on the host."""
-    comparison.add("fresh fields", partial(_InTurn, grid, any_fields))
-    comparison.add("sendrecv fresh", partial(_InTurn, grid, any_by_sendrecv), kind=BASELINE)
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:

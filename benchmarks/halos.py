@@ -1,4 +1,4 @@
-"""Exchanges of halos that answer narrower questions, and a naive baseline.
+"""Exchanges of halos that answer narrower questions.
 
 ``faces`` compares faces across the last axis of a cube with those across its first, in the same
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from itertools import chain
 from typing import Any
 from unittest import mock
-
-import numpy as np
 
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
@@ -66,10 +63,6 @@ def _enter_messages(comparison: Comparison, grid: Grid) -> None:
     add_baselines(comparison, grid, _MESSAGES_MPI)
 
 
-def enter_naive(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("naive", partial(Exchange, grid, _naive), kind=BASELINE)
-
-
 def run_calls(session: Session, case: Case) -> None:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
@@ -107,20 +100,3 @@ class _CallsOfHalo(Exchange[Grid]):
             session.line_up()
             samples_s += time_batches(self.step, do_nothing, 1, _CALLS)
         return samples_s
-
-
-def _naive(grid: Grid, *fields: Any) -> Bound:
-    """Bind axis by axis: asnumpy, Sendrecv and asarray for each face of each field."""
-    xp, sendrecv = grid.session.node.xp, grid.comm.Sendrecv
-    sides = [*chain.from_iterable(grid.sides_by_axis())]
-
-    def exchange() -> None:
-        for side in sides:
-            for field in fields:
-                # Contiguous: CuPy forgets the current stream when it copies out what is not.
-                out = xp.asnumpy(xp.ascontiguousarray(field[side.out]))
-                into = np.empty_like(out)
-                sendrecv(out, side.to, side.number, into, side.source, side.number)
-                field[side.into] = xp.asarray(into)
-
-    return exchange, do_nothing

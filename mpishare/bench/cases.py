@@ -35,10 +35,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline that stands in no case: in a module of its own, or with a name to explain."""
+    """A library in a module of its own, or a baseline with a name to explain."""
 
     note: str = ""  # what it does, where the name does not tell it
-    module: str = ""  # that has the class of a library, or else enter_NAME, which adds it to a case
+    module: str = ""  # that has the class of a library
     usages: dict[str, Usage] = field(
         default_factory=dict
     )  # the variants of a library, by their names

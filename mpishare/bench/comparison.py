@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from mpishare.bench.cases import BASELINES, Case
+from mpishare.bench.cases import Case
 from mpishare.bench.measure import batches_of, iterations, max_over_ranks, time_batches
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
 from mpishare.bench.session import Call, Session
@@ -148,12 +147,6 @@ class Comparison:
         """Enter a variant of a baseline, by default of its name, if this run includes that."""
         if self.includes(baseline):
             self.add(name or baseline, make, kind=BASELINE, **arguments)
-
-    def add_brought(self, problem: object) -> None:
-        """Enter the baselines that other packages bring, of what the case measures."""
-        for name, each in BASELINES.items():
-            if each.module and not each.usages and self.includes(name):
-                resolve_name(f"{each.module}:enter_{name}")(self, problem)
 
     def run(self) -> None:
         """Time all variants; the session gets a row for each of them and each clock.

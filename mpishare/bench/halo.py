@@ -96,9 +96,8 @@ def run_on_blocks(
 
 
 def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> None:
-    """Enter these forms of MPI, the libraries, and the baselines of other packages."""
+    """Enter these forms of MPI, and the libraries."""
     for name, bind in forms.items():
         make = partial(Exchange, problem, bind)
         comparison.add_baseline(name.partition(" ")[0], make, name)
     add_libraries(comparison, problem)
-    comparison.add_brought(problem)

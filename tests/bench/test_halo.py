@@ -20,7 +20,6 @@ CASES = ("halo1d", "halo3d")
 OWN = {"window fields", "private fields"}
 RIVALS = {
     "sendrecv",
-    "sendrecv fresh",
     "isend",
     "persistent",
     "neighborhood types",
@@ -89,7 +88,7 @@ def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
     check_all_ok(rows)
     for case in CASES:
         found = [row for row in rows if row["case"] == case]
-        arms = OWN | RIVALS | {"fresh fields"}
+        arms = OWN | RIVALS
         assert {row["arm"] for row in found} == arms
         assert len(found) == 2 * len(arms)
         for row in found:

@@ -144,10 +144,10 @@ def test_a_swap_that_brings_another_word_is_seen() -> None:
 
 def test_the_cases_of_the_package_are_there_too() -> None:
     """With the baselines that stand here, and a note on one that the backend lacks."""
-    words = ("halo3d", "fence", "--max", "512", "--against", "isend,naive", *QUICK)
+    words = ("halo3d", "fence", "--max", "512", "--against", "isend,nvshmem", *QUICK)
     found = measured(2, BENCHMARKS, *words)
     assert " mpirun -n 2 python -m benchmarks halo3d fence " in found["header"]["command"]
     check_all_ok(found["rows"])
     assert found["header"]["notes"][-1:] == [
-        "the host backend has no baseline naive of these cases"
+        "the host backend has no baseline nvshmem of these cases"
     ]
