@@ -25,27 +25,6 @@ Report.can_share = property(lambda self: False)
 sys.exit(main(sys.argv[1:]))
 """
 
-SHARING_A_GPU = """
-import sys
-from dataclasses import replace
-from mpishare.backends import Device
-from mpishare.tools.info import main
-from mpishare.node import Node
-
-GPU = Device(
-    ordinal=0, uuid="GPU-5", pci_id="0000:06:00.0", name="H200", mps=MPS,
-    compute_capability="9.0", driver="CUDA 13.0",
-)
-report = Node.report
-
-def shared(node):
-    found = report(node)
-    return replace(found, members=tuple(replace(each, device=GPU) for each in found.members))
-
-Node.report = shared
-sys.exit(main(sys.argv[1:]))
-"""
-
 SEEING_TWO_GPUS = """
 import sys
 from mpishare.tools import info
@@ -110,29 +89,6 @@ def test_a_route_that_differs_between_ranks_is_refused() -> None:
     result = run_ranks(2, program, env=HOST)
     assert result.returncode == 1, result.describe()
     assert "rank 0: MPISHARE_ROUTE=None; rank 1: MPISHARE_ROUTE='mpi'" in result.stderr
-
-
-def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
-    without = run_right(2, SHARING_A_GPU.replace("MPS", "False"))
-    assert without.stdout.count("about 18 us instead of about 900") == 1, without.describe()
-    assert "python -m mpishare.mps" in without.stdout, without.describe()
-    under = run_right(2, SHARING_A_GPU.replace("MPS", "True"), ["--json"])
-    (node,) = json.loads(under.stdout)["nodes"]
-    assert node["mps_gain"] is None
-    assert node["members"][0]["device"]["compute_capability"] == "9.0"
-    assert "compute capability 9.0" in without.stdout
-
-
-def test_gpus_of_the_node_as_text_and_as_data() -> None:
-    shown = run_right(2, SEEING_TWO_GPUS)
-    assert "  #0-#1: across sockets (SYS); no P2P: chipset not supported (CNS)\n" in shown.stdout
-    assert shown.stdout.endswith("no rank sees #1, hidden by CUDA_VISIBLE_DEVICES=0\n")
-    data = run_right(2, SEEING_TWO_GPUS, ["--json"])
-    (node,) = json.loads(data.stdout)["nodes"]
-    assert [each["uuid"] for each in node["hardware"]["gpus"]] == [
-        "GPU-00000000-aaaa",
-        "GPU-00000001-aaaa",
-    ]
 
 
 def test_where_no_node_can_be_made_on_gpus_rank_0_shows_them() -> None:

@@ -271,13 +271,3 @@ def test_a_command_that_is_not_there(place):
     assert place.run(str(place.path))[0] == 126
     assert place.run()[0] == 2
     assert not place.daemons()
-
-
-def test_the_command_of_the_package_is_the_script_of_a_clone(place):
-    command = "import runpy; runpy.run_module('mpishare.mps', run_name='__main__')"
-    for script in (None, command):
-        status, out, _ = place.run("sh", "-c", f"{SHOW} 3", script=script)
-        assert status == 3
-        assert out.startswith(str(place.work))
-    assert not any(lives(each) for each in place.daemons())
-    assert len(place.daemons()) == 2
