@@ -1,7 +1,7 @@
 """The compiled part of the host backend, an extension module: built when mpishare is installed.
 
-Where it was not, for want of a compiler, shorter Python does the same, slower: the two use the same
-words of shared memory, so that ranks of both kinds work together.
+Where it was not, for want of a compiler, shorter Python does the same, slower. Ranks of both kinds
+work together: fences use the same words of shared memory, and the plans of such a node no C.
 """
 
 from __future__ import annotations

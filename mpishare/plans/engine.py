@@ -81,7 +81,7 @@ class RoutedSetup(PlanSetup):
     routes: list[dict[int, Route]]
     # By rank, each field's location in a window on its GPU that other ranks use too.
     locations: list[list[Location | None]]
-    is_compiled: bool  # all ranks have the compiled part of the host backend
+    is_compiled: bool  # all ranks have the compiled part of the host backend: else none uses it
     chain: StreamChain  # orders the plan's calls on CUDA
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.

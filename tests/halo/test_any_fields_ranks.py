@@ -213,9 +213,9 @@ def test_it_outlives_its_cart_and_needs_no_node(comm):
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_its_end(host_node, is_dropped):
+def test_its_end(compiled_node, is_dropped):
     """The memory of its combinations goes with it; dropped, by the next collective call."""
-    node = host_node
+    node = compiled_node
     gc.collect()
     node.collect()  # what earlier tests have dropped
     before = shared_bytes()
@@ -242,7 +242,7 @@ def test_a_sight_that_fails_on_one_rank(node, halo, monkeypatch):
 
     exchange_kinds(node, halo, Kind("f8"))
     is_bad = node.rank == node.size - 1
-    places = [f"host.engine.{name}.lay_out" for name in ("CompiledRoute", "ReferenceRoute")]
+    places = [f"host.engine.{name}.lay_out" for name in ("CompiledRoute", "MessageRoute")]
     if node.backend == "cuda":
         places = ["cuda.engine.CudaEngine._build"]
     for place in places if is_bad else ():

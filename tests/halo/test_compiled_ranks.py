@@ -3,9 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,21 +11,16 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import MpiShareError, Node, UnsupportedError, native
-from mpishare.plans.exchange.host import parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Kind,
     arrays,
     check,
     even_case,
-    exchange_by,
     exchanging,
     make_fields,
-    pause,
     plan,
-    put,
     random_plan,
-    read_in_place,
     ring,
 )
 from tests.helpers.latch import waits_on_host, within
@@ -91,32 +84,8 @@ def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(absent, monkey
         Node(backend="host")
 
 
-@pytest.mark.parametrize("way", ["private", "window", "read", "in turn"])
-def test_ranks_of_both_kinds_with_delays(mixed_node, way):
-    """Every value depends on its owner, its place and the step; cells are spoiled after a wait."""
-    node = mixed_node
-    case = even_case((node.size, 1), True, 4, ((1, 2), (2, 1)), corners=True)
-    kinds = [Kind("f8", "strided"), Kind("i2", "F"), Kind("V3", "offset")]
-    rng = np.random.default_rng([node.rank, 5])
-    with ExitStack() as stack:
-        stack.enter_context(read_in_place(small=way != "private"))
-        if way == "in turn":  # what is in no window is packed
-            stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
-        in_window = [way == "window" or (way == "in turn" and at < 2) for at in range(3)]
-        sets = [make_fields(node, case, kinds, [each] * 3) for each in in_window]
-        with plan(node.comm, case, arrays(sets[0]), node=node) as halo:
-            for step in range(60):
-                fields = sets[step % 3]
-                put(fields, 10 * step)
-                pause(rng)
-                given, halves = arrays(fields), step % 2 == 0
-                exchange_by(halo, *given, halves=halves, between=lambda: pause(rng))
-                check(fields, 10 * step)
-                for field in fields:
-                    field.spoil()
-
-
 def test_random_plans_on_ranks_of_both_kinds(mixed_node):
+    """A plan uses C where all of its ranks have it."""
     for seed in range(700, 712):
         random_plan(mixed_node, mixed_node.comm, seed)
 
@@ -149,17 +118,6 @@ def test_the_bits_of_an_accumulation_are_those_of_the_reference(mixed_node, monk
             patch.setenv("MPISHARE_HOST_CODE", "python")
             with Node(backend="host", timeout_s=40) as other:
                 assert accumulated(other, case, given, values) == found
-
-
-@TWO
-def test_a_plan_of_which_a_rank_has_no_c_stages_everything(mixed_node):
-    """Its ranks agree on that."""
-    node = mixed_node
-    is_compiled = node.report().native_missing is None
-    fields = [node.allocate_each((4, 4096), fill=0).array, np.zeros((4, 1 << 18))]
-    with ring(node, fields, axes=(0,)) as halo:
-        faces = 2 * 2 * 8 * (4096 + (1 << 18))  # of each rank, in even epochs and in odd ones
-        assert (halo.staging_nbytes > node.size * faces) == (not is_compiled)
 
 
 def test_a_subclass_and_a_list_are_taken_by_python(host_node):

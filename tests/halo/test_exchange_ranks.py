@@ -254,14 +254,14 @@ def test_a_slow_route_is_said_once(host_node, caplog, monkeypatch, forced):
     assert all("mpi" in text and "MPISHARE_ROUTE" in text for text in every)
 
 
-def test_a_plan_that_was_closed_holds_no_memory(host_node):
+def test_a_plan_that_was_closed_holds_no_memory(compiled_node):
     """Whoever keeps the object does not keep its staging, if that is more than a node keeps."""
     gc.collect()
-    ring(host_node, np.zeros(6)).close()  # and with it what earlier tests have dropped
+    ring(compiled_node, np.zeros(6)).close()  # and with it what earlier tests have dropped
     before = shared_bytes()
     field = np.zeros((1 << 17, 4))  # packed: it is in no window, and its faces are columns
-    halo = ring(host_node, field, axes=(1,))
+    halo = ring(compiled_node, field, axes=(1,))
     halo.exchange(field)
-    assert host_node.size == 1 or shared_bytes() > before
+    assert compiled_node.size == 1 or shared_bytes() > before
     halo.close()
     assert shared_bytes() == before

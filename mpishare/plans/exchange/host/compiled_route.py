@@ -51,9 +51,8 @@ class CompiledRoute(HostRoute):
     def __init__(self, setup: RoutedSetup) -> None:
         super().__init__(setup)
         self._context, self._layouts = setup.context, setup.layouts
-        # Ranks without the compiled part read staging alone; ghosts are zeroed at once.
-        self._may_read = setup.is_compiled and not setup.adds
-        self._peer_reads = PeerReads(setup, setup.sends if self._may_read else ())
+        # Ghosts that are added are zeroed at once, and so never read where they are.
+        self._peer_reads = PeerReads(setup, () if setup.adds else setup.sends)
         self._peers, self._call = self._peer_reads.peers, f"{setup.name}: exchange"
         self._staging = Staging(setup, self._peer_reads.keys)
 
@@ -62,7 +61,7 @@ class CompiledRoute(HostRoute):
         setup, context, mine = self._setup, self._context, self._comm.rank
         module = context.compiled
         self._peer_reads.lay_out(recvs)
-        parts = lay_out(setup, sends, recvs, self._staging, may_read=self._may_read)
+        parts = lay_out(setup, sends, recvs, self._staging)
         self._parts = parts
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}

@@ -12,7 +12,6 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.exchange.host.compiled_route import CompiledRoute, adds
 from mpishare.plans.exchange.host.messages import MessageRoute
-from mpishare.plans.exchange.host.reference import ReferenceRoute
 from mpishare.plans.layout import (
     FieldLayout,
     as_numpy,
@@ -32,12 +31,9 @@ if TYPE_CHECKING:
 
 
 def _within_node(setup: RoutedSetup) -> HostRoute:
-    """Make the route in C if it is there and knows these numbers, else the reference."""
-    module = setup.context.compiled
-    knows = module is not None and all(
-        not setup.adds or adds(module, each.dtype) for each in setup.mine
-    )
-    return CompiledRoute(setup) if knows else ReferenceRoute(setup)
+    """Make the route in C where all ranks have it and it knows these numbers; else by messages."""
+    known = (not setup.adds or adds(setup.context.compiled, each.dtype) for each in setup.mine)
+    return CompiledRoute(setup) if setup.is_compiled and all(known) else MessageRoute(setup)
 
 
 ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {

@@ -1,8 +1,12 @@
-"""Route ``mpi`` between fields in host memory: packed by NumPy, sent by persistent requests."""
+"""Fields in host memory, packed by NumPy and sent by persistent requests of MPI.
+
+Route ``mpi`` between nodes, and route ``host`` where C is missing or does not know the numbers: so
+it is the reference of the compiled part.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class MessageRoute(HostRoute):
-    """MPI messages of fields in host memory."""
+    """The messages of one plan by MPI."""
 
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
-        setup, self._sends = self._setup, sends
+        setup = self._setup
         outgoing, incoming = (
             [np.empty(message.nbytes, np.uint8) for message in each] for each in (sends, recvs)
         )
@@ -46,12 +50,25 @@ class MessageRoute(HostRoute):
         self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
+        """Store or add the cells of all senders, in the order of the messages."""
         self._messages.wait()
         for part, cells in self._incoming:
-            self.store(arrays[part.field], part.key, cells)
-        if self._adds:
-            self.zero(self._sends, arrays)
+            if self._adds:
+                add(arrays[part.field], part.key, cells)
+            else:
+                arrays[part.field][part.key] = cells
+        for part, _ in self._outgoing if self._adds else ():
+            arrays[part.field][part.key] = 0
 
     def close(self) -> None:
         if hasattr(self, "_messages"):
             self._messages.close()
+
+
+def add(array: Array, key: Any, cells: Array) -> None:
+    """Add the received cells; where an index occurs twice, both are added, in order."""
+    if all(isinstance(item, slice) for item in key):
+        target = array[key]
+        np.add(target, cells, out=target)
+    else:
+        np.add.at(array, key, cells)

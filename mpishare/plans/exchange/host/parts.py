@@ -154,15 +154,12 @@ def lay_out(
     sends: Sequence[Message],
     recvs: Sequence[Message],
     staging: Staging,
-    *,
-    may_read: bool,
 ) -> RouteParts:
     """Find out where the cells of these messages come from and where they go.
 
-    `sends` and `recvs` are what takes this route, the messages of this rank to itself included;
-    `may_read` whether receivers may read cells where they are.
+    `sends` and `recvs` are what takes this route, the messages of this rank to itself included.
     """
-    mine, made = setup.comm.rank, _part_maker(setup, sends, staging, may_read=may_read)
+    mine, made = setup.comm.rank, _part_maker(setup, sends, staging)
     incoming = [made(*each) for each in received(recvs, mine)]
     outgoing, fields_read, readers = {}, set(), set()
     for name, part in sent(sends, mine):
@@ -182,7 +179,7 @@ def lay_out(
 
 
 def _part_maker(
-    setup: RoutedSetup, sends: Sequence[Message], staging: Staging, *, may_read: bool
+    setup: RoutedSetup, sends: Sequence[Message], staging: Staging
 ) -> Callable[[PartKey, Part], RoutePart]:
     infos = dict(parts_sent(setup.sends, setup.comm.ranks_here, HOST))
     own_keys = {name: part.key for name, part in sent(sends, setup.comm.rank)}
@@ -191,7 +188,7 @@ def _part_maker(
         info, layout = infos[name], setup.layouts[name.sender][name.field]
         source_key = own_keys.get(name, info.box and info.box.slices)
         is_read = name in staging.unstaged or is_read_in_place(layout, info)
-        in_place = may_read and name.sender != name.receiver and is_read
+        in_place = not setup.adds and name.sender != name.receiver and is_read
         buffers = staging.buffers(name, part.shape)
         return RoutePart(name, part.field, part.key, source_key, in_place, buffers)
 

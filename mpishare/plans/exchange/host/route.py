@@ -1,19 +1,19 @@
-"""The interface of a route between fields in host memory, and how NumPy stores cells in them."""
+"""The interface of a route between fields in host memory."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
 
-Array = np.ndarray[Any, Any]
+    Array = np.ndarray[Any, Any]
 
 
 class HostRoute(ABC):
@@ -46,25 +46,3 @@ class HostRoute(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the route holds, also after a failed `lay_out`."""
-
-    def store(self, array: Array, key: Any, cells: Array) -> None:
-        """Overwrite cells with the received ones, or add these."""
-        if self._adds:
-            add(array, key, cells)
-        else:
-            array[key] = cells
-
-    def zero(self, sends: Sequence[Message], arrays: Sequence[Array]) -> None:
-        """Set the cells that were sent to zero: the end of a call that adds."""
-        for message in sends:
-            for part in message.parts:
-                arrays[part.field][part.key] = 0
-
-
-def add(array: Array, key: Any, cells: Array) -> None:
-    """Add the received cells; where an index occurs twice, both are added, in order."""
-    if all(isinstance(item, slice) for item in key):
-        target = array[key]
-        np.add(target, cells, out=target)
-    else:
-        np.add.at(array, key, cells)

@@ -2,9 +2,9 @@
 
 In each epoch a sender packs its cells and announces them (`READY`); each receiver copies them and
 counts them as consumed (`CONSUMED`). Two buffers, used in turn by the parity of the epoch, let a
-sender run two epochs ahead before it waits for a slow receiver. The compiled part also reads large
-faces where they are, in a window or in the sender's process: such fields may be overwritten after
-`wait`, which therefore waits for all of their readers.
+sender run two epochs ahead before it waits for a slow receiver. Large faces are also read where
+they are, in a window or in the sender's process: such fields may be overwritten after `wait`, which
+therefore waits for all of their readers.
 
 The control words of a rank are written by that rank alone::
 
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import spin_until
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.message import cells_of, padded, parts_sent
 from mpishare.runtime.route import HOST
@@ -61,11 +60,10 @@ class Staging:
     `nbytes` those of all ranks, since the memory is there once per node.
     """
 
-    def __init__(self, setup: RoutedSetup, unstaged: Collection[PartKey] = ()) -> None:
+    def __init__(self, setup: RoutedSetup, unstaged: Collection[PartKey]) -> None:
         self._comm = setup.comm
         self.unstaged = unstaged
         self._call = setup.full_call
-        self._spins_per_yield = setup.context.spins_per_yield
         self._layouts = setup.layouts
         ranks_here = setup.comm.ranks_here
         nbytes = 8 * whole_slots(table_offset(2, len(setup.mine)))
@@ -111,12 +109,7 @@ class Staging:
 
     def wait_until(self, ranks: Sequence[int], word: int, epoch: int) -> None:
         """Wait until a control word of each rank has reached an epoch."""
-        for rank in ranks:
-            if not spin_until(self.control[rank], word, epoch, self._spins_per_yield):
-                self.wait_for(lambda: self._behind(ranks, word, epoch))
-
-    def _behind(self, ranks: Sequence[int], word: int, epoch: int) -> list[int]:
-        return [rank for rank in ranks if self.control[rank][word] < epoch]
+        self.wait_for(lambda: [rank for rank in ranks if self.control[rank][word] < epoch])
 
     def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
         """Wait until no rank is pending, with the deadline; raise if one of them is gone."""
