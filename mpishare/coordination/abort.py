@@ -138,28 +138,17 @@ class AtEnd:
             self._end(False)
 
 
-_reasons: list[tuple[str, Callable[[], object]]] = []
-
-
 def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
     """Abort the job at exit, since Finalize would hang, unless all that it would wait for is over.
 
     For failures before there is a node, whose own shutdown does this later.
     """
-    if not _reasons:
-        AtEnd(_abort_unless_over)
-    _reasons.append((why, is_over))
+    AtEnd(lambda _: None if is_over() else _abort(why, is_over))
 
 
 def abort_when_left(call: str, error: BaseException) -> None:
     """Abort the job at exit: this rank alone raised an exception in a collective call."""
     abort_at_exit(f"{call} was left by an exception: {describe(error)}")
-
-
-def _abort_unless_over(_: bool) -> None:
-    for why, is_over in _reasons:
-        if not is_over():
-            _abort(why, is_over)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
@@ -20,9 +19,6 @@ _AWAITED = {
     "start": "A window's start waits for post on its targets: post first.",
     "wait": "A window's wait waits for complete on its origins, an event's for record.",
 }
-
-# A waiting rank checks again and again; one that has not for so long is stopped.
-_STOPPED_S = 0.5
 
 # A cycle of waits must stand still for this long before it is called a deadlock.
 _STILL_NS = 500_000_000
@@ -47,7 +43,7 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         seen.add(rank)
         # The wait is read first: a rank that leaves publishes that before it ends its wait.
         status = block.status(rank)
-        if status is not None and status.awaited and _still_looks(block, rank):
+        if status is not None and status.awaited:
             path.extend(status.awaited)
         elif (left := block.departure(rank)) and left.missing:
             path.extend(left.missing)
@@ -73,20 +69,6 @@ def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
 
     poll(has_reason, _REASON_S)
     return [rank for rank in ranks if block.state(rank) == State.LEFT]
-
-
-def _still_looks(block: ControlBlock, rank: int) -> bool:
-    """Whether a rank checks again, or has gone on from where it waited."""
-    now_ns = time.monotonic_ns()
-
-    def has_looked() -> bool:
-        status = block.status(rank)
-        return status is None or max(status.begun_ns, status.looked_ns) > now_ns
-
-    def look() -> None:  # else two that ask this of each other take each other for stopped
-        block.look(time.monotonic_ns())
-
-    return poll(has_looked, _STOPPED_S, look)
 
 
 def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]:

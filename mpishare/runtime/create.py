@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import socket
@@ -102,7 +101,6 @@ def create_node(
     return context, shutdown
 
 
-@functools.cache  # a process is started once
 def _check_start() -> None:
     """Check that the launcher and the MPI library fit."""
     from mpi4py import MPI

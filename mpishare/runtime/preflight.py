@@ -102,7 +102,6 @@ def _why_no_gpu(wanted: str) -> str | None:
     return why
 
 
-@functools.cache
 def is_wsl2(root: Path = Path("/")) -> bool:
     """Whether this machine is a Windows Subsystem for Linux, of the second kind."""
     return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()

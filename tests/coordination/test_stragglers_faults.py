@@ -130,31 +130,6 @@ def test_control_a_rank_stopped_in_a_wait_finds_what_came_meanwhile():
     play(2, stopped, shared=True).ended_well()
 
 
-def stopped_in_a_wait(stage: Stage) -> None:
-    node = stage.node(timeout_s=2.0)
-    window = node.allocate(4, fill=0.0)
-    victim = stage.gather(os.getpid())[1]
-    if stage.rank == 1:
-        stage.attempt("first", lambda: (window.start([2]), window.complete()))
-        stage.attempt("then", lambda: (window.start([0]), window.complete()))
-    elif stage.rank == 2:
-        time.sleep(0.5)  # rank 1 waits for me
-        os.kill(victim, signal.SIGSTOP)
-        window.post([1])  # which it does not see
-        time.sleep(5)
-        os.kill(victim, signal.SIGCONT)
-    else:
-        time.sleep(1)
-        window.post([1])
-        assert stage.raises(mpishare.PeerTimeout, window.wait).ranks == (1,)
-    stage.attempt("close", node.close)
-
-
-def test_a_rank_that_was_stopped_is_named_and_not_whom_it_waited_for():
-    """Its last words are that it waits for rank 2, which has come since and is not to blame."""
-    play(3, stopped_in_a_wait, shared=True).ended()
-
-
 def no_plan(stage: Stage) -> None:
     node = stage.node(timeout_s=2.0)
     node.barrier()
