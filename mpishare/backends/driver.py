@@ -53,7 +53,6 @@ _ATTRIBUTES = {
 _FLAGS = ("is_managed", "has_legacy_handle")
 _MAPPING = 19, 18
 _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
-_library = library()  # opened once, since each opening searches the file system
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
@@ -118,7 +117,7 @@ def mapping(address: int) -> tuple[int, int]:
 def _pointer_attribute(number: int, address: int) -> int | None:
     """Return an attribute of 4 or 8 bytes; None if the driver has none."""
     value = ctypes.c_uint64(0)
-    failed = _library.cuPointerGetAttribute(
+    failed = library().cuPointerGetAttribute(
         ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address)
     )
     return None if failed else value.value
@@ -190,7 +189,7 @@ class CudaSignals:
             self._params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
         self._rest = CudaSignals(rest, flags, where) if rest else None
         # No argtypes: their conversions take longer than the call's own.
-        self._call = _library.cuStreamBatchMemOp_v2
+        self._call = library().cuStreamBatchMemOp_v2
         self._handle = 0
         self._stream = ctypes.c_void_p(0)
 

@@ -10,6 +10,7 @@ NONE_VISIBLE = "no GPU is visible"
 _NO_DEVICE = 100
 
 
+@functools.cache  # each opening searches the file system
 def library() -> ctypes.CDLL:
     """Return the driver; `OSError` where there is none."""
     return ctypes.CDLL("libcuda.so.1")

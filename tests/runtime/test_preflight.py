@@ -27,6 +27,11 @@ class Driver:
         return 0
 
 
+def forget():
+    presence.library.cache_clear()
+    presence.why_no_gpu.cache_clear()
+
+
 @pytest.fixture
 def use(monkeypatch):
     def use(driver, versions=("13.3.1", 13)):
@@ -38,10 +43,10 @@ def use(monkeypatch):
 
         monkeypatch.setattr(ctypes, "CDLL", load)
         monkeypatch.setattr(preflight, "_package_versions", lambda: versions)
-        presence.why_no_gpu.cache_clear()
+        forget()
 
     yield use
-    presence.why_no_gpu.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize(
