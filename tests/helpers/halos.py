@@ -20,7 +20,7 @@ import numpy as np
 import mpishare
 from mpishare.plans.exchange.cuda.staging import StagingLayout
 from mpishare.plans.exchange.host import parts, process_read
-from tests.helpers.reductions import on_host
+from tests.helpers.reductions import base_shape, carve, on_host
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -251,25 +251,6 @@ def _raw(array) -> np.ndarray:
     return np.frombuffer(array.tobytes(), "u1").reshape(*array.shape, array.dtype.itemsize)
 
 
-def _base_shape(shape: tuple[int, ...], form: str) -> tuple[int, ...]:
-    return {
-        "F": lambda: shape[::-1],
-        "turned": lambda: shape[1:] + shape[:1],
-        "strided": lambda: tuple(2 * extent + 1 for extent in shape),
-        "offset": lambda: tuple(extent + 3 for extent in shape),
-    }.get(form, lambda: shape)()
-
-
-def _carve(base, form: str):
-    """The field in the memory around it."""
-    return {
-        "F": lambda: base.T,
-        "turned": lambda: base.transpose(-1, *range(base.ndim - 1)),
-        "strided": lambda: base[(slice(1, None, 2),) * base.ndim],
-        "offset": lambda: base[(slice(2, -1),) * base.ndim],
-    }.get(form, lambda: base)()
-
-
 class Field:
     """An array of one rank, in memory whose every other byte must stay as it is.
 
@@ -279,14 +260,14 @@ class Field:
 
     def __init__(self, xp, numbers, owned, kind: Kind, memory=None) -> None:
         self.xp, self.kind, self.numbers, self.owned = xp, kind, numbers, owned
-        shape = _base_shape(numbers.shape, kind.form)
+        shape = base_shape(numbers.shape, kind.form)
         nbytes = self.nbytes(numbers.shape, kind)
         if memory is None:
             memory = xp.empty(nbytes, "u1")
         skipped = int(kind.form == "unaligned")
         flat = memory[skipped:nbytes].view(kind.dtype)
         self.base = flat.reshape(shape)
-        self.array = _carve(self.base, kind.form)
+        self.array = carve(self.base, kind.form)
         assert self.array.shape == numbers.shape
         self.poison()
 
@@ -302,7 +283,7 @@ class Field:
     @staticmethod
     def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
         """How much memory it needs."""
-        count = prod(_base_shape(shape, kind.form))
+        count = prod(base_shape(shape, kind.form))
         return count * np.dtype(kind.dtype).itemsize + int(kind.form == "unaligned")
 
     def poison(self) -> None:
@@ -330,12 +311,12 @@ class Field:
             numbers = np.full_like(numbers, POISON)
             numbers[self.owned] = self.numbers[self.owned]
         right = encode(np.full(self.base.shape, POISON), self.kind.dtype, 0)
-        _carve(right, self.kind.form)[...] = encode(numbers, self.kind.dtype, salt)
+        carve(right, self.kind.form)[...] = encode(numbers, self.kind.dtype, salt)
         found, right = _raw(self.base), _raw(right)
         if np.array_equal(found, right):
             return ""
         wrong = (found != right).any(-1)
-        inside = _carve(wrong, self.kind.form)
+        inside = carve(wrong, self.kind.form)
         first = [tuple(map(int, at)) for at in np.argwhere(inside)[:4]]
         return (
             f"{self.kind} of shape {inside.shape}, owned {self.owned}, step {salt}: {inside.sum()} "

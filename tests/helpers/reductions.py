@@ -91,18 +91,31 @@ def expected(op: str, dtype: str, shape: tuple[int, ...], size: int, seed: int =
     return folded(op, [values(dtype, shape, rank, seed) for rank in range(size)])
 
 
+def base_shape(shape: tuple[int, ...], form: str) -> tuple[int, ...]:
+    """That of the memory around an array of a form: in another order, or with gaps."""
+    return {
+        "F": lambda: shape[::-1],
+        "turned": lambda: shape[1:] + shape[:1],
+        "strided": lambda: tuple(2 * extent + 1 for extent in shape),
+        "offset": lambda: tuple(extent + 3 for extent in shape),
+    }.get(form, lambda: shape)()
+
+
+def carve(base, form: str):
+    """The array in the memory around it."""
+    return {
+        "F": lambda: base.T,
+        "turned": lambda: base.transpose(-1, *range(base.ndim - 1)),
+        "strided": lambda: base[(slice(1, None, 2),) * base.ndim],
+        "offset": lambda: base[(slice(2, -1),) * base.ndim],
+    }.get(form, lambda: base)()
+
+
 def laid_out(xp, array: np.ndarray, form: str):
     """The same elements in memory of their own, in another order or with gaps."""
     array = xp.asarray(array)
-    if form == "strided" and array.ndim:
-        base = xp.zeros(tuple(2 * extent + 1 for extent in array.shape), array.dtype)
-        view = base[(slice(1, None, 2),) * array.ndim]
-    elif form == "turned" and array.ndim > 1:
-        view = xp.zeros(array.shape[1:] + array.shape[:1], array.dtype).transpose(
-            -1, *range(array.ndim - 1)
-        )
-    else:
-        return xp.array(array, order="F" if form == "F" else "C")
+    form = form if array.ndim else "C"
+    view = carve(xp.zeros(base_shape(array.shape, form), array.dtype), form)
     view[...] = array
     return view
 
