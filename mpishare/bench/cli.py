@@ -76,7 +76,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     from mpishare.bench.session import Session
 
     # Before the run: only rank 0 writes the files, and knows whether it can.
-    problem = comm.bcast(_problem(options) if comm.rank == 0 else None, 0)
+    problem = comm.bcast(unwritable(options) if comm.rank == 0 else None, 0)
     if problem is not None:
         return fail_usage(options.prog, problem)
     try:
@@ -142,7 +142,7 @@ def _end(session: Session, found: dict[str, Any]) -> int:
     return int(any(row.wrong for row in rows))
 
 
-def _problem(options: Options) -> str | None:
+def unwritable(options: Options) -> str | None:
     """Return why a file of the options cannot be written, None where all can."""
     if options.plot is not None and find_spec("matplotlib") is None:
         return f"--plot: matplotlib is not installed: {sys.executable} -m pip install matplotlib"

@@ -242,5 +242,5 @@ def test_a_plot_has_mpishare_and_the_fastest_baseline_and_is_the_same_again(tmp_
 
 def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
-    assert "matplotlib is not installed" in str(cli._problem(Options(plot="a.svg")))
-    assert cli._problem(Options()) is None
+    assert "matplotlib is not installed" in str(cli.unwritable(Options(plot="a.svg")))
+    assert cli.unwritable(Options()) is None
