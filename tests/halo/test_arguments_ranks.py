@@ -49,13 +49,17 @@ def still_works(node):
 def bad_arguments(xp):
     """Of a plan for six cells on a cart of one axis; the error and its words."""
     yield from (
-        ({"width": width}, ValueError, "width") for width in (-1, 1.0, (1, 2, 3), None, True)
+        ({"width": width}, ValueError, "width must be a non-negative int")
+        for width in (-1, "1", (1, 2, 3), ((1, 0), (1, 0)), None, True, (1, 0.5), ())
+    )
+    yield from (
+        ({"axes": axes, "fields": xp.zeros((6, 6))}, ValueError, "axes= must name 1 different")
+        for axes in ((), "0", (0, 0), (2,), (-3,), 1.0)
     )
     yield {"width": 4}, ValueError, "ghosts"
     yield {"fields": np.ma.zeros(6)}, TypeError, "field 0 is a masked array"
     yield {"fields": xp.zeros((6, 6))}, ValueError, "axes"
     yield {"axes": (1,)}, ValueError, "axes"
-    yield {"axes": (0, 0), "fields": xp.zeros((6, 6))}, ValueError, "axes"
     yield {"fields": []}, ValueError, "field"
     yield {"fields": 3.0}, TypeError, "array"
     yield {"fields": [None]}, TypeError, "array"

@@ -158,31 +158,6 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     assert played.told(0, "call").seconds >= 2
 
 
-def missed(stage: Stage) -> None:
-    node = stage.node(timeout_s=2.0)
-    halo = stage.ring(node, np.zeros(6))
-    steps = 2 if stage.rank == 1 else 3
-
-    def go() -> None:
-        for _ in range(steps):
-            halo.exchange(np.zeros(6))
-        node.barrier()
-
-    stage.attempt("call", go)
-    stage.attempt("close", node.close)
-
-
-def test_a_rank_that_makes_a_step_less_than_the_others():
-    """Its barrier meets their exchange: seen as a cycle of waits, on every rank, at once."""
-    played = play(3, missed, shared=True)
-    for rank in range(3):
-        told = played.told(rank, "call")
-        assert told.error in ("PeerTimeout", "PeerError", "MismatchError"), played.describe()
-        assert told.seconds < 4
-    errors = [played.told(rank, "call").error for rank in range(3)]
-    assert "MismatchError" in errors
-
-
 LEFT = """
 import gc, sys, time
 import numpy as np
@@ -239,8 +214,6 @@ def missing_among_ids(stage: Stage, way: str) -> None:
             stage.die()
         elif way == "late":
             time.sleep(5)
-        elif way == "failed":
-            raise MemoryError("no memory for the answers")
         return answer(*arguments)
 
     if stage.rank == 1:
@@ -262,15 +235,3 @@ def test_a_rank_is_missing_while_owners_are_looked_for(way):
         assert told.seconds < LIMIT_S
         played.worked([rank], "close")
     assert played.result.returncode != 0, played.describe()
-
-
-def test_a_rank_that_fails_while_owners_are_looked_for():
-    """An error of its own is an error on all, and the node works on."""
-    played = play(3, missing_among_ids, "failed", shared=True)
-    played.ended_well()
-    assert "no memory" in played.raised(1, "make", "MemoryError").text
-    for rank in (0, 2):
-        told = played.raised(rank, "make", "PeerError")
-        assert list(told.failures) == [1]
-        assert told.seconds < 1
-    played.worked(range(3), "close")

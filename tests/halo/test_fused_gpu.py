@@ -85,27 +85,6 @@ def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
                 assert (field.copy().get() == numbers).all(), (step, field.dtype)
 
 
-@TWO
-def test_a_rank_without_neighbors_lags_for_nobody(node):
-    """Two exchange by kernels, which tell the host nothing; others have nothing to exchange."""
-    xp = node.xp
-    pairs = {}
-    if node.size >= 3 and node.rank < 2:
-        pairs = {1 - node.rank: [0]}
-    recvs = {peer: [1] for peer in pairs}
-    field = xp.zeros(4)
-    with mpishare.NeighborExchange(node.comm, pairs, recvs, field, node=node) as halo:
-        for step in range(5):
-            field[0] = 10 * node.rank + step
-            halo.exchange(field)
-        node.synchronize()
-        node.barrier()
-        assert halo._pending() == []
-        if pairs:
-            assert int(field[1]) == 10 * (1 - node.rank) + 4
-        node.barrier()
-
-
 def test_the_default_stream_of_another_gpu_is_refused(node):
     """It is not ordered with the fields; a stream of the node's GPU is right on any current GPU."""
     xp = node.xp

@@ -213,21 +213,6 @@ def test_widths(width, found):
     assert all(type(cells) is int for pair in widths for cells in pair)
 
 
-WRONG_WIDTHS = {  # for so many axes
-    1: (-1, "1", (1, 2, 3), ((1, 0), (1, 0)), True),
-    2: (1.0, None, "12", (), (1, 2, 3), ((1, 2, 3),) * 2, (1, (0, -1)), ((1, 0.5), 1), ((), 1)),
-    3: ((1, 2),),
-}
-WRONG_WIDTHS[2] += ((1, True), (1, (1, False)))
-
-
-@pytest.mark.parametrize("naxes", WRONG_WIDTHS)
-def test_wrong_widths_are_refused(naxes):
-    for width in WRONG_WIDTHS[naxes]:
-        with pytest.raises(ValueError, match=rf"^width must be .* \({naxes} here\), not .*"):
-            geometry.normalize_widths(width, naxes)
-
-
 @pytest.mark.parametrize(
     ("width", "found"),
     [
@@ -244,12 +229,6 @@ def test_widths_of_each_field(width, found):
     assert geometry.normalize_widths(width, len(found[0]), len(found)) == found
 
 
-@pytest.mark.parametrize("width", [[1], [1, 1], [1, 1, 1, True], [((1, 2), 1)], [1, None, 1, 1]])
-def test_widths_of_other_fields_are_refused(width):
-    with pytest.raises(ValueError, match=r"\(3 here\), or a list of these for the 4 fields, not"):
-        geometry.normalize_widths(width, 3, 4)
-
-
 @pytest.mark.parametrize(
     ("axes", "ndim", "found"),
     [
@@ -262,24 +241,6 @@ def test_widths_of_other_fields_are_refused(width):
 )
 def test_axes(axes, ndim, found):
     assert geometry.normalize_axes(axes, len(found), ndim) == found
-
-
-WRONG_AXES = {  # for so many axes of a cart and of a field
-    (1, 0): ((0,),),
-    (1, 1): ((), "0"),
-    (1, 3): (1.0,),
-    (2, 2): ((0, 2), (0, -3), (1, -1), (0,)),
-    (2, 3): (None, (0, 1, 1), (0, None)),
-    (3, 2): (None,),
-}
-
-
-@pytest.mark.parametrize(("naxes", "ndim"), WRONG_AXES)
-def test_wrong_axes_are_refused(naxes, ndim):
-    words = rf"{naxes} (different axes of a field with|ax[ei]s, the field has) {ndim}"
-    for axes in WRONG_AXES[naxes, ndim]:
-        with pytest.raises(ValueError, match=words):
-            geometry.normalize_axes(axes, naxes, ndim)
 
 
 @pytest.mark.parametrize(
@@ -296,12 +257,6 @@ def test_wrong_axes_are_refused(naxes, ndim):
 )
 def test_which_axis_of_the_block(axes, found):
     assert geometry.normalize_block_axes(axes, len(found), (9,) * len(found)) == found
-
-
-@pytest.mark.parametrize("axes", [(0,), (0, 0), (0, 1.5), "xy", (0, 99)])
-def test_axes_that_are_none(axes):
-    with pytest.raises(ValueError, match="axes= must name 2"):
-        geometry.normalize_block_axes(axes, 2, (9, 9))
 
 
 def test_a_field_of_fewer_axes_or_without_room_for_its_ghosts_is_refused():

@@ -64,38 +64,6 @@ def test_gradients_and_adjoint_of_random_plans(node):
             assert torch.equal(again, filled), seed
 
 
-def masked(node, rank, step, x):
-    """What `step` does to one rank's cells; the others only take part in its exchanges."""
-    mine = node.rank == rank
-
-    def function(given):
-        return step(given if mine else 0 * given + x) * float(mine)
-
-    return function
-
-
-@pytest.mark.parametrize("is_periodic", [True, False], ids=["periodic", "walls"])
-@FORMS
-def test_gradcheck(node, form, is_periodic):
-    """Each rank's own derivatives, by differences: all ranks make the same calls for each cell."""
-    case = even_case((node.size, 1), is_periodic, cells=2, corners=True)
-    x = on(node, np.random.default_rng([3, node.rank]).normal(size=(4, 4)))
-    with plan(node.comm, case, x, node=node) as halo:
-
-        def step(u):
-            for _ in range(2):
-                u = form.apply(u.sin(), halo)
-            return u**2
-
-        for rank in sorted({0, node.size - 1}):
-            function = masked(node, rank, step, x)
-            given = x.clone().requires_grad_()
-            # By every cell on the host; on a GPU, where it is the same arithmetic, by their sums.
-            is_fast = node.backend == "cuda"
-            assert torch.autograd.gradcheck(function, given, fast_mode=is_fast)
-            assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
-
-
 def laplacian(u):
     return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]
 
@@ -154,24 +122,6 @@ def test_gradients_in_any_order_of_memory(node):
 
 
 # --- what autograd must be told
-
-
-def test_in_place_is_seen_by_autograd(node):
-    case = even_case((node.size, 1), True, cells=2)
-    x = on(node, np.ones((4, 4))).requires_grad_()
-    with plan(node.comm, case, x.detach(), node=node) as halo:
-        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-            ExchangeInPlace.apply(x, halo)
-        field = x * 2
-        saved = field**2  # keeps `field` for its own gradient
-        version = field._version
-        ExchangeInPlace.apply(field, halo)
-        assert field._version > version
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            saved.sum().backward()
-        version = field._version
-        halo.exchange(field.detach())
-        assert field._version == version  # plain calls are not seen, as docs/pytorch.md says
 
 
 @pytest.mark.parametrize("call", ["exchange", "accumulate", "start"])

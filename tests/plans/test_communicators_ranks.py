@@ -14,7 +14,6 @@ from mpi4py import MPI
 import mpishare
 from mpishare.coordination.identity import known
 from mpishare.coordination.mpi_agreement import CommWatch, identify
-from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import PeerTimeout
 from tests.helpers.halos import ring
 
@@ -212,23 +211,6 @@ def test_ranks_are_known_by_what_they_say(comm, name):
             assert [*told.values()] == [*range(some.size)]
 
 
-def test_a_rank_alone_finds_the_ranks_that_it_knows(comm):
-    """By the answer that MPI keeps with the communicator, until that is freed."""
-    of = comm.Dup()
-    told = identify(of, CommWatch("test", 40))
-    if comm.rank == 0:
-        assert identify(of, CommWatch("test", 0.0)) is told
-    comm.Barrier()
-    freed = of.handle
-    of.Free()
-    others = [turned for _ in range(8) if (turned := comm.Split(0, -comm.rank))]
-    assert {known(each) == {} for each in others} == {True}
-    if "MPICH" in MPI.Get_library_version():  # which takes the handle again
-        assert freed in [each.handle for each in others]
-    for each in others:
-        each.Free()
-
-
 def test_a_second_introduction_waits_for_the_messages_of_the_first(comm):
     """Rank 0 gives up while the others are missing, and leaves the communicator usable."""
     of = comm.Dup()
@@ -240,16 +222,3 @@ def test_a_second_introduction_waits_for_the_messages_of_the_first(comm):
     with mpishare.Node(of, timeout_s=40) as node:
         assert wrong_plans(node, of, node) == []
     of.Free()
-
-
-@every_comm
-def test_plans_of_the_same_ranks_share_one_communicator(comm, name):
-    watch = CommWatch("test", 40)
-    with derived(comm, name) as some:
-        if some is not None:
-            again = some.Dup()
-            groups = [RankGroup.of(each, watch) for each in (some, again)]
-            assert groups == [groups[0]] * 2
-            for group in groups:
-                group.release()
-            again.Free()
