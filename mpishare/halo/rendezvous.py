@@ -6,7 +6,6 @@ a hash of the id, so that no rank holds the ids of all.
 
 from __future__ import annotations
 
-from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from mpishare.memory.arguments import is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.plans.comm import PlanComm
 
@@ -104,46 +103,28 @@ def homes_of(ids: Array, size: int) -> Array:
     return ((mixed >> np.uint64(33)) % np.uint64(size)).astype(np.min_scalar_type(size))
 
 
-def search(ids: Ids, size: int) -> Generator[Any, Any, None]:
-    """Search for the owners of one rank's ghosts: each step is sent what the last one brought.
-
-    The steps yield numbers for all ranks, rank by rank, and their count for each rank; these bring
-    the same of the ranks' numbers for this one. They are owned ids and ghosts for their homes, the
-    owners of requested ids, then, for `require_owners`, ids with two owners and ghosts without one:
-    the number, and some of each. Then ghosts for their owners, and at last the places to send from
-    and to receive to, by rank.
-    """
-    order, counts = _grouped(homes_of(ids.owned, size), size)
-    owned = yield ids.owned[order], counts
-    order, counts = _grouped(homes_of(ids.ghosts, size), size)
-    requested, counts = yield ids.ghosts[order], counts
-    directory = Directory(*owned)
-    found, _ = yield directory.owners_of(requested), counts
-    owners = np.empty_like(found)
-    owners[order] = found
-    twice, orphans = directory.owned_twice(), ids.ghosts[owners == NO_OWNER]
-    yield [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
-    order, counts = _grouped(owners.astype(np.min_scalar_type(size)), size)
-    recvs = _by_rank(ids.ghost_places[order], counts)
-    requested, counts = yield ids.ghosts[order], counts
-    places = ids.owned_places[np.searchsorted(ids.owned, requested)]
-    yield _by_rank(places, counts), recvs
-
-
 def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
     """Return the places to send from and to receive to, by rank. Collective, host-blocking.
 
     Between two ranks they are in the order of the ids. `ValueError` on all ranks if two ranks own
     an id, or none owns a ghost's.
     """
-    steps, brought = search(ids, comm.size), None
-    for _ in range(3):
-        brought = comm.alltoallv(call, partial(steps.send, brought))
-    require_owners(call, comm.step(call, partial(steps.send, brought)))
-    requested = comm.alltoallv(call, partial(next, steps))
-    places: tuple[Places, Places]
-    places, _ = comm.step_keeping(call, lambda: (steps.send(requested), None))
-    return places
+    size = comm.size
+    owned_order, owned_counts = _grouped(homes_of(ids.owned, size), size)
+    order, counts = _grouped(homes_of(ids.ghosts, size), size)
+    owned = comm.alltoallv(call, lambda: (ids.owned[owned_order], owned_counts))
+    asked, asked_counts = comm.alltoallv(call, lambda: (ids.ghosts[order], counts))
+    directory = Directory(*owned)
+    found, _ = comm.alltoallv(call, lambda: (directory.owners_of(asked), asked_counts))
+    owners = np.empty_like(found)
+    owners[order] = found
+    twice, orphans = directory.owned_twice(), ids.ghosts[owners == NO_OWNER]
+    few = twice[:_MOST_NAMED], orphans[:_MOST_NAMED].tolist()
+    require_owners(call, comm.step(call, lambda: [len(twice), few[0], len(orphans), few[1]]))
+    order, counts = _grouped(owners.astype(np.min_scalar_type(size)), size)
+    asked, asked_counts = comm.alltoallv(call, lambda: (ids.ghosts[order], counts))
+    places = ids.owned_places[np.searchsorted(ids.owned, asked)]
+    return _by_rank(places, asked_counts), _by_rank(ids.ghost_places[order], counts)
 
 
 def require_owners(call: str, found: Sequence[Any]) -> None:
