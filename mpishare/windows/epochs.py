@@ -395,7 +395,8 @@ def reach(
         if view[slot] < count and not spin_until(view, slot, count, context.spins_per_yield):
             context.agreement.wait(call, lambda: [r for r, s in slots.items() if view[s] < count])
     context.memory_barrier()
-    context.check_released()
+    if context.backend.has_streams:  # on the host no failure raises a counter
+        context.check_released()
 
 
 def epoch_counters(size: int) -> int:

@@ -84,6 +84,8 @@ class Event(NodeObject):
         self._events = events
         self._rank = context.rank
         self._view = counters.view
+        self._waits = f"{self.name}: wait"
+        self._owner_slot = {source: SLOT_WORDS * source}
         self._waiter_slots = {rank: SLOT_WORDS * rank for rank in self.waiters}
         self._memory_barrier = context.memory_barrier
         self._has_streams = backend.has_streams
@@ -150,8 +152,8 @@ class Event(NodeObject):
                 f"{list(self.waiters)}"
             )
         number = self._enter("wait", stream)
-        count, slots = self._count + 1, {self.owner: SLOT_WORDS * self.owner}
-        reach(self._context, f"{self.name}: wait", self._view, slots, count)
+        count = self._count + 1
+        reach(self._context, self._waits, self._view, self._owner_slot, count)
         self._take(self._context.backend.wait_event, count, number)
 
     @property
