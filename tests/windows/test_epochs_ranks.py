@@ -225,25 +225,6 @@ def test_groups_that_change(node):
                 assert int(win.array[origin]) == 100 * step + origin
 
 
-@TWO
-def test_target_may_run_ahead_of_its_origin(node):
-    """Posting blocks nobody: the target posts, and only its wait needs the origin."""
-    win = node.allocate_each(2, "i4", fill=0)
-    if node.rank == 0:
-        win.post([1])
-        node.barrier()
-        win.wait()
-    else:
-        node.barrier()
-        if node.rank == 1:
-            win.start([0])
-            win.segment(0)[...] = 5
-            win.complete()
-    win.fence()
-    assert win.segment(0).tolist() == [5, 5]
-    win.fence()
-
-
 # --- wrong order, wrong ranks
 
 

@@ -97,29 +97,17 @@ def forged(line):
     """Lines that no export is, or that lie about the file."""
     word = line.split()
     for place, texts in {
-        0: ["mpishare", ""],
+        0: ["mpishare"],
         1: ["2"],
-        2: ["cuda-ipc", "cuda-fd", "x" * 100],
-        3: ["-1", "9" * 18, "1e3", "8191", "18446744073709551615", "0x8"],
-        4: ["0", "-8", "9" * 18, "100000", "18446744073709551608"],
-        6: ["00", "0" * 128, "f" * 128, "f" * 130, "zz"],
-        7: [
-            "/etc/passwd",
-            "/dev/shm",
-            "/proc/1/fd/../../self/mem",
-            "/proc/-1/fd/3",
-            "/proc/self/fd/0",
-            "/proc/999999999999/fd/3",
-            "-",
-            "/" * 200,
-        ],
+        2: ["cuda-ipc", "x" * 100],
+        3: ["-1", "8191", "18446744073709551615"],
+        4: ["0", "100000", "18446744073709551608"],
+        6: ["00", "f" * 128, "zz"],
+        7: ["/etc/passwd", "/proc/1/fd/../../self/mem", "/proc/self/fd/0", "-", "/" * 200],
     }.items():
         for text in texts:
             yield " ".join([*word[:place], text, *word[place + 1 :]])
-    yield line + " more"
-    yield line[:-1] + "x"
-    for end in range(0, len(line) - 1, 7):
-        yield line[:end]
+    yield from (line + " more", line[:-1] + "x", line[: len(line) // 2], "")
 
 
 def test_forged_lines_are_refused(host_node, program):
