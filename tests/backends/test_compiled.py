@@ -14,7 +14,7 @@ import pytest
 from mpishare import native
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.exchange.host.compiled_route import adds
-from mpishare.plans.exchange.host.route import add
+from mpishare.plans.exchange.host.messages import add
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
 
