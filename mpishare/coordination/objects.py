@@ -64,6 +64,9 @@ class NodeObject:
     def _check_kernels(self) -> None:
         """Break the node if a wait in a kernel has failed. The watchdog's thread calls it too."""
 
+    def _check_elsewhere(self) -> None:
+        """Break the node if a rank of another node is lost or late. In the watchdog's thread."""
+
     def _let_go(self) -> bool:
         """Return whether this rank, having dropped the object, uses none of its views any more."""
         return True

@@ -61,6 +61,9 @@ class Watchdog:
         self._releases = releases
         # Returns the objects that may have put waits on streams; called in the thread too.
         self.objects: Callable[[], list[NodeObject]] = list
+        # Called in the thread, once, when the node is over: they release streams that wait for
+        # words of others' libraries.
+        self.at_end: list[Callable[[], object]] = []
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[str, int], float] = {}
         self._stop = threading.Event()
@@ -124,6 +127,7 @@ class Watchdog:
                 self._check_deaths()
             if self._releases:
                 self._check_kernels()
+                self._check_elsewhere()
                 self._check_stragglers()
 
     def _pause(self) -> bool:
@@ -146,6 +150,8 @@ class Watchdog:
             # Published first, and repeated: a stream of this or another rank may still write.
             self._block.mark(Mark.BROKEN)
             self._block.pool.release_all()
+        while self.at_end:
+            self.at_end.pop()()
         is_owed = agreement.is_fatal and not agreement.is_raised
         if is_owed and time.monotonic() - self._broken_at > self.exit_after_s:
             self._end_process()
@@ -203,6 +209,10 @@ class Watchdog:
         # In a frame of its own: in that of the thread the last object would be held for ever.
         for item in self.objects():
             item._check_kernels()
+
+    def _check_elsewhere(self) -> None:
+        for item in self.objects():
+            item._check_elsewhere()
 
     def _check_stragglers(self) -> None:
         now, before = time.monotonic(), self._pending_since

@@ -132,6 +132,10 @@ class BasePlan(NodeObject):
     def _pending(self) -> list[int]:
         return sorted({rank for engine in self._engines for rank in engine.pending()})
 
+    def _check_elsewhere(self) -> None:
+        for engine in self._engines:
+            engine.check_elsewhere()
+
     def _leave(self, error: BaseException) -> None:
         """Leave also the node where no later plan can use it as before.
 

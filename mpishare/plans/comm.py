@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
+from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import watching
 from mpishare.coordination.objects import Dropped
+from mpishare.errors import late_elsewhere
 from mpishare.memory.shared import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpi4py import MPI
 
     from mpishare.coordination.rank_group import RankGroup
+    from mpishare.errors import MpiShareError, PeerTimeout
     from mpishare.memory.allocation import Steps
     from mpishare.memory.shared import SharedMemory
     from mpishare.runtime.context import NodeContext
@@ -46,6 +50,7 @@ class PlanComm:
         self.is_of_one_node = self._ranks.is_of_one_node
         self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
         self.dropped = self._ranks.dropped
+        self.shared = self._ranks.shared
         self._node_ranks = frozenset(self.ranks_here.values())
         self._ranks.plans += 1
         self._place = group.take_place()
@@ -111,6 +116,22 @@ class PlanComm:
 
         return self._ranks.take_memory(step, nbytes)
 
+    def timed_out(self, call: str, pending: Sequence[int]) -> MpiShareError:
+        """End the node since ranks of the plan are missing, publish it, and return the error."""
+        agreement = self.context.agreement
+        here = [self.ranks_here[rank] for rank in pending if rank in self.ranks_here]
+        if len(here) == len(pending):
+            return agreement.timed_out(call, here)
+        return agreement.end_by(Event.DEADLINE, self.late(call, pending, agreement.where(here)))
+
+    def late(
+        self, call: str, pending: Sequence[int], where: Mapping[int, str] = MappingProxyType({})
+    ) -> PeerTimeout:
+        """Return the error of missing ranks, which are not all of this node."""
+        here = [self.ranks_here[rank] for rank in pending if rank in self.ranks_here]
+        me, timeout_s = f"rank {self.rank} of {self.size}", self.context.agreement.timeout_s
+        return late_elsewhere(call, pending, here, timeout_s, me, where)
+
     def wait(self, call: str, pending: Callable[[], Sequence[int]]) -> None:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""
         ranks_here = self.ranks_here
@@ -155,6 +176,7 @@ class PlanRanks:
             [*self.here.items()] == [(r, r) for r in range(context.size)]
         )
         self.dropped = context.dropped if self.is_node else Dropped()
+        self.shared: dict[str, Any] = {}  # what the plans use together, with a local `close`
         self.plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
@@ -232,6 +254,8 @@ class PlanRanks:
 
     def close(self) -> None:
         """Free memory that the plans shared. Collective."""
+        for made in self.shared.values():
+            made.close()
         for memory, _ in self._spare:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]

@@ -139,6 +139,10 @@ class PlanEngine(Protocol):
         """Ranks of the node whose call this rank's stream waits for."""
         return []
 
+    def check_elsewhere(self) -> None:
+        """Break the node if a rank of another node is lost or late. In the watchdog's thread."""
+        return
+
     def is_over(self) -> bool:
         """Whether all calls that began are over, and the others need nothing of this rank."""
         return True

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import MpiShareError, late_elsewhere
+from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +101,7 @@ class MpiMessages:
 
         with WaitMonitor(agreement, self._call, pending, agreement.check_whole) as monitor:
             if not monitor.poll(partial(self._testall, self._requests)):
-                raise self._timed_out()
+                raise self._comm.timed_out(self._call, self._pending())
 
     def close(self, memory: Sequence[Any] = ()) -> bool:
         """Free the requests; return whether the buffers may be used again.
@@ -127,14 +126,3 @@ class MpiMessages:
     def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
         ranks_here = self._comm.ranks_here
         return [ranks_here[rank] for rank in ranks if rank in ranks_here]
-
-    def _timed_out(self) -> MpiShareError:
-        agreement = self._comm.context.agreement
-        pending = self._pending()
-        here = self._ranks_here(pending)
-        if len(here) == len(pending):
-            return agreement.timed_out(self._call, here)
-        me = f"rank {self._comm.rank} of {self._comm.size}"
-        where = agreement.where(here)
-        error = late_elsewhere(self._call, pending, here, agreement.timeout_s, me, where)
-        return agreement.end_by(Event.DEADLINE, error)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError, grouped, name_ranks
 from mpishare.runtime.route import (
+    COPY,
     GPU_MESSAGES,
     MESSAGES,
     MPI_HOST,
+    NCCL,
     ROUTES,
     for_backend,
     require_allowed,
@@ -77,8 +79,9 @@ def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
             f"MPISHARE_ROUTE={forced}: ranks {there.origin} and {there.target} of the node cannot "
             f"share GPU memory: {there.reason or back.reason}"
         )
-    # A rank needs no signal from itself.
-    return forced.in_order if there.origin == there.target else forced
+    if there.origin == there.target:  # a rank needs no signal from itself, and no message
+        return COPY if forced is NCCL else forced.in_order
+    return forced
 
 
 def refuse(setup: PlanSetup, routes: Sequence[Routes]) -> None:

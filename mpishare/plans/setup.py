@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
-from mpishare.plans import gpu_memory, routes
+from mpishare.plans import gpu_memory, nccl_choice, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
@@ -36,7 +36,7 @@ from mpishare.plans.node_cache import (
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, forced
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, NCCL, ROUTES, forced
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -295,6 +295,7 @@ def agree_on_routes(
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
+            "nccl": nccl_choice.ask(setup),
             "is compiled": setup.context.compiled is not None,
         }
 
@@ -325,11 +326,15 @@ def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, R
     chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
     has_messages = any(MESSAGES in each.values() for each in chosen)
     answers = [reply["gpu memory"] for reply in replies]
-    if gpu_memory.settle(setup, answers, has_messages=has_messages):
-        chosen = [
-            {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
-            for each in chosen
-        ]
+    between = MESSAGES
+    if nccl_choice.settle(setup, [reply["nccl"] for reply in replies]):
+        between = NCCL
+    elif gpu_memory.settle(setup, answers, has_messages=has_messages):
+        between = GPU_MESSAGES
+    chosen = [
+        {peer: between if route is MESSAGES else route for peer, route in each.items()}
+        for each in chosen
+    ]
     routes.refuse(setup, chosen)
     return chosen
 

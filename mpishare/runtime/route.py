@@ -58,6 +58,8 @@ COPY = Route("copy", "cuda", waits_in="stream", is_fast=True, needs_peer_memory=
 """Kernels, and waits of the stream: several ranks on one GPU without MPS, and myself."""
 PINNED = Route("pinned", "cuda", waits_in="stream")
 """Through host memory of the node, where GPUs cannot reach each other."""
+NCCL = Route("nccl", "cuda", waits_in="stream", is_fast=True)
+"""Packed, sent and unpacked on the stream, by NCCL: another node, a GPU for each rank."""
 HOST = Route("host", "host", waits_in="host", is_fast=True)
 """Fields in host memory: read out of the neighbor's memory."""
 GPU_MESSAGES = Route("mpi-gpu", "cuda", waits_in="host", is_of_mpi=True, broader="mpi")
@@ -73,7 +75,7 @@ def _named(name: str) -> Route:
 # Of the cells of a rank to itself in an exchange, which a kernel copies: no route of a plan.
 LOCAL = Route("local", "cuda", waits_in="kernel")
 
-ROUTES = {str(each): each for each in (FUSED, COPY, PINNED, HOST, GPU_MESSAGES, MESSAGES)}
+ROUTES = {str(each): each for each in (FUSED, COPY, PINNED, NCCL, HOST, GPU_MESSAGES, MESSAGES)}
 """By name, from the fastest on."""
 
 # A name for users alone: messages, and never out of GPU memory.

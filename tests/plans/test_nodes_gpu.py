@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
+from mpishare.backends import nccl
 from mpishare.runtime import places
 from tests.helpers.captures import refuse_full_checks
 from tests.helpers.halos import (
@@ -29,6 +30,11 @@ HALF = -(-WORLD.size // 2)
 TWO = pytest.mark.ranks(min=2)
 
 
+def no_nccl():
+    """Messages between nodes are those of MPI then."""
+    raise mpishare.UnsupportedError("no NCCL here")
+
+
 @pytest.fixture(scope="module")
 def half():
     """The node of one half of the ranks, which take the other half for another machine."""
@@ -39,10 +45,11 @@ def half():
     device = WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
+        patch.setattr(nccl, "load", no_nccl)
         node = mpishare.Node(WORLD, device=device, timeout_s=30)
-    assert node.backend == "cuda"
-    with node:
-        yield node
+        assert node.backend == "cuda"
+        with node:
+            yield node
 
 
 def is_message(route):

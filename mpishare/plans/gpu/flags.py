@@ -73,6 +73,11 @@ class PinnedFlags:
         """The address of the word that is not 0 once the watchdog has released all waits."""
         return self._address_of(self.rank, _ABORT)
 
+    def calls_done(self) -> tuple[int, bool]:
+        """Return how many streamed calls are done on this GPU, and whether one is under way."""
+        begun, done = (self._view[self._index(self.rank, each)] for each in (_BEGUN, _DONE))
+        return done, begun > done
+
     def are_read(self) -> bool:
         """Whether the others have read what this GPU has packed for their streams."""
         begun = self._view[self._index(self.rank, _BEGUN)]

@@ -108,9 +108,13 @@ class CudaPlanEngine:
     ) -> None:
         """Enqueue a launch: after the last one of any plan on this GPU, if its kernels wait."""
         handle, _, _, is_captured = entered
+        self._in_order(lambda: launch.enqueue(handle, addresses, is_captured=is_captured), entered)
+
+    def _in_order(self, enqueue: Callable[[], None], entered: StreamInfo) -> None:
+        """Enqueue what waits for other ranks, after the last such work on this GPU."""
         if self._order is not None:
             self._order.begin(entered)
-        launch.enqueue(handle, addresses, is_captured=is_captured)
+        enqueue()
         if self._order is not None:
             self._order.end(entered)
 
@@ -124,6 +128,9 @@ class CudaPlanEngine:
 
     def pending(self) -> list[int]:
         return self._flags.pending()
+
+    def check_elsewhere(self) -> None:
+        return
 
     def is_over(self) -> bool:
         """Whether all calls have ended here, and the others have read what was packed for them.

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.plans.exchange.cuda.mpi_buffers import MpiBuffers
+from mpishare.plans.exchange.cuda.nccl_messages import NcclMessages
 from mpishare.plans.exchange.cuda.staging import pinned_layout, silent_key, staging_layout
 from mpishare.plans.exchange.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.staging import PlanBuffers
-from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, MESSAGES, PINNED
+from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, MESSAGES, NCCL, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.exchange.cuda.direction import Direction
+    from mpishare.plans.gpu.nccl import NcclRanks
     from mpishare.plans.message import Part, PartKey
 
 
@@ -33,11 +35,15 @@ class Buffers(PlanBuffers):
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         super().__init__(comm, name, nbytes, neighbors, self._pinned.nbytes, streamed)
         self.mpi: MpiBuffers | None = None
+        self.nccl: NcclMessages | None = None
         self._stalled_on = {peer: self.flags.stalled_on(peer) for peer in direction.peers(FUSED)}
 
-    def make_mpi(self) -> None:
+    def make_messages(self, nccl: NcclRanks | None) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
         each = self._direction
+        sends, recvs = (each.by(all_, NCCL) for all_ in (each.sends, each.recvs))
+        if nccl is not None and (sends or recvs):
+            self.nccl = NcclMessages(self._comm, nccl, sends, recvs)
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
         if sends or recvs:
@@ -48,7 +54,8 @@ class Buffers(PlanBuffers):
     @property
     def nbytes(self) -> int:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
-        return super().nbytes + (0 if self.mpi is None else self.mpi.nbytes)
+        messages = [each.nbytes for each in (self.mpi, self.nccl) if each is not None]
+        return super().nbytes + sum(messages)
 
     def slot(self, key: PartKey, part: Part) -> Slot:
         """Return the packed place of a part that this rank sends or receives; not for MPI."""
@@ -92,6 +99,7 @@ class Buffers(PlanBuffers):
         """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
         super().close()
-        if self.mpi is not None:
-            self.mpi.close()
-            self.mpi = None
+        for messages in (self.mpi, self.nccl):
+            if messages is not None:
+                messages.close()
+        self.mpi = self.nccl = None

@@ -15,6 +15,7 @@ from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.exchange.cuda.fused import Fused
 from mpishare.plans.exchange.cuda.kernels import Launcher
+from mpishare.plans.exchange.cuda.nccl_messages import NcclWatch
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
@@ -67,9 +68,10 @@ class CudaEngine(CudaPlanEngine):
         self._started: Sequence[Any] = ()
         self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
+        self._nccl = NcclWatch(setup, direction)
         self._make(lambda: self._build(direction, handles))
-        self._forked, self._joined = self._events
-        if direction.has_fused:
+        self._forked, self._packed, self._joined = self._events
+        if direction.has_fused or self._nccl.peers:
             self._join_order()
         self._host_routes = setup.host_routes  # of all ranks: all refuse a capture or none does
         self._has_stream_waits = _has_stream_waits(setup)
@@ -138,8 +140,8 @@ class CudaEngine(CudaPlanEngine):
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
         buffers.attach(self._stream)
-        buffers.make_mpi()
-        self._events += [backend.local_event(), backend.local_event()]
+        buffers.make_messages(self._nccl.ranks)
+        self._events += [backend.local_event() for _ in range(3)]
         packing: Handles = {}, {}
         # For fields aligned to the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
@@ -217,12 +219,14 @@ class CudaEngine(CudaPlanEngine):
                 self._launch_in_order(fused.alone, entered, addresses)
             if streamed is not None:
                 streamed.receive(addresses)
+                self._send_by_nccl(streamed, entered)
             self._flags.calls[0] += 1
             self._wait_streamed(call, entered[0])
         self._leave(entered)
 
     def _start(self, call: Call, entered: StreamInfo) -> None:
         handle, _, _, is_captured = entered
+        own = self._stream, self, True, is_captured
         _, addresses, (streamed, fused) = call
         if fused is not None:
             # The kernel on the plan's own stream and the packs do not wait for each other.
@@ -232,17 +236,31 @@ class CudaEngine(CudaPlanEngine):
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior. The plan's own
             # stream lives as long as the plan, which waits for it before it closes.
-            own = self._stream, self, True, is_captured
             self._launch_in_order(fused.beside, own, addresses)
+        if streamed is not None and streamed.nccl is not None:
+            # Behind the fused kernel: side by side the two could each wait for room on a GPU that
+            # the other fills.
+            self._backend.record(self._packed, handle)
+            self._backend.wait_event(self._packed, self._stream)
+            self._send_by_nccl(streamed, own)
         if streamed is not None:
             streamed.receive(addresses)  # which takes the host longer than the launch
         self._flags.calls[0] += 1
 
     def _wait(self, call: Call, entered: StreamInfo) -> None:
         handle, *_ = entered
-        self._wait_streamed(call, handle)
-        if call[2].fused is not None:
+        streamed, fused = call[2]
+        is_on_own = streamed is not None and streamed.nccl is not None
+        if is_on_own:
             self._join(handle)
+        self._wait_streamed(call, handle)
+        if fused is not None and not is_on_own:
+            self._join(handle)
+
+    def _send_by_nccl(self, streamed: StreamedRoutes, entered: StreamInfo) -> None:
+        """Enqueue the messages of NCCL: its kernel waits for other ranks as ours do."""
+        if (messages := streamed.nccl) is not None:
+            self._in_order(lambda: messages.enqueue(entered[0]), entered)
 
     def _wait_streamed(self, call: Call, handle: int) -> None:
         fields, addresses, (streamed, _) = call
@@ -253,6 +271,10 @@ class CudaEngine(CudaPlanEngine):
         except BaseException:
             never_free(fields)  # a message may still arrive
             raise
+
+    def check_elsewhere(self) -> None:
+        if self._prepared is None:  # what was started may wait for this rank's own call
+            self._nccl.check(self._flags)
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)

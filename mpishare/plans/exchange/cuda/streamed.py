@@ -55,6 +55,7 @@ class StreamedRoutes:
         self._where = launcher.where
         self._pointers = launcher.pointers
         self._mpi = buffers.mpi  # for whose messages the host waits
+        self.nccl = buffers.nccl
         self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._handles: Handles = {}, {}
         self._in_place = None if self._mpi is None else self._mpi.in_place
@@ -66,6 +67,7 @@ class StreamedRoutes:
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
         ]
+        by_nccl = [] if self.nccl is None else self.nccl.received
 
         def unpack(messages: Iterable[Packed]) -> driver.Launch:
             work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
@@ -77,8 +79,8 @@ class StreamedRoutes:
                 return _adds(messages, launcher, alignments, buffers.flags.done)
             return [unpack(messages)] if any(messages) else []
 
-        self._unpacks = receive(by_stream)
-        if self._has_signals and not self._unpacks:
+        self._unpacks = receive(by_stream + by_nccl)
+        if (self._has_signals or self.nccl is not None) and not self._unpacks:
             self._unpacks.append(unpack(()))  # which ends the epoch
         self._unpacks_of_mpi = [] if self._mpi is None else receive(self._mpi.received)
 
@@ -89,6 +91,7 @@ class StreamedRoutes:
         kind = PACK_AND_ZERO if direction.adds else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
         by_mpi = [] if self._mpi is None else [*chain.from_iterable(self._mpi.sent)]
+        by_nccl = [] if self.nccl is None else [*chain.from_iterable(self.nccl.sent)]
         local = () if direction.has_fused else [*direction.local()]
 
         def pack(parts: Packed) -> driver.Launch:
@@ -97,7 +100,7 @@ class StreamedRoutes:
             return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
 
         # Launched with no items, too: it begins the epoch.
-        self._pack = pack(by_stream + by_mpi)
+        self._pack = pack(by_stream + by_nccl + by_mpi)
         if self._in_place is not None and (self._has_signals or local):
             self._beside_in_place = pack(by_stream)
 

@@ -1,0 +1,187 @@
+"""NCCL: the few functions that messages between nodes need, by ctypes.
+
+It is the library that CuPy, PyTorch or JAX loads anyway. CuPy's own binding has no communicators
+that are made without blocking, and destroys them in a finalizer, where a graph may still need them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import MpiShareError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Move = tuple[int, int, int]
+    """Bytes of a message: address, number, rank of the other end."""
+
+OLDEST = 21800
+"""The first version whose communicators are made and split without blocking."""
+_BYTES = 1  # ncclUint8
+_IN_PROGRESS = 7
+_UNDEFINED = -(2**31)
+_MAGIC = 0xCAFEBEEF
+
+
+class NcclError(MpiShareError):
+    """A call of NCCL has failed."""
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("data", c_char * 128),)
+
+
+class _Config(ctypes.Structure):
+    """What NCCL 2.18 knows of a communicator; later ones take what `size` covers."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cga_cluster_size", c_int),
+        ("min_ctas", c_int),
+        ("max_ctas", c_int),
+        ("net_name", c_void_p),
+        ("split_share", c_int),
+        ("unused", c_int),
+    )
+
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "ncclGetVersion": [POINTER(c_int)],
+    "ncclGetUniqueId": [POINTER(_UniqueId)],
+    "ncclCommInitRankConfig": [POINTER(c_void_p), c_int, _UniqueId, c_int, POINTER(_Config)],
+    "ncclCommSplit": [c_void_p, c_int, c_int, POINTER(c_void_p), POINTER(_Config)],
+    "ncclCommGetAsyncError": [c_void_p, POINTER(c_int)],
+    "ncclCommAbort": [c_void_p],
+    "ncclSend": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclRecv": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
+}
+
+
+class Library:
+    """The functions of NCCL; `version` is a number such as 22809. Made by `load`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            setattr(self, name, function)
+        self._text_of = library.ncclGetErrorString
+        self._text_of.restype = ctypes.c_char_p
+        number = c_int()
+        self.call("ncclGetVersion", byref(number))
+        self.version = number.value
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; raise `NcclError` unless it has done, or begun, its work."""
+        self.require(name, getattr(self, name)(*arguments))
+
+    def require(self, name: str, result: int) -> None:
+        """Raise `NcclError` for a result that is an error."""
+        if result not in (0, _IN_PROGRESS):
+            raise NcclError(f"{name}: {self._text_of(result).decode()}")
+
+    def unique_id(self) -> str:
+        """Return the name of a new communicator, which its ranks meet by."""
+        made = _UniqueId()
+        self.call("ncclGetUniqueId", byref(made))
+        return bytes(made).hex()
+
+
+@functools.cache
+def load() -> Library:
+    """Return NCCL, or raise `UnsupportedError` with the reason why there is none."""
+    reason = "libnccl.so.2 is not found"
+    for path in _paths():
+        try:
+            library = Library(ctypes.CDLL(path))
+        except (OSError, AttributeError) as error:  # not there, or too old to have a function
+            reason = str(error)
+            continue
+        if library.version >= OLDEST:
+            return library
+        reason = f"{path} is of version {library.version}, older than {OLDEST}"
+    raise UnsupportedError(f"no NCCL: {reason}. Install one: pip install nvidia-nccl-cu12")
+
+
+def _paths() -> Iterator[str]:
+    """Yield the names of NCCL: that of the linker, then those of packages."""
+    yield "libnccl.so.2"
+    spec = find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from map(str, Path(folder).glob("nccl/lib/libnccl.so.2"))
+
+
+def host_name() -> str:
+    """Return how the site names this host to NCCL, where it does: it finds GPUs by host."""
+    return os.environ.get("NCCL_HOSTID", "")
+
+
+class Communicator:
+    """Ranks of NCCL on the current GPU, each of which has a GPU of its own."""
+
+    def __init__(self, library: Library, handle: c_void_p, size: int, rank: int) -> None:
+        self._library, self._handle = library, handle
+        self.size, self.rank = size, rank
+
+    @classmethod
+    def begin(cls, size: int, rank: int, unique_id: str) -> Communicator:
+        """Begin to make one, with all ranks; it may be used once `is_ready`."""
+        library, handle = load(), c_void_p()
+        name = _UniqueId.from_buffer_copy(bytes.fromhex(unique_id))
+        config = _config(blocking=False)
+        library.call("ncclCommInitRankConfig", byref(handle), size, name, rank, byref(config))
+        return cls(library, handle, size, rank)
+
+    def begin_child(self) -> Communicator:
+        """Begin to make one of the same ranks, whose groups are launched by the calling thread.
+
+        Groups of this one, which does not block, are launched by another thread: nothing may
+        follow on the stream before that has said so. The child may be used once this one is ready.
+        """
+        handle, config = c_void_p(), _config(blocking=True)
+        split = "ncclCommSplit", self._handle, 0, self.rank, byref(handle), byref(config)
+        self._library.call(*split)
+        return Communicator(self._library, handle, self.size, self.rank)
+
+    def is_ready(self) -> bool:
+        """Whether what was begun is done; raises `NcclError` if it has failed. Any thread."""
+        state = c_int()
+        self._library.call("ncclCommGetAsyncError", self._handle, byref(state))
+        self._library.require("a communicator of NCCL", state.value)
+        return state.value != _IN_PROGRESS
+
+    def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
+        """Enqueue messages on a stream, as one kernel. Those between two ranks match in order."""
+        library = self._library
+        library.call("ncclGroupStart")
+        try:
+            for name, moves in (("ncclSend", sends), ("ncclRecv", recvs)):
+                for address, nbytes, peer in moves:
+                    library.call(name, address, nbytes, _BYTES, peer, self._handle, stream)
+        finally:
+            library.call("ncclGroupEnd")
+
+    def abort(self) -> None:
+        """End it, and release streams that wait in it.
+
+        Returns once no graph has it any more: for a thread that no one waits for.
+        """
+        self._library.call("ncclCommAbort", self._handle)
+
+
+def _config(*, blocking: bool) -> _Config:
+    unset = _UNDEFINED
+    size = ctypes.sizeof(_Config)
+    return _Config(size, _MAGIC, OLDEST, blocking, unset, unset, unset, None, unset, unset)

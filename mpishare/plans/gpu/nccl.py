@@ -1,0 +1,131 @@
+"""The communicator of NCCL that the plans of a group of ranks share: made, connected, ended."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.nccl import Communicator, load
+from mpishare.coordination.waits import WaitMonitor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mpishare.backends.nccl import Move
+    from mpishare.plans.comm import PlanComm
+
+_ending: list[Thread] = []
+"""Threads that end communicators. No other call of NCCL may be made meanwhile."""
+
+
+class NcclRanks:
+    """The ranks of a group as NCCL knows them, until their last plan closes or the node is over.
+
+    Collective to make, host-blocking with the deadline: NCCL may wait for a rank for good.
+    """
+
+    def __init__(self, comm: PlanComm, call: str) -> None:
+        self._backend: Any = comm.context.backend
+        self._watchdog = comm.context.watchdog
+        self._comms: list[Communicator] = []
+        self._connected: set[int] = set()
+        self._everyone = [rank for rank in range(comm.size) if rank != comm.rank]
+        name = comm.step(call, lambda: "" if comm.rank else load().unique_id())[0]
+        self._watchdog.at_end.append(self.end)
+        try:
+            comm.step(call, lambda: self._make(comm, name, call))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of(cls, comm: PlanComm, call: str) -> NcclRanks:
+        """Return those of a plan's ranks. Collective, host-blocking the first time."""
+        if comm.shared.get("nccl") is None:
+            comm.shared["nccl"] = cls(comm, call)
+        made: NcclRanks = comm.shared["nccl"]
+        return made
+
+    def _make(self, comm: PlanComm, name: str, call: str) -> None:
+        self._backend.make_current()
+        _wait(comm, call, lambda: not any(each.is_alive() for each in _ending), self._everyone)
+        parent = Communicator.begin(comm.size, comm.rank, name)
+        self._comms.append(parent)
+        _wait(comm, call, parent.is_ready, self._everyone)
+        self._comms.insert(0, parent.begin_child())
+        _wait(comm, call, parent.is_ready, self._everyone)
+
+    def connect(self, comm: PlanComm, call: str, peers: Iterable[int]) -> None:
+        """Send a first message to each peer. Collective, host-blocking; no kernel may wait now.
+
+        NCCL makes connections by it, and allocates memory, which waits for all kernels.
+        """
+        new = sorted({*peers} - self._connected)
+        context, backend = comm.context, self._backend
+
+        def exchange() -> None:
+            context.drain(call)
+            stream = int(backend.new_stream())
+            block = context.suballocator.allocate(2 * len(new))
+            sends = [(block.address + at, 1, peer) for at, peer in enumerate(new)]
+            recvs = [(block.address + len(new) + at, 1, peer) for at, peer in enumerate(new)]
+            failed: list[BaseException] = []
+
+            def send() -> None:
+                try:
+                    backend.make_current()
+                    self.group(sends, recvs, stream)
+                except BaseException as error:
+                    failed.append(error)
+
+            worker = Thread(target=send, name="mpishare-nccl", daemon=True)
+            worker.start()
+
+            def is_done() -> bool:
+                return not worker.is_alive() and (bool(failed) or backend.is_done(stream))
+
+            _wait(comm, call, is_done, new)
+            if failed:
+                raise failed[0]
+            backend.close_stream(stream)
+            block.close()
+
+        comm.step(call, exchange if new else int)
+        self._connected.update(new)
+
+    def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
+        """Enqueue messages on a stream, one kernel for all of them."""
+        self._comms[0].group(sends, recvs, stream)
+
+    def check(self) -> None:
+        """Raise `NcclError` if NCCL has lost a rank, which it sees over a network. Any thread."""
+        for each in self._comms:
+            each.is_ready()
+
+    def end(self) -> None:
+        """Release the streams that wait in it, at once, and end it. Local, of any thread."""
+        comms, self._comms = self._comms, []  # the child first
+
+        def abort() -> None:
+            for each in comms:
+                each.abort()
+
+        if comms:
+            worker = Thread(target=abort, name="mpishare-nccl", daemon=True)
+            _ending[:] = [each for each in _ending if each.is_alive()] + [worker]
+            worker.start()
+
+    def close(self) -> None:
+        """End it once nothing is under way in it. Local."""
+        if self.end in self._watchdog.at_end:
+            self._watchdog.at_end.remove(self.end)
+        self.end()
+
+
+def _wait(comm: PlanComm, call: str, is_done: Callable[[], object], ranks: Sequence[int]) -> None:
+    """Wait on the host, with the deadline of the node; then these ranks of the plan are named."""
+    agreement = comm.context.agreement
+    here = [comm.ranks_here[rank] for rank in ranks if rank in comm.ranks_here]
+    with WaitMonitor(agreement, call, lambda: here, agreement.check) as monitor:
+        if not monitor.poll(is_done):
+            raise comm.timed_out(call, ranks)

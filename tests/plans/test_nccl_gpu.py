@@ -1,0 +1,124 @@
+"""Halves of the ranks as two nodes between which NCCL takes the cells, on the stream."""
+
+import os
+
+import pytest
+from mpi4py import MPI
+
+import mpishare
+from mpishare.backends import nccl
+from mpishare.runtime import places
+from tests.helpers.halos import (
+    Kind,
+    arrays,
+    check,
+    even_case,
+    exchange_step,
+    exchanging,
+    make_fields,
+    put,
+    random_plan,
+)
+
+WORLD = MPI.COMM_WORLD
+HALF = -(-WORLD.size // 2)
+TWO = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture(scope="module")
+def half():
+    """The node of one half of the ranks, which take the other half for another machine."""
+    import cupy
+
+    try:
+        nccl.load()
+    except mpishare.UnsupportedError as error:
+        pytest.skip(str(error))
+    place, ngpus = places.place, cupy.cuda.runtime.getDeviceCount()
+    device = WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
+        # To NCCL each rank is a host: then ranks may share a GPU, and messages go by sockets.
+        patch.setitem(os.environ, "NCCL_HOSTID", f"host{WORLD.rank}")
+        patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
+        node = mpishare.Node(WORLD, device=device, timeout_s=30)
+        assert node.backend == "cuda"
+        with node:
+            yield node
+
+
+@TWO
+def test_random_plans(half):
+    """Every ghost, called in one piece and in halves."""
+    for seed in range(10):
+        for rank, route in random_plan(half, WORLD, seed).items():
+            assert (route == "nccl") == (rank not in half.ranks)
+
+
+@TWO
+def test_a_captured_step_is_replayed(half, cupy):
+    case = even_case((WORLD.size,), True, 5)
+    with exchanging(half, case, [Kind("f8")], comm=WORLD) as (halo, fields):
+        assert "nccl" in halo.routes.values()
+        exchange_step(halo, fields, 1)
+        (field,) = arrays(fields)
+
+        def step():
+            field[...] += 1
+            halo.exchange(field)
+
+        replayed = mpishare.capture(half, step)
+        before = cupy.array(field)
+        for _ in range(50):
+            replayed()
+        half.synchronize()
+        owned = fields[0].owned
+        assert bool((field[owned] == before[owned] + 50).all())
+        put(fields, 2)
+        halo.exchange(field)
+        check(fields, 2)
+
+
+@TWO
+def test_sums_go_back(half, cupy):
+    case = even_case((WORLD.size,), True, 4)
+    with exchanging(half, case, [Kind("f8")], comm=WORLD) as (halo, fields):
+        (field,) = arrays(fields)
+        for _ in range(3):
+            field[...] = 1
+            halo.accumulate(field)
+            half.synchronize()
+            ends = cupy.asnumpy(field[fields[0].owned])
+            assert ends.max() >= 2
+            total = WORLD.allreduce(float(cupy.asnumpy(field).sum()))
+            assert total == WORLD.allreduce(float(field.size))
+
+
+@TWO
+def test_messages_of_mpi_can_be_asked_for(half, monkeypatch):
+    case = even_case((WORLD.size,), True, 5)
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi-host")
+    with exchanging(half, case, comm=WORLD) as (halo, fields):
+        assert "nccl" not in halo.routes.values()
+        exchange_step(halo, fields, 1)
+
+
+@TWO
+def test_inside_a_node_it_can_be_forced(half, monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", "nccl")
+    case = even_case((WORLD.size,), True, 5)
+    with exchanging(half, case, comm=WORLD) as (halo, fields):
+        assert {*halo.routes.values()} == {"nccl"}
+        for step in range(1, 4):
+            exchange_step(halo, fields, step)
+
+
+@TWO
+def test_fields_of_many_kinds(half):
+    case = even_case((WORLD.size,), True, 5, ((2, 1),))
+    kinds = [Kind("u1", "C", (5,)), Kind("c16"), Kind("f4", "F", (7, 3))]
+    with exchanging(half, case, kinds, comm=WORLD, axes=(0,)) as (halo, fields):
+        for step in range(1, 4):
+            exchange_step(halo, fields, step)
+        other = make_fields(half, case, kinds, rank=WORLD.rank)
+        exchange_step(halo, other, 9)
