@@ -67,6 +67,10 @@ class NodeObject:
     def _check_elsewhere(self) -> None:
         """Break the node if a rank of another node is lost or late. In the watchdog's thread."""
 
+    def _late_elsewhere(self, call: str) -> Exception | None:  # noqa: ARG002
+        """Return the error of ranks of other nodes that this rank's stream waits for, if any."""
+        return None
+
     def _let_go(self) -> bool:
         """Return whether this rank, having dropped the object, uses none of its views any more."""
         return True

@@ -136,6 +136,10 @@ class BasePlan(NodeObject):
         for engine in self._engines:
             engine.check_elsewhere()
 
+    def _late_elsewhere(self, call: str) -> Exception | None:
+        found = (engine.late_elsewhere(call) for engine in self._engines)
+        return next((error for error in found if error is not None), None)
+
     def _leave(self, error: BaseException) -> None:
         """Leave also the node where no later plan can use it as before.
 

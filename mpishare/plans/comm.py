@@ -50,7 +50,7 @@ class PlanComm:
         self.is_of_one_node = self._ranks.is_of_one_node
         self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
         self.dropped = self._ranks.dropped
-        self.shared = self._ranks.shared
+        self.ranks = frozenset(group.ranks.items())  # the same for the same ranks in their order
         self._node_ranks = frozenset(self.ranks_here.values())
         self._ranks.plans += 1
         self._place = group.take_place()
@@ -176,7 +176,6 @@ class PlanRanks:
             [*self.here.items()] == [(r, r) for r in range(context.size)]
         )
         self.dropped = context.dropped if self.is_node else Dropped()
-        self.shared: dict[str, Any] = {}  # what the plans use together, with a local `close`
         self.plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
@@ -254,8 +253,6 @@ class PlanRanks:
 
     def close(self) -> None:
         """Free memory that the plans shared. Collective."""
-        for made in self.shared.values():
-            made.close()
         for memory, _ in self._spare:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]

@@ -143,6 +143,10 @@ class PlanEngine(Protocol):
         """Break the node if a rank of another node is lost or late. In the watchdog's thread."""
         return
 
+    def late_elsewhere(self, call: str) -> Exception | None:  # noqa: ARG002
+        """Return the error of ranks of other nodes that this rank's stream waits for, if any."""
+        return None
+
     def is_over(self) -> bool:
         """Whether all calls that began are over, and the others need nothing of this rank."""
         return True

@@ -14,6 +14,7 @@ from mpishare import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.control_block import Mark
 from mpishare.coordination.counters import Counters, whole_slots
+from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.objects import Children, Dropped, NodeObject
 from mpishare.coordination.poll import poll
@@ -119,6 +120,8 @@ class NodeContext:
         self.dropped = Dropped()
         self._children = Children()
         watchdog.objects = self._children.registered
+        # The communicators of NCCL, by the ranks that have one, on other nodes too.
+        self.nccl: dict[Any, Any] = {}
         # For each group of ranks that has plans on this node, or had some, its `PlanRanks`.
         self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
@@ -386,6 +389,9 @@ class NodeContext:
     def stream_timeout(self, call: str) -> MpiShareError:
         """Return the error for a stream that was not done by the deadline."""
         pending = self.watchdog.pending()
+        for child in self._children.registered():
+            if not pending and (late := child._late_elsewhere(call)) is not None:
+                return self.agreement.end_by(Event.DEADLINE, late)
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
         text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"

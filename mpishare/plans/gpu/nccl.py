@@ -6,7 +6,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.nccl import Communicator, load
+from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
+from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +21,7 @@ _ending: list[Thread] = []
 
 
 class NcclRanks:
-    """The ranks of a group as NCCL knows them, until their last plan closes or the node is over.
+    """The ranks of a group as NCCL knows them, until their node is closed or over.
 
     Collective to make, host-blocking with the deadline: NCCL may wait for a rank for good.
     """
@@ -40,15 +42,21 @@ class NcclRanks:
 
     @classmethod
     def of(cls, comm: PlanComm, call: str) -> NcclRanks:
-        """Return those of a plan's ranks. Collective, host-blocking the first time."""
-        if comm.shared.get("nccl") is None:
-            comm.shared["nccl"] = cls(comm, call)
-        made: NcclRanks = comm.shared["nccl"]
+        """Return those of a plan's ranks, which the node keeps. Collective, host-blocking."""
+        kept, key = comm.context.nccl, comm.ranks
+        # Ranks on other nodes may have closed theirs, and made new ones.
+        if not all(comm.step(call, lambda: key in kept and kept[key].is_open)):
+            kept[key] = cls(comm, call)
+        made: NcclRanks = kept[key]
         return made
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._comms)
 
     def _make(self, comm: PlanComm, name: str, call: str) -> None:
         self._backend.make_current()
-        _wait(comm, call, lambda: not any(each.is_alive() for each in _ending), self._everyone)
+        _await_ends(comm, call)
         parent = Communicator.begin(comm.size, comm.rank, name)
         self._comms.append(parent)
         _wait(comm, call, parent.is_ready, self._everyone)
@@ -120,6 +128,18 @@ class NcclRanks:
         if self.end in self._watchdog.at_end:
             self._watchdog.at_end.remove(self.end)
         self.end()
+
+
+def _await_ends(comm: PlanComm, call: str) -> None:
+    """Wait until the communicators of nodes that are over have ended."""
+    agreement = comm.context.agreement
+    if not poll(
+        lambda: not any(map(Thread.is_alive, _ending)), agreement.timeout_s, agreement.check
+    ):
+        raise UnsupportedError(
+            f"{call} failed: NCCL still ends a communicator of a node that is over, since a CUDA "
+            "graph has its messages. Delete that graph first."
+        )
 
 
 def _wait(comm: PlanComm, call: str, is_done: Callable[[], object], ranks: Sequence[int]) -> None:

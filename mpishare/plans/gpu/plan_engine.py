@@ -132,6 +132,9 @@ class CudaPlanEngine:
     def check_elsewhere(self) -> None:
         return
 
+    def late_elsewhere(self, call: str) -> Exception | None:  # noqa: ARG002
+        return None
+
     def is_over(self) -> bool:
         """Whether all calls have ended here, and the others have read what was packed for them.
 

@@ -276,6 +276,9 @@ class CudaEngine(CudaPlanEngine):
         if self._prepared is None:  # what was started may wait for this rank's own call
             self._nccl.check(self._flags)
 
+    def late_elsewhere(self, call: str) -> Exception | None:
+        return self._nccl.late(call, self._flags) if self._prepared is None else None
+
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)
 

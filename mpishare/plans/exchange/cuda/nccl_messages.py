@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
+    from mpishare.errors import PeerTimeout
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.direction import Direction
@@ -99,8 +100,13 @@ class NcclWatch:
             lost = dict.fromkeys(self.peers, str(error))
             text = f"{self._call} failed: NCCL has lost {name_ranks(self.peers)}: {error}"
             agreement.end(Event.DEPARTURE, PeerError(text, failures=lost))
-        done, is_under_way = flags.calls_done()
+        done, is_under_way = flags.calls_done() if flags.calls else (0, False)
         if done != self._done or not is_under_way:
             self._done, self._since = done, now
         elif now - self._since > agreement.timeout_s:
             agreement.end(Event.DEADLINE, self._comm.late(self._call, self.peers))
+
+    def late(self, call: str, flags: PinnedFlags) -> PeerTimeout | None:
+        """Return the error of the peers, if this rank's stream waits for one of them."""
+        is_waiting = bool(self.peers) and flags.calls_done()[1]
+        return self._comm.late(call, self.peers) if is_waiting else None
