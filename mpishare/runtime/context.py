@@ -391,7 +391,8 @@ class NodeContext:
         pending = self.watchdog.pending()
         for child in self._children.registered():
             if not pending and (late := child._late_elsewhere(call)) is not None:
-                return self.agreement.end_by(Event.DEADLINE, late)
+                error: MpiShareError = self.agreement.end_by(Event.DEADLINE, late)
+                return error
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
         text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"

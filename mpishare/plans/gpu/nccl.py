@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mpishare.backends.nccl import Move
     from mpishare.plans.comm import PlanComm
 
+_EXIT_S = 5.0
 _ending: list[Thread] = []
 """Threads that end communicators. No other call of NCCL may be made meanwhile."""
 
@@ -121,6 +123,8 @@ class NcclRanks:
         if comms:
             worker = Thread(target=abort, name="mpishare-nccl", daemon=True)
             _ending[:] = [each for each in _ending if each.is_alive()] + [worker]
+            atexit.unregister(_join_ends)
+            atexit.register(_join_ends)
             worker.start()
 
     def close(self) -> None:
@@ -140,6 +144,11 @@ def _await_ends(comm: PlanComm, call: str) -> None:
             f"{call} failed: NCCL still ends a communicator of a node that is over, since a CUDA "
             "graph has its messages. Delete that graph first."
         )
+
+
+def _join_ends() -> None:
+    """Let communicators end before CUDA does, unless graphs keep them."""
+    poll(lambda: not any(map(Thread.is_alive, _ending)), _EXIT_S)
 
 
 def _wait(comm: PlanComm, call: str, is_done: Callable[[], object], ranks: Sequence[int]) -> None:
