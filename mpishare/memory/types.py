@@ -59,7 +59,7 @@ Widths: TypeAlias = Width | Sequence[Width]
 Stream: TypeAlias = int | _StreamOfCuPy | _StreamOfPyTorch | _StreamOfAny
 GivenDevice: TypeAlias = int | str | _DeviceOfCuPy
 BackendName: TypeAlias = Literal["cuda", "host"]
-RouteName: TypeAlias = Literal["fused", "copy", "pinned", "host", "mpi-gpu", "mpi"]
+RouteName: TypeAlias = Literal["fused", "copy", "pinned", "nccl", "host", "mpi-gpu", "mpi"]
 OperationName: TypeAlias = Literal[
     "sum", "max", "min", "prod", "maxloc", "minloc", "land", "lor", "lxor", "band", "bor", "bxor"
 ]
