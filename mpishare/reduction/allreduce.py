@@ -115,7 +115,7 @@ class Allreduce(BasePlan):
             self._operation = operation = Operation(name, layout.dtype)
             self._engine = engine_class(setup)(setup, layout, operation)
             self._across: dict[str, AcrossNodes] = {}
-            if len({*setup.comm.nodes}) > 1:
+            if len({*setup.comm.nodes}) > 1 and not self._engine.reaches_nodes:
                 self._connect_nodes(setup)
             self._open_on(setup)
         self._agreement = setup.context.agreement

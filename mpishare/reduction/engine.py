@@ -36,6 +36,7 @@ class ReduceEngine(PlanEngine, Protocol):
     False with nothing done.
     """
 
+    reaches_nodes: bool  # it reduces over those of all nodes
     try_fast: Callable[[Any, Any], bool] | None
 
     def reduce(self, field: Any, stream: Any) -> None:

@@ -36,6 +36,7 @@ class HostReduce(PlanEngine):
 
     #: None: the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
+    reaches_nodes = False
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         self._name = setup.name

@@ -19,6 +19,7 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
+from tests.helpers.reductions import folded, laid_out, on_host, values
 
 WORLD = MPI.COMM_WORLD
 HALF = -(-WORLD.size // 2)
@@ -122,3 +123,44 @@ def test_fields_of_many_kinds(half):
             exchange_step(halo, fields, step)
         other = make_fields(half, case, kinds, rank=WORLD.rank)
         exchange_step(halo, other, 9)
+
+
+@TWO
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_reductions_are_folded_in_the_order_of_nodes(half, op):
+    """To the bit, of any form, small and shared."""
+    groups = [range(HALF), range(HALF, WORLD.size)]
+    cases = [("f8", (40_001,)), ("f2", (3, 7)), ("i4", (300, 999)), ("f8", ()), ("f8", (1,))]
+    for at, (dtype, shape) in enumerate(cases):
+        parts = [[values(dtype, shape, rank, at) for rank in group] for group in groups]
+        right = folded(op, [folded(op, part) for part in parts])
+        mine = values(dtype, shape, WORLD.rank, at)
+        for form in ("C", "strided", "F"):
+            field = laid_out(half.xp, mine, form)
+            with mpishare.Allreduce(WORLD, field, op, node=half) as total:
+                assert total._engine.reaches_nodes
+                for _ in range(3):
+                    field[...] = half.xp.asarray(mine)
+                    total.reduce(field)
+                    assert on_host(field).tobytes() == right.tobytes()
+
+
+@TWO
+def test_sums_and_dots_are_captured(half, cupy):
+    x = cupy.full(1000, WORLD.rank + 1.0)
+    out = cupy.zeros(())
+    with mpishare.Allreduce(WORLD, x, node=half) as total:
+
+        def step():
+            x[...] = WORLD.rank + 1.0
+            total.dot(x, x, out=out)
+            total.reduce(x)
+
+        step()
+        replayed = mpishare.capture(half, step)
+        for _ in range(20):
+            out[...] = 0
+            replayed()
+        numbers = range(1, WORLD.size + 1)
+        assert float(out) == 1000 * sum(number**2 for number in numbers)
+        assert bool((x == sum(numbers)).all())

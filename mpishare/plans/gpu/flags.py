@@ -73,8 +73,10 @@ class PinnedFlags:
         """The address of the word that is not 0 once the watchdog has released all waits."""
         return self._address_of(self.rank, _ABORT)
 
-    def calls_done(self) -> tuple[int, bool]:
+    def progress(self) -> tuple[int, bool]:
         """Return how many streamed calls are done on this GPU, and whether one is under way."""
+        if not self._view:
+            return 0, False
         begun, done = (self._view[self._index(self.rank, each)] for each in (_BEGUN, _DONE))
         return done, begun > done
 

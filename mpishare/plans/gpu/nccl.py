@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import time
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.nccl import Communicator, load
+from mpishare.backends.nccl import Communicator, NcclError, load
+from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import UnsupportedError
+from mpishare.errors import PeerError, UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.backends.nccl import Move
+    from mpishare.errors import PeerTimeout
     from mpishare.plans.comm import PlanComm
 
 _EXIT_S = 5.0
@@ -132,6 +135,44 @@ class NcclRanks:
         if self.end in self._watchdog.at_end:
             self._watchdog.at_end.remove(self.end)
         self.end()
+
+
+class NcclPeers:
+    """The ranks that one engine of a plan reaches by NCCL, connected and watched.
+
+    Collective to make over the plan, host-blocking. `progress` is the number of calls that are done
+    on this GPU, and whether one is under way.
+    """
+
+    def __init__(self, comm: PlanComm, name: str, call: str, peers: Sequence[int]) -> None:
+        self.ranks = NcclRanks.of(comm, name)
+        self.ranks.connect(comm, name, peers)
+        self._comm, self._call = comm, call
+        # Those that errors name: a rank of this node is seen to be late by the node.
+        self._far = [rank for rank in peers if rank not in comm.ranks_here] or peers
+        self._done, self._since = 0, time.monotonic()
+
+    def check(self, progress: tuple[int, bool]) -> None:
+        """End the node where a peer is lost, or a call takes longer than the deadline.
+
+        No host waits for these messages, so the watchdog does, in its thread.
+        """
+        agreement, now = self._comm.context.agreement, time.monotonic()
+        try:
+            self.ranks.check()
+        except NcclError as error:
+            lost = dict.fromkeys(self._far, str(error))
+            text = f"{self._call} failed: NCCL has lost {name_ranks(self._far)}: {error}"
+            agreement.end(Event.DEPARTURE, PeerError(text, failures=lost))
+        done, is_under_way = progress
+        if done != self._done or not is_under_way:
+            self._done, self._since = done, now
+        elif now - self._since > agreement.timeout_s:
+            agreement.end(Event.DEADLINE, self._comm.late(self._call, self._far))
+
+    def late(self, call: str, progress: tuple[int, bool]) -> PeerTimeout | None:
+        """Return the error of the peers, if this rank's stream waits for one of them."""
+        return self._comm.late(call, self._far) if progress[1] else None
 
 
 def _await_ends(comm: PlanComm, call: str) -> None:

@@ -9,7 +9,7 @@ import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
-from mpishare.plans import routes
+from mpishare.plans import nccl_choice, routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
+    from mpishare.errors import PeerTimeout
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
+    from mpishare.reduction.cuda.nodes import NodesRoute
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
     from mpishare.runtime.route import Route
@@ -41,15 +43,24 @@ class CudaReduce(CudaPlanEngine):
         comm, name = setup.comm, setup.name
         self._layout, self._dtype = layout, operation.dtype
         self._group = Group(setup, operation)
-        replies = comm.step(name, lambda: _route_to_peers(setup))
+        replies = comm.step(name, lambda: [_route_to_peers(setup), nccl_choice.ask(setup)])
         # The slowest route between any two ranks serves all of them.
-        route = slowest(replies[rank] for rank in comm.ranks_here)
+        route = slowest(replies[rank][0] for rank in comm.ranks_here)
         self._count = prod(layout.shape)
-        self._is_needed = self._count > 0 and self._group.size > 1
+        has_nodes = not comm.is_of_one_node and self._count > 0
+        self.reaches_nodes = nccl_choice.settle(setup, [each for _, each in replies]) and has_nodes
+        self._is_needed = self._count > 0 and (self._group.size > 1 or self.reaches_nodes)
         is_fused = route is FUSED
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
-        self._route = kind(self._group, shape, self._count, form=form)
+        inner = kind(self._group, shape, self._count, form=form)
+        self._route: SpinningRoute | StreamedRoute | NodesRoute = inner
+        self._nodes: NodesRoute | None = None
+        if self.reaches_nodes:
+            from mpishare.reduction.cuda.nodes import NodesRoute
+
+            nodes = NodesRoute(setup, self._group, inner, shape, self._count, form=form)
+            self._route = self._nodes = nodes
         self._buffers: Buffers = Buffers(
             comm,
             name,
@@ -64,15 +75,16 @@ class CudaReduce(CudaPlanEngine):
         self._capturing = 0
         self._make(lambda: self._build(with_dot=operation.name == "sum"))
         # A single rank waits for no other.
-        if is_fused and self._group.size > 1:
+        waits_in_kernel = self.reaches_nodes or (is_fused and self._group.size > 1)
+        if waits_in_kernel:
             self._join_order()
         self._last_stream = bind_last_stream(self._chain, self.agreement, self._device, self._order)
-        if is_fused:
+        if self._route.are_graphs:
             handles, where = self._reduce.handles, self._chain.name
             self.try_fast = bind_replay_of_one(
                 self._layout, handles, self._last_stream, self._flags, where
             )
-        self._has_stream_waits = not is_fused and self._group.size > 1
+        self._has_stream_waits = self.reaches_nodes or (not is_fused and self._group.size > 1)
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, Form]:
         """Return the record of a field's elements, or raise for too many axes."""
@@ -210,7 +222,17 @@ class CudaReduce(CudaPlanEngine):
         if self._capturing:
             self._backend.close_stream(self._capturing)
             self._capturing = 0
+        if self._nodes is not None:
+            self._nodes.close()
         self._group.close()
+
+    def check_elsewhere(self) -> None:
+        if self._nodes is not None:
+            self._nodes.peers.check(self._nodes.progress())
+
+    def late_elsewhere(self, call: str) -> PeerTimeout | None:
+        nodes = self._nodes
+        return None if nodes is None else nodes.peers.late(call, nodes.progress())
 
 
 def _route_to_peers(setup: PlanSetup) -> Route:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.exchange.cuda.direction import Direction
-    from mpishare.plans.gpu.nccl import NcclRanks
+    from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.message import Part, PartKey
 
 
@@ -38,12 +38,12 @@ class Buffers(PlanBuffers):
         self.nccl: NcclMessages | None = None
         self._stalled_on = {peer: self.flags.stalled_on(peer) for peer in direction.peers(FUSED)}
 
-    def make_messages(self, nccl: NcclRanks | None) -> None:
+    def make_messages(self, nccl: NcclPeers | None) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
         each = self._direction
         sends, recvs = (each.by(all_, NCCL) for all_ in (each.sends, each.recvs))
         if nccl is not None and (sends or recvs):
-            self.nccl = NcclMessages(self._comm, nccl, sends, recvs)
+            self.nccl = NcclMessages(self._comm, nccl.ranks, sends, recvs)
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
         if sends or recvs:

@@ -15,7 +15,6 @@ from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.exchange.cuda.fused import Fused
 from mpishare.plans.exchange.cuda.kernels import Launcher
-from mpishare.plans.exchange.cuda.nccl_messages import NcclWatch
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
@@ -23,7 +22,7 @@ from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
-from mpishare.runtime.route import LOCAL
+from mpishare.runtime.route import LOCAL, NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
 
@@ -68,10 +68,10 @@ class CudaEngine(CudaPlanEngine):
         self._started: Sequence[Any] = ()
         self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
-        self._nccl = NcclWatch(setup, direction)
+        self._nccl = _connect(setup, direction)
         self._make(lambda: self._build(direction, handles))
         self._forked, self._packed, self._joined = self._events
-        if direction.has_fused or self._nccl.peers:
+        if direction.has_fused or self._buffers.nccl is not None:
             self._join_order()
         self._host_routes = setup.host_routes  # of all ranks: all refuse a capture or none does
         self._has_stream_waits = _has_stream_waits(setup)
@@ -140,7 +140,7 @@ class CudaEngine(CudaPlanEngine):
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
         buffers.attach(self._stream)
-        buffers.make_messages(self._nccl.ranks)
+        buffers.make_messages(self._nccl)
         self._events += [backend.local_event() for _ in range(3)]
         packing: Handles = {}, {}
         # For fields aligned to the widest unit, and for any others.
@@ -273,11 +273,20 @@ class CudaEngine(CudaPlanEngine):
             raise
 
     def check_elsewhere(self) -> None:
-        if self._prepared is None:  # what was started may wait for this rank's own call
-            self._nccl.check(self._flags)
+        if (peers := self._awaited()) is not None:
+            peers.check(self._flags.progress())
 
     def late_elsewhere(self, call: str) -> Exception | None:
-        return self._nccl.late(call, self._flags) if self._prepared is None else None
+        peers = self._awaited()
+        return None if peers is None else peers.late(call, self._flags.progress())
+
+    def _awaited(self) -> NcclPeers | None:
+        """Return the peers whose messages this rank's stream may wait for; None for none.
+
+        What was started and not waited for waits for this rank's own call.
+        """
+        has_messages = self._buffers.nccl is not None and self._prepared is None
+        return self._nccl if has_messages else None
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)
@@ -383,6 +392,15 @@ class CudaEngine(CudaPlanEngine):
 
 def _never(*_: Any) -> bool:
     return False
+
+
+def _connect(setup: RoutedSetup, direction: Direction) -> NcclPeers | None:
+    """Return the peers on route `nccl`; None if no rank has any. Collective, host-blocking."""
+    if not any(NCCL in routes.values() for routes in setup.routes):
+        return None
+    from mpishare.plans.gpu.nccl import NcclPeers
+
+    return NcclPeers(setup.comm, setup.name, setup.full_call, direction.peers(NCCL))
 
 
 def _has_stream_waits(setup: RoutedSetup) -> bool:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from mpishare.backends.nccl import NcclError
-from mpishare.coordination.life import Event
-from mpishare.errors import PeerError, name_ranks
 from mpishare.plans.exchange.cuda.work_items import Slot
-from mpishare.plans.gpu.nccl import NcclRanks
-from mpishare.runtime.route import NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
-    from mpishare.errors import PeerTimeout
     from mpishare.plans.comm import PlanComm
-    from mpishare.plans.engine import RoutedSetup
-    from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.exchange.cuda.mpi_buffers import Packed
-    from mpishare.plans.gpu.flags import PinnedFlags
+    from mpishare.plans.gpu.nccl import NcclRanks
     from mpishare.plans.message import Message
 
 
@@ -69,44 +60,3 @@ class NcclMessages:
             places = (Slot(block.address + offset) for offset in offsets)
             packed.append([*zip(message.parts, places, strict=True)])
         return moves, packed
-
-
-class NcclWatch:
-    """The ranks that one direction of a plan reaches by NCCL, connected and watched.
-
-    Collective to make, host-blocking. `ranks` is None where no rank of the plan reaches any so.
-    """
-
-    def __init__(self, setup: RoutedSetup, direction: Direction) -> None:
-        self.peers = direction.peers(NCCL)
-        self.ranks: NcclRanks | None = None
-        self._comm, self._call = setup.comm, setup.full_call
-        self._done, self._since = 0, time.monotonic()
-        if any(NCCL in routes.values() for routes in setup.routes):
-            self.ranks = NcclRanks.of(setup.comm, setup.name)
-            self.ranks.connect(setup.comm, setup.name, self.peers)
-
-    def check(self, flags: PinnedFlags) -> None:
-        """End the node where a peer is lost, or a call takes longer than the deadline.
-
-        No host waits for these messages, so the watchdog does, in its thread.
-        """
-        if self.ranks is None or not self.peers:
-            return
-        agreement, now = self._comm.context.agreement, time.monotonic()
-        try:
-            self.ranks.check()
-        except NcclError as error:
-            lost = dict.fromkeys(self.peers, str(error))
-            text = f"{self._call} failed: NCCL has lost {name_ranks(self.peers)}: {error}"
-            agreement.end(Event.DEPARTURE, PeerError(text, failures=lost))
-        done, is_under_way = flags.calls_done() if flags.calls else (0, False)
-        if done != self._done or not is_under_way:
-            self._done, self._since = done, now
-        elif now - self._since > agreement.timeout_s:
-            agreement.end(Event.DEADLINE, self._comm.late(self._call, self.peers))
-
-    def late(self, call: str, flags: PinnedFlags) -> PeerTimeout | None:
-        """Return the error of the peers, if this rank's stream waits for one of them."""
-        is_waiting = bool(self.peers) and flags.calls_done()[1]
-        return self._comm.late(call, self.peers) if is_waiting else None

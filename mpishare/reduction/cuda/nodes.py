@@ -1,0 +1,206 @@
+"""Reductions over several nodes on streams: NCCL takes the results of the nodes to all ranks.
+
+Every rank has the result of its own node, and gets those of the others: of small fields whole, of
+large ones a share, which it folds and sends to all. No rank does that for others, so none waits for
+the host, and the order of the nodes is that of the results, not of their arrival.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
+from mpishare.plans.gpu.nccl import NcclPeers
+from mpishare.plans.message import padded
+from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.records import address_array, shapes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.backends.driver import Enqueued, Launch
+    from mpishare.backends.nccl import Move
+    from mpishare.backends.suballocator import Suballocation
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.reduction.cuda.group import Buffers, Group, Pointers
+    from mpishare.reduction.cuda.records import Form, Shape
+    from mpishare.reduction.cuda.spinning import SpinningRoute
+    from mpishare.reduction.cuda.streamed import StreamedRoute
+
+    Epoch = tuple[int, int, int]
+
+MIN_SHARED_NBYTES = 256 << 10
+"""Smaller fields go to all ranks at once: two messages take longer than their bytes."""
+_ALIGN = 128
+_THREADS, _ELEMENTS_PER_THREAD = 512, 2
+_NO_EPOCH = 0, 0, 0
+
+
+class NodesRoute:
+    """The route within this rank's node, then that between the nodes. Collective to make."""
+
+    are_graphs = False
+
+    def __init__(
+        self,
+        setup: PlanSetup,
+        group: Group,
+        inner: SpinningRoute | StreamedRoute,
+        shape: Shape,
+        count: int,
+        *,
+        form: Form,
+    ) -> None:
+        self._group, self._inner, self._count = group, inner, count
+        self._shape, self._form = shape, form
+        self.nbytes = inner.nbytes
+        self._comm: PlanComm = setup.comm
+        self._nodes = _nodes_of(setup.comm.nodes)
+        self._mine = next(at for at, ranks in enumerate(self._nodes) if setup.comm.rank in ranks)
+        others = [rank for rank in range(setup.comm.size) if rank != setup.comm.rank]
+        call = f"{setup.name}: reduce"
+        self.peers = NcclPeers(setup.comm, setup.name, call, others)
+        # Its words are those of calls begun, and done, on this GPU.
+        self._memory = setup.comm.take_memory(call, 2 * SLOT_NBYTES)
+        self._words = self._memory.buffer.cast("Q")
+        self._blocks: list[Suballocation] = []
+
+    def progress(self) -> tuple[int, bool]:
+        """Return how many calls are done on this GPU, and whether one is under way."""
+        if not self._words:
+            return 0, False
+        begun, done = self._words[0], self._words[SLOT_NBYTES // 8]
+        return done, begun > done
+
+    def bind(self, buffers: Buffers) -> None:
+        """Allocate the packed results."""
+        group, suballocator = self._group, self._comm.context.suballocator
+        self._inner.bind(buffers)
+        nbytes = padded(max(self._count, 1) * group.itemsize, _ALIGN)
+        self._blocks += [suballocator.allocate(nbytes) for _ in self._nodes]
+        epochs = 0, group.zeros(24)
+        self._begin = *epochs, self._memory.address
+        self._end = *epochs, self._memory.address + SLOT_NBYTES
+        (self._row,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
+
+    def reduce(self, pointers: Pointers) -> Enqueued:
+        """Return the steps that reduce the field at the first address."""
+        (field,) = pointers.arguments
+        inner = [self._inner.reduce(pointers)] if self._group.size > 1 else []
+        return InOrder([*inner, *self._steps(self._shape, field, self._count, form=self._form)])
+
+    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
+        """Return the steps that reduce the arrays at the first two addresses, into the third."""
+        out = pointers.arguments[2]
+        inner = self._inner.dot(pointers, shapes, count, form=form)
+        return InOrder([inner, *self._steps(self._row, out, 1, form="ROW")])
+
+    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
+        """Return a launch of each kernel on no elements."""
+        (field,) = pointers.arguments
+        launches = [*self._inner.warm_up(pointers, with_dot=with_dot)]
+        for form in dict.fromkeys((self._form, "ROW")):
+            launches.append(self._pack(self._shape, field, 0, _NO_EPOCH, form=form))
+            for rows in (self._rows(), [self._blocks[0].address]):
+                launches.append(self._fold(self._shape, rows, field, 0, _NO_EPOCH, form=form))
+        return launches
+
+    def close(self) -> None:
+        """Free the memory, once no call is under way."""
+        while self._blocks:
+            self._blocks.pop().close()
+        if self._words:
+            self._words = NO_WORDS
+            self._memory.close()
+
+    def _steps(self, shape: Shape, field: Any, count: int, *, form: Form) -> list[Enqueued]:
+        pack = self._pack(shape, field, count, self._begin, form=form)
+        if count * self._group.itemsize < MIN_SHARED_NBYTES:
+            whole = dict.fromkeys(range(self._comm.size), slice(0, count))
+            fold = self._fold(shape, self._rows(), field, count, self._end, form=form)
+            return [pack, self._results(whole), fold]
+        shares = _shares(count, self._comm.size)
+        mine, itemsize = shares[self._comm.rank], self._group.itemsize
+        begin, here = mine.start * itemsize, self._blocks[self._mine].address
+        rows = [address + begin for address in self._rows()]
+        fold = self._fold(
+            self._row, rows, here + begin, mine.stop - mine.start, _NO_EPOCH, form="ROW"
+        )
+        unpack = self._fold(shape, [here], field, count, self._end, form=form)
+        return [pack, self._results(shares), fold, self._all_shares(shares), unpack]
+
+    def _rows(self) -> list[int]:
+        """Return the addresses of the results of all nodes, in their order."""
+        return [block.address for block in self._blocks]
+
+    def _results(self, shares: dict[int, slice]) -> Enqueued:
+        """Return the messages by which each rank gets its share of the result of each node.
+
+        Of the ranks of another node that which has its place sends it, modulo their number.
+        """
+        ours, me = self._nodes[self._mine], self._comm.rank
+        sends: list[Move] = []
+        recvs: list[Move] = []
+        for at, theirs in enumerate(self._nodes):
+            if at != self._mine:
+                source = theirs[ours.index(me) % len(theirs)]
+                recvs.append(self._move(at, shares[me], source))
+                served = [
+                    rank for place, rank in enumerate(theirs) if ours[place % len(ours)] == me
+                ]
+                sends += [self._move(self._mine, shares[rank], rank) for rank in served]
+        return _Messages(self.peers, sends, recvs)
+
+    def _all_shares(self, shares: dict[int, slice]) -> Enqueued:
+        """Return the messages by which each rank gets the shares that all others have folded."""
+        me = self._comm.rank
+        others = [rank for rank in shares if rank != me]
+        sends = [self._move(self._mine, shares[me], rank) for rank in others]
+        return _Messages(
+            self.peers, sends, [self._move(self._mine, shares[rank], rank) for rank in others]
+        )
+
+    def _move(self, node: int, share: slice, peer: int) -> Move:
+        itemsize, block = self._group.itemsize, self._blocks[node]
+        begin, end = share.start * itemsize, share.stop * itemsize
+        return block.address + begin, end - begin, peer
+
+    def _pack(self, shape: Shape, field: Any, count: int, epoch: Epoch, *, form: Form) -> Launch:
+        arguments = [shape, field, 0, count, self._blocks[self._mine].address, *epoch]
+        return self._group.launch("pack", self._size(count), arguments, form=form)
+
+    def _fold(
+        self, shape: Shape, rows: Sequence[int], field: Any, count: int, epoch: Epoch, *, form: Form
+    ) -> Launch:
+        arguments = [shape, address_array(rows), field, 0, count, *epoch]
+        size, nranks = self._size(count), len(rows)
+        return self._group.launch("fold", size, arguments, form=form, nranks=nranks)
+
+    def _size(self, count: int) -> tuple[int, int]:
+        wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
+        return max(1, min(wanted, self._group.most_blocks)), _THREADS
+
+
+class _Messages:
+    """A step of a reduction: messages that were bound before."""
+
+    def __init__(self, peers: NcclPeers, sends: Sequence[Move], recvs: Sequence[Move]) -> None:
+        self._group, self._moves = peers.ranks.group, (sends, recvs)
+
+    def enqueue(self, stream: int) -> None:
+        self._group(*self._moves, stream)
+
+
+def _nodes_of(names: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of each node, in the order of their lowest ranks."""
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        found.setdefault(name, []).append(rank)
+    return [*found.values()]
+
+
+def _shares(count: int, size: int) -> dict[int, slice]:
+    """Return the share of so many elements that each rank folds."""
+    ends = [count * at // size for at in range(size + 1)]
+    return dict(enumerate(map(slice, ends, ends[1:])))
