@@ -126,8 +126,8 @@ class Allreduce(BasePlan):
     def reduce(self, x: GivenArray, stream: Stream | None = None) -> GivenArray:
         """Replace `x`, on every rank, by the combination of all ranks' `x`, and return it.
 
-        Collective. Stream-ordered on CUDA, where it may be captured into a graph; over several
-        nodes, and on the host backend, it blocks until the result is there.
+        Collective. Stream-ordered on CUDA, where it may be captured into a graph; it blocks
+        until the result is there on the host backend, and over several nodes without NCCL.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Allreduce(BasePlan):
         EpochError
             On the host backend, if a handler of a signal calls the plan in the midst of a call.
         UnsupportedError
-            In a capture, if the plan spans several nodes.
+            In a capture, if the plan spans several nodes without NCCL.
         ClosedError
             If the plan is closed.
 
