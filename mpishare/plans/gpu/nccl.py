@@ -163,7 +163,7 @@ class NcclPeers:
         except NcclError as error:
             lost = dict.fromkeys(self._far, str(error))
             text = f"{self._call} failed: NCCL has lost {name_ranks(self._far)}: {error}"
-            agreement.end(Event.DEPARTURE, PeerError(text, failures=lost))
+            agreement.end(Event.DEATH, PeerError(text, failures=lost))
         done, is_under_way = progress
         if done != self._done or not is_under_way:
             self._done, self._since = done, now
