@@ -179,7 +179,7 @@ def _await_ends(comm: PlanComm, call: str) -> None:
     """Wait until the communicators of nodes that are over have ended."""
     agreement = comm.context.agreement
     if not poll(
-        lambda: not any(map(Thread.is_alive, _ending)), agreement.timeout_s, agreement.check
+        lambda: not any(map(Thread.is_alive, _ending)), agreement.timeout_s, agreement.check_whole
     ):
         raise UnsupportedError(
             f"{call} failed: NCCL still ends a communicator of a node that is over, since a CUDA "
@@ -196,6 +196,6 @@ def _wait(comm: PlanComm, call: str, is_done: Callable[[], object], ranks: Seque
     """Wait on the host, with the deadline of the node; then these ranks of the plan are named."""
     agreement = comm.context.agreement
     here = [comm.ranks_here[rank] for rank in ranks if rank in comm.ranks_here]
-    with WaitMonitor(agreement, call, lambda: here, agreement.check) as monitor:
+    with WaitMonitor(agreement, call, lambda: here, agreement.check_whole) as monitor:
         if not monitor.poll(is_done):
             raise comm.timed_out(call, ranks)
