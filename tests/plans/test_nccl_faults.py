@@ -67,8 +67,9 @@ def missed(stage: Stage, call: str, is_killed: bool) -> None:
     stage.end()
 
 
-@pytest.mark.kills
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "late"])
+@pytest.mark.parametrize(
+    "is_killed", [pytest.param(True, marks=pytest.mark.kills), False], ids=["killed", "late"]
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_others_go_on_by_the_deadline(call, is_killed):
     played = play(2, missed, call, is_killed, survivable=True, backend="cuda")

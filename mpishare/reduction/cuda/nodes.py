@@ -135,20 +135,14 @@ class NodesRoute:
         return [block.address for block in self._blocks]
 
     def _results(self, shares: dict[int, slice]) -> Enqueued:
-        """Return the messages by which each rank gets its share of the result of each node.
-
-        Of the ranks of another node that which has its place sends it, modulo their number.
-        """
-        ours, me = self._nodes[self._mine], self._comm.rank
+        """Return the messages by which each rank gets its share of the result of each node."""
+        me = self._comm.rank
         sends: list[Move] = []
         recvs: list[Move] = []
         for at, theirs in enumerate(self._nodes):
             if at != self._mine:
-                source = theirs[ours.index(me) % len(theirs)]
+                source, served = partners(self._nodes[self._mine], theirs, me)
                 recvs.append(self._move(at, shares[me], source))
-                served = [
-                    rank for place, rank in enumerate(theirs) if ours[place % len(ours)] == me
-                ]
                 sends += [self._move(self._mine, shares[rank], rank) for rank in served]
         return _Messages(self.peers, sends, recvs)
 
@@ -198,6 +192,16 @@ def _nodes_of(names: Sequence[str]) -> list[list[int]]:
     for rank, name in enumerate(names):
         found.setdefault(name, []).append(rank)
     return [*found.values()]
+
+
+def partners(ours: Sequence[int], theirs: Sequence[int], rank: int) -> tuple[int, list[int]]:
+    """Return which rank of another node sends its result to one of ours, and whom that serves.
+
+    That of the same place within its node, modulo the number of ranks there.
+    """
+    source = theirs[ours.index(rank) % len(theirs)]
+    served = [each for place, each in enumerate(theirs) if ours[place % len(ours)] == rank]
+    return source, served
 
 
 def _shares(count: int, size: int) -> dict[int, slice]:
