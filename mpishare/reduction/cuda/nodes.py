@@ -13,6 +13,7 @@ from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
 from mpishare.reduction.cuda.records import address_array, shapes_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class NodesRoute:
         self._shape, self._form = shape, form
         self.nbytes = inner.nbytes
         self._comm: PlanComm = setup.comm
-        self._nodes = _nodes_of(setup.comm.nodes)
+        self._nodes = nodes_of(setup.comm.nodes)
         self._mine = next(at for at, ranks in enumerate(self._nodes) if setup.comm.rank in ranks)
         others = [rank for rank in range(setup.comm.size) if rank != setup.comm.rank]
         call = f"{setup.name}: reduce"
@@ -120,7 +121,7 @@ class NodesRoute:
             whole = dict.fromkeys(range(self._comm.size), slice(0, count))
             fold = self._fold(shape, self._rows(), field, count, self._end, form=form)
             return [pack, self._results(whole), fold]
-        shares = _shares(count, self._comm.size)
+        shares = shares_of(count, self._comm.size)
         mine, itemsize = shares[self._comm.rank], self._group.itemsize
         begin, here = mine.start * itemsize, self._blocks[self._mine].address
         rows = [address + begin for address in self._rows()]
@@ -184,27 +185,3 @@ class _Messages:
 
     def enqueue(self, stream: int) -> None:
         self._group(*self._moves, stream)
-
-
-def _nodes_of(names: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of each node, in the order of their lowest ranks."""
-    found: dict[str, list[int]] = {}
-    for rank, name in enumerate(names):
-        found.setdefault(name, []).append(rank)
-    return [*found.values()]
-
-
-def partners(ours: Sequence[int], theirs: Sequence[int], rank: int) -> tuple[int, list[int]]:
-    """Return which rank of another node sends its result to one of ours, and whom that serves.
-
-    That of the same place within its node, modulo the number of ranks there.
-    """
-    source = theirs[ours.index(rank) % len(theirs)]
-    served = [each for place, each in enumerate(theirs) if ours[place % len(ours)] == rank]
-    return source, served
-
-
-def _shares(count: int, size: int) -> dict[int, slice]:
-    """Return the share of so many elements that each rank folds."""
-    ends = [count * at // size for at in range(size + 1)]
-    return dict(enumerate(map(slice, ends, ends[1:])))

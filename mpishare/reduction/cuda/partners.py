@@ -1,0 +1,32 @@
+"""Which ranks of other nodes a rank sends its node's result to, and of what each has its share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def nodes_of(names: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of each node, in the order of their lowest ranks."""
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        found.setdefault(name, []).append(rank)
+    return [*found.values()]
+
+
+def partners(ours: Sequence[int], theirs: Sequence[int], rank: int) -> tuple[int, list[int]]:
+    """Return which rank of another node sends its result to one of ours, and whom that serves.
+
+    That of the same place within its node, modulo the number of ranks there.
+    """
+    source = theirs[ours.index(rank) % len(theirs)]
+    served = [each for place, each in enumerate(theirs) if ours[place % len(ours)] == rank]
+    return source, served
+
+
+def shares_of(count: int, size: int) -> dict[int, slice]:
+    """Return the share of so many elements that each rank folds."""
+    ends = [count * at // size for at in range(size + 1)]
+    return dict(enumerate(map(slice, ends, ends[1:])))
