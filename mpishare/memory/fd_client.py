@@ -92,7 +92,10 @@ class FdClient:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has hung up, and said why before that
                 self._connection.send(json.dumps(request).encode())
-            text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
+            try:
+                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
+            except ConnectionResetError:  # told once: it hung up amid the request, and said why
+                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
         except TimeoutError:
             raise self._late() from None
         except OSError as error:

@@ -127,7 +127,7 @@ def exchange_within(module, layout, words, copies, **others):
         "words": (at, at + 128, at + 256, at + 512),
         "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False, None),),
         "receivers": (),
-        "senders": ((0, at, at, (0, 0), 0, tuple(map(of_field, copies))),),
+        "senders": ((0, at, at, 0, tuple(map(of_field, copies))),),
         "out": (),
         "zeroed": (),
         "is_reverse": False,
