@@ -119,7 +119,6 @@ class Model(RuleBasedStateMachine):
     def teardown(self):
         self.arrays.clear()
         self.opened.clear()
-        gc.collect()
         self.ranks.own.give_back()
         assert self.ranks.own.is_empty
         assert all(other.is_empty for other in self.ranks.others)
