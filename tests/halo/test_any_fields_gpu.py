@@ -80,7 +80,7 @@ def test_a_first_sight_is_not_captured(node, halo, stream):
     halo.exchange(u)
     stream.begin_capture()
     for call in (halo.exchange, halo.start, halo.accumulate):
-        with pytest.raises(UnsupportedError, match="not seen these fields before.*capture"):
+        with pytest.raises(UnsupportedError, match=r"not seen these fields before.*capture"):
             call(v)
     halo.exchange(u)
     graph = stream.end_capture()
