@@ -32,7 +32,8 @@ def build(tree: Path, python: Path) -> str:
             check=False,
         )
         if done.returncode == 0:
-            Path(folder, FILE).replace(made)
+            (built,) = Path(folder).rglob(FILE.name)  # of an older revision in another folder
+            built.replace(tree / built.relative_to(folder))
             return ""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line.lower()]
