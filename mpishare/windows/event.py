@@ -19,7 +19,7 @@ from mpishare.windows.epochs import reach
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
@@ -84,12 +84,12 @@ class Event(NodeObject):
         self._events = events
         self._rank = context.rank
         self._view = counters.view
-        self._waits = f"{self.name}: wait"
         self._owner_slot = {source: SLOT_WORDS * source}
         self._waiter_slots = {rank: SLOT_WORDS * rank for rank in self.waiters}
         self._memory_barrier = context.memory_barrier
         self._has_streams = backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
+        self._known = 0  # records that the others are known to have taken, or called
         self._chain = StreamChain(backend, self.name)
         self._enter = self._chain.enter
         context.register(self)
@@ -120,10 +120,11 @@ class Event(NodeObject):
                 f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
         number = self._enter("record", stream)
-        count, view = self._count + 1, self._view
-        oldest = count - RING
-        if oldest > 0:
-            reach(self._context, f"{self.name}: record", view, self._waiter_slots, oldest)
+        count = self._count + 1
+        if count - RING > self._known:
+            self._reach("record", self._waiter_slots, count - RING)
+        elif self._has_streams:
+            self._context.check_released()
         self._take(self._context.backend.record, count, number)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -153,7 +154,10 @@ class Event(NodeObject):
             )
         number = self._enter("wait", stream)
         count = self._count + 1
-        reach(self._context, self._waits, self._view, self._owner_slot, count)
+        if count > self._known:
+            self._reach("wait", self._owner_slot, count)
+        elif self._has_streams:
+            self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
 
     @property
@@ -220,6 +224,12 @@ class Event(NodeObject):
 
     def _is_over(self) -> bool:
         return self._chain.is_over()
+
+    def _reach(self, call: str, slots: Mapping[int, int], count: int) -> None:
+        """Wait on the host until the others have taken or called `count` records, or more."""
+        view = self._view
+        reach(self._context, f"{self.name}: {call}", view, slots, count)
+        self._known = min([view[slot] for slot in slots.values()], default=count)
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""
