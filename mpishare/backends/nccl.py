@@ -112,7 +112,10 @@ def load() -> Library:
         if library.version >= OLDEST:
             return library
         reason = f"{path} is of version {library.version}, older than {OLDEST}"
-    raise UnsupportedError(f"no NCCL: {reason}. Install one: pip install nvidia-nccl-cu12")
+    raise UnsupportedError(
+        f"no NCCL: {reason}. Install one: pip install "
+        "nvidia-nccl-cu13, or nvidia-nccl-cu12 for CUDA 12"
+    )
 
 
 def _paths() -> Iterator[str]:

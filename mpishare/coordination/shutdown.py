@@ -151,7 +151,7 @@ class Shutdown:
         block.mark(Mark.ABORTING)
         wait_briefly(lambda: not late(), UNCAUGHT_S)
         if went_on := late():
-            more = f"{name_ranks(went_on)} went on for {UNCAUGHT_S:g} s"
+            more = f"{name_ranks(went_on)} did not end within {UNCAUGHT_S:g} s"
             abort_because(f"an exception has ended it, and {more}", self._wait_for_turn)
         abort_after("", self._wait_for_turn)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from mpishare.errors import UnsupportedError
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
     Reply = list[str] | None
     """GPU, host as NCCL is told to see it, and why there is no NCCL; None where none is asked."""
+
+
+@functools.cache
+def _warn_once(why: str) -> None:
+    log.warning("messages between nodes are of MPI, not of NCCL: %s", why)
 
 
 def ask(setup: PlanSetup) -> Reply:
@@ -47,5 +53,5 @@ def settle(setup: PlanSetup, replies: Sequence[Reply]) -> bool:
     if why and setup.same["MPISHARE_ROUTE"] == NCCL:
         raise UnsupportedError(f"MPISHARE_ROUTE=nccl: {why}. Leave MPISHARE_ROUTE out")
     if why and not setup.comm.rank:
-        log.info("%s: messages between nodes are of MPI, not of NCCL: %s", setup.name, why)
+        _warn_once(why)
     return not why

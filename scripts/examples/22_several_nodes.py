@@ -2,8 +2,9 @@
 
     mpirun -n 4 python -m mpi4py scripts/examples/22_several_nodes.py
 
-Inside a node ranks share memory, and to other nodes cells go by MPI messages: out of GPU memory
-where the MPI takes that. With all ranks on one node this program sends messages there, too.
+Inside a node ranks share memory, and to other nodes cells go by NCCL or by MPI messages: out of
+GPU memory where the MPI takes that. With all ranks on one node this program sends messages there,
+too.
 """
 
 import logging
