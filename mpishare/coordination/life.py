@@ -22,7 +22,9 @@ class Event(Enum):
     """An event in the life of a node; the value describes it."""
 
     REFUSAL = "an argument is refused, or the work of an agreed step fails on some rank"
-    EXCEPTION = "any other exception of this rank: in a call, in a `with` block, of a signal"
+    EXCEPTION = (
+        "any other exception in a call or a `with` block of this rank, also of a signal amid it"
+    )
     DEPARTURE = "another rank has left the node"
     ABSENCE = "another rank has left it because a rank is missing"
     DISORDER = "ranks wait for each other, or have made calls that do not fit"

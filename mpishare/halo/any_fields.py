@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.plans.exchange.pair import EnginePair, engine_class
-from mpishare.plans.fields import layouts_of
+from mpishare.plans.fields import GivenFields, layouts_of
 from mpishare.plans.layout import as_list
 from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
-    from mpishare.plans.fields import GivenFields
     from mpishare.plans.message import Message
     from mpishare.plans.setup import Description
 
@@ -113,6 +112,8 @@ class AnyFields:
                 "that by the host, which cannot be captured into a graph. Call it once with such "
                 "arrays before the capture."
             )
+        # Before the others learn of it: they wait for this call until it is made right.
+        self._cells.describe(GivenFields.of(fields, self._backend))
         with plan_setup(what, outer.group.comm, outer.context, is_inner=True) as start:
             start = replace(start, name=outer.name, backend=self._backend)
             agreed = agree_on_fields(start, fields, outer.same["require"], self._cells.describe)

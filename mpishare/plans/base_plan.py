@@ -177,6 +177,8 @@ class BasePlan(NodeObject):
 
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""
+        if self._context.agreement.failure is not None:
+            return error  # of a handler of a signal
         if type(error) in (TypeError, ValueError) and not str(error).startswith(self.name):
             return type(error)(f"{self.name}: {call} failed: {error}")
         return error

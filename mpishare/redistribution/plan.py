@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import (
         AnyArray,
         Array,
@@ -303,7 +304,7 @@ class Redistribute(RoutedPlan):
         if self._open is not None or self._is_closed or self._busy[0]:
             self._check_free(name)
         fields, result = self._known(way, name, given, out, stream)
-        if _is_made(call, fields, stream):
+        if _is_made(self._context.agreement, call, fields, stream):
             return fields, result, None
         try:
             made = self._prepared(way, given, out, stream)
@@ -430,7 +431,9 @@ _Call = tuple[Any, Any, Any]
 """What the engine moves, what the call returns, and if that is received elsewhere, to and from."""
 
 
-def _is_made(call: Callable[[Any, Any], None], fields: Any, stream: Any) -> bool:
+def _is_made(
+    agreement: Agreement, call: Callable[[Any, Any], None], fields: Any, stream: Any
+) -> bool:
     """Make a call with known fields; return False with nothing done if they were not right."""
     if fields is None:
         return False
@@ -439,6 +442,8 @@ def _is_made(call: Callable[[Any, Any], None], fields: Any, stream: Any) -> bool
     except MpiShareError:
         raise
     except (TypeError, ValueError):
+        if agreement.failure is not None:
+            raise  # of a handler of a signal, amid the call
         return False
     return True
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import handle_of
-from mpishare.errors import MismatchError, MpiShareError
+from mpishare.errors import MismatchError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
 from mpishare.reduction.large import LargeReduce
@@ -179,8 +179,8 @@ class HostReduce(PlanEngine):
         After an interrupt other ranks may be storing into this rank's field. If ranks made
         different calls, the other nodes do not know of it, and wait for this one.
         """
-        is_agreed = isinstance(error, MpiShareError)
-        if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):
+        is_agreed = isinstance(error, MismatchError) and self._is_one_node
+        if self._agreement.failure is None and not is_agreed:
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:

@@ -84,6 +84,7 @@ class Epochs:
         self._counters = counters
         self._check: Callable[..., None] = context.agreement.check
         self._wait_on_host = context.agreement.wait
+        self._end_node = context.agreement.leave
         self._rank_of = context.rank_of
         self._backend = context.backend
         self._rank, self._size = context.rank, context.size
@@ -141,8 +142,13 @@ class Epochs:
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
-            while (slot := self._meet(epoch)) >= 0:
-                self._wait_on_host(f"{self.name}: fence", lambda: self._behind(epoch, slot))
+            try:
+                while (slot := self._meet(epoch)) >= 0:
+                    self._wait_on_host(f"{self.name}: fence", lambda: self._behind(epoch, slot))
+            except BaseException as error:
+                # The others count this fence, and this rank does not.
+                self._end_node(f"{self.name}: fence", error)
+                raise
         self._epoch = epoch
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:

@@ -24,7 +24,7 @@ def test_streams_are_released_whatever_fails_in_the_watchdog(monkeypatch, place)
     counters = block.pool.take(SLOT_WORDS)
     agreement = Agreement(block, 10.0)
     watched = Watchdog(agreement, releases=True)
-    calls = {"_pending": list, "_check_kernels": int} | {place: fail}
+    calls = {"_pending": list, "_check_kernels": int, "_check_elsewhere": int} | {place: fail}
     watched.objects = lambda: [SimpleNamespace(name="window 1", **calls)]
     if place == "answer":
         monkeypatch.setattr(watchdog, "answer", fail)

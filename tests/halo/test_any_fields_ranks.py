@@ -164,15 +164,10 @@ def test_calls_that_fail_on_all_ranks(node):
 
 @TWO
 def test_what_is_new_on_one_rank_alone(node, halo):
-    """All are told each other's, or of what is wrong, and the plan works on."""
+    """All are told each other's, and the plan works on."""
     for mine, error, words in [
         (node.xp.zeros(6, "f4" if node.rank else "f8"), MismatchError, "float32"),
         (node.xp.zeros((6, 2 + node.rank)), MismatchError, "other axes"),
-        (
-            node.xp.zeros(6 if node.rank else 8),
-            PeerError if node.rank else ValueError,
-            "a block of",
-        ),
     ]:
         with pytest.raises(error, match=words):
             halo.exchange(mine)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.backends.nccl import Move
+    from mpishare.backends.suballocator import Suballocation
     from mpishare.errors import PeerTimeout
     from mpishare.plans.comm import PlanComm
 
@@ -37,7 +38,15 @@ class NcclRanks:
         self._comms: list[Communicator] = []
         self._connected: set[int] = set()
         self._everyone = [rank for rank in range(comm.size) if rank != comm.rank]
-        name = comm.step(call, lambda: "" if comm.rank else load().unique_id())[0]
+        self._agreement = comm.context.agreement
+
+        def begin() -> str:
+            self._backend.make_current()
+            _await_ends(comm, call)
+            return "" if comm.rank else load().unique_id()
+
+        # What may fail on one rank alone comes before NCCL waits for all.
+        name = comm.step(call, begin)[0]
         self._watchdog.at_end.append(self.end)
         try:
             comm.step(call, lambda: self._make(comm, name, call))
@@ -60,8 +69,6 @@ class NcclRanks:
         return bool(self._comms)
 
     def _make(self, comm: PlanComm, name: str, call: str) -> None:
-        self._backend.make_current()
-        _await_ends(comm, call)
         parent = Communicator.begin(comm.size, comm.rank, name)
         self._comms.append(parent)
         _wait(comm, call, parent.is_ready, self._everyone)
@@ -76,38 +83,48 @@ class NcclRanks:
         new = sorted({*peers} - self._connected)
         context, backend = comm.context, self._backend
 
-        def exchange() -> None:
+        def prepare() -> tuple[tuple[int, Suballocation], None]:
             context.drain(call)
             stream = int(backend.new_stream())
-            block = context.suballocator.allocate(2 * len(new))
-            sends = [(block.address + at, 1, peer) for at, peer in enumerate(new)]
-            recvs = [(block.address + len(new) + at, 1, peer) for at, peer in enumerate(new)]
-            failed: list[BaseException] = []
+            return (stream, context.suballocator.allocate(2 * max(len(new), 1))), None
 
-            def send() -> None:
-                try:
-                    backend.make_current()
-                    self.group(sends, recvs, stream)
-                except BaseException as error:
-                    failed.append(error)
+        (stream, block), _ = comm.step_keeping(call, prepare)
+        sends = [(block.address + at, 1, peer) for at, peer in enumerate(new)]
+        recvs = [(block.address + len(new) + at, 1, peer) for at, peer in enumerate(new)]
+        failed: list[BaseException] = []
 
-            worker = Thread(target=send, name="mpishare-nccl", daemon=True)
-            worker.start()
+        def send() -> None:
+            try:
+                backend.make_current()
+                self.group(sends, recvs, stream)
+            except BaseException as error:
+                failed.append(error)
 
-            def is_done() -> bool:
-                return not worker.is_alive() and (bool(failed) or backend.is_done(stream))
+        worker = Thread(target=send, name="mpishare-nccl", daemon=True)
 
-            _wait(comm, call, is_done, new)
+        def is_done() -> bool:
+            return not worker.is_alive() and (bool(failed) or backend.is_done(stream))
+
+        def exchange() -> None:
+            if new:
+                worker.start()
+                _wait(comm, call, is_done, new)
             if failed:
                 raise failed[0]
-            backend.close_stream(stream)
-            block.close()
 
-        comm.step(call, exchange if new else int)
+        try:
+            comm.step(call, exchange)
+        except BaseException:
+            self.close()  # a first message may be on its way: a later plan makes a new one
+            raise
+        backend.close_stream(stream)
+        block.close()
         self._connected.update(new)
 
     def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
         """Enqueue messages on a stream, one kernel for all of them."""
+        if not self._comms:  # the watchdog has ended the node since the call began
+            self._agreement.check()
         self._comms[0].group(sends, recvs, stream)
 
     def check(self) -> None:
@@ -179,7 +196,9 @@ def _await_ends(comm: PlanComm, call: str) -> None:
     """Wait until the communicators of nodes that are over have ended."""
     agreement = comm.context.agreement
     if not poll(
-        lambda: not any(map(Thread.is_alive, _ending)), agreement.timeout_s, agreement.check_whole
+        lambda: not any(map(Thread.is_alive, _ending)),
+        agreement.timeout_s / 2,  # the others wait for this rank meanwhile
+        agreement.check_whole,
     ):
         raise UnsupportedError(
             f"{call} failed: NCCL still ends a communicator of a node that is over, since a CUDA "

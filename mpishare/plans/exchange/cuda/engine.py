@@ -273,20 +273,15 @@ class CudaEngine(CudaPlanEngine):
             raise
 
     def check_elsewhere(self) -> None:
-        if (peers := self._awaited()) is not None:
-            peers.check(self._flags.progress())
+        if self._nccl is not None and self._buffers.nccl is not None:
+            done, is_under_way = self._flags.progress()
+            # What was started and not waited for waits for this rank's own call.
+            self._nccl.check((done, is_under_way and self._prepared is None))
 
     def late_elsewhere(self, call: str) -> Exception | None:
-        peers = self._awaited()
-        return None if peers is None else peers.late(call, self._flags.progress())
-
-    def _awaited(self) -> NcclPeers | None:
-        """Return the peers whose messages this rank's stream may wait for; None for none.
-
-        What was started and not waited for waits for this rank's own call.
-        """
-        has_messages = self._buffers.nccl is not None and self._prepared is None
-        return self._nccl if has_messages else None
+        if self._nccl is None or self._buffers.nccl is None or self._prepared is not None:
+            return None
+        return self._nccl.late(call, self._flags.progress())
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)

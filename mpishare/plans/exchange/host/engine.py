@@ -18,7 +18,7 @@ from mpishare.plans.layout import (
     require_number,
     require_writeable,
 )
-from mpishare.runtime.route import HOST, MESSAGES
+from mpishare.runtime.route import HOST, MESSAGES, for_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,8 @@ ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {
 def _make_routes(setup: RoutedSetup) -> dict[Route, HostRoute]:
     """Make the routes that any rank of the plan uses. Collective."""
     used = {HOST}.union(*(each.values() for each in setup.routes))
-    return {route: make(setup) for route, make in ROUTES.items() if route in used}
+    # In the order of all routes, the same on all ranks.
+    return {route: ROUTES[route](setup) for route in for_backend("host") if route in used}
 
 
 def _lay_out(setup: RoutedSetup, made: dict[Route, HostRoute]) -> None:
