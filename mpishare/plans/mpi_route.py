@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +87,9 @@ class MpiMessages:
                         self._poll()  # for all of them
                         break
         except BaseException as error:
-            if not isinstance(error, MpiShareError):
-                self._comm.context.agreement.leave(self._call, error)
+            agreement = self._comm.context.agreement
+            if agreement.failure is None:  # of a handler of a signal
+                agreement.leave(self._call, error)
             raise
         self._is_open = False
 

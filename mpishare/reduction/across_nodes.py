@@ -16,7 +16,6 @@ import numpy as np
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import spin_until
-from mpishare.errors import MpiShareError
 from mpishare.memory.memory import address_of
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import Layout, array_at, as_numpy
@@ -127,7 +126,7 @@ class AcrossNodes(PlanEngine):
             if self._result is not None:
                 self._transfer.store(self._result, field, stream)
         except BaseException as error:
-            if not isinstance(error, MpiShareError):
+            if self._agreement.failure is None:  # of a handler of a signal
                 self._agreement.leave(self._call, error)
             raise
 

@@ -1,5 +1,9 @@
-"""A handler of a signal raises in the first moments of a wait, which are spent in C: the node is over."""
+"""A handler of a signal that raises early in a wait, which C spends, ends the node."""
 
+import signal
+import time
+
+import numpy as np
 import pytest
 
 import mpishare
