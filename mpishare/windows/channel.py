@@ -225,9 +225,9 @@ class Channel(NodeObject):
         NumPy's is read-only; CuPy has no such arrays.
 
         Where frames are dealt, entering the block asks for one: a frame is dealt to no consumer
-        that has not asked, so none is lost where a loop is left. After an interrupt of the wait
-        (Ctrl-C) the next `get` takes the frame that was asked for; one amid the last statement of
-        the block may leave the slot open, as in `put`.
+        that has not asked, so none is lost where a loop is left. An interrupt
+        (Ctrl-C) of the wait ends the node; one amid the last statement of the block may leave the
+        slot open, as in `put`.
 
         Parameters
         ----------
