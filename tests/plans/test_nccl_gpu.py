@@ -3,11 +3,9 @@
 import os
 
 import pytest
-from mpi4py import MPI
 
 import mpishare
 from mpishare.backends import nccl
-from mpishare.runtime import places
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -19,10 +17,9 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
+from tests.helpers.halves import HALF, WORLD, node_of_half
 from tests.helpers.reductions import folded, laid_out, on_host, values
 
-WORLD = MPI.COMM_WORLD
-HALF = -(-WORLD.size // 2)
 TWO = pytest.mark.ranks(min=2)
 
 
@@ -35,17 +32,13 @@ def half():
         nccl.load()
     except mpishare.UnsupportedError as error:
         pytest.skip(str(error))
-    place, ngpus = places.place, cupy.cuda.runtime.getDeviceCount()
-    if ngpus < WORLD.size:
+    if cupy.cuda.runtime.getDeviceCount() < WORLD.size:
         pytest.skip("a GPU for each rank is needed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
         # To NCCL each rank is a host: messages go by sockets, as over a network.
         patch.setitem(os.environ, "NCCL_HOSTID", f"host{WORLD.rank}")
         patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
-        node = mpishare.Node(WORLD, device=WORLD.rank, timeout_s=30)
-        assert node.backend == "cuda"
-        with node:
+        with node_of_half(WORLD.rank) as node:
             yield node
 
 

@@ -4,7 +4,6 @@ import time
 from contextlib import nullcontext
 
 import pytest
-from mpi4py import MPI
 
 import mpishare
 from mpishare.backends import nccl
@@ -23,10 +22,9 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
+from tests.helpers.halves import HALF, WORLD, node_of_half
 from tests.helpers.reductions import folded, laid_out, on_host, values
 
-WORLD = MPI.COMM_WORLD
-HALF = -(-WORLD.size // 2)
 TWO = pytest.mark.ranks(min=2)
 
 
@@ -40,15 +38,12 @@ def half():
     """The node of one half of the ranks, which take the other half for another machine."""
     import cupy
 
-    place, ngpus = places.place, cupy.cuda.runtime.getDeviceCount()
+    ngpus = cupy.cuda.runtime.getDeviceCount()
     # Ranks do not know that those of another machine use their GPU: each half has its own.
     device = WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
         patch.setattr(nccl, "load", no_nccl)
-        node = mpishare.Node(WORLD, device=device, timeout_s=30)
-        assert node.backend == "cuda"
-        with node:
+        with node_of_half(device) as node:
             yield node
 
 
