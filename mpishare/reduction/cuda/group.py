@@ -10,7 +10,7 @@ from mpishare.backends import driver
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.staging import PlanBuffers
-from mpishare.reduction.cuda.records import options
+from mpishare.reduction.cuda.records import address_array, options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.replay import FastCall
     from mpishare.plans.layout import FieldLayout
-    from mpishare.reduction.cuda.records import Form
+    from mpishare.reduction.cuda.records import Form, Shape
     from mpishare.reduction.operation import Operation
 
+Epoch = tuple[int, int, int]
+"""Arguments of a kernel that begins or ends an epoch: offset to its odd buffers, and addresses."""
+
+NO_EPOCH: Epoch = 0, 0, 0
+_THREADS, _ELEMENTS_PER_THREAD = 512, 2
 _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 
 
@@ -54,6 +59,41 @@ class Group(PlanLauncher):
         given = options(self.operation, nranks or self.size, form)
         function = kernel(path, name, given, self.device)
         return driver.Launch(function, *size, arguments, self.where)
+
+    def pack(
+        self,
+        shape: Shape,
+        field: Any,
+        begin: int,
+        count: int,
+        row: int,
+        epoch: Epoch,
+        *,
+        form: Form,
+    ) -> driver.Launch:
+        """Prepare the launch that copies elements of a field to a row, and may begin an epoch."""
+        arguments = [shape, field, begin, count, row, *epoch]
+        return self.launch("pack", self.grid_of(count), arguments, form=form)
+
+    def fold(
+        self,
+        shape: Shape,
+        rows: Sequence[int],
+        field: Any,
+        begin: int,
+        count: int,
+        epoch: Epoch,
+        *,
+        form: Form,
+    ) -> driver.Launch:
+        """Prepare the launch that folds rows into a field in their order, and may end an epoch."""
+        arguments = [shape, address_array(rows), field, begin, count, *epoch]
+        return self.launch("fold", self.grid_of(count), arguments, form=form, nranks=len(rows))
+
+    def grid_of(self, count: int) -> tuple[int, int]:
+        """Return the blocks and threads for so many elements, in a kernel that does not wait."""
+        wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
+        return max(1, min(wanted, self.most_blocks)), _THREADS
 
 
 class Buffers(PlanBuffers):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.plans.message import padded
-from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
 from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
-from mpishare.reduction.cuda.records import address_array, shapes_of
+from mpishare.reduction.cuda.records import shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +29,9 @@ if TYPE_CHECKING:
     from mpishare.reduction.cuda.spinning import SpinningRoute
     from mpishare.reduction.cuda.streamed import StreamedRoute
 
-    Epoch = tuple[int, int, int]
-
 MIN_SHARED_NBYTES = 256 << 10
 """Smaller fields go to all ranks at once: two messages take longer than their bytes."""
 _ALIGN = 128
-_THREADS, _ELEMENTS_PER_THREAD = 512, 2
-_NO_EPOCH = 0, 0, 0
 
 
 class NodesRoute:
@@ -101,10 +97,11 @@ class NodesRoute:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
         launches = [*self._inner.warm_up(pointers, with_dot=with_dot)]
+        nothing, group, own = (0, 0, NO_EPOCH), self._group, self._rows()[self._mine]
         for form in dict.fromkeys((self._form, "ROW")):
-            launches.append(self._pack(self._shape, field, 0, _NO_EPOCH, form=form))
-            for rows in (self._rows(), [self._blocks[0].address]):
-                launches.append(self._fold(self._shape, rows, field, 0, _NO_EPOCH, form=form))
+            launches.append(group.pack(self._shape, field, 0, 0, own, NO_EPOCH, form=form))
+            for rows in (self._rows(), [own]):
+                launches.append(group.fold(self._shape, rows, field, *nothing, form=form))
         return launches
 
     def close(self) -> None:
@@ -116,19 +113,18 @@ class NodesRoute:
             self._memory.close()
 
     def _steps(self, shape: Shape, field: Any, count: int, *, form: Form) -> list[Enqueued]:
-        pack = self._pack(shape, field, count, self._begin, form=form)
-        if count * self._group.itemsize < MIN_SHARED_NBYTES:
+        group, here = self._group, self._rows()[self._mine]
+        pack = group.pack(shape, field, 0, count, here, self._begin, form=form)
+        if count * group.itemsize < MIN_SHARED_NBYTES:
             whole = dict.fromkeys(range(self._comm.size), slice(0, count))
-            fold = self._fold(shape, self._rows(), field, count, self._end, form=form)
+            fold = group.fold(shape, self._rows(), field, 0, count, self._end, form=form)
             return [pack, self._results(whole), fold]
         shares = shares_of(count, self._comm.size)
-        mine, itemsize = shares[self._comm.rank], self._group.itemsize
-        begin, here = mine.start * itemsize, self._blocks[self._mine].address
+        mine = shares[self._comm.rank]
+        begin, size = mine.start * group.itemsize, mine.stop - mine.start
         rows = [address + begin for address in self._rows()]
-        fold = self._fold(
-            self._row, rows, here + begin, mine.stop - mine.start, _NO_EPOCH, form="ROW"
-        )
-        unpack = self._fold(shape, [here], field, count, self._end, form=form)
+        fold = group.fold(self._row, rows, here + begin, 0, size, NO_EPOCH, form="ROW")
+        unpack = group.fold(shape, [here], field, 0, count, self._end, form=form)
         return [pack, self._results(shares), fold, self._all_shares(shares), unpack]
 
     def _rows(self) -> list[int]:
@@ -152,29 +148,13 @@ class NodesRoute:
         me = self._comm.rank
         others = [rank for rank in shares if rank != me]
         sends = [self._move(self._mine, shares[me], rank) for rank in others]
-        return _Messages(
-            self.peers, sends, [self._move(self._mine, shares[rank], rank) for rank in others]
-        )
+        recvs = [self._move(self._mine, shares[rank], rank) for rank in others]
+        return _Messages(self.peers, sends, recvs)
 
     def _move(self, node: int, share: slice, peer: int) -> Move:
         itemsize, block = self._group.itemsize, self._blocks[node]
         begin, end = share.start * itemsize, share.stop * itemsize
         return block.address + begin, end - begin, peer
-
-    def _pack(self, shape: Shape, field: Any, count: int, epoch: Epoch, *, form: Form) -> Launch:
-        arguments = [shape, field, 0, count, self._blocks[self._mine].address, *epoch]
-        return self._group.launch("pack", self._size(count), arguments, form=form)
-
-    def _fold(
-        self, shape: Shape, rows: Sequence[int], field: Any, count: int, epoch: Epoch, *, form: Form
-    ) -> Launch:
-        arguments = [shape, address_array(rows), field, 0, count, *epoch]
-        size, nranks = self._size(count), len(rows)
-        return self._group.launch("fold", size, arguments, form=form, nranks=nranks)
-
-    def _size(self, count: int) -> tuple[int, int]:
-        wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
-        return max(1, min(wanted, self._group.most_blocks)), _THREADS
 
 
 class _Messages:

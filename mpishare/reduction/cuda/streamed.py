@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.message import padded
-from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
 from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued, Launch
-    from mpishare.reduction.cuda.group import Buffers, Group, Pointers
+    from mpishare.reduction.cuda.group import Buffers, Epoch, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
 """Larger fields are reduced part by part, so that the buffers stay small."""
 
-Epoch = tuple[int, int, int]
-"""Arguments of a kernel that begins or ends an epoch: offset to its odd buffers, and addresses."""
-
-NO_EPOCH: Epoch = 0, 0, 0
-
-_THREADS = 512
-_ELEMENTS_PER_THREAD = 2
 _NUMBER_NBYTES = 16  # room for one element of any dtype
 _ALIGN = 128
 
@@ -95,23 +88,17 @@ class StreamedRoute:
         self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
     ) -> Launch:
         mine = self._buffers.addresses()[self._group.me]
-        arguments = [shape, field, begin, count, mine, *epoch]
-        return self._group.launch("pack", self._size(count), arguments, form=form)
+        return self._group.pack(shape, field, begin, count, mine, epoch, form=form)
 
     def _fold(
         self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
     ) -> Launch:
-        rows = address_array(self._buffers.addresses())
-        arguments = [shape, rows, field, begin, count, *epoch]
-        return self._group.launch("fold", self._size(count), arguments, form=form)
+        rows = self._buffers.addresses()
+        return self._group.fold(shape, rows, field, begin, count, epoch, form=form)
 
     def _local_dot(
         self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
     ) -> Launch:
         ours = self._of_blocks, 0, self._dot_state, Host()
         arguments = [address_array([0]), *shapes, *arrays, count, *ours]
-        return self._group.launch("dot", self._size(count), arguments, form=form, nranks=1)
-
-    def _size(self, count: int) -> tuple[int, int]:
-        wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
-        return max(1, min(wanted, self._group.most_blocks)), _THREADS
+        return self._group.launch("dot", self._group.grid_of(count), arguments, form=form, nranks=1)
