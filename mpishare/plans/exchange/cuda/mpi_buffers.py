@@ -1,4 +1,4 @@
-"""The MPI messages of a plan on GPUs, one for each peer and direction, and what they are packed in.
+"""The MPI messages of a plan on GPUs, one per peer and direction, and their buffers.
 
 Buffers are in GPU memory where the MPI takes that. Else they are in pinned host memory, and those
 of small messages always: kernels reach it in less time than an MPI needs to fetch a few bytes from
@@ -31,6 +31,16 @@ SMALL_NBYTES = 16 << 10
 """Messages up to this size go out of pinned memory."""
 
 
+def places_in(message: Message, address: int) -> tuple[int, Packed]:
+    """Return the bytes of a message packed at an address, and the place of each part.
+
+    Without the padding behind the last part: the other end may have none.
+    """
+    offsets = message.offsets()
+    places = (Slot(address + offset) for offset in offsets)
+    return offsets[-1] + message.parts[-1].nbytes, [*zip(message.parts, places, strict=True)]
+
+
 class MpiBuffers:
     """The messages and their buffers, shared by the launches for all fields.
 
@@ -61,11 +71,9 @@ class MpiBuffers:
         def place(messages: Sequence[Message]) -> tuple[list[Any], list[Packed]]:
             buffers, packed = [], []
             for message in messages:
-                address, offsets = self._allocate(max(message.nbytes, 1)), message.offsets()
-                places = (Slot(address + offset) for offset in offsets)
-                packed.append([*zip(message.parts, places, strict=True)])
-                # Without the padding behind the last part: the other end may have none.
-                nbytes = offsets[-1] + message.parts[-1].nbytes
+                address = self._allocate(max(message.nbytes, 1))
+                nbytes, parts = places_in(message, address)
+                packed.append(parts)
                 buffers.append(MPI.buffer.fromaddress(address, nbytes))
             return buffers, packed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.plans.exchange.cuda.work_items import Slot
+from mpishare.plans.exchange.cuda.mpi_buffers import places_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,12 +51,9 @@ class NcclMessages:
         """Return what moves, and where its parts are packed; the order is that of both ends."""
         moves, packed = [], []
         for message in sorted(messages, key=lambda message: message.tag):
-            offsets = message.offsets()
-            # Without the padding behind the last part: the other end may have none.
-            nbytes = offsets[-1] + message.parts[-1].nbytes
-            block = self._suballocator.allocate(max(nbytes, 1))
+            block = self._suballocator.allocate(max(message.nbytes, 1))
             self._blocks.append(block)
+            nbytes, parts = places_in(message, block.address)
             moves.append((block.address, nbytes, message.peer))
-            places = (Slot(block.address + offset) for offset in offsets)
-            packed.append([*zip(message.parts, places, strict=True)])
+            packed.append(parts)
         return moves, packed
