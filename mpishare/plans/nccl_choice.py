@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import PlanSetup
 
     Reply = list[str] | None
-    """GPU, host as NCCL is told to see it, and why there is no NCCL; None where none is asked."""
+    """The GPU, the host name for NCCL, why it does not load; None: it is not considered."""
 
 
 @functools.cache
@@ -33,12 +33,12 @@ def ask(setup: PlanSetup) -> Reply:
         return None
     from mpishare.backends import nccl
 
-    context = setup.context
+    context, why = setup.context, ""
     try:
         nccl.load()
     except UnsupportedError as error:
-        return [context.uuids[context.rank], nccl.host_name(), str(error)]
-    return [context.uuids[context.rank], nccl.host_name(), ""]
+        why = str(error)
+    return [context.uuids[context.rank], nccl.host_name(), why]
 
 
 def settle(setup: PlanSetup, replies: Sequence[Reply]) -> bool:

@@ -81,6 +81,8 @@ class NcclRanks:
         NCCL makes connections by it, and allocates memory, which waits for all kernels.
         """
         new = sorted({*peers} - self._connected)
+        if not any(comm.step(call, lambda: bool(new))):
+            return
         context, backend = comm.context, self._backend
 
         def prepare() -> tuple[tuple[int, Suballocation], None]:
