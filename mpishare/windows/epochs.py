@@ -395,14 +395,18 @@ class Epochs:
 
 def reach(
     context: NodeContext, call: str, view: memoryview[int], slots: Mapping[int, int], count: int
-) -> None:
-    """Wait on the host until these slots, by the rank that writes them, are at least `count`."""
+) -> int:
+    """Wait on the host until these slots are at least `count`, and return the least of them.
+
+    They are given by the rank that writes them. Without any the least is `count`.
+    """
     for slot in slots.values():
         if view[slot] < count and not spin_until(view, slot, count, context.spins_per_yield):
             context.agreement.wait(call, lambda: [r for r, s in slots.items() if view[s] < count])
     context.memory_barrier()
     if context.backend.has_streams:  # on the host no failure raises a counter
         context.check_released()
+    return min([view[slot] for slot in slots.values()], default=count)
 
 
 def epoch_counters(size: int) -> int:

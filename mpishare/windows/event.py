@@ -19,7 +19,7 @@ from mpishare.windows.epochs import reach
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
@@ -122,7 +122,9 @@ class Event(NodeObject):
         number = self._enter("record", stream)
         count = self._count + 1
         if count - RING > self._known:
-            self._reach("record", self._waiter_slots, count - RING)
+            self._known = reach(
+                self._context, f"{self.name}: record", self._view, self._waiter_slots, count - RING
+            )
         elif self._has_streams:
             self._context.check_released()
         self._take(self._context.backend.record, count, number)
@@ -155,7 +157,9 @@ class Event(NodeObject):
         number = self._enter("wait", stream)
         count = self._count + 1
         if count > self._known:
-            self._reach("wait", self._owner_slot, count)
+            self._known = reach(
+                self._context, f"{self.name}: wait", self._view, self._owner_slot, count
+            )
         elif self._has_streams:
             self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
@@ -224,12 +228,6 @@ class Event(NodeObject):
 
     def _is_over(self) -> bool:
         return self._chain.is_over()
-
-    def _reach(self, call: str, slots: Mapping[int, int], count: int) -> None:
-        """Wait on the host until the others have taken or called `count` records, or more."""
-        view = self._view
-        reach(self._context, f"{self.name}: {call}", view, slots, count)
-        self._known = min([view[slot] for slot in slots.values()], default=count)
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""

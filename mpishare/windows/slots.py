@@ -18,7 +18,7 @@ from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.epochs import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
@@ -141,12 +141,6 @@ class Block:
         self._write.enqueue(self._number, [count])
         self._chain.leave()
 
-    def _reach(self, slots: Mapping[int, int], count: int) -> int:
-        """Wait on the host until these counters are all at least `count`; return the least."""
-        view = self._view
-        reach(self._context, self._call, view, slots, count)
-        return min([view[place] for place in slots.values()])
-
 
 class Put(Block):
     """The producer's end: a block is entered with a free slot, and left with a frame sent."""
@@ -203,7 +197,10 @@ class Put(Block):
     def _find_room(self, number: int) -> None:
         oldest = number - self._slots
         # A freed slot is free for the host and for the stream: reading the counter is cheaper.
-        self._room = self._reach(self._awaited_at, oldest - self._ahead) + self._slots
+        self._room = (
+            reach(self._context, self._call, self._view, self._awaited_at, oldest - self._ahead)
+            + self._slots
+        )
         if number > self._room and self._has_streams:
             self._wait_on_stream(oldest)
 
@@ -252,7 +249,7 @@ class Get(Block):
             self._view[self._mine] = ENDED
 
     def _find_sent(self, number: int) -> None:
-        sent = self._reach({self._ranks[0]: SENT}, number)
+        sent = reach(self._context, self._call, self._view, {self._ranks[0]: SENT}, number)
         if sent >= ENDED:
             sent -= ENDED
             if number > sent:
