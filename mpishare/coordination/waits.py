@@ -114,21 +114,9 @@ class Waits:
         finally:
             self.owner = self.thread = before
 
-    @contextmanager
-    def blocked(self, call: str) -> Iterator[None]:
-        """Within the block, a wait, refuse what handlers of signals call.
-
-        An exception that one of them raises ends the node: the other ranks do not know of it.
-        """
-        before, self.thread = self.thread, NO_THREAD
-        try:
-            yield
-        except BaseException as error:
-            if self.failure is None:
-                self.leave(call, error)
-            raise
-        finally:
-            self.thread = before
+    def blocked(self, call: str) -> Blocked:
+        """Return the block of a wait."""
+        return Blocked(self, call)
 
     @contextmanager
     def waiting_in(self, call: str) -> Iterator[None]:
@@ -321,6 +309,25 @@ class Waits:
         why = f"ranks wait for each other: {named}. {rule}"
         text = " ".join([why, *awaited_calls({*called.values()})])
         return self.end_by(Event.DISORDER, MismatchError(text, failures=failures))
+
+
+class Blocked:
+    """Within this block, a wait, what handlers of signals call is refused.
+
+    An exception that one of them raises ends the node: the other ranks do not know of it. Not a
+    generator, which takes three times as long: there are several in the making of a plan.
+    """
+
+    def __init__(self, waits: Waits, call: str) -> None:
+        self._waits, self._call = waits, call
+
+    def __enter__(self) -> None:
+        self._before, self._waits.thread = self._waits.thread, NO_THREAD
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and self._waits.failure is None:
+            self._waits.leave(self._call, error)
+        self._waits.thread = self._before
 
 
 class WaitMonitor:
