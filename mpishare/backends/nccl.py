@@ -132,7 +132,7 @@ def host_name() -> str:
 
 
 class Communicator:
-    """Ranks of NCCL on the current GPU, each of which has a GPU of its own."""
+    """A communicator of NCCL: one GPU per rank, here the current one."""
 
     def __init__(self, library: Library, handle: c_void_p, size: int, rank: int) -> None:
         self._library, self._handle = library, handle
@@ -151,7 +151,8 @@ class Communicator:
         """Begin to make one of the same ranks, whose groups are launched by the calling thread.
 
         Groups of this one, which does not block, are launched by another thread: nothing may
-        follow on the stream before that has said so. The child may be used once this one is ready.
+        follow on the stream before that thread is done. The child may be used once this one is
+        ready.
         """
         handle, config = c_void_p(), _config(blocking=True)
         split = "ncclCommSplit", self._handle, 0, self.rank, byref(handle), byref(config)

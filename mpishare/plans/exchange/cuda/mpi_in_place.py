@@ -100,7 +100,7 @@ def _is_contiguous(message: Message, layouts: Sequence[FieldLayout]) -> bool:
 
 
 def _is_plain(address: int) -> bool:
-    """Whether memory is of ``cuMemAlloc``, as in the trial of the MPI.
+    """Whether memory is of ``cuMemAlloc``.
 
     MPIs are known to fail with memory of other allocators, or to stage it through the host.
     """
