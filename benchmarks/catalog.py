@@ -17,9 +17,10 @@ DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 
 _MESSAGES = Case(
     "messages1d",
-    "halos by MPI messages, as to another node, in a cart of one axis",
-    {"host": ("persistent",), "cuda": ("mpi",)},
+    "halos by messages, as to another node, in a cart of one axis",
+    {"host": ("persistent",), "cuda": ("mpi", "nccl")},
     "benchmarks.halos:run_messages",
+    on_request=frozenset({"nccl"}),
     is_sized=True,
     naxes=1,
 )
@@ -39,7 +40,7 @@ _CASES = (
     replace(
         _MESSAGES,
         name="messages3d",
-        summary="halos by MPI messages, as to another node, in a cart of three axes",
+        summary="halos by messages, as to another node, in a cart of three axes",
         max_nbytes=16 << 20,
         naxes=3,
     ),

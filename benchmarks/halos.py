@@ -3,12 +3,12 @@
 ``faces`` compares faces across the last axis of a cube with those across its first, in the same
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
 of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
-cost of packing them. ``messages1d`` and ``messages3d`` go by MPI messages, forced inside the node,
-so that one machine measures what travels between nodes: out of GPU memory where the MPI takes that,
-and out of host memory. ``calls`` times how long the host is busy with a call of
-`HaloExchange.exchange`: on CUDA, where a call is stream-ordered, the time until it returns, with a
-queue that is never full; 26 neighbors and sixteen fields take no more launches than two neighbors
-and one.
+cost of packing them. ``messages1d`` and ``messages3d`` go as between nodes, forced inside the node,
+so that one machine measures it: by messages of MPI, out of GPU memory where the MPI takes that, and
+out of host memory; and on GPUs by NCCL, called and in graphs. ``calls`` times how long the host is
+busy with a call of `HaloExchange.exchange`: on CUDA, where a call is stream-ordered, the time until
+it returns, with a queue that is never full; 26 neighbors and sixteen fields take no more launches
+than two neighbors and one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Block, Exchange, Grid, square
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
+from mpishare.bench.library import IN_GRAPHS, add_with_graphs
 from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent
 from mpishare.bench.options import Options
@@ -60,6 +61,9 @@ def _enter_faces(comparison: Comparison, grid: Grid) -> None:
 def _enter_messages(comparison: Comparison, grid: Grid) -> None:
     for name, route in (("messages", "mpi"), ("through the host", "mpi-host")):
         comparison.add(name, partial(Exchange, grid, partial(_by_route, route)))
+    if comparison.session.on_cuda:
+        by_nccl = partial(Exchange, grid, partial(_by_route, "nccl"))
+        add_with_graphs(comparison, "by nccl", by_nccl, IN_GRAPHS)
     add_baselines(comparison, grid, _MESSAGES_MPI)
 
 
@@ -73,7 +77,7 @@ def run_calls(session: Session, case: Case) -> None:
 
 
 def _by_route(route: str, grid: Grid, *fields: Any) -> Bound:
-    """Bind a `HaloExchange` as between nodes: all by messages of one kind."""
+    """Bind a `HaloExchange` as between nodes: all by one route."""
     with mock.patch.dict(os.environ, {"MPISHARE_ROUTE": route}):
         return halo_exchange(grid, *fields)
 

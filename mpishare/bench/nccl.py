@@ -65,7 +65,8 @@ class Nccl(NcclCalls):
 
     label = "NCCL"
     is_direct = True
-    shares_gpus = False
+    #: Only where each rank names a host of its own: to NCCL they are then on several machines.
+    shares_gpus = "NCCL_HOSTID" in os.environ
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
