@@ -56,7 +56,6 @@ class _Config(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, list[Any]] = {
-    "ncclGetVersion": [POINTER(c_int)],
     "ncclGetUniqueId": [POINTER(_UniqueId)],
     "ncclCommInitRankConfig": [POINTER(c_void_p), c_int, _UniqueId, c_int, POINTER(_Config)],
     "ncclCommSplit": [c_void_p, c_int, c_int, POINTER(c_void_p), POINTER(_Config)],
@@ -70,7 +69,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class Library:
-    """The functions of NCCL; `version` is a number such as 22809. Made by `load`."""
+    """The functions of NCCL. Made by `load`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, arguments in _SIGNATURES.items():
@@ -79,9 +78,6 @@ class Library:
             setattr(self, name, function)
         self._text_of = library.ncclGetErrorString
         self._text_of.restype = ctypes.c_char_p
-        number = c_int()
-        self.call("ncclGetVersion", byref(number))
-        self.version = number.value
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise `NcclError` unless it has done, or begun, its work."""
@@ -105,13 +101,15 @@ def load() -> Library:
     reason = "libnccl.so.2 is not found"
     for path in _paths():
         try:
-            library = Library(ctypes.CDLL(path))
-        except (OSError, AttributeError) as error:  # not there, or too old to have a function
+            library = ctypes.CDLL(path)
+        except OSError as error:
             reason = str(error)
             continue
-        if library.version >= OLDEST:
-            return library
-        reason = f"{path} is of version {library.version}, older than {OLDEST}"
+        version = c_int()
+        library.ncclGetVersion(byref(version))
+        if version.value >= OLDEST:
+            return Library(library)
+        reason = f"{path} is of version {version.value}, older than {OLDEST}"
     raise UnsupportedError(
         f"no NCCL: {reason}. Install one: pip install "
         "nvidia-nccl-cu13, or nvidia-nccl-cu12 for CUDA 12"

@@ -8,6 +8,8 @@ import re
 import sys
 
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # ranks may share a GPU
+# The same to NCCL: a host of its own for each, by sockets.
+os.environ |= {"NCCL_HOSTID": f"host{os.getpid()}", "NCCL_SOCKET_IFNAME": "lo"}
 
 import jax
 import jax.numpy as jnp

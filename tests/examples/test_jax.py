@@ -46,14 +46,15 @@ def test_all_ended_well(on_the_host: Result) -> None:
 
 
 # XLA may record calls whose ranks wait on streams, and replay them without Python.
-PINNED = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
+ON_STREAMS = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
+BY_ROUTE = [(ON_STREAMS, {"MPISHARE_ROUTE": route}) for route in ("pinned", "nccl")]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("names", "env"),
-    [*(((name,), {}) for name in NAMES), (PINNED, {"MPISHARE_ROUTE": "pinned"})],
-    ids=[*NAMES, "pinned"],
+    [*(((name,), {}) for name in NAMES), *BY_ROUTE],
+    ids=[*NAMES, "pinned", "nccl"],
 )
 def test_on_gpus(names: tuple[str, ...], env: dict[str, str]) -> None:
     result = run("cuda", *names, **env)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import time
-from threading import Thread
+from contextlib import contextmanager
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.nccl import Communicator, NcclError, load
@@ -14,7 +15,7 @@ from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import PeerError, UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mpishare.plans.comm import PlanComm
 
 _EXIT_S = 5.0
+_CALL_S = 1.0
+"""How long the end of a communicator waits for a call that is under way in it."""
 _ending: list[Thread] = []
 """Threads that end communicators. No other call of NCCL may be made meanwhile."""
 
@@ -36,6 +39,8 @@ class NcclRanks:
         self._backend: Any = comm.context.backend
         self._watchdog = comm.context.watchdog
         self._comms: list[Communicator] = []
+        self._calls = Lock()
+        """Held by what calls NCCL, which must not run beside the end of its communicator."""
         self._connected: set[int] = set()
         self._everyone = [rank for rank in range(comm.size) if rank != comm.rank]
         self._agreement = comm.context.agreement
@@ -71,9 +76,22 @@ class NcclRanks:
     def _make(self, comm: PlanComm, name: str, call: str) -> None:
         parent = Communicator.begin(comm.size, comm.rank, name)
         self._comms.append(parent)
-        _wait(comm, call, parent.is_ready, self._everyone)
-        self._comms.insert(0, parent.begin_child())
-        _wait(comm, call, parent.is_ready, self._everyone)
+        _wait(comm, call, self._is_ready, self._everyone)
+        with self._in_use() as comms:
+            comms.insert(0, parent.begin_child())
+        _wait(comm, call, self._is_ready, self._everyone)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[list[Communicator]]:
+        """Keep them from being ended meanwhile; raises if the watchdog has ended the node."""
+        with self._calls:
+            if not self._comms:
+                self._agreement.check()
+            yield self._comms
+
+    def _is_ready(self) -> bool:
+        with self._in_use() as comms:
+            return comms[-1].is_ready()  # of the parent, also for its child
 
     def connect(self, comm: PlanComm, call: str, peers: Iterable[int]) -> None:
         """Send a first message to each peer. Collective, host-blocking; no kernel may wait now.
@@ -125,20 +143,26 @@ class NcclRanks:
 
     def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
         """Enqueue messages on a stream, one kernel for all of them."""
-        if not self._comms:  # the watchdog has ended the node since the call began
-            self._agreement.check()
-        self._comms[0].group(sends, recvs, stream)
+        with self._in_use() as comms:
+            comms[0].group(sends, recvs, stream)
 
     def check(self) -> None:
         """Raise `NcclError` if NCCL has lost a rank, which it sees over a network. Any thread."""
-        for each in self._comms:
-            each.is_ready()
+        if self._calls.acquire(blocking=False):  # else it is asked again soon
+            try:
+                for each in self._comms:
+                    each.is_ready()
+            finally:
+                self._calls.release()
 
     def end(self) -> None:
         """Release the streams that wait in it, at once, and end it. Local, of any thread."""
         comms, self._comms = self._comms, []  # the child first
 
         def abort() -> None:
+            # No call begins any more; one that NCCL holds up for good is ended by this.
+            if self._calls.acquire(timeout=_CALL_S):
+                self._calls.release()
             for each in comms:
                 each.abort()
 
