@@ -112,6 +112,8 @@ WAITS = {
     "one of two waits in mpishare": "node.barrier() if world.rank else world.Barrier()",
     "it was caught": "try:\n    node.barrier()\nexcept mpishare.PeerError:\n    world.Barrier()",
 }
+PROMPT_S = 10
+"""The job is over 3 s after the exception, on a machine that has time; without an abort, never."""
 STARTS = {"mpi4py": ("-m", "mpi4py"), "python": ()}
 WITHOUT_CLEANUP = {"mpich": [[], ["-disable-auto-cleanup"]], "openmpi": [[]]}
 
@@ -129,7 +131,7 @@ def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start
         seconds = time.time() - result.reports[1]["raised"]
         assert not result.timed_out, result.describe()
         assert result.returncode != 0, result.describe()
-        assert seconds < 4, result.describe()  # 3 s, and what the test takes to look
+        assert seconds < PROMPT_S, result.describe()
         assert words in result.stderr.splitlines(), result.describe()
         heard = result.stderr.count("\nmpishare.errors.PeerError: ")
         assert heard == (wait == "one of two waits in mpishare"), result.describe()
@@ -156,7 +158,7 @@ def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
     result = run_ranks(3, [sys.executable, *STARTS[start], program], timeout_s=30)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0, result.describe()
-    assert time.time() - result.reports[1]["raised"] < 4, result.describe()
+    assert time.time() - result.reports[1]["raised"] < PROMPT_S, result.describe()
     words = f"mpishare: rank 1: {program}, line 10: SystemExit: negative density"
     assert words in result.stderr.splitlines(), result.describe()
     assert result.stderr.count("SystemExit") == 1, result.describe()
