@@ -235,3 +235,19 @@ def test_a_rank_is_missing_while_owners_are_looked_for(way):
         assert told.seconds < LIMIT_S
         played.worked([rank], "close")
     assert played.result.returncode != 0, played.describe()
+
+
+def forgets_a_call(stage: Stage) -> None:
+    node, field = stage.node(timeout_s=2.0), np.zeros(6)
+    halo = stage.ring(node, field)
+    for step in range(8 + (stage.rank == 1)):
+        if stage.rank != 1 or step != 4:
+            halo.exchange(field)
+    if stage.rank == 0:
+        error = stage.raises((mpishare.PeerError, mpishare.PeerTimeout), halo.exchange, field)
+        assert error.__notes__ == ["It is call 9 of this plan: rank 1 has made 8."]
+    stage.end()
+
+
+def test_how_many_calls_a_late_rank_has_made():
+    play(2, forgets_a_call, survivable=True).ended()

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
-from mpishare.errors import ClosedError
+from mpishare.errors import ClosedError, PeerError, PeerTimeout
 from mpishare.memory.memory import address_of
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.exchange.host.parts import RouteParts, lay_out
@@ -153,7 +153,15 @@ class CompiledRoute(HostRoute):
 
     def wait_for_senders(self, _: int, epoch: int) -> None:
         """Wait until all senders have published an epoch, as all long waits do."""
-        self._staging.wait_until([sender.rank for sender in self._parts.senders], READY, epoch)
+        ranks = [sender.rank for sender in self._parts.senders]
+        try:
+            self._staging.wait_until(ranks, READY, epoch)
+        except (PeerError, PeerTimeout) as error:
+            # A call that a rank has left out shows only here, perhaps many calls later.
+            calls = ((rank, self._staging.control[rank][READY]) for rank in ranks)
+            behind = [f"rank {rank} has made {count}" for rank, count in calls if count < epoch]
+            error.add_note(f"It is call {epoch} of this plan: {', '.join(behind)}.")
+            raise
 
     def wait_for_receivers(self, _: int, epoch: int) -> None:
         """Wait until no receiver is two epochs behind."""
