@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
@@ -25,8 +25,6 @@ from mpishare.plans.message import ALIGN
 from mpishare.runtime.route import LOCAL, NCCL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
@@ -45,6 +43,8 @@ class Launches(NamedTuple):
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 """A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
+Find = Callable[[Any], "tuple[int | None, Replayed] | None"]
+"""What is replayed for the `key_of` the fields' addresses: see `_finds`."""
 
 
 class CudaEngine(CudaPlanEngine):
@@ -98,9 +98,12 @@ class CudaEngine(CudaPlanEngine):
                 handles[1].get, on_own, first=first, enqueue=self._fork, with_tensors=False
             )
             self._try_wait = bind_wait(bind(), self._join)
+        elif streamed is not None and streamed.has_graphs and streamed.nccl is not None:
+            find = _finds(streamed, None if fused is None else handles[0])
+            self._try_exchange = replay_of(find, bind(order), enqueue=self._replay_nccl)
         elif streamed is not None and streamed.has_graphs:
-            kernels = None if fused is None else handles[1]
-            self._bind_messages(streamed, kernels, replay_of, bind(order, own), bind())
+            find = _finds(streamed, None if fused is None else handles[1])
+            self._bind_messages(find, replay_of, bind(order, own), bind())
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
             self._try_exchange = replay_of(
                 self._usual_addresses, bind(order), enqueue=streamed.replay_alone
@@ -108,23 +111,12 @@ class CudaEngine(CudaPlanEngine):
 
     def _bind_messages(
         self,
-        streamed: StreamedRoutes,
-        kernels: dict[Any, int] | None,
+        find: Find,
         replay_of: Callable[..., FastCall],
         on_own: LastStream,
         on_users: LastStream,
     ) -> None:
-        """Replay exchanges by messages, and the graphs of fused kernels beside them, if any.
-
-        For fields of any alignment, since they are found by their addresses.
-        """
-
-        def find(key: Any) -> tuple[int | None, Replayed] | None:
-            graph, messages = None if kernels is None else kernels.get(key), streamed.find(key)
-            if messages is None or (graph is None and kernels is not None):
-                return None
-            return graph, messages
-
+        """Replay exchanges by MPI, and the graphs of fused kernels beside them, if any."""
         self._try_exchange = replay_of(find, on_own, enqueue=self._replay)
         begin = replay_of(find, on_own, enqueue=self._replay_start, with_tensors=False)
 
@@ -214,14 +206,14 @@ class CudaEngine(CudaPlanEngine):
             self._wait(call, entered)
         else:
             if streamed is not None:
-                streamed.start(entered[0], addresses)
+                streamed.start(entered[0], addresses, is_captured=entered[3])
             if fused is not None:
                 self._launch_in_order(fused.alone, entered, addresses)
             if streamed is not None:
                 streamed.receive(addresses)
                 self._send_by_nccl(streamed, entered)
             self._flags.calls[0] += 1
-            self._wait_streamed(call, entered[0])
+            self._wait_streamed(call, entered)
         self._leave(entered)
 
     def _start(self, call: Call, entered: StreamInfo) -> None:
@@ -232,7 +224,7 @@ class CudaEngine(CudaPlanEngine):
             # The kernel on the plan's own stream and the packs do not wait for each other.
             self._follow_user(handle)
         if streamed is not None:
-            streamed.start(handle, addresses)
+            streamed.start(handle, addresses, is_captured=is_captured)
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior. The plan's own
             # stream lives as long as the plan, which waits for it before it closes.
@@ -253,7 +245,7 @@ class CudaEngine(CudaPlanEngine):
         is_on_own = streamed is not None and streamed.nccl is not None
         if is_on_own:
             self._join(handle)
-        self._wait_streamed(call, handle)
+        self._wait_streamed(call, entered)
         if fused is not None and not is_on_own:
             self._join(handle)
 
@@ -262,12 +254,13 @@ class CudaEngine(CudaPlanEngine):
         if (messages := streamed.nccl) is not None:
             self._in_order(lambda: messages.enqueue(entered[0]), entered)
 
-    def _wait_streamed(self, call: Call, handle: int) -> None:
+    def _wait_streamed(self, call: Call, entered: StreamInfo) -> None:
         fields, addresses, (streamed, _) = call
         if streamed is None:
             return
+        handle, _, _, is_captured = entered
         try:
-            streamed.wait(handle, addresses)
+            streamed.wait(handle, addresses, is_captured=is_captured)
         except BaseException:
             never_free(fields)  # a message may still arrive
             raise
@@ -312,6 +305,11 @@ class CudaEngine(CudaPlanEngine):
         routes.replay_messages(messages, handle, where)
         if graph is not None:
             self._join(handle)
+
+    def _replay_nccl(self, found: tuple[int | None, Any], handle: int, where: str) -> None:
+        graph, messages = found
+        routes: Any = self._launches[0].streamed
+        routes.replay_nccl(messages, graph, handle, where)
 
     def _replay_start(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
         """Begin such an exchange, up to the sends."""
@@ -383,6 +381,21 @@ class CudaEngine(CudaPlanEngine):
             )
         self._follow(entered)
         return entered
+
+
+def _finds(streamed: StreamedRoutes, kernels: dict[Any, int] | None) -> Find:
+    """Return the function of a key to the graph of the fused kernel, if any, and the messages.
+
+    For fields of any alignment, since they are found by their addresses.
+    """
+
+    def find(key: Any) -> tuple[int | None, Replayed] | None:
+        graph, messages = None if kernels is None else kernels.get(key), streamed.find(key)
+        if messages is None or (graph is None and kernels is not None):
+            return None
+        return graph, messages
+
+    return find
 
 
 def _never(*_: Any) -> bool:

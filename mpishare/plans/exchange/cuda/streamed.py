@@ -105,17 +105,18 @@ class StreamedRoutes:
             self._beside_in_place = pack(by_stream)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
-        """Pack and unpack by graphs from now on, if an exchange is only MPI messages.
+        """Pack and unpack by graphs from now on, if an exchange is only messages of one kind.
 
         They are published in `handles`.
         """
-        if len(self._unpacks_of_mpi) != 1 or self._has_signals:
+        unpacks = self._unpacks + self._unpacks_of_mpi
+        if len(unpacks) != 1 or self._has_signals:
             return
         pointers, where = launcher.pointers, launcher.where
         self._handles = handles
         self._graphs = (
             GraphCache(pointers, where, self._pack, capturing, handles[0]),
-            GraphCache(pointers, where, self._unpacks_of_mpi[0], capturing, handles[1]),
+            GraphCache(pointers, where, unpacks[0], capturing, handles[1]),
         )
 
     @property
@@ -127,7 +128,7 @@ class StreamedRoutes:
         return self._mpi is not None
 
     def find(self, key: Any) -> Replayed | None:
-        """Return the replay of a whole exchange by MPI, if it is cached."""
+        """Return the replay of a whole exchange by messages, if it is cached."""
         if self._in_place is not None and self._beside_in_place is None:
             messages = self._in_place.bound.get(key)
             if messages is not None:
@@ -180,6 +181,18 @@ class StreamedRoutes:
         launch_graph(found[1], stream, where)
         self._backend.record(mpi.unpacked, stream)
 
+    def replay_nccl(
+        self, found: tuple[int, int], kernel: int | None, stream: int, where: str
+    ) -> None:
+        """Do an exchange by NCCL, and by the graph of the fused kernel, if any, before it."""
+        nccl: Any = self.nccl
+        pack, unpack = found
+        launch_graph(pack, stream, where)
+        if kernel is not None:
+            launch_graph(kernel, stream, where)
+        nccl.enqueue(stream)
+        launch_graph(unpack, stream, where)
+
     def replay_alone(self, addresses: tuple[int, ...], stream: int, where: str) -> None:  # noqa: ARG002
         """Do an exchange with no other rank."""
         self._pointers[:] = [*addresses]
@@ -189,14 +202,14 @@ class StreamedRoutes:
         for cache in self._graphs or ():
             cache.close()
 
-    def start(self, stream: int, addresses: tuple[int, ...]) -> None:
+    def start(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
         if self._in_place_of(addresses) is not None:
             if self._beside_in_place is not None:
                 self._beside_in_place.enqueue(stream)
         elif self._graphs is not None:
-            self._graphs[0].enqueue(stream, addresses, is_captured=False)
+            self._graphs[0].enqueue(stream, addresses, is_captured=is_captured)
         else:
             self._pack.enqueue(stream)
         self._handshake.ready.enqueue(stream)
@@ -214,25 +227,36 @@ class StreamedRoutes:
         if self._backend.is_event_done(self._mpi.unpacked):
             self._mpi.messages.receive()
 
-    def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
+    def wait(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
         self._handshake.seen.enqueue(stream)
+        if self._mpi is None:
+            self._unpack(self._unpacks, stream, addresses, is_captured=is_captured)
+            return
         for launch in self._unpacks:
             launch.enqueue(stream)
-        if self._mpi is None:
-            return
         in_place = self._in_place_of(addresses)
         self._wait_on_host(driver.is_event_done, self._mpi.packed, self._where)
         (in_place or self._mpi.messages).exchange()
         if in_place is not None:
             return
-        if self._graphs is not None:
-            self._graphs[1].enqueue(stream, addresses, is_captured=False)
-        else:
-            for launch in self._unpacks_of_mpi:
-                launch.enqueue(stream)
+        self._unpack(self._unpacks_of_mpi, stream, addresses, is_captured=is_captured)
         self._backend.record(self._mpi.unpacked, stream)
+
+    def _unpack(
+        self,
+        launches: Sequence[driver.Launch],
+        stream: int,
+        addresses: tuple[int, ...],
+        *,
+        is_captured: bool,
+    ) -> None:
+        if self._graphs is not None:
+            self._graphs[1].enqueue(stream, addresses, is_captured=is_captured)
+        else:
+            for launch in launches:
+                launch.enqueue(stream)
 
     def _in_place_of(self, addresses: tuple[int, ...]) -> MpiMessages | None:
         """Return the messages of fields that need no packing, else None."""
