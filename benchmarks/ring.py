@@ -38,7 +38,7 @@ class Ring(Problem):
     def __init__(self, session: Session, nbytes: int, steps: Sequence[int] = (-1, 1)) -> None:
         node = session.node
         self.session, self.comm, self.node = session, session.comm, node
-        self.words, self.side_nbytes = nbytes // 8, nbytes
+        self.words = nbytes // 8
         # Ranks in node.comm; this rank itself where it is alone.
         self.targets = [(node.rank + step) % node.size for step in steps]
         self.sources = [(node.rank - step) % node.size for step in steps]

@@ -50,8 +50,6 @@ class Problem:
     #: The sides, whose faces may move at the same time.
     sides: tuple[Side, ...]
     check: Any  # a `Check`, or what fills, poisons, verifies and counts as that does
-    #: What leaves through a side.
-    side_nbytes: int
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
     #: variant may put into any memory; otherwise it packs.
     has_buffers = False
@@ -262,7 +260,6 @@ class Grid(Problem):
         self.session = session
         self.naxes, self.n, self.width = naxes, block.n, block.width
         self.count, self.corners, self.shape = block.count, block.corners, block.shape
-        self.side_nbytes = block.face_nbytes * block.count
         #: The axes of a field that the cart cuts.
         self.axes = tuple(range(naxes))
         dims = MPI.Compute_dims(session.comm.size, naxes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import math
 import sys
 from typing import Any
 
@@ -16,7 +15,6 @@ from mpishare.errors import HandleError, UnsupportedError
 
 _EXTENSION = "ml_dtypes"
 _RECORD = "record"
-_MAX_AXES = getattr(np, "MAXDIMS", 64)  # NumPy 2 has no name for it
 
 
 def dump(dtype: np.dtype[Any]) -> str:
@@ -70,12 +68,3 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
         return np.dtype((np.record, numpy_format.descr_to_dtype(descr[1])))
     dtype: np.dtype[Any] = numpy_format.descr_to_dtype(descr)
     return dtype
-
-
-def can_be_array(shape: tuple[int, ...], itemsize: int) -> bool:
-    """Whether NumPy can make an array of this shape, which another process may have made up.
-
-    NumPy counts an extent of 0 as 1 where it checks whether the number of bytes fits into a word.
-    """
-    nbytes = math.prod(max(extent, 1) for extent in shape) * max(itemsize, 1)
-    return len(shape) <= _MAX_AXES and min(shape, default=0) >= 0 and nbytes < 1 << 62
