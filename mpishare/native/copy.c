@@ -139,6 +139,23 @@ void zero_line(const Axis *axis, size_t run, char *to, const char *from)
         memset(to + offset(axis->to_at, axis->to, at), 0, nbytes_of(axis, run, at));
 }
 
+static void single_run(char *to, const char *from, size_t nbytes)
+{
+    for (size_t at = 0; at < nbytes; at += sizeof(double)) {
+        double number;
+        memcpy(&number, from + at, sizeof number);
+        number = (float)number;
+        memcpy(to + at, &number, sizeof number);
+    }
+}
+
+void single_line(const Axis *axis, size_t run, char *to, const char *from)
+{
+    for (int64_t at = 0; at < axis->count; at++)
+        single_run(to + offset(axis->to_at, axis->to, at),
+                   from + offset(axis->from_at, axis->from, at), nbytes_of(axis, run, at));
+}
+
 #define ADD(number, type, wide)                                                                     \
     static inline void add_run_##number(char *to, const char *from, size_t run)                      \
     {                                                                                              \

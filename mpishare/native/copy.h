@@ -19,6 +19,7 @@ typedef void (*Line)(const Axis *axis, size_t run, char *to, const char *from);
 
 void copy_line(const Axis *axis, size_t run, char *to, const char *from);
 void zero_line(const Axis *axis, size_t run, char *to, const char *from);
+void single_line(const Axis *axis, size_t run, char *to, const char *from); /* doubles, rounded */
 
 /* How elements of a dtype are added: one by one, or as pairs of numbers. */
 typedef struct {

@@ -94,6 +94,7 @@ typedef struct {
     uint64_t *entries;
     uint64_t epoch;
     long long windows_version;
+    bool is_rounded; /* doubles go through floats */
     bool is_reverse; /* cells are added, in the order of the senders */
     bool is_located; /* any field */
     bool reads_windows; /* where other ranks have their fields */

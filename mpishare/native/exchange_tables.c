@@ -137,6 +137,8 @@ static int read_part(Exchange *self, PyObject *spec, void *made)
         require(!part->buffers[0] == !part->buffers[1], "a buffer for each parity, or none") ||
         read_copy(self, staged, &part->staged) || read_copy(self, direct, &part->direct))
         return -1;
+    if (self->is_rounded)
+        part->staged.line = part->direct.line = single_line;
     part->reads = read_each(self, reads, sizeof(Read), read_read, &part->nreads);
     return part->reads ? 0 : -1;
 }
@@ -214,6 +216,7 @@ static int read_sender(Exchange *self, PyObject *spec, void *made)
     if (!sender->parts || require(sender->control && sender->state, "a rank has no control word"))
         return -1;
     for (Part *part = sender->parts; part < sender->parts + sender->nparts; part++) {
+        part->staged.line = copy_line; /* its sender rounded it */
         if (require(part->is_direct || (part->buffers[0] && !sender->is_own),
                     "a part comes from nowhere") ||
             (self->is_reverse && let_add(self->fields + part->field, part)))
@@ -255,15 +258,16 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     static char *names[] = {"owner",      "context",    "agreement", "recordings",
                             "array_type", "busy",       "words",     "fields",
                             "receivers",  "senders",    "out",       "zeroed",
-                            "is_reverse", "nbytes",     "looks_per_yield", NULL};
+                            "is_reverse", "is_rounded", "nbytes",    "looks_per_yield",
+                            NULL};
     PyObject *owner, *busy, *fields, *receivers, *senders, *out, *zeroed;
     unsigned long long ready, consumed, even, odd;
-    int is_reverse;
+    int is_reverse, is_rounded;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOO!OO!(KKKK)OOOOOpni", names, &owner, &self->context,
+            arguments, keywords, "OOOO!OO!(KKKK)OOOOOppni", names, &owner, &self->context,
             &self->agreement, &PyList_Type, &self->recordings, &self->array_type,
             &PyByteArray_Type, &busy, &ready, &consumed, &even, &odd, &fields, &receivers, &senders,
-            &out, &zeroed, &is_reverse, &self->nbytes, &self->looks_per_yield))
+            &out, &zeroed, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
         return -1;
     self->owner = Py_NewRef(owner);
     self->held = Py_BuildValue("[OOOOO]", self->context, self->agreement, self->recordings,
@@ -278,6 +282,7 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     self->tables[1] = (uint64_t *)(uintptr_t)odd;
     self->windows_version = -1;
     self->is_reverse = is_reverse;
+    self->is_rounded = is_rounded;
     if (read_fields(self, fields) ||
         !(self->receivers = read_each(self, receivers, sizeof(Receiver), read_receiver,
                                       &self->nreceivers)) ||

@@ -63,6 +63,11 @@ class PlanSetup:
         return self.held.group
 
     @property
+    def wire(self) -> str | None:
+        """The type in which cells travel, if it is not that of the fields."""
+        return self.same.get("wire")
+
+    @property
     def mine(self) -> list[FieldLayout]:
         """The layouts of this rank's fields."""
         return self.layouts[self.comm.rank]

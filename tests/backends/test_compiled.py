@@ -17,6 +17,7 @@ from mpishare.plans.exchange.host.compiled_route import adds
 from mpishare.plans.exchange.host.messages import add
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
+from tests.helpers.wires import differ, hard, rounded
 
 SO = "_host.abi3.so"
 
@@ -131,6 +132,7 @@ def exchange_within(module, layout, words, copies, **others):
         "out": (),
         "zeroed": (),
         "is_reverse": False,
+        "is_rounded": False,
         "nbytes": 1,
         "looks_per_yield": 1,
     }
@@ -261,6 +263,23 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
         )
         assert exchange.try_exchange((array,))
         assert array.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("skew", [0, 1], ids=["aligned", "at odd addresses"])
+def test_doubles_that_go_through_floats(module, skew):
+    """Of rows and of places, in runs and one by one."""
+    numbers = hard(np.random.default_rng(skew), 16 * 9, "f8", "float32").reshape(16, 9)
+    for to, source in ((slice(0, 4), slice(4, 8)), (np.array([2, 0, 1]), np.array([9, 8, 15]))):
+        array = np.ndarray((16, 9), "f8", np.zeros(8 * 16 * 9 + 1, "u1"), skew)
+        array[...] = numbers
+        layout, words = layout_of(array), np.zeros(128, "u8")
+        for columns in (slice(0, 9), slice(1, 9, 3)):
+            keys = (to, columns), (source, columns)
+            copy = lower(*(Cells.of_key(layout, key) for key in keys), 8, by=Cells.of_array(array))
+            exchange = exchange_within(module, layout, words, [copy], is_rounded=True)
+            assert exchange.try_exchange((array,))
+            assert differ(array[keys[0]], rounded(numbers[keys[1]], "float32")) == 0
+        assert differ(array[10:], numbers[10:]) == 0
 
 
 def test_which_numbers_are_added(module):

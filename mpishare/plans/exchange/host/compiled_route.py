@@ -52,7 +52,8 @@ class CompiledRoute(HostRoute):
         super().__init__(setup)
         self._context, self._layouts = setup.context, setup.layouts
         # Ghosts that are added are zeroed at once, and so never read where they are.
-        self._peer_reads = PeerReads(setup, () if setup.adds else setup.sends)
+        # What is rounded on the way is not read as it is.
+        self._peer_reads = PeerReads(setup, () if setup.adds or setup.wire else setup.sends)
         self._peers, self._call = self._peer_reads.peers, f"{setup.name}: exchange"
         self._staging = Staging(setup, self._peer_reads.keys)
 
@@ -82,6 +83,7 @@ class CompiledRoute(HostRoute):
             out=tuple(map(self._lower, parts.outgoing)),
             zeroed=tuple(self._lower_zeroed(sends)) if setup.adds else (),
             is_reverse=setup.adds,
+            is_rounded=setup.wire is not None,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )

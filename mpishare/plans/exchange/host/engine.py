@@ -32,8 +32,15 @@ if TYPE_CHECKING:
 
 def _within_node(setup: RoutedSetup) -> HostRoute:
     """Make the route in C where all ranks have it and it knows these numbers; else by messages."""
-    known = (not setup.adds or adds(setup.context.compiled, each.dtype) for each in setup.mine)
-    return CompiledRoute(setup) if setup.is_compiled and all(known) else MessageRoute(setup)
+    return CompiledRoute(setup) if setup.is_compiled and _is_known(setup) else MessageRoute(setup)
+
+
+def _is_known(setup: RoutedSetup) -> bool:
+    """Whether C adds or rounds these numbers, where the plan does; it does not do both."""
+    if setup.adds:
+        module = setup.context.compiled
+        return not setup.wire and all(adds(module, each.dtype) for each in setup.mine)
+    return setup.wire in (None, "float32")
 
 
 ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {
