@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(512) fused_ll(
 ) {
     const Word epoch = *const_cast<volatile Word*>(epochs + blockIdx.x) + 1;
     const Item& item = items.at[blockIdx.x >> log_chunks];
-    const unsigned per_chunk = CHUNK_NBYTES >> (__ffs(item.part.unit) - 1);
+    const unsigned per_chunk = CHUNK_NBYTES >> (__ffs(packed_unit(item.part)) - 1);
     const unsigned first = (blockIdx.x & ((1 << log_chunks) - 1)) * per_chunk;
     if (first >= item.nunits) return;
     char* packed = packed_of(item, epoch);

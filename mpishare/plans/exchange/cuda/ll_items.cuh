@@ -84,6 +84,57 @@ __device__ __noinline__ void get_ll_narrow(
     wait.end();
 }
 
+#ifdef WIRE
+const unsigned PER_WORD = 4 / sizeof(Wire);
+struct Wires {
+    Wire at[PER_WORD];
+};
+
+// As many numbers per store as fill 4 bytes.
+template <class Number>
+__device__ __noinline__ void put_ll_rounded(
+    const Item& item, Range range, char* field, char* packed, Word epoch
+) {
+#pragma unroll 1
+    for (unsigned i = threadIdx.x * PER_WORD; i < range.nunits; i += blockDim.x * PER_WORD) {
+        const unsigned unit = range.first + i;
+        Wires wires = {};
+        for (unsigned k = 0; k < PER_WORD; ++k)
+            if (i + k < range.nunits)
+                wires.at[k] = Wire(*reinterpret_cast<Number*>(field + offset_of(item.part, unit + k)));
+        LL<Wires>::of(wires).put(words_of<Wires>(packed, unit / PER_WORD), epoch << 32);
+    }
+}
+
+template <class Number>
+__device__ __noinline__ void get_ll_rounded(
+    const Item& item, Range range, char* field, char* packed, Wait wait
+) {
+#pragma unroll 1
+    for (unsigned i = threadIdx.x * PER_WORD; i < range.nunits; i += blockDim.x * PER_WORD) {
+        const unsigned unit = range.first + i;
+        LL<Wires> words;
+        while (!words.get(words_of<Wires>(packed, unit / PER_WORD), wait.epoch << 32))
+            if (!wait.keep_waiting()) return;
+        const Wires wires = words.value();
+        for (unsigned k = 0; k < PER_WORD; ++k)
+            if (i + k < range.nunits)
+                *reinterpret_cast<Number*>(field + offset_of(item.part, unit + k)) =
+                    static_cast<Number>(wires.at[k]);
+    }
+    wait.end();
+}
+
+__device__ __forceinline__ void run_ll(
+    const Item& item, Range range, char* field, char* packed, const Wait& wait
+) {
+    const bool is_double = item.part.unit == 8, puts = item.kind == PUT_LL;
+    if (puts && is_double) put_ll_rounded<double>(item, range, field, packed, wait.epoch);
+    else if (puts) put_ll_rounded<float>(item, range, field, packed, wait.epoch);
+    else if (is_double) get_ll_rounded<double>(item, range, field, packed, wait);
+    else get_ll_rounded<float>(item, range, field, packed, wait);
+}
+#else
 // Runs an item of kind PUT_LL or GET_LL by all threads of a block.
 __device__ __forceinline__ void run_ll(
     const Item& item, Range range, char* field, char* packed, const Wait& wait
@@ -99,3 +150,4 @@ __device__ __forceinline__ void run_ll(
         else get_ll_narrow(item, range, field, packed, wait);
     }
 }
+#endif

@@ -34,7 +34,7 @@ __device__ void sum(const Item& item, const Fields& fields, const char* from) {
         unsigned unit = item.first + i;
         Number& cell = *reinterpret_cast<Number*>(field + offset_of(item.part, unit));
         const char* packed = from + offset_of(*item.target, unit);
-        cell = static_cast<Number>(cell + *reinterpret_cast<const Number*>(packed));
+        cell = static_cast<Number>(cell + packed_number<Number>(packed));
     }
 }
 

@@ -10,7 +10,7 @@
 #ifndef TILED
 #define TILED 0
 #endif
-const int ROW_DEPTH = DEPTH > 1 ? DEPTH : 2; // of cells that lie in a row
+#include "numbers.cuh"
 
 // The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
 // last axis fastest.
@@ -80,17 +80,46 @@ __device__ __forceinline__ long long offset_of(const Part& part, unsigned unit) 
     return at;
 }
 
-template <class Unit, int COUNT>
+#ifdef WIRE
+#include "wire.cuh"
+#else
+const int ROW_DEPTH = DEPTH > 1 ? DEPTH : 2; // units in flight of cells that lie in a row
+const int MIN_ROW_UNIT = 8;
+
+// The bytes of a unit where it lies packed.
+__device__ __forceinline__ int packed_unit(const Part& part) { return part.unit; }
+
+// What is stored for a unit that was read.
+template <class To, class From>
+__device__ __forceinline__ To carried(From unit) { return unit; }
+
+template <class Number>
+__device__ __forceinline__ Number packed_number(const char* packed) {
+    return *reinterpret_cast<const Number*>(packed);
+}
+#endif
+
+template <class From, class To, int COUNT>
 __device__ __forceinline__ void copy_units(char* const* from, char* const* to, bool zeroes) {
-    Unit unit[COUNT];
+    From unit[COUNT];
 #pragma unroll
-    for (int k = 0; k < COUNT; ++k) unit[k] = *reinterpret_cast<Unit*>(from[k]);
+    for (int k = 0; k < COUNT; ++k) unit[k] = *reinterpret_cast<From*>(from[k]);
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
-        *reinterpret_cast<Unit*>(to[k]) = unit[k];
-        if (zeroes) *reinterpret_cast<Unit*>(from[k]) = Unit();
+        *reinterpret_cast<To*>(to[k]) = carried<To>(unit[k]);
+        if (zeroes) *reinterpret_cast<From*>(from[k]) = From();
     }
 }
+
+#ifdef WIRE
+// From field to field numbers are rounded all the same.
+template <class Number, int COUNT, bool SCATTERS>
+__device__ __forceinline__ void copy_numbers(int kind, char* const* from, char* const* to) {
+    if (SCATTERS) copy_units<Number, Number, COUNT>(from, to, false);
+    else if (kind == UNPACK) copy_units<Wire, Number, COUNT>(from, to, false);
+    else copy_units<Number, Wire, COUNT>(from, to, kind == PACK_AND_ZERO);
+}
+#endif
 
 // Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread. SCATTERS:
 // `other` is a field, with cells `item.target`; else the packed cells.
@@ -105,24 +134,29 @@ __device__ __forceinline__ void copy_units_of(
         unsigned unit = item.first + i + k * blockDim.x;
         char* cell = field + offset_of(item.part, unit);
         char* there = other + (SCATTERS ? offset_of(*item.target, unit)
-                                        : static_cast<long long>(unit) * item.part.unit);
+                                        : static_cast<long long>(unit) * packed_unit(item.part));
         from[k] = !SCATTERS && item.kind == UNPACK ? there : cell;
         to[k] = !SCATTERS && item.kind == UNPACK ? cell : there;
     }
+#ifdef WIRE
+    if (item.part.unit == 8) copy_numbers<double, COUNT, SCATTERS>(item.kind, from, to);
+    else copy_numbers<float, COUNT, SCATTERS>(item.kind, from, to);
+#else
     const bool zeroes = item.kind == PACK_AND_ZERO;
     switch (item.part.unit) {
-        case 16: copy_units<uint4, COUNT>(from, to, zeroes); break;
-        case 8: copy_units<unsigned long long, COUNT>(from, to, zeroes); break;
-        case 4: copy_units<unsigned, COUNT>(from, to, zeroes); break;
-        case 2: copy_units<unsigned short, COUNT>(from, to, zeroes); break;
-        default: copy_units<unsigned char, COUNT>(from, to, zeroes);
+        case 16: copy_units<uint4, uint4, COUNT>(from, to, zeroes); break;
+        case 8: copy_units<unsigned long long, unsigned long long, COUNT>(from, to, zeroes); break;
+        case 4: copy_units<unsigned, unsigned, COUNT>(from, to, zeroes); break;
+        case 2: copy_units<unsigned short, unsigned short, COUNT>(from, to, zeroes); break;
+        default: copy_units<unsigned char, unsigned char, COUNT>(from, to, zeroes);
     }
+#endif
 }
 
 // Wide units in one row with equal steps, as most large faces are: no division finds them, and more
 // of them are in flight.
 __device__ __forceinline__ bool is_row(const Part& part) {
-    return part.axes == 1 && part.along < 0 && part.unit >= 8;
+    return part.axes == 1 && part.along < 0 && part.unit >= MIN_ROW_UNIT;
 }
 
 struct Row {
@@ -134,31 +168,46 @@ __device__ __forceinline__ Row row_of(const Part& part, char* field, unsigned fi
     return {field + part.first + part.step[0] * (first + threadIdx.x), part.step[0]};
 }
 
-template <class Unit>
+template <class From, class To>
 __device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits) {
     const unsigned stride = blockDim.x;
     const long long from_step = from.step * stride, to_step = to.step * stride;
     unsigned i = threadIdx.x;
     for (; i + (ROW_DEPTH - 1) * stride < nunits; i += ROW_DEPTH * stride) {
-        Unit unit[ROW_DEPTH];
+        From unit[ROW_DEPTH];
 #pragma unroll
         for (int k = 0; k < ROW_DEPTH; ++k)
-            unit[k] = *reinterpret_cast<Unit*>(from.at + k * from_step);
+            unit[k] = *reinterpret_cast<From*>(from.at + k * from_step);
 #pragma unroll
         for (int k = 0; k < ROW_DEPTH; ++k)
-            *reinterpret_cast<Unit*>(to.at + k * to_step) = unit[k];
+            *reinterpret_cast<To*>(to.at + k * to_step) = carried<To>(unit[k]);
         from.at += ROW_DEPTH * from_step;
         to.at += ROW_DEPTH * to_step;
     }
 #pragma unroll 1
     for (; i < nunits; i += stride, from.at += from_step, to.at += to_step)
-        *reinterpret_cast<Unit*>(to.at) = *reinterpret_cast<Unit*>(from.at);
+        *reinterpret_cast<To*>(to.at) = carried<To>(*reinterpret_cast<From*>(from.at));
 }
 
+#ifdef WIRE
+template <class Number, bool SCATTERS>
+__device__ __forceinline__ void copy_row_of(const Item& item, Row from, Row to) {
+    if (SCATTERS) copy_row<Number, Number>(from, to, item.nunits);
+    else if (item.kind == UNPACK) copy_row<Wire, Number>(from, to, item.nunits);
+    else copy_row<Number, Wire>(from, to, item.nunits);
+}
+#endif
+
+template <bool SCATTERS>
 __device__ __forceinline__ void copy_rows(const Item& item, Row cells, Row other) {
     const Row from = item.kind == UNPACK ? other : cells, to = item.kind == UNPACK ? cells : other;
-    if (item.part.unit == 16) copy_row<uint4>(from, to, item.nunits);
-    else copy_row<unsigned long long>(from, to, item.nunits);
+#ifdef WIRE
+    if (item.part.unit == 8) copy_row_of<double, SCATTERS>(item, from, to);
+    else copy_row_of<float, SCATTERS>(item, from, to);
+#else
+    if (item.part.unit == 16) copy_row<uint4, uint4>(from, to, item.nunits);
+    else copy_row<unsigned long long, unsigned long long>(from, to, item.nunits);
+#endif
 }
 
 template <bool SCATTERS>
@@ -173,8 +222,8 @@ __device__ __forceinline__ void copy_cells(const Item& item, char* field, char* 
 // Stores an item into the cells `item.target` of a field. Apart from the code of most copies.
 __device__ __noinline__ void scatter_item(const Item& item, char* field, char* into) {
     if (is_row(item.part) && is_row(*item.target))
-        copy_rows(item, row_of(item.part, field, item.first),
-                  row_of(*item.target, into, item.first));
+        copy_rows<true>(item, row_of(item.part, field, item.first),
+                        row_of(*item.target, into, item.first));
     else copy_cells<true>(item, field, into);
 }
 
@@ -192,9 +241,9 @@ __device__ void copy_item(const Item& item, const Fields& fields, char* packed) 
 #endif
     if (item.kind == LOCAL) return scatter_item(item, field, fields.at[item.target->field]);
     if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
-        const long long unit = item.part.unit;
+        const long long unit = packed_unit(item.part);
         const Row other = {packed + unit * (item.first + threadIdx.x), unit};
-        return copy_rows(item, row_of(item.part, field, item.first), other);
+        return copy_rows<false>(item, row_of(item.part, field, item.first), other);
     }
     copy_cells<false>(item, field, packed);
 }
