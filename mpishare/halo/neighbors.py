@@ -14,6 +14,7 @@ from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.memory.arguments import is_int
 from mpishare.plans.message import Message, Part, parts_of_fields
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
+from mpishare.plans.wire import require_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import ArrayLike
 
-    from mpishare.memory.types import BackendName, Fields, RouteName
+    from mpishare.memory.types import BackendName, Fields, RouteName, WireName
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
@@ -61,6 +62,8 @@ class NeighborExchange(Plan):
         `Layout` that of the node. Without `node` it decides which node is kept.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        The type in which cells of a wider one travel, as for `HaloExchange`.
 
     Raises
     ------
@@ -84,9 +87,10 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
+        wire: WireName | None = None,
     ) -> None:
         def describe(found: GivenFields) -> Description:
-            same, extent = _axes_of(found, axis)
+            same, extent = _axes_of(found, axis, wire)
             places = (
                 _checked("sends", sends, comm.size, extent),
                 _checked("recvs", recvs, comm.size, extent),
@@ -98,7 +102,7 @@ class NeighborExchange(Plan):
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             _require_counts(agreed.geometry)
-            super().__init__(agreed, _PlaceCells(agreed.setup, agreed.kept, axis))
+            super().__init__(agreed, _PlaceCells(agreed.setup, agreed.kept, axis, wire))
 
     @classmethod
     def from_global_ids(
@@ -112,6 +116,7 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         backend: Literal["auto"] | BackendName = "auto",
         require: RouteName | Sequence[RouteName] | None = None,
+        wire: WireName | None = None,
     ) -> Self:
         """Make the exchange that brings to each ghost the cell with its global id.
 
@@ -128,7 +133,7 @@ class NeighborExchange(Plan):
             may be a copy of this rank's own cell.
         n_owned : int
             The number of cells that this rank owns.
-        fields, axis, node, backend, require
+        fields, axis, node, backend, require, wire
             As for `NeighborExchange`.
 
         Raises
@@ -155,7 +160,7 @@ class NeighborExchange(Plan):
         """
 
         def describe(found: GivenFields) -> Description:
-            same, extent = _axes_of(found, axis)
+            same, extent = _axes_of(found, axis, wire)
             kept = Ids(ids, n_owned, extent)
             return Description({"made of": "global ids", **same}, kept=kept)
 
@@ -163,7 +168,7 @@ class NeighborExchange(Plan):
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_fields(start, fields, require, describe)
             places = find_places(agreed.setup.comm, _CALL, agreed.kept)
-            Plan.__init__(made, agreed, _PlaceCells(agreed.setup, places, axis))
+            Plan.__init__(made, agreed, _PlaceCells(agreed.setup, places, axis, wire))
         return made
 
     def _describe(self) -> str:
@@ -178,12 +183,12 @@ class NeighborExchange(Plan):
 class _PlaceCells:
     """The cells at places of fields, to send and to receive, as `Plan` takes them."""
 
-    def __init__(self, setup: PlanSetup, places: Sequence[Places], axis: Any) -> None:
-        self._places, self._axis = places, axis
+    def __init__(self, setup: PlanSetup, places: Sequence[Places], axis: Any, wire: Any) -> None:
+        self._places, self._axis, self._wire = places, axis, wire
         self._extent = setup.mine[0].shape[setup.same["axis"][0]]
 
     def describe(self, found: GivenFields) -> Description:
-        same, extent = _axes_of(found, self._axis)
+        same, extent = _axes_of(found, self._axis, self._wire)
         if extent != self._extent:
             raise ValueError(
                 f"field 0 has {extent} places along axis {self._axis}, the plan was made for "
@@ -208,8 +213,11 @@ class _PlaceCells:
         return sends, recvs
 
 
-def _axes_of(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
-    """Return each field's axis and the extents of its others, and the extent along the axis."""
+def _axes_of(given: GivenFields, axis: Any, wire: Any) -> tuple[dict[str, Any], int]:
+    """Return what is the same on all ranks, and the extent along the axis.
+
+    The former are each field's axis, the extents of its others, and the wire.
+    """
     if given.takes_any:
         axis = 0
         if len(given.layouts[0].shape) != 1:
@@ -230,7 +238,8 @@ def _axes_of(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
         extents.add(field.shape[axis])
     if len(extents) > 1:
         raise ValueError(f"fields have different extents along axis {axis}: {sorted(extents)}")
-    return {"axis": axes, "other axes": other_axes}, extents.pop()
+    same = {"axis": axes, "other axes": other_axes, "wire": require_wire(wire, given)}
+    return same, extents.pop()
 
 
 def _require_distinct(sends: Places, recvs: Places) -> None:

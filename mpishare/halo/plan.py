@@ -179,7 +179,8 @@ class Plan(RoutedPlan):
         fields = f"fields={name_fields(self._setup.mine)}"
         if self._setup.takes_any:
             fields = f"any fields, {len(self._fields.setups) - 1} seen"
-        return f"{fields}, routes={self._named_routes()}"
+        wire = f", wire={self._setup.wire}" if self._setup.wire else ""
+        return f"{fields}, routes={self._named_routes()}{wire}"
 
     @property
     def _engines(self) -> list[Engine]:

@@ -60,6 +60,7 @@ Stream: TypeAlias = int | _StreamOfCuPy | _StreamOfPyTorch | _StreamOfAny
 GivenDevice: TypeAlias = int | str | _DeviceOfCuPy
 BackendName: TypeAlias = Literal["cuda", "host"]
 RouteName: TypeAlias = Literal["fused", "copy", "pinned", "nccl", "host", "mpi-gpu", "mpi"]
+WireName: TypeAlias = Literal["float32", "float16", "bfloat16"]
 OperationName: TypeAlias = Literal[
     "sum", "max", "min", "prod", "maxloc", "minloc", "land", "lor", "lxor", "band", "bor", "bxor"
 ]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from mpishare.memory.numbers import NUMBERS
 from mpishare.plans.exchange.cuda.records import RECORDS, SIZE_OPTIONS
 from mpishare.plans.gpu.sources import source
+from mpishare.plans.wire import WIRES
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 
@@ -19,10 +21,12 @@ def test_there_are_kernels():
 # What includes work_items.cuh is compiled in the forms in which it is used, each form of a source
 # on one architecture: no code depends on both.
 IN_FORMS = [path for path in SOURCES if "DEPTH" in source(path)]
+ROUNDED = [*enumerate(NUMBERS[name].kernel for name in WIRES)]
 FORMS = [
     *((path, "DEPTH=1", each) for path in SOURCES for each in ARCHITECTURES),
     *((path, "DEPTH=4", ARCHITECTURES[n % 4]) for n, path in enumerate(IN_FORMS)),
     *((path, f"TILED={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(5)),
+    *((path, f"WIRE={each}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n, each in ROUNDED),
 ]
 
 

@@ -48,8 +48,9 @@ class Buffers(PlanBuffers):
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
         if sends or recvs:
             self.mpi = MpiBuffers(
-                self._comm, self._name, sends, recvs, each.layouts, on_gpu=on_gpu, adds=each.adds
-            )
+                self._comm, self._name, sends, recvs, each.layouts,
+                on_gpu=on_gpu, packs=each.adds or each.wire is not None,
+            )  # fmt: skip
 
     @property
     def nbytes(self) -> int:

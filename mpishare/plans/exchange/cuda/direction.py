@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError
 from mpishare.plans.message import Part, PartKey, parts_sent, received, sent
+from mpishare.plans.wire import narrowed
 from mpishare.runtime.route import COPY, FUSED, LOCAL
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
+    from mpishare.plans.wire import AnyMessage
     from mpishare.runtime.route import Route
 
 
@@ -29,7 +31,12 @@ class Direction:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
-        self.sends, self.recvs, self.adds = setup.my_sends, setup.my_recvs, setup.adds
+        self.adds, self.wire = setup.adds, setup.wire
+
+        def narrow(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+            return narrowed(messages, setup.mine, setup.wire)
+
+        self.sends, self.recvs = narrow(setup.my_sends), narrow(setup.my_recvs)
         uuids = context.all_uuids
         # Ranks of other nodes on this machine count too.
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
@@ -47,7 +54,7 @@ class Direction:
         ]
         self.mine = self.routes[self.rank]
         self.messages: list[list[MessageInfo]] = [
-            [info._replace(route=self.routes[rank][info.peer]) for info in infos]
+            [info._replace(route=self.routes[rank][info.peer]) for info in narrow(infos)]
             for rank, infos in enumerate(setup.sends)
         ]
         self.direct = DirectParts(setup, self.messages)
@@ -106,7 +113,8 @@ class DirectParts:
         self._held: list[Any] = []
         uuids, ranks_here = setup.context.uuids, setup.comm.ranks_here
         is_any_in_window = any(place for places in setup.locations for place in places)
-        boxes = _boxes_received(setup) if is_any_in_window else {}
+        # What is rounded on the way goes through staging.
+        boxes = _boxes_received(setup) if is_any_in_window and not setup.wire else {}
         self._boxes: dict[PartKey, Box] = {}
         for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED):
             box = boxes.get(key)

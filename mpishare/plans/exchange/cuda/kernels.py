@@ -11,6 +11,7 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
+from mpishare.memory.numbers import NUMBERS
 from mpishare.plans.exchange.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.plans.exchange.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
@@ -46,7 +47,7 @@ class Launcher(PlanLauncher):
     def __init__(self, direction: Direction, context: NodeContext, where: str) -> None:
         super().__init__(context, where)
         self.pointers = (ctypes.c_uint64 * len(direction.layouts))()
-        self._layouts = direction.layouts
+        self._layouts, self._wire = direction.layouts, direction.wire
         # Units that a thread has in flight.
         self._depth = _DEPTH_OF_SHARED_GPU if self.ranks_per_gpu > 1 else 1
         self._states: dict[str, int] = {}
@@ -59,7 +60,7 @@ class Launcher(PlanLauncher):
         return self._states[name]
 
     def work_list(self, alignments: Sequence[int]) -> WorkList:
-        return WorkList(self._layouts, alignments, self.upload)
+        return WorkList(self._layouts, alignments, self.upload, self._wire)
 
     def prepare(
         self, name: str, items: ItemArray, *rest: int, blocks: int = 0, threads: int = THREADS
@@ -138,6 +139,7 @@ class Launcher(PlanLauncher):
             f"-DTILED={tiled}",
             f"-DNITEMS={_MAX_LL_PARTS}",
             f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
+            *(() if self._wire is None else (f"-DWIRE={NUMBERS[self._wire].kernel}",)),
         )
         path = Path(__file__).with_name(_FILES[name])
         return kernel(path, name, (*sizes, *SIZE_OPTIONS), self.device)

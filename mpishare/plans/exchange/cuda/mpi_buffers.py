@@ -46,7 +46,7 @@ class MpiBuffers:
 
     `sent` and `received` are the parts of each message, with their places in its buffer. The events
     `packed` and `unpacked` follow the kernels that wrote and read these, and `in_place` has the
-    messages of fields that need neither.
+    messages of fields that need neither, unless all `packs`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MpiBuffers:
         layouts: Sequence[FieldLayout],
         *,
         on_gpu: bool,
-        adds: bool,
+        packs: bool,
     ) -> None:
         from mpi4py import MPI
 
@@ -82,7 +82,7 @@ class MpiBuffers:
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
         self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
         self.in_place: InPlaceMessages | None = None
-        if on_gpu and not adds and go_in_place([*sends, *recvs], layouts):
+        if on_gpu and not packs and go_in_place([*sends, *recvs], layouts):
             self.in_place = InPlaceMessages(comm, name, sends, recvs, layouts)
 
     def close(self) -> None:

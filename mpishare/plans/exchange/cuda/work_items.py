@@ -28,6 +28,7 @@ from mpishare.plans.exchange.cuda.strided import StridedCells
 from mpishare.plans.exchange.cuda.tiles import End, chunks_of, travel_order
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import ALIGN, Part, padded
+from mpishare.plans.wire import float_nbytes, wire_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,8 +136,9 @@ class WorkList:
         layouts: Sequence[FieldLayout],
         alignments: Sequence[int],
         upload: Callable[[np.ndarray[Any, Any]], int],
+        wire: str | None = None,
     ) -> None:
-        self._layouts = layouts
+        self._layouts, self._wire = layouts, wire
         self._alignments = alignments
         self._upload = upload
         self._known: dict[tuple[FieldLayout, Box, int], StridedCells] = {}
@@ -198,15 +200,18 @@ class WorkList:
             raise UnsupportedError(f"elements of {dtype} cannot be added on CUDA")
         # A complex number is two reals, which are added separately.
         size = dtype.itemsize // (2 if number.kind == "c" else 1)
-        steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
-        whole = FieldLayout(part.shape, tuple(steps), dtype, None)
+        packed = np.dtype(f"V{wire_nbytes(dtype.itemsize, dtype, self._wire)}")
+        steps = [prod(part.shape[axis + 1 :]) * packed.itemsize for axis in range(len(part.shape))]
+        whole = FieldLayout(part.shape, tuple(steps), packed, None)
         source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
         if rows is not None and part.indices is not None and part.axis is not None:
             source = Part.of_indices(part.field, whole, part.axis, rows)
             layout = self._layouts[part.field]
             part = Part.of_indices(part.field, layout, part.axis, part.indices[rows])
-        cells, there = self._cells(part, size), StridedCells.of(source, whole, size)
-        if not cells.unit == there.unit == size:
+            part = part._replace(nbytes=wire_nbytes(part.nbytes, dtype, self._wire))
+        on_way = wire_nbytes(size, dtype, self._wire)
+        cells, there = self._cells(part, size), StridedCells.of(source, whole, on_way)
+        if (cells.unit, there.unit) != (size, on_way):
             raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
         address = self._upload(np.frombuffer(self._record(source, there), np.uint8))
         places = slot.address, slot.parity_offset, 0, 0, address
@@ -277,7 +282,10 @@ class WorkList:
 
     def _cells(self, part: Part, widest: int) -> StridedCells:
         """Return the cells of a part in units of `widest` bytes at most."""
-        layout, alignment = self._layouts[part.field], min(widest, self._alignments[part.field])
+        layout = self._layouts[part.field]
+        # Numbers are rounded one by one.
+        number = widest if self._wire is None else float_nbytes(layout.dtype)
+        alignment = min(widest, number, self._alignments[part.field])
         if part.box is None:
             return StridedCells.of(part, layout, alignment)
         # Many fields have the same layout, and the same cells in a message.
@@ -292,6 +300,13 @@ class WorkList:
         packed = cells.packed if indices is None else cells.pack(self._upload(indices))
         return packed + FIELD.pack(part.field, cells.unit)
 
+    def _packed_unit(self, field: int, cells: StridedCells) -> int:
+        """Return the bytes of a unit where it lies packed."""
+        dtype = self._layouts[field].dtype
+        if self._wire is not None and cells.unit != float_nbytes(dtype):
+            raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
+        return wire_nbytes(cells.unit, dtype, self._wire)
+
     def _add_part(
         self,
         part: Part,
@@ -304,9 +319,10 @@ class WorkList:
         shares_gpu: bool = False,
     ) -> None:
         """Add the items of a part; `places` are their addresses, as `ITEM_RECORD` has them."""
-        record, nunits = self._record(part, cells), part.nbytes // cells.unit
+        unit = self._packed_unit(part.field, cells)
+        record, nunits = self._record(part, cells), part.nbytes // unit
         count, step = chunks(part.nbytes, shares_gpu=shares_gpu)
-        cut = flags[:count], 0, count, step // cells.unit
+        cut = flags[:count], 0, count, step // unit
         self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, *cut))
 
     def _add_tiles(

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpishare.plans.exchange.host.route import HostRoute
 from mpishare.plans.mpi_route import MpiMessages
+from mpishare.plans.wire import narrowed, off_wire, on_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ class MessageRoute(HostRoute):
 
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
         setup = self._setup
+        sends, recvs = (narrowed(each, setup.mine, setup.wire) for each in (sends, recvs))
         outgoing, incoming = (
             [np.empty(message.nbytes, np.uint8) for message in each] for each in (sends, recvs)
         )
@@ -41,18 +43,20 @@ class MessageRoute(HostRoute):
         for message, buffer in zip(messages, buffers, strict=True):
             for part, offset in zip(message.parts, message.offsets(), strict=True):
                 carrier = self._setup.mine[part.field].carrier
-                yield part, np.ndarray(part.shape, carrier, buffer=buffer, offset=offset)
+                packed = on_wire(np.empty(part.shape, carrier), self._setup.wire)
+                yield part, np.ndarray(packed.shape, packed.dtype, buffer, offset)
 
     def start(self, arrays: Sequence[Array]) -> None:
         self._messages.receive()
         for part, cells in self._outgoing:
-            cells[...] = arrays[part.field][part.key]
+            cells[...] = on_wire(arrays[part.field][part.key], self._setup.wire)
         self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
         """Store or add the cells of all senders, in the order of the messages."""
         self._messages.wait()
-        for part, cells in self._incoming:
+        for part, packed in self._incoming:
+            cells = off_wire(packed, self._setup.wire, arrays[part.field].dtype)
             if self._adds:
                 add(arrays[part.field], part.key, cells)
             else:
