@@ -1,15 +1,12 @@
 """Cells that travel in a narrower type on GPUs: large faces, graphs, windows, pretended nodes."""
 
-import os
-
 import numpy as np
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.backends import nccl
 from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
-from tests.helpers.halves import WORLD, node_of_half
+from tests.helpers.halves import WORLD, node_of_half, require_nccl
 from tests.helpers.wires import PAIRS, WIRES, differ, rounded, rows, wrong
 
 TWO = pytest.mark.ranks(min=2)
@@ -86,12 +83,8 @@ def half():
     """The node of one half of the ranks, which take the other half for another machine."""
     import cupy
 
-    with pytest.MonkeyPatch.context() as patch:
-        # To NCCL each rank is a host, so that they may share a GPU.
-        patch.setitem(os.environ, "NCCL_HOSTID", f"host{WORLD.rank}")
-        patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
-        with node_of_half(WORLD.rank % cupy.cuda.runtime.getDeviceCount()) as node:
-            yield node
+    with node_of_half(WORLD.rank % cupy.cuda.runtime.getDeviceCount()) as node:
+        yield node
 
 
 @TWO
@@ -101,6 +94,9 @@ def test_between_nodes(half, route, dtype, wire):
     """By NCCL, or by MPI; forth, in halves, and back."""
     import cupy
 
+    if not route:
+        require_nccl()
+
     def put(step):
         of_all = rows(WORLD, n, dtype, wire, step)
         u[...] = cupy.asarray(of_all[WORLD.rank])
@@ -109,8 +105,6 @@ def test_between_nodes(half, route, dtype, wire):
     for n in (5, 30_000):
         u = cupy.zeros((4, n), dtype)
         with ring(half, u, comm=WORLD, axes=0, wire=wire) as halo:
-            if not route and not _has_nccl():
-                pytest.skip("no NCCL here: messages are of MPI")
             others = {found for rank, found in halo.routes.items() if rank not in half.ranks}
             assert others == ({"nccl"} if not route else others & {"mpi", "mpi-gpu"})
             for step in range(3):
@@ -124,11 +118,3 @@ def test_between_nodes(half, route, dtype, wire):
                 ghost = np.full(n, (WORLD.rank + step) % WORLD.size + 1 / 3, dtype)
                 assert differ(found[row], WORLD.rank + 1 / 3 + rounded(ghost, wire)) == 0
             assert not found[[0, 3]].any()
-
-
-def _has_nccl() -> bool:
-    try:
-        nccl.load()
-    except UnsupportedError:
-        return False
-    return True

@@ -1,5 +1,6 @@
 """The ranks of one machine as two nodes, of which each half takes the other for another machine."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
+from mpishare.backends import nccl
 from mpishare.runtime import places
 
 WORLD = MPI.COMM_WORLD
@@ -15,11 +17,25 @@ HALF = -(-WORLD.size // 2)
 
 @contextmanager
 def node_of_half(device: int) -> Iterator[mpishare.Node]:
-    """Yield the node of this rank's half, on a GPU. Collective."""
+    """Yield the node of this rank's half, on a GPU. Collective.
+
+    To NCCL each rank is a host, so that ranks may share a GPU; its messages go by sockets.
+    """
     place = places.place
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
-        node = mpishare.Node(WORLD, device=device, timeout_s=30)
-    assert node.backend == "cuda"
-    with node:
-        yield node
+        patch.setitem(os.environ, "NCCL_HOSTID", f"host{WORLD.rank}")
+        patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
+        with pytest.MonkeyPatch.context() as while_made:
+            while_made.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
+            node = mpishare.Node(WORLD, device=device, timeout_s=30)
+        assert node.backend == "cuda"
+        with node:
+            yield node
+
+
+def require_nccl() -> None:
+    """Skip a test where NCCL does not load."""
+    try:
+        nccl.load()
+    except mpishare.UnsupportedError as error:
+        pytest.skip(str(error))

@@ -1,11 +1,8 @@
 """Halves of the ranks as two nodes between which NCCL takes the cells, on the stream."""
 
-import os
-
 import pytest
 
 import mpishare
-from mpishare.backends import nccl
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -17,7 +14,7 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
-from tests.helpers.halves import HALF, WORLD, node_of_half
+from tests.helpers.halves import HALF, WORLD, node_of_half, require_nccl
 from tests.helpers.reductions import folded, laid_out, on_host, values
 
 TWO = pytest.mark.ranks(min=2)
@@ -28,17 +25,9 @@ def half():
     """The node of one half of the ranks, which take the other half for another machine."""
     import cupy
 
-    try:
-        nccl.load()
-    except mpishare.UnsupportedError as error:
-        pytest.skip(str(error))
-    device = WORLD.rank % cupy.cuda.runtime.getDeviceCount()
-    with pytest.MonkeyPatch.context() as patch:
-        # To NCCL each rank is a host: messages go by sockets, as over a network.
-        patch.setitem(os.environ, "NCCL_HOSTID", f"host{WORLD.rank}")
-        patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
-        with node_of_half(device) as node:
-            yield node
+    require_nccl()
+    with node_of_half(WORLD.rank % cupy.cuda.runtime.getDeviceCount()) as node:
+        yield node
 
 
 @TWO
