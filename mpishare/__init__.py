@@ -2,6 +2,7 @@
 
 from mpishare import device as device  # for `mpishare.device.include`
 from mpishare.errors import (
+    CapacityError,
     ClosedError,
     CudaError,
     EpochError,
@@ -18,6 +19,8 @@ from mpishare.node import Node
 from mpishare.redistribution.distribution import OnRank
 from mpishare.redistribution.plan import Redistribute
 from mpishare.reduction.allreduce import Allreduce
+from mpishare.rows.exchange import RowExchange
+from mpishare.rows.migration import Migration
 from mpishare.runtime import ranges as ranges  # for `mpishare.ranges.enable`
 from mpishare.runtime.outside import outside_environment
 from mpishare.view.attached import attach
@@ -30,6 +33,7 @@ from mpishare.windows.window import Window
 __all__ = [
     "Allreduce",
     "Box",
+    "CapacityError",
     "Channel",
     "ClosedError",
     "CudaError",
@@ -38,6 +42,7 @@ __all__ = [
     "HaloExchange",
     "HandleError",
     "Layout",
+    "Migration",
     "MismatchError",
     "MpiShareError",
     "NeighborExchange",
@@ -47,6 +52,7 @@ __all__ = [
     "PeerTimeout",
     "Pool",
     "Redistribute",
+    "RowExchange",
     "UnsupportedError",
     "Window",
     "__version__",

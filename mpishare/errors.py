@@ -106,6 +106,10 @@ class UnsupportedError(MpiShareError):
     """The request cannot be fulfilled here; the message has the reason and the remedy."""
 
 
+class CapacityError(MpiShareError):
+    """More rows came than there is room for; none of them is lost."""
+
+
 class HandleError(MpiShareError, ValueError):
     """A received handle does not fit, and was refused before the driver saw it."""
 

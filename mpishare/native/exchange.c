@@ -12,7 +12,6 @@
 
 enum { STAGED = 0 }; /* windows of a field's address that are none: as in `staging.py` */
 #define IN_PROCESS ((uint64_t)1 << 63)
-static const size_t GIL_NBYTES = 1 << 16; /* copies of more bytes are made without the GIL */
 
 /* --- the GIL */
 

@@ -13,6 +13,7 @@
 #define PY_ARRAY_UNIQUE_SYMBOL mpishare_host_array
 #include <numpy/arrayobject.h>
 
+enum { GIL_NBYTES = 1 << 16 }; /* copies of more bytes are made without the GIL */
 enum { ENTRY_WORDS = 3 }; /* of a field's address: window, segment, offset */
 enum { PLACES = 64 };     /* remembered per field, and of windows in all */
 

@@ -25,6 +25,12 @@ static PyMethodDef functions[] = {
     {"address_of", address_of, METH_O, "Return the address of the bytes of a writable buffer."},
     {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
+    {"count_rows", count_rows, METH_VARARGS,
+     "Return the rows of the shortest and the longest column; None if one is not as described: "
+     "array type, dtypes, shapes of a row, arrays, whether they are written."},
+    {"move_rows", move_rows, METH_VARARGS,
+     "Copy rows; return false if numbers are wrong: array type, bytes of a row of each, arrays, "
+     "first, arrays, begin, count, numbers or None, rows that there are."},
     {"watch_accesses", watch_accesses, METH_VARARGS,
      "Protect whole pages: an address, bytes, and the starts of files that are passed over."},
     {"unwatch_accesses", unwatch_accesses, METH_O, "Open the pages from an address on for good."},

@@ -19,6 +19,10 @@ PyObject *take_accesses(PyObject *module, PyObject *is_open);
 /* Whether the reduction of small fields knows an operation. */
 PyObject *can_reduce(PyObject *module, PyObject *operation);
 
+/* Copies rows of columns, and looks at columns. */
+PyObject *move_rows(PyObject *module, PyObject *given);
+PyObject *count_rows(PyObject *module, PyObject *given);
+
 /* Reads an attribute by a name that is made once: to make it takes as long as to look it up. */
 static inline PyObject *attribute(PyObject *owner, PyObject **name, const char *text)
 {

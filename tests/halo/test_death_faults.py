@@ -14,7 +14,7 @@ from tests.helpers.stage import Stage
 OF_HALOS = ("exchange", "wait", "accumulate", "close of a halo", "make of a halo")
 OF_HALOS += ("neighbors", "exchange by mpi", "wait by mpi")
 OF_OTHERS = ("reduce", "reduce many", "reduce a window", "dot", "close of a sum")
-OF_OTHERS += ("make of a sum", "redistribute")
+OF_OTHERS += ("make of a sum", "redistribute", "rows")
 
 
 def killed(stage: Stage, places: tuple[str, ...]) -> None:
@@ -105,6 +105,7 @@ def left(stage: Stage, place: str, way: str) -> None:
         ("dot", "node"),
         ("close of a sum", "node"),
         ("redistribute", "node"),
+        ("rows", "node"),
     ],
 )
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, way):
@@ -144,6 +145,8 @@ def late(stage: Stage, place: str, missing: int, route: str = "", timeout_s: flo
         ("reduce", ""),
         ("dot", ""),
         ("redistribute", ""),
+        ("rows", ""),
+        ("rows", "mpi"),
     ],
 )
 def test_a_rank_that_does_not_come_within_the_deadline(place, route):

@@ -157,6 +157,10 @@ class Stage:
                 lambda: mpishare.Redistribute(comm, (2 * comm.size, 6), 0, 1, node=node),
                 lambda plan: plan.backward(plan.forward(rows)),
             ),
+            "rows": (
+                lambda: mpishare.RowExchange(comm, ["f8"], node=node),
+                lambda plan: (plan.start([x], dict.fromkeys(plan.peers, (0, 8))), plan.wait()),
+            ),
         }
         word, _, of = name.partition(" of a ")  # make, close
         make, call = kinds[{"halo": "exchange", "sum": "dot"}[of] if of else name]

@@ -12,6 +12,7 @@ from mpishare import (
     MismatchError,
     NeighborExchange,
     Redistribute,
+    RowExchange,
     UnsupportedError,
 )
 
@@ -28,6 +29,7 @@ def plans(comm):
         ),
         "sum": partial(Allreduce, comm, CELLS),
         "redistribute": partial(Redistribute, comm, (comm.size, comm.size), 0, 1),
+        "rows": partial(RowExchange, comm, ["f8"]),
     }
 
 
@@ -45,7 +47,7 @@ def test_a_plan_of_layouts_in_host_memory(comm, what):
             call(np.zeros((1, comm.size) if what == "redistribute" else (4, 3)))
 
 
-@pytest.mark.parametrize("what", ["halo", "neighbors", "ids", "sum", "redistribute"])
+@pytest.mark.parametrize("what", ["halo", "neighbors", "ids", "sum", "redistribute", "rows"])
 def test_a_backend_that_there_is_not(comm, what):
     with pytest.raises(ValueError, match=r"backend must be one of .*, not 'gpu'"):
         plans(comm)[what](backend="gpu")

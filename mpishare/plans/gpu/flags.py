@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 # The words of one rank: four slots, then three rows with a word for each rank.
 _CALLS, _BEGUN, _DONE, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))
+
+
+class Host(ctypes.Structure):
+    """Host memory of a wait; ``struct Host`` of wait.cuh."""
+
+    _fields_ = (("stalled_on", ctypes.c_uint64), ("abort", ctypes.c_uint64))
 
 
 class PinnedFlags:

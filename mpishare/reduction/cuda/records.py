@@ -51,12 +51,6 @@ class Staging(ctypes.Structure):
     )
 
 
-class Host(ctypes.Structure):
-    """Host memory of a wait; ``struct Host`` of wait.cuh."""
-
-    _fields_ = (("stalled_on", ctypes.c_uint64), ("abort", ctypes.c_uint64))
-
-
 SIZE_OPTIONS = tuple(f"-D{each.__name__}_nbytes={ctypes.sizeof(each)}" for each in (Shape, Staging))
 
 Strides = tuple[int, ...]

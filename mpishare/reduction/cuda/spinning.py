@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.gpu.flags import Host
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import (
     USUAL_FORMS,
-    Host,
     Staging,
     address_array,
     staging_of,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.plans.gpu.flags import Handshake
+from mpishare.plans.gpu.flags import Handshake, Host
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
-from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
+from mpishare.reduction.cuda.records import USUAL_FORMS, address_array, shapes_of
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued, Launch

@@ -1,0 +1,155 @@
+/* Rows of several columns, gathered from numbers or copied from one place on. */
+
+#include "exchange.h"
+
+#include <string.h>
+
+typedef struct {
+    char *to;
+    const char *from;
+    size_t nbytes; /* of a row */
+} Pair;
+
+typedef struct {
+    const char *data; /* NULL for the rows from `begin` on */
+    bool is_wide;     /* int64 instead of int32 */
+} Numbers;
+
+static int64_t number_at(const Numbers *numbers, Py_ssize_t at)
+{
+    return numbers->is_wide ? ((const int64_t *)numbers->data)[at]
+                            : ((const int32_t *)numbers->data)[at];
+}
+
+/* Reads the numbers of an array, if it has any as they must be, all of rows that there are. */
+static bool read_numbers(Numbers *numbers, PyObject *given, PyObject *type, Py_ssize_t count,
+                         Py_ssize_t nrows)
+{
+    PyArrayObject *array = (PyArrayObject *)given;
+    if ((PyObject *)Py_TYPE(given) != type || PyArray_NDIM(array) != 1 ||
+        !(PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS) || count > PyArray_DIM(array, 0))
+        return false;
+    const int kind = PyArray_TYPE(array);
+    if ((kind != NPY_INT32 && kind != NPY_INT64) || !PyArray_ISNOTSWAPPED(array))
+        return false;
+    *numbers = (Numbers){PyArray_BYTES(array), kind == NPY_INT64};
+    uint64_t largest = 0; /* those below 0 are the largest */
+    for (Py_ssize_t at = 0; at < count; at++) {
+        const uint64_t number = (uint64_t)number_at(numbers, at);
+        largest = number > largest ? number : largest;
+    }
+    return !count || largest < (uint64_t)nrows;
+}
+
+/* The loop of a row's size that the compiler knows. */
+#define GATHER(type)                                                                               \
+    for (Py_ssize_t at = 0; at < count; at++)                                                      \
+        ((type *)pair->to)[at] = ((const type *)pair->from)[number_at(numbers, at)]
+
+static void move_pair(const Pair *pair, Py_ssize_t count, const Numbers *numbers)
+{
+    const size_t nbytes = pair->nbytes;
+    const uintptr_t low = ((uintptr_t)pair->to | (uintptr_t)pair->from) & (nbytes - 1);
+    if (numbers->data == NULL)
+        memmove(pair->to, pair->from, (size_t)count * nbytes);
+    else if (nbytes == 8 && !low)
+        GATHER(uint64_t);
+    else if (nbytes == 4 && !low)
+        GATHER(uint32_t);
+    else
+        for (Py_ssize_t at = 0; at < count; at++)
+            memcpy(pair->to + (size_t)at * nbytes,
+                   pair->from + (size_t)number_at(numbers, at) * nbytes, nbytes);
+}
+
+/* An item of a list of arrays of this type; NULL with an error if it is none. */
+static PyArrayObject *array_at(PyObject *arrays, Py_ssize_t at, PyObject *type)
+{
+    PyObject *array = PyList_GetItem(arrays, at);
+    if (array != NULL && (PyObject *)Py_TYPE(array) != type) {
+        PyErr_SetString(PyExc_TypeError, "not an array");
+        return NULL;
+    }
+    return (PyArrayObject *)array;
+}
+
+static int make_pairs(Pair *pairs, PyObject *sizes, PyObject *type, PyObject *to, Py_ssize_t first,
+                      PyObject *from, Py_ssize_t begin)
+{
+    for (Py_ssize_t at = 0; at < PyList_Size(sizes); at++) {
+        PyArrayObject *target = array_at(to, at, type), *source = array_at(from, at, type);
+        if (target == NULL || source == NULL)
+            return -1;
+        const size_t nbytes = PyLong_AsSize_t(PyList_GetItem(sizes, at));
+        if (nbytes == (size_t)-1)
+            return -1;
+        pairs[at] = (Pair){PyArray_BYTES(target) + (size_t)first * nbytes,
+                           PyArray_BYTES(source) + (size_t)begin * nbytes, nbytes};
+    }
+    return 0;
+}
+
+PyObject *move_rows(PyObject *module, PyObject *given)
+{
+    (void)module;
+    PyObject *type, *sizes, *to, *from, *numbered;
+    Py_ssize_t first, begin, count, nrows;
+    if (!PyArg_ParseTuple(given, "OO!O!nO!nnOn", &type, &PyList_Type, &sizes, &PyList_Type, &to,
+                          &first, &PyList_Type, &from, &begin, &count, &numbered, &nrows))
+        return NULL;
+    Numbers numbers = {NULL, false};
+    if (numbered != Py_None && !read_numbers(&numbers, numbered, type, count, nrows))
+        Py_RETURN_FALSE;
+    const Py_ssize_t npairs = PyList_Size(sizes);
+    Pair *pairs = PyMem_Calloc((size_t)npairs, sizeof *pairs);
+    if (pairs == NULL)
+        return PyErr_NoMemory();
+    const int status = make_pairs(pairs, sizes, type, to, first, from, begin);
+    size_t nbytes = 0;
+    for (Py_ssize_t at = 0; !status && at < npairs; at++)
+        nbytes += (size_t)count * pairs[at].nbytes;
+    PyThreadState *released = nbytes > GIL_NBYTES ? PyEval_SaveThread() : NULL;
+    for (Py_ssize_t at = 0; !status && at < npairs; at++)
+        move_pair(pairs + at, count, &numbers);
+    if (released != NULL)
+        PyEval_RestoreThread(released);
+    PyMem_Free(pairs);
+    return status ? NULL : Py_NewRef(Py_True);
+}
+
+/* Whether an array has rows of this dtype and shape in C order. */
+static bool has_rows(PyArrayObject *array, PyObject *dtype, PyObject *shape, int flags)
+{
+    const Py_ssize_t naxes = PyTuple_Size(shape);
+    if ((PyObject *)PyArray_DESCR(array) != dtype || PyArray_NDIM(array) != naxes + 1 ||
+        (PyArray_FLAGS(array) & flags) != flags)
+        return false;
+    for (Py_ssize_t axis = 0; axis < naxes; axis++)
+        if (PyArray_DIM(array, (int)axis + 1) != PyLong_AsSsize_t(PyTuple_GetItem(shape, axis)))
+            return false;
+    return true;
+}
+
+PyObject *count_rows(PyObject *module, PyObject *given)
+{
+    (void)module;
+    PyObject *type, *dtypes, *shapes, *arrays;
+    int are_written;
+    if (!PyArg_ParseTuple(given, "OO!O!O!p", &type, &PyList_Type, &dtypes, &PyList_Type, &shapes,
+                          &PyList_Type, &arrays, &are_written))
+        return NULL;
+    const int flags = NPY_ARRAY_C_CONTIGUOUS | (are_written ? NPY_ARRAY_WRITEABLE : 0);
+    Py_ssize_t shortest = PY_SSIZE_T_MAX, longest = 0;
+    if (PyList_Size(arrays) != PyList_Size(dtypes))
+        Py_RETURN_NONE;
+    for (Py_ssize_t at = 0; at < PyList_Size(arrays); at++) {
+        PyArrayObject *array = (PyArrayObject *)PyList_GetItem(arrays, at);
+        if ((PyObject *)Py_TYPE((PyObject *)array) != type ||
+            !has_rows(array, PyList_GetItem(dtypes, at), PyList_GetItem(shapes, at), flags))
+            Py_RETURN_NONE;
+        const Py_ssize_t rows = PyArray_DIM(array, 0);
+        shortest = rows < shortest ? rows : shortest;
+        longest = rows > longest ? rows : longest;
+    }
+    return Py_BuildValue("(nn)", shortest, longest);
+}

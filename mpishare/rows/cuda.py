@@ -1,0 +1,418 @@
+"""The engine for columns in GPU memory: one kernel packs and signals, one waits and unpacks."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import cupy
+import numpy as np
+
+from mpishare.backends import driver
+from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.coordination import recording
+from mpishare.errors import CapacityError, UnsupportedError, name_ranks
+from mpishare.plans.gpu.fields import place_of
+from mpishare.plans.gpu.flags import Host
+from mpishare.plans.gpu.launch import PlanLauncher, kernel
+from mpishare.plans.gpu.plan_engine import CudaPlanEngine
+from mpishare.plans.gpu.staging import PlanBuffers
+from mpishare.plans.layout import require_number
+from mpishare.rows import records
+from mpishare.rows.calls import require_like
+from mpishare.runtime.route import FUSED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpishare.backends import StreamInfo
+    from mpishare.plans.engine import RoutedSetup
+    from mpishare.rows.calls import Span
+    from mpishare.rows.form import Form
+
+_SOURCE = Path(__file__).with_name("rows.cu")
+_ROWS_OF_TILE = 32
+_MAX_SEEN = 256
+
+
+class CudaRows(CudaPlanEngine):
+    """The rows of one plan in GPU memory. Collective to make, host-blocking."""
+
+    _has_stream_waits = False
+
+    def __init__(self, setup: RoutedSetup, form: Form) -> None:
+        super().__init__(setup, setup.chain)
+        self.form, self.rank, self.size = form, setup.comm.rank, setup.comm.size
+        _require_routes(setup)
+        _require_size(setup.name, form)
+        where = f"{setup.name}, rank {self.rank} of {self.size}"
+        self.launcher = PlanLauncher(setup.context, where)
+        self._offsets = form.offsets(form.room)
+        self.slot = records.HEADER_NBYTES + self._offsets[-1]
+        ranks = list(setup.comm.ranks_here)
+        nbytes = {rank: 2 * self.slot * form.nkeys[rank] for rank in ranks}
+        others = sorted({key.rank for key in form.keys} - {self.rank})
+        self._buffers = PlanBuffers(setup.comm, setup.name, nbytes, others, 0, [])
+        self.lanes, self._placed = records.Lanes(), records.Lanes()
+        self._spans, self._nrows = records.Spans(), ctypes.c_int64(0)
+        self._take = _TakeArguments()
+        self._held: list[Any] = []  # memory of migrations
+        self._launches: dict[Any, driver.Launch] = {}
+        self._seen: dict[tuple[int, ...], Any] = {}  # columns by their ids, which may be reused
+        self._ints: dict[int, Any] = {}  # other arrays
+        self._is_open = self._has_come = False
+        self._sent_on: Any = None  # the stream of the last start
+        self._make(self._build)
+        self._join_order()
+
+    def _build(self) -> None:
+        """Map the slots of the peers, and load the kernels."""
+        self._buffers.attach(0)
+        form, launcher = self.form, self.launcher
+        ranks = list(self._comm.ranks_here)
+        keys = np.zeros(max(1, len(form.keys)), records.KEY)
+        for place, key in enumerate(form.keys):
+            theirs = self._buffers.address_of(key.rank) + 2 * self.slot * key.place
+            mine = self._buffers.address_of(self.rank) + 2 * self.slot * place
+            keys[place] = theirs, mine, ranks.index(key.rank), 0
+        sizes = records.Sizes(launcher.upload(keys), len(form.keys), form.room, self.slot)
+        device = launcher.zeros(records.DEVICE_NBYTES)
+        results = launcher.zeros(8 * records.RESULTS)
+        self.results = _view(results, (records.RESULTS,), np.dtype(np.int64), launcher)
+        host = Host(self._flags.stalled_on(ranks[0]), self._flags.abort)
+        self.ends = [device, results]  # of the arguments of all kernels
+        self.sizes, take = sizes, self._take
+        self._send_arguments = [sizes, self.lanes, self._spans, self._nrows, *self.ends]
+        self._take_arguments = [
+            *(sizes, self._placed, take.first, take.last, take.given, take.capacity),
+            *(take.result, take.kept, take.goals, self.rank, *self.ends, host),
+        ]
+        for name in ("send_rows", "take_rows", "migrate_rows"):
+            kernel(_SOURCE, name, (), self._device)
+        launcher.load(0)
+        self._context.drain(self.name)
+
+    def launch(self, name: str, blocks: int, arguments: Sequence[Any]) -> driver.Launch:
+        """Return the launch of a kernel, whose arguments are read when it is enqueued."""
+        blocks = 1 << max(0, blocks - 1).bit_length()
+        blocks = min(blocks, self.launcher.max_blocks)
+        found = self._launches.get((name, blocks))
+        if found is None:
+            function = kernel(_SOURCE, name, (), self._device)
+            found = self._launches[name, blocks] = driver.Launch(
+                function, blocks, records.THREADS, arguments, self.launcher.where
+            )
+        return found
+
+    def blocks_for(self, rows: int) -> int:
+        """Return the blocks with which each warp moves a word of some rows."""
+        tiles = -(-rows // _ROWS_OF_TILE) * self.lanes.count
+        return max(1, -(-int(tiles) // records.WARPS))
+
+    # --- checks
+
+    def set_lanes(self, lanes: records.Lanes, columns: Sequence[Any]) -> int:
+        """Let the kernels use these columns; return the rows of the shortest."""
+        described, rows = self._lanes_of(columns)
+        lanes.copy(described)
+        return rows
+
+    def _lanes_of(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
+        """Return the words of columns, and the rows of the shortest."""
+        key = tuple(map(id, columns))
+        seen = self._seen.get(key)
+        if seen is None or any(
+            each() is not column or length != column.shape[0]
+            for (each, length), column in zip(seen[0], columns, strict=True)
+        ):
+            seen = self._describe(columns)
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen[key] = seen
+        return seen[1:]
+
+    def _describe(self, columns: Sequence[Any]) -> tuple[Any, records.Lanes, int]:
+        form = self.form
+        require_number(columns, len(form.columns))
+        lanes, at = records.Lanes(), 0
+        for number, (given, column) in enumerate(zip(columns, form.columns, strict=True)):
+            address, layout = place_of(given, f"column {number}")
+            require_like(layout, column, number, is_contiguous=layout.is_packed("C"))
+            if layout.device != self._device:
+                raise ValueError(
+                    f"column {number} is on GPU {layout.device} instead of {self._device}"
+                )
+            word = records.word_of(column.nbytes, address)
+            for begin in range(0, column.nbytes, word):
+                if at == records.MAX_LANES:
+                    raise ValueError(
+                        f"rows have more than {at} words, as column {number} begins at {address:#x}"
+                    )
+                slot = self._offsets[number]
+                lanes.of[at] = records.Lane(address, slot, begin, column.nbytes, word)
+                at += 1
+        lanes.count = at
+        lengths = [column.shape[0] for column in columns]
+        refs = [(ref(column), n) for column, n in zip(columns, lengths, strict=True)]
+        return refs, lanes, min(lengths)
+
+    def look_at(self, array: Any, name: str) -> tuple[int, int, int]:
+        """Return the address of an array of ints along one axis, its length, and bytes of each."""
+        key = id(array)
+        seen = self._ints.get(key)
+        if seen is None or seen[0]() is not array or seen[1][1:2] != tuple(array.shape):
+            address, layout = place_of(array, name)
+            if len(layout.shape) != 1 or layout.dtype not in (np.int32, np.int64):
+                raise TypeError(f"{name} are int32 or int64 along one axis, not {layout.dtype}")
+            if not layout.is_packed("C"):
+                raise ValueError(f"{name} are not contiguous: give a copy")
+            if len(self._ints) >= _MAX_SEEN:
+                self._ints.clear()
+            found = address, layout.shape[0], layout.dtype.itemsize
+            seen = self._ints[key] = ref(array), found
+        address, length, nbytes = seen[1]
+        return address, length, nbytes
+
+    # --- calls
+
+    def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
+        """See `RowEngine.start`."""
+        rows = self.set_lanes(self.lanes, columns)
+        if any(column.shape[0] != rows for column in columns):
+            raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
+        count = sum(
+            self._set_span(self._spans.of[place], span, rows) for place, span in enumerate(spans)
+        )
+        entered = self._enter("start", columns, stream)
+        self._nrows.value = rows
+        self._follow(entered)
+        launch = self.launch("send_rows", self.blocks_for(count), self._send_arguments)
+        launch.enqueue(entered[0])
+        self.begin_epoch(entered)
+
+    def begin_epoch(self, entered: StreamInfo) -> None:
+        """Note that rows were sent."""
+        self._flags.calls[0] += 1
+        self._is_open, self._has_come, self._sent_on = True, False, entered
+        self._leave(entered)
+
+    def _set_span(self, to: Any, span: Span | None, rows: int) -> int:
+        """Store the rows for a key; return how many there may be."""
+        low, high, numbers = (0, 0, None) if span is None else span
+        to.numbers, to.most = 0, rows
+        if numbers is not None:
+            to.numbers, to.most, to.nbytes = self.look_at(numbers, "row numbers")
+            high = to.most if high is None else high
+        ints = [None if _is_on_gpu(each) else index(each) for each in (low, high)]
+        first, last = 0 if ints[0] is None else ints[0], to.most if ints[1] is None else ints[1]
+        if not 0 <= first <= last <= to.most:
+            raise ValueError(f"rows {first} to {last} of {to.most}")
+        records.set_bound(to.low, low if ints[0] is None else first)
+        records.set_bound(to.high, high if ints[1] is None else last)
+        return min(last - first, self.form.room)
+
+    def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
+        """See `RowEngine.place`."""
+        found = {place: self._lanes_of(arrays) for place, arrays in into.items()}
+        arrays = [each for arrays in into.values() for each in arrays]
+        entered = self._enter("wait", arrays, stream)
+        self._follow(entered)
+        for place, (lanes, rows) in found.items():
+            self._placed.copy(lanes)
+            self._take_rows(entered, place, place + 1, rows)
+        if not into and not self._has_come:
+            self._take_rows(entered, 0, 0, 0)
+        self._is_open, self._has_come = False, True
+        self._leave(entered)
+
+    def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
+        """See `RowEngine.append`."""
+        capacity = self.set_lanes(self._placed, columns)
+        entered = self._enter("wait", columns, stream)
+        result = self.new_count(count, entered)
+        self._follow(entered)
+        self._take_rows(entered, 0, len(self.form.keys), capacity, count, result)
+        self._is_open, self._has_come = False, True
+        self._leave(entered)
+        return result
+
+    def new_count(self, count: Any, entered: StreamInfo) -> Any:
+        """Return the array for the new count, given the old one; raise for one that is none."""
+        if _is_on_gpu(count):
+            if count.dtype != np.int64 or count.shape != ():
+                raise TypeError(f"count is an array of int64 of shape (), not {count.dtype}")
+            return count
+        if index(count) < 0:
+            raise ValueError(f"count is {count}")
+        if entered[3]:
+            raise UnsupportedError(
+                f"{self.name}: count is an int, and the stream is being captured into a graph: "
+                "replays would write into a result that may be gone by then. Give an array"
+            )
+        with on_stream(borrowed(entered[0])):
+            return cupy.empty((), np.int64)
+
+    def _take_rows(
+        self,
+        entered: StreamInfo,
+        first: int,
+        last: int,
+        capacity: int,
+        count: Any = 0,
+        result: Any = None,
+        kept: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Enqueue the kernel that waits; `kept` are addresses of a migration's memory and goals."""
+        take = self._take
+        records.set_bound(take.given, count)
+        take.first.value, take.last.value, take.capacity.value = first, last, capacity
+        take.result.value = 0 if result is None else result.data.ptr
+        take.kept.value, take.goals.value = kept
+        blocks = self.blocks_for(self.form.room * (last - first))
+        launch = self.launch("take_rows", blocks, self._take_arguments)
+        self._in_order(lambda: launch.enqueue(entered[0]), entered)
+
+    def take_all(self, entered: StreamInfo, capacity: int, result: Any, *kept: int) -> None:
+        """Enqueue the second half of a migration."""
+        self._placed.copy(self.lanes)
+        self._take_rows(entered, 0, len(self.form.keys), capacity, 0, result, (kept[0], kept[1]))
+        self._is_open, self._has_come = False, True
+
+    # --- what came
+
+    def fetch(self, call: str) -> np.ndarray[Any, Any]:
+        """Return all results, once the stream has them; raise for what went wrong."""
+        if recording.current() is not None:
+            raise UnsupportedError(
+                f"{self.name}: {call} waits for the GPU, which a captured function cannot"
+            )
+        self._poll()
+        stream = borrowed(self._chain.handle or 0)
+        self._context.synchronize(stream, f"{self.name}: {call}")
+        with on_stream(stream):
+            found: np.ndarray[Any, Any] = self.results.get()
+            cut, beyond, outside = found[records.CUT : records.OUTSIDE + 1]
+            if cut or beyond or outside:
+                self.results[records.CUT : records.OUTSIDE + 1] = 0
+                stream.synchronize()
+        where = f"{self.name}: {call} failed"
+        if outside:
+            raise ValueError(f"{where}: bounds or numbers of rows were outside of their arrays")
+        if beyond:
+            raise CapacityError(f"{where}: {beyond} rows came beyond the end of arrays")
+        if cut:
+            raise CapacityError(
+                f"{where}: a peer, or this rank, had more rows than room={self.form.room}, and "
+                "only these travelled. Make the plan with more room"
+            )
+        return found
+
+    def _poll(self) -> None:
+        """Let the stream of `start` wait for the rows, unless it did."""
+        if self._is_open and not self._has_come:
+            entered = self._sent_on
+            self._follow(entered)
+            self._take_rows(entered, 0, 0, 0)
+            self._has_come = True
+            self._leave(entered)
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """See `RowEngine.counts`."""
+        found, nkeys = self.fetch("counts"), len(self.form.keys)
+        came, sent = (found[at : at + nkeys].tolist() for at in (records.CAME, records.SENT))
+        return came, sent
+
+    @property
+    def device_counts(self) -> Any:
+        """See `RowEngine.device_counts`."""
+        self._poll()
+        return self.results[records.CAME : records.CAME + len(self.form.keys)]
+
+    def received(self, place: int) -> list[Any]:
+        """See `RowEngine.received`."""
+        found = self.fetch("received")
+        count, parity = int(found[records.CAME + place]), int(found[records.EPOCH]) & 1
+        slot = self._buffers.address_of(self.rank) + (2 * place + parity) * self.slot
+        begin = slot + records.HEADER_NBYTES
+        return [
+            _view(begin + offset, (count, *column.shape), column.dtype, self._buffers)
+            for column, offset in zip(self.form.columns, self._offsets, strict=False)
+        ]
+
+    # --- memory of migrations
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of memory on this GPU, until the engine closes."""
+        block = self._context.suballocator.allocate(max(nbytes, 1))
+        self._held.append(block)
+        return int(block.address)
+
+    def upload(self, array: np.ndarray[Any, Any]) -> int:
+        """Return the address of a copy of an array, as `allocate`. Host-blocking."""
+        address = self.allocate(array.nbytes)
+        self._backend.upload(address, array, 0)
+        self._context.drain(self.name)
+        return address
+
+    def _close_launches(self) -> None:
+        self._launches.clear()
+        self._seen.clear()
+        self._ints.clear()
+        while self._held:
+            self._held.pop().close()
+        self.launcher.close()
+
+
+def _is_on_gpu(number: Any) -> bool:
+    return hasattr(number, "__cuda_array_interface__")
+
+
+def _view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
+    """Return an array of CuPy for memory of the plan."""
+    memory = cupy.cuda.UnownedMemory(address, prod(shape) * dtype.itemsize, owner)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _TakeArguments:
+    """The arguments of `take_rows` that change from call to call."""
+
+    def __init__(self) -> None:
+        self.given = records.Bound()
+        self.first, self.last = ctypes.c_int32(0), ctypes.c_int32(0)
+        self.capacity, self.result = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.kept, self.goals = ctypes.c_uint64(0), ctypes.c_uint64(0)
+
+
+def _require_routes(setup: RoutedSetup) -> None:
+    """Raise on all ranks if two of them cannot store into each other's memory from kernels."""
+    slow = {
+        (rank, peer): route
+        for rank, mine in enumerate(setup.routes)
+        for peer, route in mine.items()
+        if route is not FUSED and rank != peer
+    }
+    if slow:
+        ranks = name_ranks({rank for pair in slow for rank in pair})
+        raise UnsupportedError(
+            f"rows in GPU memory travel by route fused alone, and {ranks} have "
+            f"{', '.join(sorted({*slow.values()}))}. Start MPS where ranks share a GPU "
+            "(python -m mpishare.mps), or give NumPy arrays"
+        )
+
+
+def _require_size(name: str, form: Form) -> None:
+    words = sum(column.nbytes // records.word_of(column.nbytes) for column in form.columns)
+    nkeys = max(form.nkeys)
+    most = form.room * nkeys
+    nbytes = form.offsets(form.room)[-1]
+    are_many = words > records.MAX_LANES or nkeys > records.MAX_KEYS
+    if are_many or most * words >= 1 << 30 or nbytes >= 1 << 32:
+        raise UnsupportedError(
+            f"{name} on GPUs: rows of {words} words of up to 16 bytes, {nkeys} peers and "
+            f"{form.room} rows each; allowed are {records.MAX_LANES} words and {records.MAX_KEYS} "
+            "peers, 2^30 words of all rows, and 4 GiB of a peer's"
+        )

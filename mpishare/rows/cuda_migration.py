@@ -1,0 +1,96 @@
+"""Rows that go to the ranks that an array names, out of columns in GPU memory."""
+
+from __future__ import annotations
+
+import ctypes
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.errors import UnsupportedError
+from mpishare.rows import records
+
+if TYPE_CHECKING:
+    from mpishare.rows.cuda import CudaRows
+
+_ROWS_OF_BLOCK = 4096  # whose goals a block looks through
+_LEAST_ROWS, _MAX_ROWS = 1024, 1 << 31
+
+
+class CudaMigration:
+    """See `MigrationEngine`. Its memory is that of the engine, until that closes."""
+
+    def __init__(self, engine: CudaRows, *, stable: bool) -> None:
+        self._engine, self._stable = engine, stable
+        launcher, form = engine.launcher, engine.form
+        goals = np.full(engine.size + 1, records.STRANGER, np.int32)
+        goals[0] = records.DROPPED
+        for place, key in reversed([*enumerate(form.keys)]):
+            goals[key.rank + 1] = place
+        side = (engine.slot - records.HEADER_NBYTES) * 2 * len(form.keys)
+        self._kept = engine.allocate(2 * side)
+        self._scratch, self._capacity = records.Scratch(), 0
+        self._scratch.of_blocks = engine.allocate(4 * records.GOALS * launcher.max_blocks)
+        self._count, self._rows = records.Bound(), ctypes.c_uint32(0)
+        self._to = ctypes.c_uint64(0)
+        self._arguments = [
+            *(engine.sizes, engine.lanes, self._to, self._count, self._rows),
+            *(engine.upload(goals), engine.size, engine.rank, self._scratch, *engine.ends),
+        ]
+        self.left = engine.results[records.LEFT : records.LEFT + 1].reshape(())
+
+    def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
+        """See `MigrationEngine.migrate`."""
+        engine = self._engine
+        address, ngoals, nbytes = engine.look_at(to, "goals")
+        if nbytes != 4:
+            raise TypeError(f"goals are int32, not {to.dtype}")
+        capacity = min(engine.set_lanes(engine.lanes, columns), ngoals)
+        if capacity >= _MAX_ROWS:
+            raise ValueError(f"arrays have {capacity} rows: a migration takes less than 2^31")
+        if not hasattr(count, "__cuda_array_interface__") and not 0 <= index(count) <= capacity:
+            raise ValueError(f"count is {count}, of {capacity} rows")
+        entered = engine._enter("migrate", [*columns, to], stream)
+        result = engine.new_count(count, entered)
+        self._reserve(capacity, is_captured=entered[3])
+        lanes, at = engine.lanes, engine.lanes.count
+        lanes.of[at] = records.Lane(address, 0, 0, 4, 4)
+        records.set_bound(self._count, count)
+        self._rows.value, self._to.value = capacity, address
+        most = min(engine.form.room * len(engine.form.keys), capacity)
+        blocks = max(engine.blocks_for(most), -(-capacity // _ROWS_OF_BLOCK))
+        launch = engine.launch("migrate_rows", blocks, self._arguments)
+        engine._follow(entered)
+        engine._in_order(lambda: launch.enqueue(entered[0]), entered)
+        engine.begin_epoch(entered)
+        engine.take_all(entered, capacity, result, self._kept, address)
+        engine._leave(entered)
+        return result
+
+    def _reserve(self, capacity: int, *, is_captured: bool) -> None:
+        """Have scratch memory for so many rows; that of before may be in use until the end."""
+        if capacity <= self._capacity:
+            return
+        if is_captured:
+            raise UnsupportedError(
+                f"{self._engine.name}: migrate failed: its first call with arrays of {capacity} "
+                "rows allocates memory, which cannot be captured into a graph. Call it once before"
+            )
+        capacity = max(_LEAST_ROWS, capacity, min(2 * self._capacity, capacity + (1 << 20)))
+        row, allocate = 4 * -(-capacity // 64) * 64, self._engine.allocate
+        scratch, words = self._scratch, allocate(3 * row)
+        scratch.listed, scratch.gone, scratch.goes_to = words, words + row, words + 2 * row
+        scratch.shifted = allocate(4 * row) if self._stable else 0
+        self._capacity = capacity
+
+    def stuck(self) -> tuple[dict[Any, int], int, int]:
+        """See `MigrationEngine.stuck`."""
+        found = self._engine.fetch("check")
+        of_keys = found[records.STUCK :]
+        stuck = {
+            key.name: int(of_keys[at])
+            for at, key in enumerate(self._engine.form.keys)
+            if of_keys[at]
+        }
+        return stuck, int(found[records.STRANGERS]), int(found[records.KEPT])

@@ -1,0 +1,276 @@
+"""The engine for columns in host memory: rows go through slots, or in messages to other nodes."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends import handle_of
+from mpishare.coordination import recording
+from mpishare.coordination.waits import WaitMonitor
+from mpishare.errors import CapacityError
+from mpishare.plans.engine import PlanEngine
+from mpishare.plans.layout import as_numpy, require_number, require_writeable
+from mpishare.rows.calls import Span, require_like
+from mpishare.rows.messages import MessageIn, MessageOut
+from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
+from mpishare.runtime.route import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpishare.plans.engine import RoutedSetup
+    from mpishare.rows.form import Form, Key
+
+    Array = np.ndarray[Any, Any]
+    Part = tuple[int, int, Array | None]
+    """The first row and how many, or those of these numbers."""
+
+
+class HostRows(PlanEngine):
+    """The rows of one plan in host memory. Collective to make, host-blocking."""
+
+    def __init__(self, setup: RoutedSetup, form: Form) -> None:
+        self.name, self.form, self.rank = setup.name, form, setup.comm.rank
+        self._setup, self._comm, self._busy = setup, setup.comm, setup.busy
+        self._agreement = setup.context.agreement
+        self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
+        self._headers = Headers(setup.comm, setup.name, form)
+        self._move, self._count = move_rows, _unknown
+        if (compiled := setup.context.compiled) is not None:
+            kinds = form.columns
+            self._move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
+            described = [each.dtype for each in kinds], [each.shape for each in kinds]
+            self._count = partial(compiled.count_rows, np.ndarray, *described)
+        self._out = [self._outgoing(key) for key in form.keys]
+        self._in = [self._incoming(key, place) for place, key in enumerate(form.keys)]
+        self._none = _as_part(Span(0, 0), 0, False)
+        self._knows_numbers = self._move is not move_rows
+
+    def _outgoing(self, key: Key) -> Outgoing | MessageOut:
+        if self._setup.my_routes[key.rank] is not HOST:
+            return MessageOut(self._comm, self.form, key)
+        headers = self._headers.of(key.rank, key.place)
+        barrier = self._setup.context.memory_barrier
+        return Outgoing(self.form, headers, barrier, f"{self.name}: rank {key.rank}")
+
+    def _incoming(self, key: Key, place: int) -> Incoming | MessageIn:
+        if self._setup.my_routes[key.rank] is not HOST:
+            return MessageIn(self._comm, self.form, key)
+        headers = self._headers.of(self.rank, place)
+        return Incoming(self.form, headers, self._setup.context.memory_barrier)
+
+    @property
+    def staging_nbytes(self) -> int:  # type: ignore[override]
+        """Bytes of this rank's slots, and of the headers of its node."""
+        return self._headers.nbytes + sum(each.nbytes for each in self._out)
+
+    # --- checks
+
+    def require(
+        self, columns: list[Any], stream: Any, *, are_written: bool = True
+    ) -> tuple[list[Array], int, int]:
+        """Return the columns of a call, and the rows of the shortest and of the longest."""
+        if recording.UNDER_WAY:
+            recording.require_none(self.name, "its columns are in host memory")
+        if stream is not None:
+            handle_of(stream)
+        found = self._count(columns, are_written)
+        if found is not None:
+            return columns, *found
+        kinds = self.form.columns
+        require_number(columns, len(kinds))
+        arrays = [as_numpy(each, "a column") for each in columns]
+        for number, (array, kind) in enumerate(zip(arrays, kinds, strict=True)):
+            require_like(array, kind, number, is_contiguous=array.flags.c_contiguous)
+            if are_written:
+                require_writeable(array, f"column {number}")
+        lengths = [*map(len, arrays)]
+        return arrays, min(lengths), max(lengths)
+
+    def _require_room(self, rows: int, room: int) -> None:
+        if rows > room:
+            raise CapacityError(f"{self.name}: {rows} rows into {room} of a column")
+
+    # --- calls
+
+    def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
+        """See `RowEngine.start`."""
+        arrays, nrows, longest = self.require(columns, stream, are_written=False)
+        if nrows < longest:
+            raise ValueError(f"columns have {nrows} to {longest} rows")
+        none, known = self._none, self._knows_numbers
+        parts = [none if each is None else _as_part(each, nrows, known) for each in spans]
+        self.send(arrays, parts, nrows)
+
+    def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
+        """Send parts of the arrays, one a key; `ValueError` for numbers of no rows."""
+        epoch = self._epoch + 1
+        for out, (begin, count, numbers) in zip(self._out, parts, strict=True):
+            out.reserve(count)
+            where = out.slot(epoch), 0, arrays, begin, count
+            if count and not self._move(*where, numbers, nrows):
+                self._move(*where, _require_numbers(numbers[:count], nrows), nrows)
+        self._busy[0] = 1
+        try:
+            self._epoch = epoch
+            for out, (_, count, _) in zip(self._out, parts, strict=True):
+                out.send(count, epoch)
+            self._sent = [count for _, count, _ in parts]
+            self._is_open = True
+        except BaseException as error:
+            self.fail("start", error)
+            raise
+        finally:
+            self._busy[0] = 0
+
+    def receive(self) -> None:
+        """Wait until the rows of all peers have come."""
+        if not self._is_open:
+            return
+        self._busy[0] = 1
+        try:
+            spins = self._setup.context.spins_per_yield
+            if not all(each.spin(self._epoch, spins) for each in self._in):
+                self._wait()
+            for each in self._in:
+                each.open(self._epoch)
+            for out in self._out:
+                out.end(self._epoch)
+            self._is_open = False
+        except BaseException as error:
+            self.fail("wait", error)
+            raise
+        finally:
+            self._busy[0] = 0
+
+    def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
+        """See `RowEngine.place`."""
+        self.receive()
+        found = []
+        for place, columns in into.items():
+            arrays, shortest, _ = self.require(columns, stream)
+            self._require_room(self._in[place].count, shortest)
+            found.append((self._in[place], arrays))
+        for each, arrays in found:
+            if each.count:
+                self._move(arrays, 0, each.columns, 0, each.count, None, 0)
+
+    def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
+        """See `RowEngine.append`."""
+        first = index(count)
+        if first < 0:
+            raise ValueError(f"count is {first}")
+        self.receive()
+        arrays, shortest, _ = self.require(columns, stream)
+        self._require_room(first + sum(each.count for each in self._in), shortest)
+        for each in self._in:
+            self._move(arrays, first, each.columns, 0, each.count, None, 0)
+            first += each.count
+        return store_count(count, first)
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """See `RowEngine.counts`."""
+        self.receive()
+        return [each.count for each in self._in], self._sent
+
+    @property
+    def device_counts(self) -> Array:
+        """See `RowEngine.device_counts`."""
+        return np.array(self.counts()[0], np.int64)
+
+    def received(self, place: int) -> list[Array]:
+        """See `RowEngine.received`."""
+        self.receive()
+        each = self._in[place]
+        return [column[: each.count] for column in each.columns]
+
+    # --- waits
+
+    def _late(self) -> list[int]:
+        """Return the ranks whose rows have not come, and those whose messages are not sent."""
+        keys, epoch = self.form.keys, self._epoch
+        late = {
+            key.rank for key, each in zip(keys, self._in, strict=True) if not each.has_come(epoch)
+        }
+        late |= {
+            key.rank
+            for key, out in zip(keys, self._out, strict=True)
+            if isinstance(out, MessageOut) and not out.is_sent()
+        }
+        return sorted(late)
+
+    def _wait(self) -> None:
+        call, comm, agreement = f"{self.name}: wait", self._comm, self._agreement
+        if all(isinstance(each, Incoming) for each in self._in):
+            comm.wait(call, self._late)
+            return
+
+        def late_here() -> list[int]:
+            return [comm.ranks_here[rank] for rank in self._late() if rank in comm.ranks_here]
+
+        with WaitMonitor(agreement, call, late_here, agreement.check_whole) as monitor:
+            if not monitor.poll(lambda: not self._late()):
+                raise comm.timed_out(call, self._late())
+
+    def fail(self, call: str, error: BaseException) -> None:
+        """Leave the node: the others may have had this call's rows, or wait for them."""
+        for out in self._out:
+            out.forget()
+        if self._agreement.failure is None:
+            self._agreement.leave(f"{self.name}: {call}", error)
+
+    def close(self) -> None:
+        """Unmap the slots, and give the headers back."""
+        for out in self._out:
+            out.forget()
+            out.close()
+        for each in self._in:
+            each.close()
+        self._headers.close()
+
+
+def store_count(count: Any, value: int) -> Array:
+    """Return a count given as an int as a new array; update one that is given as an array."""
+    if not isinstance(count, np.ndarray):
+        return np.array(value, np.int64)
+    count[...] = value
+    return count
+
+
+def _unknown(columns: list[Any], are_written: bool) -> Any:  # noqa: ARG001
+    """Know nothing of columns, without C."""
+    return None
+
+
+def _as_part(span: Span, nrows: int, knows_numbers: bool) -> Part:
+    """Return the rows of a span; raise for those that the columns do not have.
+
+    With `knows_numbers` numbers that are an array of NumPy are checked later, by C.
+    """
+    low, high, numbers = span
+    if numbers is None:
+        low, high = index(low), index(high)
+        if not 0 <= low <= high <= nrows:
+            raise ValueError(f"rows {low} to {high} of {nrows}")
+        return low, high - low, None
+    array = numbers if type(numbers) is np.ndarray else as_numpy(numbers, "row numbers")
+    if array is not numbers or not knows_numbers:
+        array = _require_numbers(array if high is None else array[: index(high)], nrows)
+    count = len(numbers) if high is None else index(high)
+    if not 0 <= count <= len(numbers):
+        raise ValueError(f"{count} of {len(numbers)} row numbers")
+    return 0, count, array
+
+
+def _require_numbers(numbers: Any, nrows: int) -> Array:
+    """Return numbers of rows that there are, or raise."""
+    if numbers.ndim != 1 or numbers.dtype not in (np.int32, np.int64):
+        raise TypeError(f"row numbers are int32 or int64 along one axis, not {numbers.dtype}")
+    array = np.ascontiguousarray(numbers)
+    if len(array) and array.view(f"u{array.itemsize}").max() >= nrows:
+        raise ValueError(f"row numbers from {array.min()} to {array.max()} of {nrows} rows")
+    return array

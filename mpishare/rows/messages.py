@@ -1,0 +1,100 @@
+"""Rows that go to ranks of other nodes: in one message, whose last word is their number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination.mpi_agreement import never_free
+from mpishare.rows.slots import views_of
+
+if TYPE_CHECKING:
+    from mpishare.plans.comm import PlanComm
+    from mpishare.rows.form import Form, Key
+
+
+class MessageOut:
+    """The rows that go to one peer, as `slots.Outgoing`."""
+
+    nbytes = 0
+
+    def __init__(self, comm: PlanComm, form: Form, key: Key) -> None:
+        self._form, self._comm = form, comm.comm
+        self._where = key.rank, comm.first_tag + key.tag
+        self._request: Any = None
+        self._data = np.empty(0, np.uint8)
+
+    def reserve(self, count: int) -> None:
+        """Make a buffer for the rows, before anything is sent."""
+        nbytes = self._form.offsets(count)[-1]
+        self._data = np.empty(nbytes + 8, np.uint8)
+        self._data[nbytes:].view(np.int64)[0] = count
+
+    def slot(self, epoch: int) -> list[Any]:  # noqa: ARG002
+        """Return the columns of the message."""
+        return views_of(self._form, self._data, int(self._data[-8:].view(np.int64)[0]))
+
+    def send(self, count: int, epoch: int) -> None:  # noqa: ARG002
+        """Send the rows."""
+        self._request = self._comm.Isend(self._data, *self._where)
+
+    def is_sent(self) -> bool:
+        """Whether the buffer is free again."""
+        if self._request is not None and self._request.Test():
+            self._request = None
+        return self._request is None
+
+    def end(self, epoch: int) -> None:
+        """Do nothing: a message needs no answer."""
+
+    forget = int
+
+    def close(self) -> None:
+        """Leave a message under way to MPI, with its buffer."""
+        if not self.is_sent():
+            never_free([self._request], [self._data])
+
+
+class MessageIn:
+    """The rows that come from one peer, as `slots.Incoming`."""
+
+    def __init__(self, comm: PlanComm, form: Form, key: Key) -> None:
+        from mpi4py import MPI
+
+        self._form, self._comm, self._status = form, comm.comm, MPI.Status()
+        self._where = key.rank, comm.first_tag + key.far_tag
+        self._request: Any = None
+        self._data = np.empty(0, np.uint8)
+        self._epoch = 0  # the last that has come
+        self.count = 0
+        self.columns: list[Any] = []
+
+    def has_come(self, epoch: int) -> bool:
+        """Whether the message of an epoch is there; its size is that of what is received."""
+        if self._epoch >= epoch:
+            return True
+        if self._request is None:
+            message = self._comm.Improbe(*self._where, self._status)
+            if message is None:
+                return False
+            self._data = np.empty(self._status.count, np.uint8)
+            self._request = message.Irecv(self._data)
+        if not self._request.Test():
+            return False
+        self._request, self._epoch = None, epoch
+        return True
+
+    def spin(self, epoch: int, spins_per_yield: int) -> bool:  # noqa: ARG002
+        """Do not wait: MPI is asked in the long wait, also whether it has sent."""
+        return False
+
+    def open(self, epoch: int) -> None:  # noqa: ARG002
+        """Find the rows that have come."""
+        self.count = int(self._data[-8:].view(np.int64)[0])
+        self.columns = views_of(self._form, self._data, self.count)
+
+    def close(self) -> None:
+        """Leave a message under way to MPI, with its buffer."""
+        if self._request is not None:
+            never_free([self._request], [self._data])

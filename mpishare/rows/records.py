@@ -1,0 +1,92 @@
+"""Records of rows: arguments of the kernels, as the structs of rows.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from operator import index
+from typing import Any
+
+MAX_KEYS, MAX_LANES, GOALS = 32, 64, 34
+DROPPED, STRANGER = MAX_KEYS, MAX_KEYS + 1  # goals behind those of the keys
+HEADER_NBYTES, DEVICE_NBYTES = 128, 128
+WARPS, THREADS = 16, 512  # of a block
+_U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
+
+
+class Lane(ctypes.Structure):
+    """A word of each row of a column."""
+
+    _fields_ = (("column", _U64), ("slot", _U32), ("at", _U32), ("stride", _U32), ("nbytes", _U32))
+
+
+class Lanes(ctypes.Structure):
+    """The words of a row; those of the goals stand behind the last."""
+
+    _fields_ = (("of", Lane * (MAX_LANES + 1)), ("count", _I32))
+
+    def copy(self, other: Lanes) -> None:
+        """Become as another one is."""
+        ctypes.memmove(ctypes.byref(self), ctypes.byref(other), ctypes.sizeof(self))
+
+
+class Bound(ctypes.Structure):
+    """A number, or where the GPU has it."""
+
+    _fields_ = (("at", _U64), ("value", _I64), ("nbytes", _I32), ("unused", _I32))
+
+
+class Span(ctypes.Structure):
+    """The rows for one key."""
+
+    _fields_ = (
+        ("low", Bound),
+        ("high", Bound),
+        ("numbers", _U64),
+        ("nbytes", _I32),
+        ("most", _I32),
+    )
+
+
+class Spans(ctypes.Structure):
+    """The rows for each key."""
+
+    _fields_ = (("of", Span * MAX_KEYS),)
+
+
+class Sizes(ctypes.Structure):
+    """The table of the keys, and the sizes of a slot."""
+
+    _fields_ = (("keys", _U64), ("nkeys", _I32), ("room", _U32), ("slot", _U64))
+
+
+class Scratch(ctypes.Structure):
+    """Memory of one migration, of as many words as rows."""
+
+    _fields_ = tuple((name, _U64) for name in ("listed", "gone", "goes_to", "of_blocks", "shifted"))
+
+
+KEY = [("theirs", "<u8"), ("mine", "<u8"), ("peer", "<i4"), ("unused", "<i4")]
+
+# Words of int64 for the host.
+CAME, SENT, STUCK = 0, MAX_KEYS, 2 * MAX_KEYS
+LEFT, STRANGERS, KEPT, CUT, BEYOND, OUTSIDE, EPOCH, RESULTS = range(3 * MAX_KEYS, 3 * MAX_KEYS + 8)
+
+
+def word_of(nbytes: int, address: int = 0) -> int:
+    """Return the bytes of the widest word in which rows of this size can be copied."""
+    return min(16, (nbytes | address) & -(nbytes | address))
+
+
+def set_bound(bound: Bound, number: Any) -> None:
+    """Store an int in a bound, or the address of a scalar on the GPU."""
+    if type(number) is int:
+        bound.at, bound.value = 0, number
+        return
+    if hasattr(number, "__cuda_array_interface__"):
+        interface = number.__cuda_array_interface__
+        kind = interface["typestr"]
+        if interface["shape"] not in ((), (1,)) or kind not in ("<i4", "<i8"):
+            raise TypeError(f"a number of rows on the GPU is one int32 or int64, not {kind}")
+        bound.at, bound.nbytes = interface["data"][0], int(kind[2])
+        return
+    bound.at, bound.value = 0, index(number)

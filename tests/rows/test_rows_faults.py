@@ -1,0 +1,89 @@
+"""Ranks that are killed, late or raise amid rows, ranks of several nodes, and what they leave."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import Stage
+
+
+def random_rows(stage: Stage) -> None:
+    from tests.helpers.rows import check_exchanges, check_migrations
+
+    seen = set()
+    with stage.node() as node:
+        for seed in range(12):
+            for swap in (
+                check_exchanges(node, stage.world, seed),
+                check_migrations(node, stage.world, seed),
+            ):
+                seen |= {*swap.routes.values()}
+                swap.close()
+    assert seen >= {"host", "mpi"}
+
+
+@pytest.mark.parametrize("nodes", ["2 + 1", "2 + 2"])
+def test_random_rows_over_nodes(nodes):
+    play_on(nodes, random_rows, shared=True).ended_well()
+
+
+def missed(stage: Stage, call: str, is_killed: bool) -> None:
+    stage.quiet()
+    node = stage.node(timeout_s=60.0 if is_killed else 2.0)
+    swap = mpishare.RowExchange(stage.world, ["f8"], 4, node=node)
+    move = mpishare.Migration(swap)
+    xp, to = node.xp, node.xp.full(8, node.rank, "i4")
+
+    def exchange() -> None:
+        swap.start([xp.zeros(8)], dict.fromkeys(swap.peers, (0, 3)))
+        swap.wait()
+        node.synchronize()
+
+    def migrate() -> None:
+        move.migrate([xp.zeros(8)], to, 4)
+        node.synchronize()
+
+    for _ in range(3):
+        exchange()
+        migrate()
+    node.barrier()
+    if not stage.is_missing(dies=is_killed):
+        stage.attempt("first", exchange if call == "exchange" else migrate)
+        stage.attempt("then", exchange)
+        stage.attempt("close", node.close)
+    stage.end()
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+@pytest.mark.parametrize("call", ["exchange", "migrate"])
+def test_all_survivors_name_the_killed_rank(call, backend):
+    played = play(3, missed, call, True, survivable=True, backend=backend)
+    played.survivors_name(1, of=(0, 2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", ["exchange", "migrate"])
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(call, backend):
+    played = play(3, missed, call, False, survivable=True, backend=backend)
+    played.others_give_up()
+
+
+def grows(stage: Stage) -> None:
+    """Slots grow at most steps; their files have names for a moment alone."""
+    import os
+    from pathlib import Path
+
+    with stage.node() as node, mpishare.RowExchange(stage.world, ["f8"], 1, node=node) as swap:
+        for count in (0, 3, 1, 50, 2, 400, 4000, 5):
+            swap.start([np.arange(5000.0) + stage.rank], dict.fromkeys(swap.peers, (0, count)))
+            swap.wait()
+            for peer in swap.peers:
+                assert (swap.received(peer)[0] == np.arange(count) + peer).all()
+        node.barrier()
+        assert not [*Path("/dev/shm").glob(f"mpishare-{os.getpid()}-*")]
+
+
+def test_slots_that_grow_leave_no_files():
+    play(3, grows, backend="host").ended_well()

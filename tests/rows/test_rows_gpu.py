@@ -1,0 +1,184 @@
+"""Rows on GPUs: captured, replayed, with numbers that only the GPU knows, on several streams."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import CapacityError, Migration, RowExchange, UnsupportedError
+from tests.helpers.captures import captured
+from tests.helpers.counted import Counted
+
+SOURCE = r"""
+extern "C" {
+// Sends every row on by one rank more in each step, from rank to rank.
+__global__ void aim(int* to, const long long* count, int rank, int size, const long long* step) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < *count;
+       i += (long long)gridDim.x * blockDim.x)
+    to[i] = i % 7 == *step % 7 ? (rank + 1) % size : rank;
+}
+// All rows have the same values in both columns; how many there are, and their sum.
+__global__ void look(const double* x, const long long* id, const int* to, const long long* count,
+                     int rank, unsigned long long* errors, unsigned long long* total) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < *count;
+       i += (long long)gridDim.x * blockDim.x) {
+    if (x[i] != 0.5 * id[i] || to[i] != rank) atomicAdd(errors, 1ULL);
+    atomicAdd(total, (unsigned long long)id[i]);
+  }
+}
+}
+"""
+
+
+class Rows(Counted):
+    """Rows with ids, which go round the ranks."""
+
+    def __init__(self, node, count, capacity):
+        import cupy
+
+        super().__init__(SOURCE, "aim", "look")
+        self.rank, self.size = np.int32(node.rank), np.int32(node.size)
+        self.ids = cupy.zeros(capacity, "i8")
+        self.ids[:count] = cupy.arange(count) + count * node.rank
+        self.x, self.to = 0.5 * self.ids, cupy.full(capacity, node.rank, "i4")
+        self.count, self.total = cupy.array(count, "i8"), cupy.zeros(1, "u8")
+        self.aim()
+        self.look()
+        self.forget()
+        self.total.fill(0)
+        self.to.fill(node.rank)
+
+    @property
+    def columns(self):
+        return [self.x, self.ids]
+
+    def aim(self):
+        self._aim((8,), (128,), (self.to, self.count, self.rank, self.size, self.step))
+
+    def look(self):
+        arguments = self.x, self.ids, self.to, self.count, self.rank, self.errors, self.total
+        self._look((8,), (128,), arguments)
+
+
+@pytest.mark.parametrize("replays", [20, pytest.param(3000, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_captured_migration(node, stream, replays, stable):
+    """Rows go round, and none is lost, though the host never looks."""
+    rows = Rows(node, 1000, 4000)
+    with RowExchange(node.comm, ["f8", "i8"], 1000, node=node) as swap:
+        move = Migration(swap, stable=stable)
+
+        def advance():
+            rows.aim()
+            move.migrate(rows.columns, rows.to, rows.count)
+            rows.total.fill(0)
+            rows.look()
+            rows.go_on()
+
+        step = mpishare.capture(node, advance)
+        for _ in range(replays):
+            step()
+        node.synchronize(stream)
+        move.check()
+        counts = node.comm.allgather(int(rows.count))
+        ids = np.concatenate(node.comm.allgather(rows.ids[: int(rows.count)].get()))
+        assert sum(counts) == 1000 * node.size
+        assert sorted(ids) == [*range(1000 * node.size)]
+        assert rows.is_right_after(replays)
+        step.close()
+
+
+def test_a_captured_exchange_by_the_gpus_bounds(node, stream, cupy):
+    """The rows of a step are counted by the GPU, and appended where it says."""
+    x, numbers = cupy.arange(100.0), cupy.arange(100, dtype="i4")[::-1].copy()
+    low, high, n = (cupy.array(each, "i8") for each in (3, 5, 7))
+    out, count = [cupy.zeros(400)], cupy.zeros((), "i8")
+    sides = {(0, -1): (low, high), (0, 1): (numbers, n)}
+    seen = cupy.zeros(2, "i8")
+    with RowExchange(node.comm, ["f8"], 64, dims=[node.size], periods=True, node=node) as swap:
+
+        def advance():
+            swap.start([x], sides)
+            swap.wait(out, at="append", count=count)
+            cupy.add(seen, swap.device_counts, out=seen)
+            cupy.add(high, 1, out=high)
+
+        step = mpishare.capture(node, advance)
+        for _ in range(5):
+            step()
+        assert swap.counts() == {(0, -1): 7, (0, 1): 6}
+        assert swap.sent() == {(0, -1): 6, (0, 1): 7}
+        assert swap.received((0, 1))[0].get().tolist() == [*range(3, 9)]
+        assert seen.get().tolist() == [35, 20]
+        right = [each for k in range(5) for each in (*range(99, 92, -1), *range(3, 5 + k))]
+        assert out[0][: int(count)].get().tolist() == right
+        step.close()
+
+
+def test_bounds_beyond_the_columns(node, cupy):
+    with RowExchange(node.comm, ["f8"], 8, peers=[node.rank], node=node) as swap:
+        for rows in ((cupy.array(3), cupy.array(9)), cupy.array([0, 8]), cupy.array([-1])):
+            swap.start([cupy.zeros(8)], {node.rank: rows})
+            with pytest.raises(ValueError, match="outside of their arrays"):
+                swap.counts()
+            swap.wait()
+
+
+def test_what_a_capture_leaves_out(node, stream, cupy):
+    """More rows than room stay behind by a migration, and the next one takes them."""
+    peer = (node.rank + 1) % node.size
+    if peer == node.rank:
+        pytest.skip("no other rank")
+    to, count = cupy.full(40, node.rank, "i4"), cupy.array(20, "i8")
+    to[:20] = peer
+    columns = [cupy.arange(40.0) + 100 * node.rank]
+    with RowExchange(node.comm, ["f8"], 8, node=node) as swap:
+        move, graphs = Migration(swap), []
+        move.migrate(columns, cupy.full(40, node.rank, "i4"), count)
+        with captured(stream, graphs):
+            move.migrate(columns, to, count)
+        for left in (12, 4, 0):
+            graphs[0].launch()
+            node.synchronize(stream)
+            assert int(move.left) == left
+            assert int(count) == 20
+            if left:
+                with pytest.raises(CapacityError, match=f"{left} rows for {peer}"):
+                    move.check()
+        move.check()
+        found = sorted(columns[0][:20].get())
+        assert found == [100.0 * ((node.rank - 1) % node.size) + i for i in range(20)]
+
+
+def test_what_a_capture_refuses(node, stream, cupy):
+    x, to = [cupy.zeros(8)], cupy.full(8, node.rank, "i4")
+    with RowExchange(node.comm, ["f8"], 8, node=node) as swap:
+        move = Migration(swap)
+
+        def refused(call, said):
+            with pytest.raises(UnsupportedError, match=said), captured(stream):
+                call()
+
+        count = cupy.array(8)
+        refused(lambda: move.migrate(x, to, count), "allocates memory")
+        move.migrate(x, to, 8)
+        refused(lambda: move.migrate(x, to, 8), "count is an int")
+
+
+def test_calls_on_other_streams_follow_each_other(node, streams, cupy):
+    rows = Rows(node, 100, 400)
+    cupy.cuda.get_current_stream().synchronize()
+    with RowExchange(node.comm, ["f8", "i8"], 100, node=node) as swap:
+        move = Migration(swap)
+        for at in range(20):
+            move.migrate(rows.columns, rows.to, rows.count, stream=streams[at % 2])
+        for stream in streams:
+            node.synchronize(stream)
+        move.check()
+        assert int(rows.count) == 100
+
+
+def test_long_rows_and_many_peers_are_refused(node):
+    with pytest.raises(UnsupportedError, match="rows of 65 words"):
+        RowExchange(node.comm, [("f8", (65,))], node=node)
+    with pytest.raises(UnsupportedError, match=r"2\^30 words"):
+        RowExchange(node.comm, ["f8"] * 64, 1 << 24, node=node)

@@ -1,0 +1,267 @@
+"""Rows and migrations against NumPy, on either backend, and what is refused."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import CapacityError, EpochError, Migration, PeerError, RowExchange
+from tests.helpers.halos import on_host
+from tests.helpers.rows import check_exchanges, check_migrations
+
+TWO = pytest.mark.ranks(min=2)
+SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_exchanges(node, seed):
+    check_exchanges(node, node.comm, seed).close()
+
+
+@pytest.mark.parametrize("seed", SEEDS[:10])
+def test_random_exchanges_in_numpy(python_node, seed):
+    check_exchanges(python_node, python_node.comm, seed).close()
+
+
+@pytest.mark.parametrize("seed", SEEDS[:10])
+def test_random_exchanges_by_messages(node, seed, monkeypatch):
+    if node.backend == "cuda":
+        pytest.skip("rows in GPU memory travel within a node")
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    with check_exchanges(node, node.comm, seed) as swap:
+        assert {*swap.routes.values()} <= {"mpi"}
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_migrations(node, seed, stable):
+    check_migrations(node, node.comm, seed, stable=stable).close()
+
+
+def columns_of(node, nrows, value=0.0):
+    return [node.xp.full(nrows, float(node.rank + value)), node.xp.arange(nrows)]
+
+
+@pytest.fixture
+def ring(node):
+    """An exchange along a ring: both sides may be the same rank."""
+    with RowExchange(node.comm, ["f8", "i8"], 8, dims=[node.size], periods=True, node=node) as swap:
+        yield swap
+
+
+def test_a_side_receives_what_the_other_side_of_its_peer_sends(node, ring):
+    ring.start(columns_of(node, 6), {(0, -1): (0, 1), (0, 1): (4, 6)})
+    assert ring.counts() == {(0, -1): 2, (0, 1): 1}
+    ring.wait()
+    for side, rows in (((0, -1), [4, 5]), ((0, 1), [0])):
+        ranks, numbers = map(on_host, ring.received(side))
+        assert (ranks == (node.rank + side[1]) % node.size).all()
+        assert numbers.tolist() == rows
+
+
+def test_numbers_with_gaps(node, ring):
+    """On hosts they are copied; on GPUs they are refused."""
+    numbers = node.xp.arange(6)[::2]
+    if node.backend == "cuda":
+        with pytest.raises(ValueError, match="not contiguous"):
+            ring.start(columns_of(node, 6), {(0, 1): numbers})
+        numbers = numbers.copy()
+    ring.start(columns_of(node, 6), {(0, 1): numbers})
+    ring.wait()
+    assert on_host(ring.received((0, -1))[1]).tolist() == [0, 2, 4]
+
+
+def test_rows_that_came_may_be_read_until_the_next_start(node, ring):
+    """Slots are double: a rank that is ahead does not touch them."""
+    for step in range(6):
+        ring.start(columns_of(node, 3, step), {(0, 1): (0, 3)})
+        ring.wait()
+        rows = on_host(ring.received((0, -1))[0])
+        assert (rows == (node.rank - 1) % node.size + step).all()
+
+
+def test_rows_on_the_host_outlive_larger_slots_and_the_plan(host_node):
+    """They may be others by then, but they are no fault of memory."""
+    views = []
+    with RowExchange(host_node.comm, ["f8"], 1, node=host_node) as swap:
+        for count in (1, 100, 100_000):
+            swap.start([np.full(count, 7.0)], dict.fromkeys(swap.peers, (0, count)))
+            swap.wait()
+            views += [swap.received(peer)[0] for peer in swap.peers]
+    assert all((each == 7).all() for each in views)
+
+
+def test_no_row_is_written_into_arrays_that_are_too_short(node, ring):
+    short = {(0, -1): [node.xp.zeros(2), node.xp.zeros(2, "i8")]}
+    ring.start(columns_of(node, 3), {(0, 1): (0, 3)})
+    if node.backend == "cuda":
+        ring.wait(short)
+        with pytest.raises(CapacityError, match="1 rows came beyond"):
+            ring.counts()
+    else:
+        with pytest.raises(CapacityError, match="3 rows into 2"):
+            ring.wait(short)
+        assert not short[0, -1][0].any()
+        ring.wait()
+    assert on_host(ring.received((0, -1))[1]).tolist() == [0, 1, 2]
+
+
+def test_more_rows_than_room(node, ring):
+    """On hosts both ranks make a larger slot; on GPUs both learn of it."""
+    ring.start(columns_of(node, 20), {(0, 1): (0, 20)})
+    if node.backend == "cuda":
+        with pytest.raises(CapacityError, match="more rows than room=8"):
+            ring.counts()
+    assert ring.counts()[0, -1] == (8 if node.backend == "cuda" else 20)
+    ring.wait()
+
+
+@TWO
+def test_rows_that_found_the_arrays_full_come_first_at_the_next_call(node, ring):
+    """Rank 1 has no place for two rows of rank 0, and room for these and for another one then."""
+    move, me, here = Migration(ring), node.rank, node.xp.full(3, node.rank, "i4")
+    columns, to = columns_of(node, 3), here.copy()
+    if me == 0:
+        to[:2] = 1
+    count = move.migrate(columns, to, 3)
+    assert int(count) == (1 if me == 0 else 3)
+    assert int(move.left) == (2 if me == 1 else 0)
+    if me == 1:
+        with pytest.raises(CapacityError, match="2 rows that came into full arrays"):
+            move.check()
+    else:
+        move.check()
+    columns, to = columns_of(node, 9), node.xp.full(9, me, "i4")
+    if me == 0:
+        to[5] = 1
+    count = move.migrate(columns, to, 6)
+    move.check()
+    assert int(count) == {0: 5, 1: 9}.get(me, 6)
+    if me == 1:
+        assert on_host(columns[0]).tolist() == [1.0] * 6 + [0.0] * 3
+        assert on_host(columns[1]).tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 5]
+
+
+@TWO
+def test_no_row_is_lost_where_arrays_stay_full(node, ring):
+    """Rank 0 has a hundred rows for rank 1, which takes none for as long as it can."""
+    move, me, xp = Migration(ring), node.rank, node.xp
+    ids, goal = xp.arange(100) + 100 * me, 1 if me == 0 else me
+    columns, to = [ids * 0.5, ids], xp.full(100, goal, "i4")
+    count = xp.asarray(100, "i8")
+    for _ in range(15):
+        move.migrate(columns, to, count)
+    assert node.comm.allreduce(int(move.left)) == 100
+    assert node.comm.allreduce(int(count)) <= 100 * node.size
+    n = int(count)
+    longer = [xp.zeros(200), xp.zeros(200, "i8"), xp.full(200, goal, "i4")]
+    for new, old in zip(longer, (*columns, to), strict=True):
+        new[:n] = old[:n]
+    for _ in range(20):  # eight a call on GPUs
+        move.migrate(longer[:2], longer[2], count)
+    move.check()
+    n = int(count)
+    assert n == {0: 0, 1: 200}.get(me, 100)
+    if me == 1:
+        assert sorted(on_host(longer[1]).tolist()) == [*range(200)]
+        assert (on_host(longer[0]) == 0.5 * on_host(longer[1])).all()
+
+
+def test_goals_that_are_no_peers(node):
+    with RowExchange(node.comm, ["f8"], peers=[node.rank], node=node) as swap:
+        move = Migration(swap)
+        to = node.xp.asarray([node.size, node.rank, -1], "i4")
+        x = node.xp.arange(3.0)
+        count = move.migrate([x], to, 3)
+        assert (int(count), int(move.left)) == (2, 1)
+        with pytest.raises(ValueError, match="1 rows whose goals are no peers"):
+            move.check()
+
+
+def test_calls_out_of_order(node, ring):
+    columns = columns_of(node, 3)
+    with pytest.raises(EpochError, match="counts failed: nothing was started"):
+        ring.counts()
+    with pytest.raises(EpochError, match="nothing was started"):
+        ring.wait()
+    ring.start(columns, {})
+    with pytest.raises(EpochError, match="an exchange of rows is open"):
+        ring.start(columns, {})
+    with pytest.raises(EpochError, match="an exchange of rows is open"):
+        Migration(ring).migrate(columns, node.xp.zeros(3, "i4"), 3)
+    ring.wait()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c, r: (c[:1], r), "1 fields given"),
+        (lambda c, r: ([c[0], c[0]], r), "column 1 has float64"),
+        (lambda c, r: ([c[0][:2], c[1]], r), "columns have"),
+        (lambda c, r: ([c[0][::2], c[1][::2]], r), "not contiguous"),
+        (lambda c, r: (c, {(1, 1): (0, 1)}), "are no peers"),
+        (lambda c, r: (c, {(0, 1): (0, 7)}), "rows 0 to 7 of 6"),
+        (lambda c, r: (c, {(0, 1): (3, 2)}), "rows 3 to 2 of 6"),
+        (lambda c, r: (c, {(0, 1): c[0]}), "row numbers are int32 or int64"),
+    ],
+)
+def test_what_a_call_refuses(node, ring, change, said):
+    columns, rows = change(columns_of(node, 6), {})
+    with pytest.raises((TypeError, ValueError), match=said):
+        ring.start(columns, rows)
+    ring.start(columns_of(node, 6), {})
+    ring.wait()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ([], {}, "columns must be dtypes"),
+        (["O"], {}, "Python objects"),
+        (["f8"], {"room": 0}, "room must be"),
+        (["f8"], {"peers": [-1]}, "peers must be ranks"),
+        (["f8"], {"periods": True}, "periods= is for dims="),
+        (["f8"], {"dims": [0], "peers": [0]}, "are both given"),
+        (["f8"], {"dims": [0], "periods": [True, True]}, "is for 2 of 1 axes"),
+        (["f8"], {"dims": [1009]}, "do not fit"),
+    ],
+)
+def test_what_a_plan_refuses(node, columns, options, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        RowExchange(node.comm, columns, node=node, **options)
+
+
+def test_counts_below_zero(node, ring):
+    columns = columns_of(node, 6)
+    ring.start(columns, {})
+    with pytest.raises(ValueError, match="count is -1"):
+        ring.wait(columns, at="append", count=-1)
+    ring.wait()
+    with pytest.raises(ValueError, match="count is -1, of 6 rows"):
+        Migration(ring).migrate(columns, node.xp.zeros(6, "i4"), -1)
+
+
+@TWO
+def test_peers_that_do_not_name_each_other(node):
+    with pytest.raises(ValueError, match="rank 1 has peer 0, which does not have rank 1"):
+        RowExchange(node.comm, ["f8"], peers=[0] if node.rank == 1 else [], node=node)
+
+
+@TWO
+def test_columns_that_differ(node):
+    with pytest.raises(PeerError, match="columns"):
+        RowExchange(node.comm, ["f4" if node.rank else "f8"], node=node)
+
+
+def test_one_migration_for_each_exchange(ring):
+    Migration(ring)
+    with pytest.raises(ValueError, match="has a Migration"):
+        Migration(ring, stable=True)
+
+
+def test_a_plan_that_is_closed_amid_a_call(node):
+    swap = RowExchange(node.comm, ["f8", "i8"], 8, node=node)
+    swap.start(columns_of(node, 3), {0: (0, 3)})
+    with pytest.warns(ResourceWarning, match="closed after start"):
+        swap.close()
+    with pytest.raises(mpishare.ClosedError):
+        swap.counts()
