@@ -72,6 +72,20 @@ _CASES = (
         "one of them, again and again: without a copy, so that messages are no measure of it.",
     ),
     Case(
+        "rows",
+        "rows of 8 columns to both neighbors, in numbers that only their sender knows",
+        {"host": ("sendrecv", "alltoallv"), "cuda": ("staged",)},
+        "benchmarks.rows:run",
+        is_sized=True,
+        sizes={
+            "host": (0, 6400, 64000, 640000, 6400000),
+            "cuda": (0, 6400, 640000, 6400000),
+        },
+        max_nbytes=6400000,
+        note="The bytes are those of one side. 'migrate' also looks through the goals of ten times "
+        "as many rows, and closes the gaps.",
+    ),
+    Case(
         "jax",
         "an exchange in each of a hundred steps of a program that JAX has compiled",
         dict.fromkeys(BOTH, ("alone", "called", "mpi4jax")),

@@ -1,0 +1,25 @@
+"""The plasma loses its wave at the right rate on every count of ranks, and no electron."""
+
+import json
+
+import pytest
+
+from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.scenes import BACKENDS
+
+PROGRAM = ROOT / "scripts" / "applications" / "plasma.py"
+
+
+def run(ranks: int, backend: str, *words: str) -> dict:
+    env = {"MPISHARE_BACKEND": backend}
+    done = run_ranks(ranks, PROGRAM, args=["--json", *words], env=env, timeout_s=120)
+    assert done.returncode == 0, done.describe()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_landau_damping(ranks, backend):
+    found = run(ranks, backend)
+    assert found["rate"] == pytest.approx(found["expected"], rel=0.05)
+    assert (found["ranks"], found["backend"]) == (ranks, backend)
