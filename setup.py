@@ -14,7 +14,10 @@ host = Extension(
     [str(path) for path in sorted(FOLDER.glob("*.c"))],
     depends=["setup.py", *map(str, sorted(FOLDER.glob("*.h")))],
     include_dirs=[numpy.get_include()],
-    extra_compile_args=["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_compile_args=[
+        *("-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"),
+        "-ffp-contract=off",  # products and sums are rounded one by one, on every machine
+    ],
     py_limited_api=True,
     # Without a compiler everything works in Python. Who asks for C learns why it cannot be built.
     optional=os.environ.get("MPISHARE_HOST_CODE") != "compiled",

@@ -1,6 +1,7 @@
 """MPI windows for GPU memory, ordered on streams."""
 
 from mpishare import device as device  # for `mpishare.device.include`
+from mpishare import seams as seams  # for `mpishare.seams.blocks`
 from mpishare.errors import (
     CapacityError,
     ClosedError,
@@ -14,7 +15,7 @@ from mpishare.errors import (
     UnsupportedError,
 )
 from mpishare.graphs.step import capture
-from mpishare.halo import Box, HaloExchange, Layout, NeighborExchange
+from mpishare.halo import Box, HaloExchange, Layout, NeighborExchange, Seam, SeamExchange
 from mpishare.node import Node
 from mpishare.redistribution.distribution import OnRank
 from mpishare.redistribution.plan import Redistribute
@@ -53,6 +54,8 @@ __all__ = [
     "Pool",
     "Redistribute",
     "RowExchange",
+    "Seam",
+    "SeamExchange",
     "UnsupportedError",
     "Window",
     "__version__",
@@ -67,4 +70,4 @@ __version__ = "0.1.0"
 
 def __dir__() -> list[str]:
     """Return the public names, without the modules behind them."""
-    return [*__all__, "device", "ranges"]
+    return [*__all__, "device", "ranges", "seams"]

@@ -2,7 +2,9 @@
 
 from mpishare.halo.cartesian import HaloExchange
 from mpishare.halo.neighbors import NeighborExchange
+from mpishare.halo.seam import Seam
+from mpishare.halo.seam_exchange import SeamExchange
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import Layout
 
-__all__ = ["Box", "HaloExchange", "Layout", "NeighborExchange"]
+__all__ = ["Box", "HaloExchange", "Layout", "NeighborExchange", "Seam", "SeamExchange"]

@@ -33,15 +33,24 @@ class Plan(RoutedPlan):
     _ranges = "exchange", "start", "wait", "accumulate"
 
     def __init__(self, agreed: AgreedFields, cells: FieldCells) -> None:
-        messages = cells.messages(agreed.setup)
-        setup = agree_on_routes(agreed.setup, agreed.arrays, *messages, engine_class)
         self._fields: EnginePair | AnyFields
         self._forward: Engine | AnyFields  # an attribute of its own, for speed
+        setup = agree_on_routes(
+            agreed.setup, agreed.arrays, *cells.messages(agreed.setup), engine_class
+        )
         if setup.takes_any:
             self._fields = self._forward = AnyFields(setup, cells)
+            self._open_plan(setup)
         else:
-            self._fields = EnginePair(setup)
-            self._forward = self._fields.forward
+            self._open_pair(setup)
+
+    def _open_pair(self, setup: RoutedSetup) -> None:
+        """Make the engines of a plan for fields that are known."""
+        self._fields = EnginePair(setup)
+        self._forward = self._fields.forward
+        self._open_plan(setup)
+
+    def _open_plan(self, setup: RoutedSetup) -> None:
         self._busy = setup.busy
         self._open_on_routes(setup)
 
@@ -161,8 +170,10 @@ class Plan(RoutedPlan):
         return self._make_reverse("accumulate", pair, check, stream)
 
     def _refuse(self, call: str) -> None:
-        """Raise since the plan cannot be called now, or not without fields."""
+        """Raise if the plan cannot be called now, or not without fields."""
         self._check_free(call)
+        if not self._setup.mine:
+            return  # of a rank without fields
         raise TypeError(f"{self.name}: {call} failed: no fields are given. Pass them: {call}(u)")
 
     def _in_this_thread(self) -> AbstractContextManager[None]:

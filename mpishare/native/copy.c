@@ -108,8 +108,9 @@ static void copy_places(const Axis *axis, size_t run, char *to, const char *from
     }
 }
 
-void copy_line(const Axis *axis, size_t run, char *to, const char *from)
+void copy_line(const Copy *copy, const Axis *axis, char *to, const char *from)
 {
+    const size_t run = copy->run;
     const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;
     const size_t total = (size_t)count * run;
     if (axis->to_at || axis->from_at) {
@@ -132,11 +133,11 @@ void copy_line(const Axis *axis, size_t run, char *to, const char *from)
     }
 }
 
-void zero_line(const Axis *axis, size_t run, char *to, const char *from)
+void zero_line(const Copy *copy, const Axis *axis, char *to, const char *from)
 {
     (void)from;
     for (int64_t at = 0; at < axis->count; at++)
-        memset(to + offset(axis->to_at, axis->to, at), 0, nbytes_of(axis, run, at));
+        memset(to + offset(axis->to_at, axis->to, at), 0, nbytes_of(axis, copy->run, at));
 }
 
 static void single_run(char *to, const char *from, size_t nbytes)
@@ -149,11 +150,11 @@ static void single_run(char *to, const char *from, size_t nbytes)
     }
 }
 
-void single_line(const Axis *axis, size_t run, char *to, const char *from)
+void single_line(const Copy *copy, const Axis *axis, char *to, const char *from)
 {
     for (int64_t at = 0; at < axis->count; at++)
         single_run(to + offset(axis->to_at, axis->to, at),
-                   from + offset(axis->from_at, axis->from, at), nbytes_of(axis, run, at));
+                   from + offset(axis->from_at, axis->from, at), nbytes_of(axis, copy->run, at));
 }
 
 #define ADD(number, type, wide)                                                                     \
@@ -167,8 +168,9 @@ void single_line(const Axis *axis, size_t run, char *to, const char *from)
             memcpy(to + at, &sum, sizeof sum);                                                     \
         }                                                                                          \
     }                                                                                              \
-    static void add_line_##number(const Axis *axis, size_t run, char *to, const char *from)          \
+    static void add_line_##number(const Copy *copy, const Axis *axis, char *to, const char *from)    \
     {                                                                                              \
+        const size_t run = copy->run;                                                              \
         const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;             \
         if (axis->to_at || axis->from_at)                                                          \
             for (int64_t at = 0; at < count; at++)                                                 \
@@ -185,10 +187,75 @@ void single_line(const Axis *axis, size_t run, char *to, const char *from)
 
 EACH_NUMBER(ADD)
 
+/* Each product and each sum is rounded: the compiler may not contract them (setup.py). */
+#define SCALE(number, type, wide)                                                                  \
+    static inline void scale_##number(type *value, const type *scale)                              \
+    {                                                                                              \
+        *value = prod_##number(*value, *scale);                                                    \
+    }                                                                                              \
+    SCALE_LINE(number, number, type, 1)
+
+/* A real factor is one of both parts, so that infinite ones stay what they are. */
+#define SCALE_PAIR(pair, number, type)                                                             \
+    static inline void scale_##pair(type *value, const type *scale)                                \
+    {                                                                                              \
+        const type real = value[0], imaginary = value[1];                                          \
+        value[0] = real * scale[0];                                                                \
+        value[1] = imaginary * scale[0];                                                           \
+        if (scale[1] != 0) {                                                                       \
+            value[0] -= imaginary * scale[1];                                                      \
+            value[1] = real * scale[1] + value[1];                                                 \
+        }                                                                                          \
+    }                                                                                              \
+    SCALE_LINE(pair, number, type, 2)
+
+/* What does not change in the loops is copied first: stores of bytes might change all else. */
+#define SCALE_LINE(name, number, type, COUNT)                                                      \
+    static inline void scale_run_##name(char *to, const char *from, size_t nbytes, const Factors by)\
+    {                                                                                              \
+        type scale[COUNT], added[COUNT], value[COUNT], sum[COUNT];                                 \
+        memcpy(scale, by.scale, sizeof scale);                                                     \
+        memcpy(added, by.offset, sizeof added);                                                    \
+        for (size_t at = 0; at < nbytes; at += sizeof value) {                                     \
+            memcpy(value, from + at, sizeof value);                                                \
+            if (by.scales)                                                                         \
+                scale_##name(value, scale);                                                        \
+            for (int part = 0; by.offsets && part < COUNT; part++)                                 \
+                value[part] = sum_##number(value[part], added[part]);                              \
+            if (by.adds)                                                                           \
+                memcpy(sum, to + at, sizeof sum);                                                  \
+            for (int part = 0; by.adds && part < COUNT; part++)                                    \
+                value[part] = sum_##number(sum[part], value[part]);                                \
+            memcpy(to + at, value, sizeof value);                                                  \
+        }                                                                                          \
+    }                                                                                              \
+    static void scale_line_##name(const Copy *copy, const Axis *axis, char *to, const char *from)  \
+    {                                                                                              \
+        const Factors by = *copy->factors;                                                         \
+        const Axis loop = *axis;                                                                   \
+        const size_t run = copy->run;                                                              \
+        if (loop.to_at || loop.from_at)                                                            \
+            for (int64_t at = 0; at < loop.count; at++)                                            \
+                scale_run_##name(to + offset(loop.to_at, loop.to, at),                             \
+                                 from + offset(loop.from_at, loop.from, at),                       \
+                                 nbytes_of(&loop, run, at), by);                                   \
+        else if (run == COUNT * sizeof(type))                                                      \
+            for (int64_t at = 0; at < loop.count; at++, to += loop.to, from += loop.from)          \
+                scale_run_##name(to, from, COUNT * sizeof(type), by);                              \
+        else                                                                                       \
+            for (int64_t at = 0; at < loop.count; at++, to += loop.to, from += loop.from)          \
+                scale_run_##name(to, from, run, by);                                               \
+    }
+
+EACH_NUMBER(SCALE)
+EACH_PAIR(SCALE_PAIR)
+
 const Adding *find_adding(const char *name)
 {
-#define ROW(number, type, wide) {#number, add_line_##number, sizeof(type)},
-#define PAIR(pair, number, type) {#pair, add_line_##number, sizeof(type)},
+#define ROW(number, type, wide)                                                                    \
+    {#number, add_line_##number, scale_line_##number, sizeof(type), sizeof(type)},
+#define PAIR(pair, number, type)                                                                   \
+    {#pair, add_line_##number, scale_line_##pair, sizeof(type), 2 * sizeof(type)},
     static const Adding known[] = {EACH_NUMBER(ROW) EACH_PAIR(PAIR)};
     for (size_t at = 0; at < sizeof known / sizeof *known; at++)
         if (!strcmp(known[at].name, name))
@@ -196,12 +263,15 @@ const Adding *find_adding(const char *name)
     return NULL;
 }
 
+static inline int64_t size_of(int64_t step) { return step < 0 ? -step : step; }
+
 /* Whether cells lie in another order at either end: one of two axes is the faster of the two here,
  * the other there. */
 static bool is_transposed(const Axis *row, const Axis *column)
 {
     const bool is_plain = !(row->to_at || row->from_at || column->to_at || column->from_at);
-    return is_plain && (row->to < column->to) != (row->from < column->from);
+    return is_plain && (size_of(row->to) < size_of(column->to)) !=
+                           (size_of(row->from) < size_of(column->from));
 }
 
 /* Tiles of so many bytes along either axis, of so many cells at least: the lines of both ends are
@@ -240,12 +310,12 @@ static void transpose(const Axis *rows, const Axis *columns, size_t run, char *t
 static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, const char *from)
 {
     if (naxes == 1) {
-        copy->line(axes, copy->run, to, from);
+        copy->line(copy, axes, to, from);
         return;
     }
     if (naxes == 2 && copy->line == copy_line && copy->run <= MAX_TILED_RUN &&
         is_transposed(axes, axes + 1)) {
-        const bool is_fastest_last = axes[1].to < axes[0].to;
+        const bool is_fastest_last = size_of(axes[1].to) < size_of(axes[0].to);
         transpose(&axes[!is_fastest_last], &axes[is_fastest_last], copy->run, to, from);
         return;
     }
@@ -260,10 +330,15 @@ void move_cells(const Copy *copy, char *to, const char *from)
     static const Axis once = {.count = 1};
     to += copy->to;
     from += copy->from;
+    if (copy->slide) {
+        copy->axes[copy->sliding].count = copy->slide[0];
+        to += copy->slide[1];
+        from += copy->slide[2];
+    }
     if (copy->naxes == 0 && copy->line == copy_line) /* small faces are mostly one run */
         copy_run(to, from, copy->run, copy->run);
     else if (copy->naxes < 2)
-        copy->line(copy->naxes ? copy->axes : &once, copy->run, to, from);
+        copy->line(copy, copy->naxes ? copy->axes : &once, to, from);
     else
         move_axes(copy->axes, copy->naxes, copy, to, from);
 }

@@ -3,6 +3,7 @@
 #ifndef MPISHARE_COPY_H
 #define MPISHARE_COPY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,31 +15,45 @@ typedef struct {
     const int64_t *to_at, *from_at, *nbytes_at;
 } Axis;
 
-/* What is done with `run` bytes at each place of the innermost loop. */
-typedef void (*Line)(const Axis *axis, size_t run, char *to, const char *from);
+typedef struct Copy Copy;
 
-void copy_line(const Axis *axis, size_t run, char *to, const char *from);
-void zero_line(const Axis *axis, size_t run, char *to, const char *from);
-void single_line(const Axis *axis, size_t run, char *to, const char *from); /* doubles, rounded */
+/* What is done with `run` bytes of a copy at each place of the innermost loop. */
+typedef void (*Line)(const Copy *copy, const Axis *axis, char *to, const char *from);
+
+void copy_line(const Copy *copy, const Axis *axis, char *to, const char *from);
+void zero_line(const Copy *copy, const Axis *axis, char *to, const char *from);
+/* Doubles, rounded. */
+void single_line(const Copy *copy, const Axis *axis, char *to, const char *from);
 
 /* How elements of a dtype are added: one by one, or as pairs of numbers. */
 typedef struct {
     const char *name;
-    Line line;
-    size_t number_nbytes;
+    Line line, scaled;
+    size_t number_nbytes, element_nbytes;
 } Adding;
 
 /* NULL for a name of no such dtype. */
 const Adding *find_adding(const char *name);
 
-/* `run` bytes at each place of the loops, the slowest first; `to` and `from` are offsets. */
+/* What elements are multiplied by, and what is added, before they are stored or added. */
+enum { MAX_ELEMENT = 16 };
 typedef struct {
+    bool scales, offsets, adds;
+    char scale[MAX_ELEMENT], offset[MAX_ELEMENT]; /* each an element */
+} Factors;
+
+/* `run` bytes at each place of the loops, the slowest first; `to` and `from` are offsets. */
+struct Copy {
     Line line;
     size_t run;
     int64_t to, from;
     int naxes;
-    const Axis *axes;
-} Copy;
+    Axis *axes;
+    Factors *factors; /* NULL: none */
+    /* Of a loop whose count is known at each call, and what is added to both offsets then. */
+    const int64_t *slide; /* NULL: none */
+    int sliding;
+};
 
 void move_cells(const Copy *copy, char *to, const char *from);
 

@@ -30,8 +30,7 @@ typedef struct {
     npy_intp *shape, *strides;
     size_t span; /* bytes from its first cell to its last */
     bool is_located; /* whether others may read it where it is */
-    Line add;        /* of its numbers, in the reverse */
-    size_t number_nbytes;
+    const Adding *numbers; /* NULL: C cannot compute with its elements */
     Place *places;
 } Field;
 

@@ -86,17 +86,48 @@ static int require_runs(const Copy *copy, int at)
     return 0;
 }
 
-/* Reads ``(run, to, from, axes)``, or None for no cells. */
+/* Reads an element, or None; returns whether there is one, -1 with an error. */
+static int read_element(PyObject *bytes, char *element)
+{
+    if (bytes == Py_None)
+        return 0;
+    if (require(PyBytes_Check(bytes) && PyBytes_Size(bytes) <= MAX_ELEMENT, "a factor is a number"))
+        return -1;
+    memcpy(element, PyBytes_AsString(bytes), (size_t)PyBytes_Size(bytes));
+    return 1;
+}
+
+/* Reads ``(scale, offset)``, or None. */
+static int read_factors(Exchange *self, PyObject *spec, Factors **factors)
+{
+    PyObject *scale, *offset;
+    if (spec == Py_None)
+        return 0;
+    if (!PyArg_ParseTuple(spec, "OO", &scale, &offset) ||
+        !(*factors = take(self, 1, sizeof **factors)))
+        return -1;
+    const int scales = read_element(scale, (*factors)->scale);
+    const int offsets = read_element(offset, (*factors)->offset);
+    (*factors)->scales = scales > 0;
+    (*factors)->offsets = offsets > 0;
+    (*factors)->adds = self->is_reverse;
+    return scales < 0 || offsets < 0 ? -1 : 0;
+}
+
+/* Reads ``(run, to, from, axes)``, or None for no cells; behind them perhaps the number of the loop
+ * that slides, the address of its count and of what is added to the offsets, and factors. */
 static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
 {
-    PyObject *axes;
+    PyObject *axes, *slide = Py_None, *factors = Py_None;
     long long run, to, from;
     *copy = (Copy){.line = copy_line};
     if (spec == Py_None)
         return 0;
-    if (!PyArg_ParseTuple(spec, "LLLO", &run, &to, &from, &axes) ||
-        require(run >= 0, "a run is negative"))
+    if (!PyArg_ParseTuple(spec, "LLLO|iOO", &run, &to, &from, &axes, &copy->sliding, &slide,
+                          &factors) ||
+        require(run >= 0, "a run is negative") || read_factors(self, factors, &copy->factors))
         return -1;
+    copy->slide = as_address(slide);
     copy->run = (size_t)run;
     copy->to = to;
     copy->from = from;
@@ -104,6 +135,9 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
     for (int at = 0; copy->axes && at < copy->naxes; at++)
         if (require_runs(copy, at))
             return -1;
+    if (copy->axes && copy->slide &&
+        require(copy->sliding >= 0 && copy->sliding < copy->naxes, "no loop slides"))
+        return -1;
     return copy->axes ? 0 : -1;
 }
 
@@ -131,8 +165,7 @@ static int read_part(Exchange *self, PyObject *spec, void *made)
     part->buffers[0] = as_address(even);
     part->buffers[1] = as_address(odd);
     part->is_direct = direct != Py_None;
-    if (require(part->field >= 0 && part->field < self->nfields && part->far >= 0 &&
-                    part->far < self->nfields,
+    if (require(part->field >= 0 && part->field < self->nfields && part->far >= 0,
                 "no such field") ||
         require(!part->buffers[0] == !part->buffers[1], "a buffer for each parity, or none") ||
         read_copy(self, staged, &part->staged) || read_copy(self, direct, &part->direct))
@@ -163,16 +196,12 @@ static int read_field(Exchange *self, PyObject *spec, void *made)
                           &strides, &span, &is_located, &numbers) ||
         PyList_Append(self->held, field->dtype))
         return -1;
-    const Adding *adding = numbers ? find_adding(numbers) : NULL;
-    if (adding) {
-        field->add = adding->line;
-        field->number_nbytes = adding->number_nbytes;
-    }
+    field->numbers = numbers ? find_adding(numbers) : NULL;
     field->span = (size_t)span;
     field->ndim = (int)PyTuple_Size(shape);
     field->is_located = is_located;
     self->is_located |= is_located;
-    if (require(adding || !self->is_reverse, "the elements of a field cannot be added") ||
+    if (require(field->numbers || !self->is_reverse, "the elements of a field cannot be added") ||
         require(PyTuple_Size(strides) == field->ndim, "a stride for each axis") ||
         read_extents(self, shape, field->ndim, &field->shape) ||
         read_extents(self, strides, field->ndim, &field->strides))
@@ -193,12 +222,15 @@ static int read_receiver(Exchange *self, PyObject *spec, void *made)
     return require(receiver->consumed, "a rank has no control word");
 }
 
-/* Lets a part be added to the field, whole numbers at a time. */
-static int let_add(const Field *field, Part *part)
+/* Lets the elements of a copy be computed with, whole ones at a time, where they are. */
+static int let_compute(const Exchange *self, const Adding *numbers, Copy *copy)
 {
-    part->staged.line = part->direct.line = field->add;
-    return require(part->staged.run % field->number_nbytes == 0 &&
-                       part->direct.run % field->number_nbytes == 0,
+    if (!copy->factors && !self->is_reverse)
+        return 0;
+    if (require(numbers, "no factors of such elements"))
+        return -1;
+    copy->line = copy->factors ? numbers->scaled : numbers->line;
+    return require(copy->run % (copy->factors ? numbers->element_nbytes : numbers->number_nbytes) == 0,
                    "a part has a share of a number");
 }
 
@@ -217,9 +249,11 @@ static int read_sender(Exchange *self, PyObject *spec, void *made)
         return -1;
     for (Part *part = sender->parts; part < sender->parts + sender->nparts; part++) {
         part->staged.line = copy_line; /* its sender rounded it */
+        const Adding *numbers = self->fields[part->field].numbers;
         if (require(part->is_direct || (part->buffers[0] && !sender->is_own),
                     "a part comes from nowhere") ||
-            (self->is_reverse && let_add(self->fields + part->field, part)))
+            require(!sender->is_own || part->far < self->nfields, "no such field of mine") ||
+            let_compute(self, numbers, &part->staged) || let_compute(self, numbers, &part->direct))
             return -1;
         self->reads_windows |= part->is_direct && !sender->is_own;
     }

@@ -260,6 +260,7 @@ class RoutedPlan(BasePlan):
         """
 
         def work() -> None:
+            pair.require_reverse()
             if pair.forward.is_captured(check(), stream):
                 raise self._refused(
                     call,

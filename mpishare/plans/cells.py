@@ -94,6 +94,22 @@ class Box:
         return cls(tuple(lower), tuple(upper))
 
 
+class Turn(NamedTuple):
+    """How the axes of a field lie in a box that travels: one of them turned, then reversed."""
+
+    axes: tuple[int, ...]  # by axis of the field, the one that travels
+    flip: tuple[int, ...]  # axes of the field that run backwards
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        """By axis that travels, the one of the field."""
+        return tuple(sorted(range(len(self.axes)), key=self.axes.__getitem__))
+
+    def view(self, array: Any) -> Any:
+        """Return the cells of an array of NumPy in the order in which they travel."""
+        return np.flip(array, self.flip).transpose(self.inverse)
+
+
 class Cells(NamedTuple):
     """Cells of some memory: along each axis a step in bytes, or the offsets of its places."""
 
@@ -123,9 +139,24 @@ class Cells(NamedTuple):
                 shape[axis] = len(indices)
         return cls(offset, tuple(shape), tuple(strides), places)
 
+    def turned(self, turn: Turn | None) -> Cells:
+        """Return the same cells, all of them by strides, with the axes of a box that travels."""
+        if turn is None:
+            return self
+        offset, shape, strides, places = self
+        ends = {axis: (shape[axis] - 1) * strides[axis] for axis in turn.flip}
+        steps = [-step if axis in ends else step for axis, step in enumerate(strides)]
+        order = turn.inverse
+        return Cells(
+            offset + sum(ends.values()),
+            tuple(shape[axis] for axis in order),
+            tuple(steps[axis] for axis in order),
+            places,
+        )
+
     def by_stride(self) -> list[int]:
         """Return the axes, the fastest in memory first."""
-        return sorted(range(len(self.shape)), key=self.strides.__getitem__)
+        return sorted(range(len(self.shape)), key=lambda axis: abs(self.strides[axis]))
 
 
 def cut_item(item: Any, extent: int, first: int, last: int) -> Any:
@@ -143,17 +174,20 @@ class Loop(NamedTuple):
     steps: tuple[int, ...]
     places: tuple[Array | None, ...]
     nbytes: Array | None = None  # of the run at each place, where these differ
+    slides: bool = False  # how many cells it has is known at each call
 
     @property
     def is_plain(self) -> bool:
-        return not any(each is not None for each in self.places)
+        return not self.slides and all(each is None for each in self.places)
 
 
-def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loop]:
+def loops(
+    ends: Sequence[Cells], itemsize: int, axes: Iterable[int], sliding: int = -1
+) -> list[Loop]:
     """Return the loops over the bytes of cells that lie in some memories, in the order of `axes`.
 
     The first is over a run of bytes that lie together in all of them. Axes become one where the
-    step of the later is the whole of the one before.
+    step of the later is the whole of the one before; the one that is `sliding` stays alone.
     """
     found = [Loop(itemsize, (1,) * len(ends), (None,) * len(ends))]
     for axis in axes:
@@ -161,6 +195,7 @@ def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loo
             ends[0].shape[axis],
             tuple(end.strides[axis] for end in ends),
             tuple(end.places.get(axis) for end in ends),
+            slides=axis == sliding,
         )
         last = found[-1]
         spans = tuple(last.extent * step for step in last.steps)
@@ -178,7 +213,7 @@ _MAX_MOVED_NBYTES, _MIN_PLACES_OF_RUN = 16, 6
 
 def _in_runs(loop: Loop, nbytes: int) -> Loop:
     """Return a loop that moves neighboring runs of `nbytes` at once, where many are neighbors."""
-    if loop.is_plain:
+    if loop.is_plain or loop.slides:
         return loop
     ends = [
         step * np.arange(loop.extent) if at is None else at
@@ -201,23 +236,25 @@ def _tile(outer: list[Loop]) -> None:
     """Let the loops that are fastest at either end come first, the innermost ones."""
     if all(each.is_plain for each in outer):
         for end in range(2):
-            fastest = min(range(len(outer)), key=lambda at: outer[at].steps[end], default=0)
+            fastest = min(range(len(outer)), key=lambda at: abs(outer[at].steps[end]), default=0)
             if fastest > 1:
                 outer.insert(1, outer.pop(fastest))
 
 
-def lower(
-    to: Cells, source: Cells, itemsize: int, *, by: Cells
-) -> tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None:
+Lowered = tuple[Any, ...] | None
+
+
+def lower(to: Cells, source: Cells, itemsize: int, *, by: Cells, sliding: int = -1) -> Lowered:
     """Return a copy as C makes it, in the order in which the cells of `by` lie; None for no cells.
 
     ``(nbytes, to, from, loops)``: so many bytes at each place of the loops, slowest first, from two
     offsets on. Each loop is ``(count, to, from, to_at, from_at, nbytes_at)``: steps, or tables of
-    offsets, and of the bytes at each place instead of `nbytes`.
+    offsets, and of the bytes at each place instead of `nbytes`. Behind them is the number of the
+    loop over the axis that is `sliding`, if any is.
     """
     if 0 in to.shape:
         return None
-    run, *outer = loops((to, source), itemsize, by.by_stride())
+    run, *outer = loops((to, source), itemsize, by.by_stride(), sliding)
     if run.extent <= _MAX_TILED_NBYTES:
         _tile(outer)
     outer[:1] = [_in_runs(each, run.extent) for each in outer[:1]]
@@ -229,4 +266,5 @@ def lower(
         )
         for each in reversed(outer)
     )
-    return run.extent, to.offset, source.offset, tuple(axes)
+    slides = [at for at, each in enumerate(reversed(outer)) if each.slides]
+    return run.extent, to.offset, source.offset, tuple(axes), *slides

@@ -6,10 +6,11 @@ Fields in host memory are moved by `mpishare.plans.exchange.host`, fields in GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.plans.node_cache import release_node
+from mpishare.plans.rings import Shifts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,13 +87,17 @@ class RoutedSetup(PlanSetup):
     routes: list[dict[int, Route]]
     # By rank, each field's location in a window on its GPU that other ranks use too.
     locations: list[list[Location | None]]
-    is_compiled: bool  # all ranks have the compiled part of the host backend: else none uses it
+    # Whether all ranks have the compiled part of the host backend, and it knows the numbers of this
+    # direction, and of the reverse: else none uses it.
+    is_compiled: bool
+    is_reverse_compiled: bool
     chain: StreamChain  # orders the plan's calls on CUDA
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.
     calls: tuple[str, str] = ("exchange", "accumulate")
     # Whether it adds what arrives and zeroes what it sends.
     adds: bool = False
+    shifts: Shifts = field(default_factory=Shifts)  # of parts that slide
     # Layouts of the arrays that calls on GPUs get, where not `mine`, and their axes made those.
     given: Sequence[FieldLayout] = ()
     as_fields: Callable[[Sequence[Any]], Sequence[Any]] = list
@@ -123,6 +128,7 @@ class RoutedSetup(PlanSetup):
             recvs=self.sends,
             calls=self.calls[::-1],
             adds=adds,
+            is_compiled=self.is_reverse_compiled if adds else self.is_compiled,
         )
 
 

@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.plans.cells import Box, Cells
+from mpishare.plans.cells import Box, Cells, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.rings import Slide
     from mpishare.runtime.route import Route
 
 # Every part of a message begins at a multiple of this: the widest word that a GPU stores.
 ALIGN = 16
 
 
+class Factors(NamedTuple):
+    """What the cells that arrive are multiplied by and what is added, each rounded; None: not."""
+
+    scale: np.ndarray[Any, Any] | None  # a number of the field's dtype, without axes
+    offset: np.ndarray[Any, Any] | None
+
+    def of(self, cells: Any) -> Any:
+        """Return the result for packed cells."""
+        if self.scale is not None:
+            cells = _products(cells, self.scale)
+        return cells if self.offset is None else cells + self.offset
+
+    def pack(self) -> tuple[bytes | None, bytes | None]:
+        """Return the bytes of both."""
+        scale, offset = (each if each is None else each.tobytes() for each in self)
+        return scale, offset
+
+
+def _products(cells: Any, scale: Any) -> Any:
+    """Return the products with a factor: of complex ones by parts, since NumPy may contract them.
+
+    A real factor is one of both parts, so that infinite ones stay what they are.
+    """
+    if scale.dtype.kind != "c":
+        return cells * scale
+    found = np.empty_like(cells)
+    found.real, found.imag = cells.real * scale.real, cells.imag * scale.real
+    if scale.imag:
+        found.real -= cells.imag * scale.imag
+        found.imag += cells.real * scale.imag
+    return found
+
+
 class Part(NamedTuple):
-    """The cells of one field in one message: a box, or all cells at some places along an axis."""
+    """The cells of one field in one message: a box, or all cells at some places along an axis.
+
+    It travels as its sender has it, unless it goes back.
+    """
 
     field: int  # index among the plan's fields
     shape: tuple[int, ...]  # of the cells, in the order in which they travel: last axis fastest
@@ -29,6 +67,10 @@ class Part(NamedTuple):
     box: Box | None = None
     axis: int | None = None  # whose places were named: at the other end they may be no box
     far: int | None = None  # index of the field at the other end, where it is another one
+    turn: Turn | None = None  # of this end's axes
+    far_turn: Turn | None = None  # of the other end's
+    factors: Factors | None = None  # of the cells that arrive at this end
+    slide: Slide | None = None  # of a box that is cut at each call, along an axis that travels
 
     @classmethod
     def of_box(cls, field: int, layout: FieldLayout, box: Box, far: int | None = None) -> Part:
@@ -66,10 +108,41 @@ class Part(NamedTuple):
         places = None if self.axis is None else self.key[self.axis]
         return None if isinstance(places, slice) else places
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether what arrives is what was sent, in the same order; the same at both ends."""
+        return not (self.turn or self.far_turn or self.factors or self.slide)
+
+    @property
+    def along(self) -> int:
+        """The axis that travels along which the cells have any places; -1 if none has."""
+        if self.slide is not None:
+            return self.slide.axis
+        return -1 if self.axis is None or self.indices is None else self.axis
+
+    def seen(self, layout: FieldLayout, *, is_far: bool = False) -> FieldLayout:
+        """Return the layout of a field with the axes that travel: of this end, or of the other."""
+        turn = self.far_turn if is_far else self.turn
+        if turn is None:
+            return layout
+        whole = Cells(0, layout.shape, layout.strides, {}).turned(turn)
+        return replace(layout, shape=whole.shape, strides=whole.strides)
+
     def cells(self, layout: FieldLayout) -> Cells:
-        """Return where the cells lie in a field: those at indices without their places."""
+        """Return where the cells lie in a field, as they travel: at indices without their places.
+
+        A box that slides begins where it does if nothing is cut from it.
+        """
         key = self.key if self.indices is None else ()
-        return Cells.of_key(layout, key)._replace(shape=self.shape)
+        return Cells.of_key(layout, key).turned(self.turn)._replace(shape=self.shape)
+
+    def place(self, array: Any, shifts: Sequence[int]) -> tuple[Any, Any]:
+        """Return an array on a field of NumPy, and the index there of what travels, in order."""
+        if self.is_plain:
+            return array, self.key
+        turned = array[self.key] if self.turn is None else self.turn.view(array[self.key])
+        whole = (slice(None),) * turned.ndim
+        return turned, whole if self.slide is None else self.slide.cut(shifts)
 
 
 class Message(NamedTuple):
@@ -77,7 +150,7 @@ class Message(NamedTuple):
 
     peer: int  # rank in the plan's communicator
     tag: int  # the same at both ends; distinguishes the messages between two ranks
-    parts: tuple[Part, ...]  # with cells; at most one per field, in the order of the fields
+    parts: tuple[Part, ...]  # with cells, in the same order at both ends
 
     @classmethod
     def of(cls, peer: int, tag: int, parts: Iterable[Part]) -> Message:
@@ -104,6 +177,8 @@ class PartInfo(NamedTuple):
     field: int
     nbytes: int
     box: Box | None
+    is_plain: bool = True
+    has_far: bool = False  # whether the field at the other end is another one
 
 
 class MessageInfo(NamedTuple):
@@ -124,12 +199,12 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
     for message in messages:
         runs: list[Any] = []
         for part in message.parts:
-            cells = part.nbytes, part.box
+            cells = part.nbytes, part.box, part.is_plain, part.far is not None
             if runs and runs[-1][0] == cells:
                 runs[-1][1].append(part.field)
             else:
                 runs.append((cells, [part.field]))
-        parts = [[n, box and box.pack(), fields] for (n, box), fields in runs]
+        parts = [[n, box and box.pack(), *rest, fields] for (n, box, *rest), fields in runs]
         packed.append([message.peer, message.tag, parts])
     return packed
 
@@ -139,9 +214,9 @@ def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[
     found = []
     for peer, tag, runs in packed:
         parts: list[PartInfo] = []
-        for nbytes, cells, fields in runs:
+        for nbytes, cells, is_plain, has_far, fields in runs:
             box = cells and Box.unpack(cells)
-            parts += [PartInfo(field, nbytes, box) for field in fields]
+            parts += [PartInfo(field, nbytes, box, is_plain, has_far) for field in fields]
         found.append(MessageInfo(peer, tag, tuple(parts), routes[peer]))
     return found
 
@@ -153,6 +228,7 @@ class PartKey(NamedTuple):
     receiver: int
     tag: int
     field: int  # of the sender
+    number: int  # among the parts of the message
 
 
 def cells_of(key: PartKey, part: Part | PartInfo) -> Hashable:
@@ -163,15 +239,15 @@ def cells_of(key: PartKey, part: Part | PartInfo) -> Hashable:
 def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
     """Yield the parts of messages that this rank, `sender`, sends."""
     for message in messages:
-        for part in message.parts:
-            yield PartKey(sender, message.peer, message.tag, part.field), part
+        for number, part in enumerate(message.parts):
+            yield PartKey(sender, message.peer, message.tag, part.field, number), part
 
 
 def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
     """Yield the parts of messages that this rank, `receiver`, receives."""
     for message in messages:
-        for part in message.parts:
-            yield PartKey(message.peer, receiver, message.tag, part.far_field), part
+        for number, part in enumerate(message.parts):
+            yield PartKey(message.peer, receiver, message.tag, part.far_field, number), part
 
 
 def parts_sent(
@@ -184,8 +260,8 @@ def parts_sent(
     for sender in senders:
         for message in messages[sender]:
             if message.route == route and (receivers is None or message.peer in receivers):
-                for part in message.parts:
-                    yield PartKey(sender, message.peer, message.tag, part.field), part
+                for number, part in enumerate(message.parts):
+                    yield PartKey(sender, message.peer, message.tag, part.field, number), part
 
 
 def parts_of_fields(

@@ -13,6 +13,8 @@ from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
@@ -42,7 +44,6 @@ from mpishare.runtime.stream_chain import StreamChain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
     from mpi4py import MPI
 
     from mpishare.plans.message import Message
@@ -157,7 +158,10 @@ def agree_on_found(
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
-            "layouts": [[each.shape, each.strides] for each in given.layouts],
+            "layouts": [
+                [each.shape, each.strides, _name_of(each.dtype), each.dtype.itemsize]
+                for each in given.layouts
+            ],
             "geometry": described.geometry,
             "here": None if context is None else here_for_first_plan(group, context),
         }
@@ -209,6 +213,7 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     name = start.name or name_plan(call, context, choices)
     comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
+    replied = [reply["layouts"] for reply in replies]
     return PlanSetup(
         call=call,
         name=name,
@@ -217,27 +222,41 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
         comm=comm,
         on_gpu=on_gpu,
         takes_any=given.takes_any,
-        layouts=_layouts([reply["layouts"] for reply in replies], given, context, on_gpu=on_gpu),
+        layouts=_layouts(replied, comm.rank, given, context, on_gpu=on_gpu),
         same=replies[0]["same"],
         begin=start.begin,
     )
 
 
 def _layouts(
-    replied: Sequence[Sequence[Any]], given: GivenFields, context: NodeContext, *, on_gpu: bool
+    replied: Sequence[Sequence[Any]],
+    rank: int,
+    given: GivenFields,
+    context: NodeContext,
+    *,
+    on_gpu: bool,
 ) -> list[list[FieldLayout]]:
-    """Return the layouts of all ranks' fields, whose dtypes and memory are those of this rank's."""
+    """Return the layouts of all ranks' fields, in memory like this rank's.
+
+    A dtype that this rank has not itself is one of as many bytes: no cells of it come here.
+    """
     gpu = context.backend.device
     device = gpu.ordinal if on_gpu and gpu else None
-    mine = [(each.dtype, device if each.device is None else each.device) for each in given.layouts]
+    dtypes = {_name_of(each.dtype): each.dtype for each in given.layouts}
     layout = cache(FieldLayout)  # fields of one layout share it
-    return [
+    found = [
         [
-            layout(tuple(shape), tuple(strides), *rest)
-            for (shape, strides), rest in zip(theirs, mine, strict=True)
+            layout(tuple(shape), tuple(strides), dtypes.get(name) or np.dtype(f"V{nbytes}"), device)
+            for shape, strides, name, nbytes in theirs
         ]
         for theirs in replied
     ]
+    devices = (device if each.device is None else each.device for each in given.layouts)
+    found[rank] = [
+        each if each.device == own else layout(each.shape, each.strides, each.dtype, own)
+        for each, own in zip(found[rank], devices, strict=True)
+    ]
+    return found
 
 
 def begin_plan(
@@ -296,7 +315,7 @@ def agree_on_routes(
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
             "nccl": nccl_choice.ask(setup),
-            "is compiled": setup.context.compiled is not None,
+            "is compiled": _are_compiled(setup, recvs),
         }
 
     replies = begin_plan(setup, engine_class, choose)
@@ -311,10 +330,21 @@ def agree_on_routes(
         recvs=recvs_by_rank,
         routes=chosen,
         locations=[_unpack_locations(reply["locations"]) for reply in replies],
-        is_compiled=all(reply["is compiled"] for reply in replies),
+        is_compiled=all(reply["is compiled"][0] for reply in replies),
+        is_reverse_compiled=all(reply["is compiled"][1] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
         busy=outer.busy if outer else bytearray(1),
     )
+
+
+def _are_compiled(setup: PlanSetup, recvs: Sequence[Message]) -> tuple[bool, bool]:
+    """Whether C can move what this rank receives, and whether it can add what comes back."""
+    module = setup.context.compiled
+    if module is None:
+        return False, False
+    known = [each.dtype.isnative and module.can_add(each.dtype.name) for each in setup.mine]
+    parts = (part for message in recvs for part in message.parts)
+    return all(part.factors is None or known[part.field] for part in parts), all(known)
 
 
 def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:

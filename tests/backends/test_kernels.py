@@ -3,7 +3,7 @@
 import pytest
 
 from mpishare.memory.numbers import NUMBERS
-from mpishare.plans.exchange.cuda.records import RECORDS, SIZE_OPTIONS
+from mpishare.plans.exchange.cuda.records import RECORDS, SIZE_OPTIONS, SLIDE_OPTION, SLIDE_RECORD
 from mpishare.plans.gpu.sources import source
 from mpishare.plans.wire import WIRES
 from tests.helpers.launch import ROOT
@@ -27,6 +27,12 @@ FORMS = [
     *((path, "DEPTH=4", ARCHITECTURES[n % 4]) for n, path in enumerate(IN_FORMS)),
     *((path, f"TILED={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(5)),
     *((path, f"WIRE={each}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n, each in ROUNDED),
+    *(
+        (path, f"{o}=1", a)
+        for path in IN_FORMS
+        for a in ARCHITECTURES
+        for o in ("SCALED", "SLIDING")
+    ),
 ]
 
 
@@ -34,7 +40,7 @@ FORMS = [
     ("path", "option", "architecture"), FORMS, ids=[f"{p.name}-{o}-{each}" for p, o, each in FORMS]
 )
 def test_compiles(path, option, architecture):
-    check_compiles(source(path), architecture, f"-D{option}", *SIZE_OPTIONS)
+    check_compiles(source(path), architecture, f"-D{option}", *SIZE_OPTIONS, SLIDE_OPTION)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -47,11 +53,11 @@ def test_a_broken_source_does_not(architecture):
 WITH_RECORDS = [path for path in SOURCES if "Item_nbytes" in source(path)]
 
 
-def with_offsets(text: str, moved: int = 0) -> str:
+def with_offsets(text: str, moved: int = 0, records: dict = RECORDS) -> str:
     """The source with an assertion for each field of a NumPy record."""
     asserted = (
         f'static_assert(__builtin_offsetof({name}, {field}) == {at + moved}, "{name}.{field}");'
-        for name, record in RECORDS.items()
+        for name, record in records.items()
         for field, (_, at, *_) in record.fields.items()
     )
     return "\n".join([text, *asserted])
@@ -59,7 +65,14 @@ def with_offsets(text: str, moved: int = 0) -> str:
 
 @pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
 def test_records_have_the_offsets_of_their_structs(path):
-    code, log = compile_cuda(with_offsets(source(path)), "sm_90", *SIZE_OPTIONS)
+    code, log = compile_cuda(with_offsets(source(path)), "sm_90", "-DSCALED=1", *SIZE_OPTIONS)
+    assert code, log
+
+
+def test_the_record_of_a_slide_has_the_offsets_of_its_struct():
+    (path,) = (path for path in SOURCES if path.name == "slides.cu")
+    text = with_offsets(source(path), records={"Slide": SLIDE_RECORD})
+    code, log = compile_cuda(text, "sm_90", SLIDE_OPTION)
     assert code, log
 
 
@@ -67,7 +80,7 @@ def test_records_have_the_offsets_of_their_structs(path):
 def test_a_record_of_another_layout_does_not_compile(path):
     """The NumPy records tell the compiler their sizes: each wrong one is refused, and offset."""
     wrong = [f"-D{name}_nbytes={record.itemsize + 8}" for name, record in RECORDS.items()]
-    code, log = compile_cuda(with_offsets(source(path), 8), "sm_90", *wrong)
+    code, log = compile_cuda(with_offsets(source(path), 8), "sm_90", "-DSCALED=1", *wrong)
     assert code == b""
     for name, record in RECORDS.items():
         for said in (f"size of {name}", *(f"{name}.{field}" for field in record.fields)):

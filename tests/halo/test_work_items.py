@@ -108,7 +108,7 @@ def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     flags = list(range(1, 1 + chunks(part.nbytes, shares_gpu=False)[0]))
     work.add_copy(UNPACK, part, Slot(0, 0, flags))
     work.add_copy(PACK, part, Slot(0, 0, flags))
-    assert work.load() == (0, 2 * len(flags), 0)
+    assert work.load() == (0, 2 * len(flags), ())
     items = [(int(item["flag"]), int(item["kind"])) for item in loaded[-1]]
     packs = {flag: at for at, (flag, kind) in enumerate(items) if kind == PACK}
     waits = {flag: at for at, (flag, kind) in enumerate(items) if kind == UNPACK}

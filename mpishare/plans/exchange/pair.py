@@ -26,12 +26,16 @@ class EnginePair:
         self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
 
+    def require_reverse(self) -> None:
+        """Raise `TypeError` if elements cannot be added: on the ranks that have such fields."""
+        added = self.setup.mine if self._adds else ()
+        if unfit := [*filter(None, (why_not_added(each.dtype) for each in added))]:
+            raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
+
     def make_reverse(self) -> Engine:
         """Return the reverse engine, made at the first call: collective, host-blocking then."""
         if self.reverse is None:
-            added = self.setup.mine if self._adds else ()
-            if unfit := [*filter(None, (why_not_added(each.dtype) for each in added))]:
-                raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
+            self.require_reverse()
             turned = self.setup.turned(adds=self._adds)
             self.reverse = engine_class(turned)(turned)
         return self.reverse

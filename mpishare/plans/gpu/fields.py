@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
+import numpy as np
 
 from mpishare.backends import handle_of
 from mpishare.backends.cuda_streams import borrowed, on_stream
@@ -36,6 +38,24 @@ def place_of(field: Any, name: str) -> tuple[int, FieldLayout]:
         layout = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
         return field.data.ptr, layout
     return _inspect(field, name)
+
+
+class DeviceScalar(NamedTuple):
+    """An int in GPU memory, which the call holds."""
+
+    address: int
+    nbytes: int
+    held: Any
+
+
+def scalar_of(value: Any, name: str) -> DeviceScalar:
+    """Return an int of 4 or 8 bytes in GPU memory, or raise `TypeError`."""
+    address, layout = place_of(value, name)
+    if prod(layout.shape) != 1 or layout.dtype not in (np.int32, np.int64):
+        raise TypeError(
+            f"{name} must be one int32 or int64, not {layout.dtype} of shape {layout.shape}"
+        )
+    return DeviceScalar(address, layout.dtype.itemsize, value)
 
 
 def addresses_of(

@@ -62,7 +62,9 @@ class Buffers(PlanBuffers):
         """Return the packed place of a part that this rank sends or receives; not for MPI."""
         direction = self._direction
         peer = key.receiver if key.sender == self._comm.rank else key.sender
-        far = None if part.far is None else direction.layouts_by_rank[peer][part.far]
+        far = None
+        if not (part.far is None and part.is_plain):
+            far = part.seen(direction.layouts_by_rank[peer][part.far_field], is_far=True)
         route = direction.mine[peer]
         is_pinned = route is PINNED
         layout = self._pinned if is_pinned else self._layouts[key.receiver]

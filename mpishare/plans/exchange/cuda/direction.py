@@ -57,6 +57,9 @@ class Direction:
             [info._replace(route=self.routes[rank][info.peer]) for info in narrow(infos)]
             for rank, infos in enumerate(setup.sends)
         ]
+        # The bytes of the elements that are transposed, of one size in a plan.
+        sizes = [layout.dtype.itemsize for layouts in setup.layouts for layout in layouts]
+        self.tiled = max(sizes, default=0)
         self.direct = DirectParts(setup, self.messages)
 
     @property
@@ -118,9 +121,10 @@ class DirectParts:
         self._boxes: dict[PartKey, Box] = {}
         for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED):
             box = boxes.get(key)
+            if box is None or info.nbytes < MIN_NBYTES:
+                continue
             is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
-            is_in_window = setup.locations[key.receiver][key.field] is not None
-            if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
+            if is_near and setup.locations[key.receiver][key.field] is not None:
                 self._boxes[key] = box
         self.keys = self._boxes.keys()
         self._setup = setup
@@ -148,9 +152,9 @@ class DirectParts:
 def _boxes_received(setup: RoutedSetup) -> dict[PartKey, Box]:
     """Return the boxes that the ranks of this node receive into."""
     return {
-        PartKey(message.peer, receiver, message.tag, part.field): part.box
+        PartKey(message.peer, receiver, message.tag, part.field, number): part.box
         for receiver in setup.comm.ranks_here
         for message in setup.recvs[receiver]
-        for part in message.parts
-        if part.box is not None
+        for number, part in enumerate(message.parts)
+        if part.box is not None and part.is_plain and not part.has_far
     }

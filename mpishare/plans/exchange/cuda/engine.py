@@ -65,6 +65,7 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
+        self._shifts = setup.shifts
         self._started: Sequence[Any] = ()
         self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
@@ -80,7 +81,8 @@ class CudaEngine(CudaPlanEngine):
         # all others.
         self._try_exchange = self._try_start = self._try_wait = _never
         self._prepared: Call | None = None  # what was started, unless by a replay
-        self._bind_replays(direction, handles, setup.given or setup.mine)
+        if setup.mine and not self._launcher.slides:
+            self._bind_replays(direction, handles, setup.given or setup.mine)
 
     def _bind_replays(
         self, direction: Direction, handles: Handles, layouts: Sequence[FieldLayout]
@@ -146,7 +148,10 @@ class CudaEngine(CudaPlanEngine):
             if streamed is not None:
                 streamed.cache_graphs(launcher, self._stream, packing)
             self._launches.append(Launches(streamed, fused))
+        launcher.slides.prepare(len(self._shifts.values))
         launcher.load(self._stream)
+        # Now, since to load its kernel later would wait for the streams.
+        launcher.slides.enqueue(self._stream, [0] * len(self._shifts.values))
         # Until all uploads have arrived, kernels are loaded, and no other plan's kernel runs.
         self._context.drain(self.name)
 
@@ -162,6 +167,7 @@ class CudaEngine(CudaPlanEngine):
         require_number(fields, len(self._layouts))
         addresses = addresses_of(fields, self._layouts)
         self._disjoint.require(addresses)
+        addresses = addresses or (0,)  # of no field
         aligned, unaligned = self._launches
         if not functools.reduce(operator.or_, addresses) % ALIGN:
             return fields, addresses, aligned
@@ -380,6 +386,8 @@ class CudaEngine(CudaPlanEngine):
                 "Call it outside of the capture, or refuse these routes with require=."
             )
         self._follow(entered)
+        if name != "wait":
+            self._launcher.slides.enqueue(entered[0], self._shifts.values)
         return entered
 
 

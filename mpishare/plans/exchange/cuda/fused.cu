@@ -38,7 +38,8 @@ __device__ void run_item(
 ) {
     char* packed = packed_of(item, epoch);
     char* field = fields.at[item.part.field];
-    const Ghosts* ghosts = reinterpret_cast<const Ghosts*>(item.target);
+    const bool has_ghosts = !SCALED || item.element < 256; // else factors
+    const Ghosts* ghosts = has_ghosts ? reinterpret_cast<const Ghosts*>(item.target) : nullptr;
     const Wait wait({item.stalled_on, abort}, &state->aborted, epoch);
     switch (item.kind) {
         case PUT_LL:

@@ -13,6 +13,7 @@ from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.memory.numbers import NUMBERS
 from mpishare.plans.exchange.cuda.records import ITEM_RECORD, SIZE_OPTIONS
+from mpishare.plans.exchange.cuda.slides import Slides
 from mpishare.plans.exchange.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 
@@ -46,12 +47,14 @@ class Launcher(PlanLauncher):
 
     def __init__(self, direction: Direction, context: NodeContext, where: str) -> None:
         super().__init__(context, where)
-        self.pointers = (ctypes.c_uint64 * len(direction.layouts))()
-        self._layouts, self._wire = direction.layouts, direction.wire
+        self._nfields = max(len(direction.layouts), 1)
+        self.pointers = (ctypes.c_uint64 * self._nfields)()
+        self._layouts, self._tiled = direction.layouts, direction.tiled
+        self._wire, self.slides = direction.wire, Slides(self)
         # Units that a thread has in flight.
         self._depth = _DEPTH_OF_SHARED_GPU if self.ranks_per_gpu > 1 else 1
         self._states: dict[str, int] = {}
-        self._names: set[tuple[str, int]] = set()  # and the size of elements that are transposed
+        self._names: set[tuple[str, tuple[str, ...]]] = set()  # and the options of the compiler
 
     def state(self, name: str, nwords: int = 2) -> int:
         """Return the address of zeroed 8-byte words that a kernel keeps from launch to launch."""
@@ -60,7 +63,8 @@ class Launcher(PlanLauncher):
         return self._states[name]
 
     def work_list(self, alignments: Sequence[int]) -> WorkList:
-        return WorkList(self._layouts, alignments, self.upload, self._wire)
+        rest = self._tiled, self.slides.places_of
+        return WorkList(self._layouts, alignments, self.upload, self._wire, *rest)
 
     def prepare(
         self, name: str, items: ItemArray, *rest: int, blocks: int = 0, threads: int = THREADS
@@ -68,7 +72,7 @@ class Launcher(PlanLauncher):
         """Return a launch of a kernel on work items; `rest` are its further pointers."""
         arguments = [self.pointers, items.address, items.length, *rest]
         grid = max(1, min(items.length, blocks or self.max_blocks))
-        return self._launch(name, grid, threads, arguments, tiled=items.tiled)
+        return self._launch(name, grid, threads, arguments, items.options)
 
     def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
         """Return a function of ``blocks=`` and ``threads=`` that prepares fused launches.
@@ -86,7 +90,8 @@ class Launcher(PlanLauncher):
         )
         if is_small:
             state = self.state("fused_ll", blocks + 1)
-            return functools.partial(self._prepare_ll, work.ll_parts(), log_chunks, state, abort)
+            given = work.ll_parts(), log_chunks, state, abort, work.options
+            return functools.partial(self._prepare_ll, *given)
         return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
 
     def _prepare_ll(
@@ -95,6 +100,7 @@ class Launcher(PlanLauncher):
         log_chunks: int,
         state: int,
         abort: int,
+        options: tuple[str, ...],
         *,
         blocks: int = 0,
         threads: int = THREADS,
@@ -104,13 +110,13 @@ class Launcher(PlanLauncher):
         padded[: len(parts)] = parts
         items = (ctypes.c_char * padded.nbytes).from_buffer_copy(padded.tobytes())
         arguments = [self.pointers, items, log_chunks, state, state + 8 * blocks, abort]
-        return self._launch("fused_ll", blocks, threads, arguments)
+        return self._launch("fused_ll", blocks, threads, arguments, options)
 
     def _launch(
-        self, name: str, grid: int, threads: int, arguments: list[Any], *, tiled: int = 0
+        self, name: str, grid: int, threads: int, arguments: list[Any], options: tuple[str, ...]
     ) -> driver.Launch:
-        function = self._kernel(name, tiled)
-        self._names.add((name, tiled))
+        function = self._kernel(name, options)
+        self._names.add((name, options))
         return driver.Launch(function, grid, threads, arguments, self.where)
 
     def load(self, stream: int) -> None:
@@ -126,9 +132,9 @@ class Launcher(PlanLauncher):
             launch.enqueue(stream)
         _loaded.update(new.values())
 
-    def _kernel(self, name: str, tiled: int) -> int:
-        """Return a kernel's handle; `tiled` is the size of elements that are transposed, or 0."""
-        nfields = len(self._layouts)
+    def _kernel(self, name: str, options: tuple[str, ...]) -> int:
+        """Return a kernel's handle, compiled with these options besides its sizes."""
+        nfields = self._nfields
         if nfields > _MAX_FIELDS:
             raise UnsupportedError(
                 f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA"
@@ -136,7 +142,7 @@ class Launcher(PlanLauncher):
         sizes = (
             f"-DNFIELDS={nfields}",
             f"-DDEPTH={self._depth}",
-            f"-DTILED={tiled}",
+            *options,
             f"-DNITEMS={_MAX_LL_PARTS}",
             f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
             *(() if self._wire is None else (f"-DWIRE={NUMBERS[self._wire].kernel}",)),
@@ -144,7 +150,9 @@ class Launcher(PlanLauncher):
         path = Path(__file__).with_name(_FILES[name])
         return kernel(path, name, (*sizes, *SIZE_OPTIONS), self.device)
 
-    def _launches_on_nothing(self, names: Collection[tuple[str, int]]) -> list[driver.Launch]:
+    def _launches_on_nothing(
+        self, names: Collection[tuple[str, tuple[str, ...]]]
+    ) -> list[driver.Launch]:
         if not names:
             return []
         nothing, zeros = self.work_list(()), self.zeros(32)
@@ -152,8 +160,8 @@ class Launcher(PlanLauncher):
         epochs = self.zeros(24), self.zeros(8)
         rest = {"fused": (zeros, zeros), "pack": epochs, "unpack": epochs, "add": epochs}
         return [
-            self._prepare_ll(nothing.records(), 0, zeros, zeros)
+            self._prepare_ll(nothing.records(), 0, zeros, zeros, options)
             if name == "fused_ll"
-            else self.prepare(name, items._replace(tiled=tiled), *rest[name])
-            for name, tiled in names
+            else self.prepare(name, items._replace(options=options), *rest[name])
+            for name, options in names
         ]

@@ -21,7 +21,8 @@ __device__ __forceinline__ void put_ll(
 #pragma unroll 1
     for (unsigned i = threadIdx.x; i < range.nunits; i += blockDim.x) {
         unsigned unit = range.first + i;
-        Unit data = *reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
+        const long long at = offset_of(item.part, unit);
+        Unit data = SLIDING && at < 0 ? Unit() : *reinterpret_cast<Unit*>(field + at);
         LL<Unit>::of(data).put(words_of<Unit>(packed, unit), epoch << 32);
     }
 }
@@ -33,11 +34,11 @@ __device__ __forceinline__ void get_ll(
 #pragma unroll 1
     for (unsigned i = threadIdx.x; i < range.nunits; i += blockDim.x) {
         unsigned unit = range.first + i;
-        Unit* to = reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
+        const long long at = offset_of(item.part, unit);
         LL<Unit> words;
         while (!words.get(words_of<Unit>(packed, unit), wait.epoch << 32))
             if (!wait.keep_waiting()) return;
-        *to = words.value();
+        if (!SLIDING || at >= 0) *reinterpret_cast<Unit*>(field + at) = words.value();
     }
     wait.end();
 }
@@ -54,7 +55,9 @@ __device__ __noinline__ void put_ll_narrow(
         unsigned unit = range.first + i, data = 0;
 #pragma unroll 1
         for (unsigned k = 0; k < min(count, range.nunits - i); ++k) {
-            const char* cell = field + offset_of(item.part, unit + k);
+            const long long at = offset_of(item.part, unit + k);
+            if (SLIDING && at < 0) continue;
+            const char* cell = field + at;
             unsigned bytes = nbytes == 2 ? *reinterpret_cast<const unsigned short*>(cell)
                                          : *reinterpret_cast<const unsigned char*>(cell);
             data |= bytes << 8 * nbytes * k;
@@ -76,7 +79,9 @@ __device__ __noinline__ void get_ll_narrow(
         unsigned data = words.value();
 #pragma unroll 1
         for (unsigned k = 0; k < min(count, range.nunits - i); ++k, data >>= 8 * nbytes) {
-            char* cell = field + offset_of(item.part, unit + k);
+            const long long at = offset_of(item.part, unit + k);
+            if (SLIDING && at < 0) continue;
+            char* cell = field + at;
             if (nbytes == 2) *reinterpret_cast<unsigned short*>(cell) = data;
             else *cell = data;
         }
@@ -148,6 +153,9 @@ __device__ __forceinline__ void run_ll(
         if (nbytes == 8) get_ll<Word>(item, range, field, packed, wait);
         else if (nbytes == 4) get_ll<unsigned>(item, range, field, packed, wait);
         else get_ll_narrow(item, range, field, packed, wait);
+#if SCALED
+        if (is_scaled(item)) scale_cells(item, item.part, field, range.first, range.nunits);
+#endif
     }
 }
 #endif

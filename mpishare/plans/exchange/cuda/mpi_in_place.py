@@ -89,6 +89,8 @@ def _is_contiguous(message: Message, layouts: Sequence[FieldLayout]) -> bool:
     if len(message.parts) != 1 or message.parts[0].box is None:
         return False
     (part,) = message.parts
+    if part.factors is not None:
+        return False
     layout = layouts[part.field]
     cells, step = part.cells(layout), layout.dtype.itemsize
     for extent, stride in zip(reversed(cells.shape), reversed(cells.strides), strict=True):

@@ -44,5 +44,32 @@ ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiii")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 
-RECORDS = {"Part": PART_RECORD, "Item": ITEM_RECORD, "Ghosts": GHOSTS_RECORD}
+SCALED = 256
+"""Added to the `element` of an item whose `target` has factors behind its part."""
+FACTORS_RECORD = np.dtype(
+    [("scale", "V16"), ("offset", "V16"), ("element", "<i8"), ("has", "<i4", 2)]  # of the two
+)
+
+SLIDE_RECORD = np.dtype(
+    [
+        ("places", "<u8"),
+        ("start", "<i8"),
+        ("length", "<i8"),
+        ("wanted", "<i8"),
+        ("first", "<i8"),
+        ("extent", "<i8"),
+        ("shift", "<i4"),
+        ("is_source", "<i4"),
+        ("room", "<i8"),
+    ]
+)
+
+SLIDE_OPTION = f"-DSlide_nbytes={SLIDE_RECORD.itemsize}"
+
+RECORDS = {
+    "Part": PART_RECORD,
+    "Item": ITEM_RECORD,
+    "Ghosts": GHOSTS_RECORD,
+    "Factors": FACTORS_RECORD,
+}
 SIZE_OPTIONS = tuple(f"-D{name}_nbytes={record.itemsize}" for name, record in RECORDS.items())

@@ -44,7 +44,7 @@ class StagingLayout:
 
 def silent_key(sender: int, receiver: int) -> PartKey:
     """Return the key of the flag of a fused neighbor that sends no part."""
-    return PartKey(sender, receiver, -1, -1)
+    return PartKey(sender, receiver, -1, -1, -1)
 
 
 def staging_layout(

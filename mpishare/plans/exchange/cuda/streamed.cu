@@ -1,6 +1,5 @@
 // Routes copy, pinned and mpi: streams and the host wait for other ranks, these kernels never do.
 #include "work_items.cuh"
-#include "numbers.cuh"
 #include "epochs.cuh"
 
 __device__ __forceinline__ void copy_items(
@@ -32,7 +31,9 @@ __device__ void sum(const Item& item, const Fields& fields, const char* from) {
     char* field = fields.at[item.part.field];
     for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
         unsigned unit = item.first + i;
-        Number& cell = *reinterpret_cast<Number*>(field + offset_of(item.part, unit));
+        const long long at = offset_of(item.part, unit);
+        if (SLIDING && at < 0) continue;
+        Number& cell = *reinterpret_cast<Number*>(field + at);
         const char* packed = from + offset_of(*item.target, unit);
         cell = static_cast<Number>(cell + packed_number<Number>(packed));
     }
@@ -47,9 +48,17 @@ extern "C" __global__ void add(
     const Word epoch = done ? end_epoch(epochs) : epochs->begun;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         const Item& item = items[i];
+#if SCALED
+        if (is_scaled(item)) {
+            char* packed = packed_of(item, epoch);
+            scale_units(factors_of(item), nullptr, item.part.unit, packed, item.first, item.nunits);
+            __syncthreads();
+        }
+#endif
 #define CASE(element, Number) \
     case element: sum<Number>(item, fields, packed_of(item, epoch)); break;
-        switch (item.element) { EACH_ADDED(CASE) }
+        switch (SCALED ? item.element & 255 : item.element) { EACH_ADDED(CASE) }
+#undef CASE
     }
     if (done) publish_epoch(epochs, done, epoch);
 }

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
+from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.gpu.graphs import GraphCache
@@ -303,12 +304,13 @@ def _adds(
 def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:
     """Split a message so that no pass names a cell twice; with the rows, None for all of them.
 
-    Pass k has the k-th occurrence of each index, so that sums keep the order of the message.
+    Pass k has the k-th occurrence of each index, or the boxes that share cells with one of the pass
+    before, so that sums keep the order of the message.
     """
-    once = np.zeros(1, np.int64)
+    turns = _turns_of_boxes([part for part, _ in message])
     parts = [
-        (part, slot, once if part.indices is None else _occurrence(part.indices))
-        for part, slot in message
+        (part, slot, turns[at : at + 1] if part.indices is None else _occurrence(part.indices))
+        for at, (part, slot) in enumerate(message)
     ]
     last = max((int(each.max(initial=0)) for *_, each in parts), default=0)
     for number in range(last + 1):
@@ -317,6 +319,20 @@ def _passes(message: Packed) -> Iterator[list[tuple[Part, Slot, Any]]]:
             for part, slot, each in parts
             if number in each
         ]
+
+
+def _turns_of_boxes(parts: Sequence[Part]) -> np.ndarray[Any, Any]:
+    """Return for each part how many before it must be added first, since they share its cells."""
+    boxes: list[tuple[int, tuple[int, Box]]] = []
+    turns = np.zeros(len(parts), np.int64)
+    for at, part in enumerate(parts):
+        if part.axis is not None:
+            continue  # the only one of its field
+        box = Box(*zip(*((each.start, each.stop) for each in part.key), strict=True))
+        before = [n for n, (field, other) in boxes if field == part.field and (box & other).size]
+        turns[at] = max((turns[n] + 1 for n in before), default=0)
+        boxes.append((at, (part.field, box)))
+    return turns
 
 
 def _occurrence(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

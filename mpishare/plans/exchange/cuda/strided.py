@@ -36,9 +36,8 @@ class StridedCells:
     @classmethod
     def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
         """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        along = -1 if part.axis is None or part.indices is None else part.axis
         offset, shape, strides, _ = part.cells(layout)
-        return _strided_cells(offset, shape, along, strides, layout.dtype.itemsize, alignment)
+        return _strided_cells(offset, shape, part.along, strides, layout.dtype.itemsize, alignment)
 
     @cached_property
     def packed(self) -> bytes:

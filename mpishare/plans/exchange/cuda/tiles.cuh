@@ -12,6 +12,13 @@ typedef unsigned short Element;
 typedef unsigned char Element;
 #endif
 
+// Bytes from element to element of a row where it is stored.
+#if REVERSED
+typedef long long RowUnit;
+#else
+typedef unsigned RowUnit;
+#endif
+
 const int LINE_DEPTH = TILED == 16 ? 4 : 8; // elements that a thread has in flight
 const int ROW_PADDING = TILED < 4 ? 4 : TILED;
 // Of a tile with its padding: _TILE_NBYTES and _MAX_CELLS in tiles.py.
@@ -48,11 +55,12 @@ struct Lines {
     }
 };
 
-// Copies a tile, whose rows lie together in `from` and whose columns in `to`. In shared memory rows
+// Copies a tile, whose rows lie together in `from` and whose columns in `to`, `row_unit` apart: one
+// element, perhaps backwards. In shared memory rows
 // are padded by a word or a unit, so that a column lies in different banks.
 __device__ __forceinline__ void copy_tile(
     const Item& item, const char* from, long long row_step, char* to, long long column_step,
-    unsigned nrows, unsigned ncolumns, char* tile
+    RowUnit row_unit, unsigned nrows, unsigned ncolumns, char* tile
 ) {
     const unsigned pitch = (TILED << item.log_columns) + ROW_PADDING;
     const Lines rows(item.log_columns), columns(item.log_rows);
@@ -61,7 +69,7 @@ __device__ __forceinline__ void copy_tile(
               rows.count(ncolumns, nrows));
     __syncthreads();
     copy_line(tile + columns.place * pitch + columns.first * TILED, columns.stride * TILED,
-              to + columns.first * column_step + columns.place * TILED,
+              to + columns.first * column_step + columns.place * row_unit,
               columns.stride * column_step, columns.count(nrows, ncolumns));
     __syncthreads();
 }
@@ -75,6 +83,7 @@ __device__ __noinline__ void copy_tiles(const Item& item, char* source, char* fi
     const int axis = target.axes - 2;
     const unsigned nrows = target.extent[axis], ncolumns = target.extent[axis + 1];
     const long long column_step = target.step[axis + 1];
+    const RowUnit row_unit = REVERSED ? static_cast<RowUnit>(target.step[axis]) : TILED;
     const long long row_step = is_local ? item.part.step[axis] : ncolumns * TILED;
 #pragma unroll 1
     for (unsigned first = 0; first < item.nunits; first += nrows * ncolumns) {
@@ -85,7 +94,7 @@ __device__ __noinline__ void copy_tiles(const Item& item, char* source, char* fi
 #pragma unroll 1
             for (unsigned column = 0; column < ncolumns; column += 1u << item.log_columns)
                 copy_tile(item, from + row * row_step + column * TILED, row_step,
-                          to + column * column_step + row * TILED, column_step,
+                          to + column * column_step + row * row_unit, column_step, row_unit,
                           min(1u << item.log_rows, nrows - row),
                           min(1u << item.log_columns, ncolumns - column),
                           reinterpret_cast<char*>(tile));

@@ -72,15 +72,21 @@ class Chunk(NamedTuple):
 def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tuple[int, ...]:
     """Return the axes of such a part in the order in which its chunks travel; () for other parts.
 
+    The layouts have the axes that travel; those of the receiver may run backwards.
     The last is the sender's fastest, the one before the receiver's. Same at both ends.
     """
     size, shape = sender.dtype.itemsize, part.shape
     axes = [axis for axis, extent in enumerate(shape) if extent > 1]
     # Where places were named, the other end may have no box.
-    if part.axis is not None or size & (size - 1) or not 2 <= len(axes) <= AXES:
+    if (
+        part.axis is not None
+        or part.slide is not None
+        or size & (size - 1)
+        or not 2 <= len(axes) <= AXES
+    ):
         return ()
-    column, row = (min(axes, key=layout.strides.__getitem__) for layout in (sender, receiver))
-    are_runs = _step(part, sender, column) == _step(part, receiver, row) == size
+    column, row = (_fastest(axes, layout) for layout in (sender, receiver))
+    are_runs = sender.strides[column] == abs(receiver.strides[row]) == size
     if column == row or not are_runs or min(shape[row], shape[column]) * size < _SECTOR_NBYTES:
         return ()
     axes.remove(row)
@@ -88,9 +94,8 @@ def travel_order(part: Part, sender: FieldLayout, receiver: FieldLayout) -> tupl
     return (*axes, row, column)
 
 
-def _step(part: Part, layout: FieldLayout, axis: int) -> int:
-    """Return the bytes from cell to cell along an axis of a box."""
-    return layout.strides[axis] * int(part.key[axis].step or 1)
+def _fastest(axes: Sequence[int], layout: FieldLayout) -> int:
+    return min(axes, key=lambda axis: abs(layout.strides[axis]))
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int, step: int, most: int) -> Iterator[Chunk]:

@@ -1,4 +1,6 @@
 // Work items: which cells of a field are copied, and to where. work_items.py writes the records.
+#include "numbers.cuh"
+
 #ifndef NFIELDS
 #define NFIELDS 1
 #endif
@@ -10,14 +12,25 @@
 #ifndef TILED
 #define TILED 0
 #endif
-#include "numbers.cuh"
+// Whether some cells are computed with (scaled.cuh), and whether some parts are cut at each call.
+#ifndef SCALED
+#define SCALED 0
+#endif
+#ifndef SLIDING
+#define SLIDING 0
+#endif
+// Whether some rows of tiles are stored backwards.
+#ifndef REVERSED
+#define REVERSED 0
+#endif
 
 // The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
 // last axis fastest.
 struct Part {
     long long first;         // byte offset from the field's first element
     long long step[8];       // bytes along each axis
-    const long long* places; // the indices along the axis `along`; unused where that is -1
+    // The indices along the axis `along`, -1 of what is cut off; unused where `along` is -1.
+    const long long* places;
     unsigned extent[8];
     int axes;
     int along;
@@ -36,10 +49,11 @@ struct __align__(16) Item {
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
     unsigned long long* stalled_on; // of what may wait: tells the host for which peer
     const Part* target; // LOCAL: the destination; sums: the packed cells; fused: Ghosts or null
+                        // of a scaled item: one that has factors behind it (scaled.cuh)
     unsigned first;
     unsigned nunits;
     int kind;
-    int element;                    // the type in which units are summed
+    int element;                    // the type in which units are summed; scaled: 256 more
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
 };
 
@@ -66,8 +80,8 @@ struct Fields {
     char* at[NFIELDS];
 };
 
-// Byte offset of a unit in its field. Not unrolled: that makes the kernels six times as large and
-// no faster.
+// Byte offset of a unit in its field; -1 of one that is cut off. Not unrolled: that makes the kernels
+// six times as large and no faster.
 __device__ __forceinline__ long long offset_of(const Part& part, unsigned unit) {
     long long at = part.first;
 #pragma unroll 1
@@ -75,7 +89,9 @@ __device__ __forceinline__ long long offset_of(const Part& part, unsigned unit) 
         unsigned rest = axis ? unit / part.extent[axis] : 0;
         unsigned here = unit - rest * part.extent[axis];
         unit = rest;
-        at += part.step[axis] * (axis == part.along ? part.places[here] : here);
+        const long long place = axis == part.along ? part.places[here] : here;
+        if (SLIDING && place < 0) return -1;
+        at += part.step[axis] * place;
     }
     return at;
 }
@@ -103,9 +119,11 @@ template <class From, class To, int COUNT>
 __device__ __forceinline__ void copy_units(char* const* from, char* const* to, bool zeroes) {
     From unit[COUNT];
 #pragma unroll
-    for (int k = 0; k < COUNT; ++k) unit[k] = *reinterpret_cast<From*>(from[k]);
+    for (int k = 0; k < COUNT; ++k)
+        if (!SLIDING || from[k]) unit[k] = *reinterpret_cast<From*>(from[k]);
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
+        if (SLIDING && !from[k]) continue;
         *reinterpret_cast<To*>(to[k]) = carried<To>(unit[k]);
         if (zeroes) *reinterpret_cast<From*>(from[k]) = From();
     }
@@ -132,11 +150,13 @@ __device__ __forceinline__ void copy_units_of(
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
         unsigned unit = item.first + i + k * blockDim.x;
-        char* cell = field + offset_of(item.part, unit);
+        const long long at = offset_of(item.part, unit);
+        char* cell = field + at;
         char* there = other + (SCATTERS ? offset_of(*item.target, unit)
                                         : static_cast<long long>(unit) * packed_unit(item.part));
         from[k] = !SCATTERS && item.kind == UNPACK ? there : cell;
         to[k] = !SCATTERS && item.kind == UNPACK ? cell : there;
+        if (SLIDING && at < 0) from[k] = to[k] = nullptr;
     }
 #ifdef WIRE
     if (item.part.unit == 8) copy_numbers<double, COUNT, SCATTERS>(item.kind, from, to);
@@ -231,8 +251,11 @@ __device__ __noinline__ void scatter_item(const Item& item, char* field, char* i
 #if TILED
 #include "tiles.cuh"
 #endif
+#if SCALED
+#include "scaled.cuh"
+#endif
 
-__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
+__device__ __forceinline__ void move_item(const Item& item, const Fields& fields, char* packed) {
     char* field = fields.at[item.part.field];
 #if TILED
     if (item.log_columns && item.kind == LOCAL)
@@ -246,4 +269,14 @@ __device__ void copy_item(const Item& item, const Fields& fields, char* packed) 
         return copy_rows<false>(item, row_of(item.part, field, item.first), other);
     }
     copy_cells<false>(item, field, packed);
+}
+
+__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
+    move_item(item, fields, packed);
+#if SCALED
+    if (is_scaled(item)) {
+        const Part& part = item.kind == LOCAL ? *item.target : item.part;
+        scale_cells(item, part, fields.at[part.field], item.first, item.nunits);
+    }
+#endif
 }

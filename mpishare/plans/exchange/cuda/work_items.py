@@ -12,6 +12,7 @@ from mpishare.errors import UnsupportedError
 from mpishare.memory.numbers import ADDED, number_of
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import (
+    FACTORS_RECORD,
     FIELD,
     GET_LL,
     GHOSTS_RECORD,
@@ -22,6 +23,7 @@ from mpishare.plans.exchange.cuda.records import (
     PART_RECORD,
     PUT_LL,
     READY,
+    SCALED,
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.strided import StridedCells
@@ -32,6 +34,9 @@ from mpishare.plans.wire import float_nbytes, wire_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mpishare.plans.cells import Turn
+    from mpishare.plans.rings import Slide
 
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
 # larger chunks, so that fetching an item costs little next to copying it.
@@ -125,11 +130,15 @@ class ItemArray(NamedTuple):
 
     address: int
     length: int
-    tiled: int = 0  # size of the elements that are transposed, one for all of a plan
+    options: tuple[str, ...] = ()  # of the compiler: what these items need
 
 
 class WorkList:
-    """Collects the work items of one launch; `upload` returns an array's address on the GPU."""
+    """Collects the work items of one launch; `upload` returns an array's address on the GPU.
+
+    Only elements of `tiled` bytes are transposed, if it is given; `places_of` returns where a part
+    that slides has its places.
+    """
 
     def __init__(
         self,
@@ -137,13 +146,16 @@ class WorkList:
         alignments: Sequence[int],
         upload: Callable[[np.ndarray[Any, Any]], int],
         wire: str | None = None,
+        tiled: int | None = None,
+        places_of: Callable[[Slide, int], int] | None = None,
     ) -> None:
         self._layouts, self._wire = layouts, wire
+        self._tiled_nbytes, self._places_of = tiled, places_of
         self._alignments = alignments
         self._upload = upload
-        self._known: dict[tuple[FieldLayout, Box, int], StridedCells] = {}
+        self._known: dict[tuple[FieldLayout, Box, Turn | None, int], StridedCells] = {}
         self._items: list[Item] = []
-        self._tiled: set[int] = set()  # sizes of the elements that are transposed
+        self._options: set[str] = set()
         self._max_ll_chunks = 1
 
     def __len__(self) -> int:
@@ -155,9 +167,9 @@ class WorkList:
         `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
         """
         if slot.far is not None and slot.ghosts is None and kind in (PACK, UNPACK):
-            near = self._layouts[part.field]
+            near = part.seen(self._layouts[part.field])
             sender, receiver = (near, slot.far) if kind == PACK else (slot.far, near)
-            order = travel_order(part, sender, receiver)
+            order = self._order(part, sender, receiver)
             if order:
                 item = Item(b"", slot.address, slot.parity_offset, 0, slot.stalled_on, kind=kind)
                 self._add_tiles(item, part, order, slot.flags, shares_gpu=slot.shares_gpu)
@@ -174,20 +186,27 @@ class WorkList:
         if kind in (PUT_LL, GET_LL):
             nchunks = -(-part.nbytes // LL_CHUNK_NBYTES)
             self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
+        factors = self._factors(part) if kind in (UNPACK, GET_LL) else b""
+        if factors:
+            target = self._upload_target(_no_cells(), factors)
         places = slot.address, slot.parity_offset, 0, slot.stalled_on, target
-        self._add_part(part, cells, kind, places, slot.flags, shares_gpu=slot.shares_gpu)
+        element = _scaled(factors)
+        self._add_part(part, cells, kind, places, slot.flags, element, shares_gpu=slot.shares_gpu)
 
     def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
-        order = travel_order(part, self._layouts[part.field], self._layouts[target.field])
+        ends = (each.seen(self._layouts[each.field]) for each in (part, target))
+        order = self._order(part, *ends)
         if order and part.nbytes >= _MIN_TILED_NBYTES:
             item = Item(b"", kind=LOCAL)
             self._add_tiles(item, part, order, target=target, shares_gpu=shares_gpu)
             return
         other = self._cells(target, self._cells(part, ALIGN).unit)
         cells = self._cells(part, other.unit)
-        address = self._upload(np.frombuffer(self._record(target, other), np.uint8))
-        self._add_part(part, cells, LOCAL, (0, 0, 0, 0, address), shares_gpu=shares_gpu)
+        factors = self._factors(target)
+        address = self._upload_target(self._record(target, other), factors)
+        places = 0, 0, 0, 0, address
+        self._add_part(part, cells, LOCAL, places, (), _scaled(factors), shares_gpu=shares_gpu)
 
     def add_sum(self, part: Part, slot: Slot, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
@@ -213,9 +232,11 @@ class WorkList:
         cells, there = self._cells(part, size), StridedCells.of(source, whole, on_way)
         if (cells.unit, there.unit) != (size, on_way):
             raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
-        address = self._upload(np.frombuffer(self._record(source, there), np.uint8))
+        factors = self._factors(part)
+        address = self._upload_target(self._record(source, there), factors)
         places = slot.address, slot.parity_offset, 0, 0, address
-        self._add_part(part, cells, UNPACK, places, element=ADDED.index(number.added_as))
+        element = ADDED.index(number.added_as) + _scaled(factors)
+        self._add_part(part, cells, UNPACK, places, element=element)
 
     def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
         """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
@@ -231,14 +252,18 @@ class WorkList:
         return all(item.kind in (PUT_LL, GET_LL) for item in self._items)
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """What the compiler is told, so that other plans have no code for it."""
+        return tuple(sorted(self._options))
+
+    @property
     def log_ll_chunks(self) -> int:
         """Log2, rounded up, of the chunks of the largest part by LL."""
         return (self._max_ll_chunks - 1).bit_length()
 
     def load(self) -> ItemArray:
         """Copy the items to the GPU, in the order of `records`."""
-        (tiled,) = self._tiled or (0,)
-        return ItemArray(self._upload(self.records()), len(self), tiled)
+        return ItemArray(self._upload(self.records()), len(self), self.options)
 
     def records(self) -> np.ndarray[Any, Any]:
         """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
@@ -289,7 +314,7 @@ class WorkList:
         if part.box is None:
             return StridedCells.of(part, layout, alignment)
         # Many fields have the same layout, and the same cells in a message.
-        known = layout, part.box, alignment
+        known = layout, part.box, part.turn, alignment
         cells = self._known.get(known)
         if cells is None:
             cells = self._known[known] = StridedCells.of(part, layout, alignment)
@@ -298,6 +323,9 @@ class WorkList:
     def _record(self, part: Part, cells: StridedCells) -> bytes:
         indices = part.indices
         packed = cells.packed if indices is None else cells.pack(self._upload(indices))
+        if part.slide is not None and self._places_of is not None:
+            self._options.add("-DSLIDING=1")
+            packed = cells.pack(self._places_of(part.slide, part.shape[part.slide.axis]))
         return packed + FIELD.pack(part.field, cells.unit)
 
     def _packed_unit(self, field: int, cells: StridedCells) -> int:
@@ -325,6 +353,36 @@ class WorkList:
         cut = flags[:count], 0, count, step // unit
         self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, *cut))
 
+    def _upload_target(self, record: bytes, factors: bytes) -> int:
+        """Return the address of a part with factors behind it, if any."""
+        return self._upload(np.frombuffer(record + factors, np.uint8))
+
+    def _factors(self, part: Part) -> bytes:
+        """Return the record of what a part is computed with where it arrives; empty for nothing."""
+        if part.factors is None:
+            return b""
+        dtype = self._layouts[part.field].dtype
+        number = number_of(dtype)
+        is_pair = number is not None and number.kind == "c"
+        size = dtype.itemsize // (1 + is_pair)
+        if number is None or self._cells(part, size).unit != size:
+            raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
+        self._options |= {"-DSCALED=1", "-fmad=false"}  # each product and each sum is rounded
+        record = np.zeros(1, FACTORS_RECORD)
+        for at, (name, each) in enumerate(part.factors._asdict().items()):
+            if each is not None:
+                record[name] = each.tobytes().ljust(16, b"\0")
+                record["has"][0, at] = 1
+        added = ADDED.index(number.added_as)
+        record["element"] = len(ADDED) + (size == 8) if is_pair else added
+        return record.tobytes()
+
+    def _order(self, part: Part, sender: FieldLayout, receiver: FieldLayout) -> tuple[int, ...]:
+        """Return the order in which chunks of a part travel, as `travel_order`."""
+        if self._tiled_nbytes not in (None, sender.dtype.itemsize):
+            return ()
+        return travel_order(part, sender, receiver)
+
     def _add_tiles(
         self,
         item: Item,
@@ -339,15 +397,19 @@ class WorkList:
         near = End.of(part, self._layouts[part.field], order)
         size = near.layout.dtype.itemsize
         if item.kind != PACK:
-            self._tiled.add(size)
+            self._options.add(f"-DTILED={size}")
+        factors = b"" if item.kind == PACK else self._factors(target or part)
+        item = item._replace(element=_scaled(factors))
         most, step = chunks(part.nbytes, shares_gpu=shares_gpu)
         boxes = list(chunks_of(near.shape, size, step, most))
+        there = near if target is None else End.of(target, self._layouts[target.field], order)
+        if item.kind != PACK and there.layout.strides[-2] < 0:
+            self._options.add("-DREVERSED=1")
         targets = [0] * len(boxes)
-        if target is not None:
-            there = End.of(target, self._layouts[target.field], order)
-            records = [self._record(target, box.cells(there)) for box in boxes]
+        if target is not None or factors:
+            records = [self._record(target or part, box.cells(there)) + factors for box in boxes]
             first = self._upload(np.frombuffer(b"".join(records), np.uint8))
-            targets = [first + at * PART_RECORD.itemsize for at in range(len(boxes))]
+            targets = [first + at * len(records[0]) for at in range(len(boxes))]
         for index, box in enumerate(boxes):
             rows, columns = (0, 0) if item.kind == PACK else box.log_tile(size)
             alignment = self._alignments[part.field]
@@ -363,6 +425,11 @@ class WorkList:
                 begin=index,
             )
             self._items.append(chunk)
+
+
+def _scaled(factors: bytes) -> int:
+    """Return what tells kernels that an item has factors."""
+    return SCALED if factors else 0
 
 
 def _no_cells(field: int = 0) -> bytes:

@@ -7,6 +7,7 @@ has not seen, and whether to go on waiting.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError, PeerError, PeerTimeout
 from mpishare.memory.memory import address_of
-from mpishare.plans.cells import Cells, lower
+from mpishare.plans.cells import Cells, Lowered, lower
 from mpishare.plans.exchange.host.parts import RouteParts, lay_out
 from mpishare.plans.exchange.host.process_read import PeerReads
 from mpishare.plans.exchange.host.route import HostRoute
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.host.parts import RoutePart, Sender
     from mpishare.plans.exchange.host.route import Array
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message
+    from mpishare.plans.message import Message, Part
+    from mpishare.plans.rings import Slide
 
 
 def adds(module: Any, dtype: np.dtype[Any]) -> bool:
@@ -66,7 +68,9 @@ class CompiledRoute(HostRoute):
         self._parts = parts
         self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
-        tables = (table_offset(parity, len(setup.mine)) for parity in (0, 1))
+        tables = (table_offset(parity, self._staging.nfields) for parity in (0, 1))
+        # Of parts that slide: the words for C, and steps and ends of what is copied.
+        self._slides: list[tuple[Slide, Array, list[int], tuple[int, int]]] = []
         self.exchange = module.Exchange(
             owner=self,
             context=context,
@@ -88,18 +92,20 @@ class CompiledRoute(HostRoute):
             looks_per_yield=context.looks_per_yield,
         )
         self.staging_nbytes = self._staging.nbytes + self._peer_reads.nbytes
+        if self._slides:
+            setup.shifts.follow(self._slide)
 
     # --- the tables
 
     def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
-        added = layout.dtype.name if self._adds else None
-        return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, added
+        name = layout.dtype.name if adds(self._context.compiled, layout.dtype) else None
+        return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, name
 
     def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:
         for _, part in sent(sends, self._comm.rank):
             layout = self._setup.mine[part.field]
-            cells = Cells.of_key(layout, part.key)
-            zeroed = lower(cells, cells, layout.dtype.itemsize, by=cells)
+            cells = Cells.of_key(layout, part.key).turned(part.turn)
+            zeroed = self._lower_copy(part, cells, cells, by=cells, ends=(1, 1))
             yield part.field, part.field, None, None, None, zeroed, ()
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
@@ -114,19 +120,52 @@ class CompiledRoute(HostRoute):
         """
         name, layout = part.name, self._setup.mine[part.field]
         is_sent, is_own = name.receiver != self._comm.rank, name.receiver == name.sender
-        cells, size = Cells.of_key(layout, part.key), layout.dtype.itemsize
+        cells = Cells.of_key(layout, part.key).turned(part.part.turn)
+        make = partial(self._lower_copy, part.part, is_received=not is_sent)
         staged = even = odd = direct = None
         if part.buffers is not None:
             packed = Cells.of_array(part.buffers[0])
-            staged = lower(*((packed, cells) if is_sent else (cells, packed)), size, by=cells)
+            both = (packed, cells) if is_sent else (cells, packed)
+            staged = make(*both, by=cells, ends=(0, 1) if is_sent else (1, 0))
             even, odd = map(address_of, part.buffers)
         if part.in_place or is_own:
             source = cells
             if not is_sent:
-                source = Cells.of_key(self._layouts[name.sender][name.field], part.source_key)
-            direct = lower(cells, source, size, by=cells if is_own else source)
+                there = self._layouts[name.sender][name.field]
+                source = Cells.of_key(there, part.source_key).turned(part.part.far_turn)
+            direct = make(cells, source, by=cells if is_own else source, ends=(1, 2))
         reads = self._peer_reads.reads.get(name, ())
         return part.field, name.field, staged, even, odd, direct, tuple(reads)
+
+    def _lower_copy(
+        self,
+        part: Part,
+        to: Cells,
+        source: Cells,
+        *,
+        by: Cells,
+        ends: tuple[int, int],
+        is_received: bool = False,
+    ) -> Lowered:
+        """Lower a copy of a part, from and to a packed one (0), this end (1) or the other (2)."""
+        layout, slide = self._setup.mine[part.field], part.slide
+        factors = part.factors.pack() if is_received and part.factors else None
+        if slide is None:
+            found = lower(to, source, layout.dtype.itemsize, by=by)
+            return found if found is None or factors is None else (*found, 0, None, factors)
+        to, source = (each._replace(shape=part.shape) for each in (to, source))
+        found = lower(to, source, layout.dtype.itemsize, by=by, sliding=slide.axis)
+        words = np.zeros(3, np.int64)
+        steps = [cells.strides[slide.axis] for cells in (to, source)]
+        self._slides.append((slide, words, steps, ends))
+        return found and (*found, address_of(words), factors)
+
+    def _slide(self, shifts: Sequence[int]) -> None:
+        """Write how many cells of each part travel at a call, and how far from its first one."""
+        for slide, words, steps, ends in self._slides:
+            count, *first = slide.ends(shifts)
+            places = (0, *first)
+            words[:] = count, *(step * places[end] for step, end in zip(steps, ends, strict=True))
 
     # --- what C asks
 

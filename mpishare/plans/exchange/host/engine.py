@@ -10,7 +10,7 @@ from mpishare.coordination import recording
 from mpishare.memory.memory import address_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.exchange.host.compiled_route import CompiledRoute, adds
+from mpishare.plans.exchange.host.compiled_route import CompiledRoute
 from mpishare.plans.exchange.host.messages import MessageRoute
 from mpishare.plans.layout import (
     FieldLayout,
@@ -32,15 +32,9 @@ if TYPE_CHECKING:
 
 def _within_node(setup: RoutedSetup) -> HostRoute:
     """Make the route in C where all ranks have it and it knows these numbers; else by messages."""
-    return CompiledRoute(setup) if setup.is_compiled and _is_known(setup) else MessageRoute(setup)
-
-
-def _is_known(setup: RoutedSetup) -> bool:
-    """Whether C adds or rounds these numbers, where the plan does; it does not do both."""
-    if setup.adds:
-        module = setup.context.compiled
-        return not setup.wire and all(adds(module, each.dtype) for each in setup.mine)
-    return setup.wire in (None, "float32")
+    # C does not add and round.
+    is_known = setup.wire is None if setup.adds else setup.wire in (None, "float32")
+    return CompiledRoute(setup) if setup.is_compiled and is_known else MessageRoute(setup)
 
 
 ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {

@@ -48,21 +48,32 @@ class MessageRoute(HostRoute):
 
     def start(self, arrays: Sequence[Array]) -> None:
         self._messages.receive()
-        for part, cells in self._outgoing:
-            cells[...] = on_wire(arrays[part.field][part.key], self._setup.wire)
+        for _, place, key, cells in self._places(self._outgoing, arrays):
+            cells[...] = on_wire(place[key], self._setup.wire)
         self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
         """Store or add the cells of all senders, in the order of the messages."""
         self._messages.wait()
-        for part, packed in self._incoming:
-            cells = off_wire(packed, self._setup.wire, arrays[part.field].dtype)
+        for part, place, key, packed in self._places(self._incoming, arrays):
+            cells = off_wire(packed, self._setup.wire, place.dtype)
+            cells = cells if part.factors is None else part.factors.of(cells)
             if self._adds:
-                add(arrays[part.field], part.key, cells)
+                add(place, key, cells)
             else:
-                arrays[part.field][part.key] = cells
-        for part, _ in self._outgoing if self._adds else ():
-            arrays[part.field][part.key] = 0
+                place[key] = cells
+        for _, place, key, _ in self._places(self._outgoing, arrays) if self._adds else ():
+            place[key] = 0
+
+    def _places(
+        self, parts: Sequence[tuple[Part, Array]], arrays: Sequence[Array]
+    ) -> Iterator[tuple[Part, Array, Any, Array]]:
+        """Yield where the cells of each part lie at this call, and where they are packed."""
+        shifts = self._setup.shifts.values
+        for part, packed in parts:
+            place, key = part.place(arrays[part.field], shifts)
+            cells = packed if part.slide is None else packed[part.slide.room(shifts)]
+            yield part, place, key, cells
 
     def close(self) -> None:
         if hasattr(self, "_messages"):

@@ -97,7 +97,7 @@ def is_read_from_process(
     `nbytes_packed` counts what the sender would pack of all parts that `may_be_read`.
     """
     ratio = _UNCACHED_RATIO if nbytes_packed > _MAX_CACHED_NBYTES else 1
-    if part.box is None or ratio * part.nbytes < _MIN_READ_NBYTES:
+    if part.box is None or not part.is_plain or ratio * part.nbytes < _MIN_READ_NBYTES:
         return False
     run = run_nbytes(layout, part.box)
     is_in_runs = ratio * run >= _MIN_READ_RUN_NBYTES and part.nbytes <= run * _MAX_READ_RUNS
@@ -118,7 +118,7 @@ class RoutePart(NamedTuple):
 
     `source_key` is None if another rank sends the part and it is not a box: then only that rank
     knows its indices. `in_place`: read where it is if the sender's field lies so; else it is packed
-    from there too.
+    from there too. `part` says how these cells travel.
     """
 
     name: PartKey
@@ -127,6 +127,7 @@ class RoutePart(NamedTuple):
     source_key: Any
     in_place: bool
     buffers: Buffers
+    part: Part
 
 
 class Sender(NamedTuple):
@@ -190,7 +191,7 @@ def _part_maker(
         is_read = name in staging.unstaged or is_read_in_place(layout, info)
         in_place = not setup.adds and name.sender != name.receiver and is_read
         buffers = staging.buffers(name, part.shape)
-        return RoutePart(name, part.field, part.key, source_key, in_place, buffers)
+        return RoutePart(name, part.field, part.key, source_key, in_place, buffers, part)
 
     return made
 
@@ -252,7 +253,8 @@ def block_for_cache(parts: Iterable[RoutePart], layouts: Sequence[FieldLayout]) 
 def _plane_nbytes(part: RoutePart, layout: FieldLayout) -> int:
     """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
     keys = (*part.key, *part.source_key)
-    if len(part.key) < 2 or not all(isinstance(key, slice) for key in keys):
+    are_boxes = part.part.is_plain and all(isinstance(key, slice) for key in keys)
+    if len(part.key) < 2 or not are_boxes:
         return 0
     shape, itemsize = Cells.of_key(layout, part.key).shape, layout.dtype.itemsize
     if part.key[0] != part.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:

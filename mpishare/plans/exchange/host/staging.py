@@ -56,8 +56,8 @@ def table_offset(parity: int, nfields: int) -> int:
 class Staging:
     """The shared memory of the plan's ranks on this node. Collective to make.
 
-    `unstaged` are parts that need no buffers, `control` the control words of each rank, and
-    `nbytes` those of all ranks, since the memory is there once per node.
+    `unstaged` are parts that need no buffers, `control` the control words of each rank, with room
+    for `nfields` fields, and `nbytes` those of all ranks, since the memory is there once per node.
     """
 
     def __init__(self, setup: RoutedSetup, unstaged: Collection[PartKey]) -> None:
@@ -66,7 +66,8 @@ class Staging:
         self._call = setup.full_call
         self._layouts = setup.layouts
         ranks_here = setup.comm.ranks_here
-        nbytes = 8 * whole_slots(table_offset(2, len(setup.mine)))
+        self.nfields = max(map(len, setup.layouts))
+        nbytes = 8 * whole_slots(table_offset(2, self.nfields))
         end = nbytes * len(ranks_here)
         self._offsets: dict[PartKey, int] = {}  # in the buffer of even epochs
         self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
