@@ -55,6 +55,15 @@ _CASES = (
         naxes=1,
     ),
     Case(
+        "seams",
+        "faces that meet turned, as on a cubed sphere, beside faces that do not",
+        {"host": ("isend", "persistent"), "cuda": ("staged",)},
+        "benchmarks.seams:run",
+        is_sized=True,
+        sizes={"host": (768, 12 << 10, 96 << 10), "cuda": (768, 12 << 10, 96 << 10)},
+        max_nbytes=96 << 10,
+    ),
+    Case(
         "fresh",
         "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
         {"host": ("sendrecv",), "cuda": ("staged",)},

@@ -1,6 +1,6 @@
 """Particles that change their rank, in arrays with spare rows: `RowExchange` and `Migration`.
 
-    mpirun -n 4 python -m mpi4py scripts/examples/43_particles.py
+    mpirun -n 4 python -m mpi4py scripts/examples/46_particles.py
 
 Each rank has a part of a ring. Particles fly at their own speeds; after each step those that have
 left a part go to the rank of their place. No rank learns on the host how many.
