@@ -23,6 +23,13 @@ static PyObject *can_add(PyObject *module, PyObject *dtype)
 
 static PyMethodDef functions[] = {
     {"address_of", address_of, METH_O, "Return the address of the bytes of a writable buffer."},
+    {"add_exactly", add_exactly, METH_VARARGS,
+     "add_exactly(words, x, y, is_portable=False): add the products of doubles, or the elements of "
+     "x if y is None, to a row of words."},
+    {"round_exactly", round_exactly, METH_VARARGS,
+     "round_exactly(words, is_float): return the sum of a row of words, rounded once."},
+    {"fold", fold_elements, METH_VARARGS,
+     "fold(operation, into, operands, count): combine the numbers at addresses in their order."},
     {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
     {"count_rows", count_rows, METH_VARARGS,

@@ -18,6 +18,11 @@ PyObject *take_accesses(PyObject *module, PyObject *is_open);
 
 /* Whether the reduction of small fields knows an operation. */
 PyObject *can_reduce(PyObject *module, PyObject *operation);
+PyObject *fold_elements(PyObject *module, PyObject *given);
+
+/* Exact sums, of a process and rounded. */
+PyObject *add_exactly(PyObject *module, PyObject *given);
+PyObject *round_exactly(PyObject *module, PyObject *given);
 
 /* Copies rows of columns, and looks at columns. */
 PyObject *move_rows(PyObject *module, PyObject *given);

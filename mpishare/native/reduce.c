@@ -5,6 +5,7 @@
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include "wait.h"
+#include "exact.h"
 #include "numbers.h"
 #include <numpy/arrayobject.h>
 #include <string.h>
@@ -88,7 +89,9 @@ static const struct {
     const char *name;
     Fold fold;
     size_t nbytes;
-} folds[] = {EACH_NUMBER(ROWS) EACH_INTEGER(ROWS_OF_BITS) EACH_PAIR(ROWS_OF_PAIRS)};
+} folds[] = {EACH_NUMBER(ROWS) EACH_INTEGER(ROWS_OF_BITS) EACH_PAIR(ROWS_OF_PAIRS)
+                 ROW(exact, float64, double) ROW(exact, float32, float)
+                 ROW(exact, bfloat16, bfloat16_t)};
 
 static int find_fold(const char *name)
 {
@@ -331,4 +334,30 @@ PyObject *can_reduce(PyObject *module, PyObject *operation)
     (void)module;
     const char *name = PyUnicode_AsUTF8AndSize(operation, NULL);
     return name == NULL ? NULL : PyBool_FromLong(find_fold(name) >= 0);
+}
+
+PyObject *fold_elements(PyObject *module, PyObject *given)
+{
+    (void)module;
+    const char *operation;
+    unsigned long long into;
+    PyObject *operands;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(given, "sKO!n", &operation, &into, &PyTuple_Type, &operands, &count))
+        return NULL;
+    const int row = find_fold(operation);
+    if (row < 0)
+        return PyErr_Format(PyExc_ValueError, "%s is not compiled", operation);
+    const Py_ssize_t nranks = PyTuple_Size(operands);
+    void **from = PyMem_Calloc((size_t)nranks, sizeof *from);
+    if (from == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t rank = 0; rank < nranks; rank++)
+        from[rank] = PyLong_AsVoidPtr(PyTuple_GetItem(operands, rank));
+    if (!PyErr_Occurred())
+        folds[row].fold((void *)(uintptr_t)into, from, nranks, count);
+    PyMem_Free(from);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
 }

@@ -70,11 +70,19 @@ class Transfer:
 class AcrossNodes(PlanEngine):
     """Combines the results of all nodes of a plan.
 
-    Collective to make, host-blocking. `count` is the number of elements, one at least.
+    Collective to make, host-blocking. `count` is the number of elements, one at least. Or it
+    combines the fields `is_of_ranks`, as if each rank were a node.
     """
 
     def __init__(
-        self, setup: PlanSetup, count: int, operation: Operation, transfer: Transfer, call: str
+        self,
+        setup: PlanSetup,
+        count: int,
+        operation: Operation,
+        transfer: Transfer,
+        call: str,
+        *,
+        is_of_ranks: bool = False,
     ) -> None:
         comm, dtype = setup.comm, operation.dtype
         self._comm = comm
@@ -83,11 +91,12 @@ class AcrossNodes(PlanEngine):
         self._spins_per_yield = setup.context.spins_per_yield
         self._call = f"{setup.name}: {call}"
         self._transfer = transfer
-        self._leader = next(iter(comm.ranks_here))
+        self._leader = comm.rank if is_of_ranks else next(iter(comm.ranks_here))
         self._epoch = 0
         self._leaders: _Leaders | None = None
-        is_sent_as_is = _is_sent_as_is(setup, count)
-        self._is_alone = len(comm.ranks_here) == 1
+        leaders = [*range(comm.size)] if is_of_ranks else _leaders_of(comm)
+        is_sent_as_is = _is_sent_as_is(setup, count, len(leaders))
+        self._is_alone = is_of_ranks or len(comm.ranks_here) == 1
         is_in_place = is_sent_as_is and self._is_alone
         nbytes = 0 if is_in_place else count * dtype.itemsize
         # Pinned on CUDA, which makes copies faster.
@@ -102,7 +111,7 @@ class AcrossNodes(PlanEngine):
         def make() -> None:
             if comm.rank == self._leader:
                 mine = None if is_sent_as_is else transfer.empty(count, dtype)
-                self._leaders = _Leaders(setup, operation, call, count, mine, self._result)
+                self._leaders = _Leaders(setup, operation, call, leaders, count, mine, self._result)
 
         try:
             comm.step(self._call, make)
@@ -160,15 +169,16 @@ class _Leaders:
         setup: PlanSetup,
         operation: Operation,
         call: str,
+        leaders: Sequence[int],
         count: int,
         mine: Array | None,
         result: Array | None,
     ) -> None:
-        comm, dtype = setup.comm, setup.mine[0].dtype
+        comm, dtype = setup.comm, operation.dtype
         self._comm, self._name, self._call = comm, setup.name, call
         self._mine, self.result = mine, result
         self._operation, self._quietly = operation, quiet_runner()
-        self.rank, self.ranks = comm.rank, _leaders_of(comm)
+        self.rank, self.ranks = comm.rank, leaders
         nleaders = len(self.ranks)
         self.is_shared = _is_shared(count, dtype.itemsize, nleaders)
         most = nleaders * _PIECE_NBYTES // dtype.itemsize
@@ -279,9 +289,9 @@ def _leaders_of(comm: PlanComm) -> list[int]:
     return sorted(comm.nodes.index(node) for node in {*comm.nodes})
 
 
-def _is_sent_as_is(setup: PlanSetup, count: int) -> bool:
+def _is_sent_as_is(setup: PlanSetup, count: int, nleaders: int) -> bool:
     """Whether this rank's field needs no packing, and is worth messages of its own."""
-    layout, nleaders = setup.mine[0], len({*setup.comm.nodes})
+    layout = setup.mine[0]
     is_packed = not setup.on_gpu and layout.is_packed(packing_order(setup))
     return is_packed and _is_shared(count, layout.dtype.itemsize, nleaders)
 

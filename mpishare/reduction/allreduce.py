@@ -12,6 +12,7 @@ from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, transfer_class
+from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
 from mpishare.reduction.operation import Operation, name_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Allreduce(BasePlan):
         complex numbers, ``value + 1j * index``: of equal values, and of several NaNs, the one with
         the lowest index. Logical operations, which give 0 and 1, and those bit by bit take
         integers and bool. bool has no sum and prod.
+    exact : bool
+        Round each sum once, from its exact value: one number for any ranks, partition, order and
+        backend. For the sum of floats and complex numbers (of the real and the imaginary part
+        each; numbers of 16 bits are rounded to 32 first). It overflows only where the exact sum
+        does, and is -0.0 only where all terms are. The same on all ranks.
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
         `comm` while there are plans on it.
@@ -71,9 +77,10 @@ class Allreduce(BasePlan):
     Raises
     ------
     TypeError, ValueError
-        If there is no such operation on elements of that dtype.
+        If there is no such operation on elements of that dtype, or no exact one.
     PeerError
-        If another rank's arguments are wrong; `MismatchError` if shapes, dtypes or `op` differ.
+        If another rank's arguments are wrong; `MismatchError` if shapes, dtypes, `op` or `exact`
+        differ.
 
     Examples
     --------
@@ -96,6 +103,7 @@ class Allreduce(BasePlan):
         like: Array,
         op: OperationName | MPI.Op = "sum",
         *,
+        exact: bool = False,
         node: Node | None = None,
         backend: Literal["auto"] | BackendName = "auto",
     ) -> None:
@@ -105,15 +113,18 @@ class Allreduce(BasePlan):
             if given.takes_any:
                 raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
             (layout,) = given.layouts
-            operation = Operation(name, layout.dtype)
-            return Description({"op": operation.name, "shape": layout.shape})
+            operation = (ExactOperation if exact else Operation)(name, layout.dtype)
+            same = {"op": operation.name, "shape": layout.shape, "exact": exact}
+            return Description(same)
 
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             setup = agree_on_fields(start, [like], None, describe, "like").setup
             begin_plan(setup, engine_class)
             self._layout = layout = setup.mine[0]
-            self._operation = operation = Operation(name, layout.dtype)
-            self._engine = engine_class(setup)(setup, layout, operation)
+            self._operation = Operation(name, layout.dtype)
+            compiled = setup.context.compiled_here
+            self._exact = ExactOperation(name, layout.dtype, compiled) if exact else None
+            self._engine = engine_class(setup)(setup, layout, self._elements(setup), self._exact)
             self._across: dict[str, AcrossNodes] = {}
             if len({*setup.comm.nodes}) > 1 and not self._engine.reaches_nodes:
                 self._connect_nodes(setup)
@@ -149,7 +160,8 @@ class Allreduce(BasePlan):
             If `x` has another layout; the message says what differs. Nothing was done then.
         MismatchError
             On the host backend, if another rank calls `dot`. Over several nodes the ranks that
-            raise it leave their node, since the other nodes have not heard of it.
+            raise it leave their node, since the other nodes have not heard of it. Exact sums over
+            several nodes end in a PeerTimeout instead.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         EpochError
@@ -199,7 +211,8 @@ class Allreduce(BasePlan):
         """Return the sum of ``conj(x) * y`` over the elements of all ranks.
 
         Collective, as `reduce`; in the order of the ranks, and in an order of a rank's own elements
-        that depends on their number and layout alone: the same arrays give the same bits.
+        that depends on their number and layout alone: the same arrays give the same bits. Exact
+        ones are the same however the elements are spread over the ranks.
 
         Parameters
         ----------
@@ -233,7 +246,7 @@ class Allreduce(BasePlan):
             if self._across:
                 self._refuse_capture("dot", x, stream)
             result = self._engine.dot(x, y, out, stream)
-            if "dot" in self._across:
+            if "dot" in self._across and self._exact is None:
                 self._across["dot"].reduce(result, stream)
         except BaseException as error:
             self._fail("dot", error)
@@ -274,18 +287,34 @@ class Allreduce(BasePlan):
 
     def _connect_nodes(self, setup: PlanSetup) -> None:
         """Make what goes from node to node. Collective."""
-        count = prod(self._layout.shape)
-        counts = {"reduce": count, "dot": 1 if self._operation.name == "sum" else 0}
+        elements = self._elements(setup)
+        wanted = {"reduce": (prod(self._layout.shape), elements)}
+        if self._exact is not None:
+            wanted["dot"] = self._exact.nwords, SUM_OF_WORDS
+        elif self._operation.name == "sum":
+            wanted["dot"] = 1, self._operation
         try:
-            for call, each in counts.items():
-                if each:
+            for call, (count, operation) in wanted.items():
+                if count:
+                    # The engine of GPUs leaves the words of its ranks to the host, too.
+                    of_ranks = operation is self._exact or (
+                        setup.on_gpu and operation is SUM_OF_WORDS
+                    )
                     transfer = transfer_class(setup)(setup)
-                    self._across[call] = AcrossNodes(setup, each, self._operation, transfer, call)
+                    self._across[call] = AcrossNodes(
+                        setup, count, operation, transfer, call, is_of_ranks=of_ranks
+                    )
+            if self._exact is not None:
+                self._engine.combine_words = self._across["dot"].reduce
         except BaseException:
             for engine in self._engines:
                 engine.release()
                 engine.close()
             raise
+
+    def _elements(self, setup: PlanSetup) -> Operation:
+        """Return how elements are combined: the sum of two is rounded once anyhow."""
+        return self._operation if self._exact is None or setup.comm.size < 3 else self._exact
 
     def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
         if self._engine.is_captured([x], stream):

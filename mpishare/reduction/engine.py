@@ -7,16 +7,16 @@ Fields in host memory are reduced by `mpishare.reduction.host`, fields in GPU me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.plans.engine import PlanEngine
 from mpishare.reduction.across_nodes import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
+    from mpishare.reduction.exact import ExactOperation
     from mpishare.reduction.operation import Operation
 
 
@@ -26,7 +26,8 @@ class ReduceEngine(PlanEngine, Protocol):
     Making one is collective over the plan and host-blocking: each step that may fail on one rank is
     agreed on by ``setup.comm.step``. ``setup.comm.ranks_here`` maps the plan's ranks on this node,
     in ascending order, to their ranks in the node; there may be only one. ``setup.mine[0]`` is the
-    layout; only the strides may differ from rank to rank (``setup.layouts``).
+    layout; only the strides may differ from rank to rank (``setup.layouts``). With an exact
+    operation `dot` makes words, which `combine_words` combines where it is set, and rounds them.
 
     The plan has checked, before each call, that it is open, and that the node is not broken (which
     also refuses other threads). `reduce` and `dot` check their arrays and raise `TypeError` or
@@ -37,6 +38,7 @@ class ReduceEngine(PlanEngine, Protocol):
     """
 
     reaches_nodes: bool  # it reduces over those of all nodes
+    combine_words: Callable[[Any, Any], None] | None  # over nodes, before they are rounded
     try_fast: Callable[[Any, Any], bool] | None
 
     def reduce(self, field: Any, stream: Any) -> None:
@@ -56,7 +58,10 @@ class ReduceEngine(PlanEngine, Protocol):
         ...
 
 
-def engine_class(setup: PlanSetup) -> Callable[[PlanSetup, FieldLayout, Operation], ReduceEngine]:
+Make = Callable[["PlanSetup", "FieldLayout", "Operation", "ExactOperation | None"], ReduceEngine]
+
+
+def engine_class(setup: PlanSetup) -> Make:
     """Import the engine for the backend of the fields."""
     if setup.on_gpu:
         from mpishare.reduction.cuda.engine import CudaReduce

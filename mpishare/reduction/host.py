@@ -16,6 +16,7 @@ from mpishare.backends import handle_of
 from mpishare.errors import MismatchError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
+from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
 from mpishare.reduction.large import LargeReduce
 from mpishare.reduction.operation import packing_order, quiet_runner
 from mpishare.reduction.slots import DOT, REDUCE, Slots, capacity, folds_all
@@ -23,6 +24,7 @@ from mpishare.reduction.slots import DOT, REDUCE, Slots, capacity, folds_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpishare.memory.types import Order
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
@@ -38,7 +40,13 @@ class HostReduce(PlanEngine):
     try_fast: Callable[[Any, Any], bool] | None = None
     reaches_nodes = False
 
-    def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
+    def __init__(
+        self,
+        setup: PlanSetup,
+        layout: FieldLayout,
+        operation: Operation,
+        exact: ExactOperation | None,
+    ) -> None:
         self._name = setup.name
         self._agreement = setup.context.agreement
         self._is_one_node = setup.comm.is_of_one_node
@@ -46,19 +54,24 @@ class HostReduce(PlanEngine):
         shape, self._dtype = layout.shape, layout.dtype
         self._shape, self._strides = shape, layout.strides
         self._quietly = quiet_runner()
-        self._sum = np.empty(1, layout.dtype)
+        self._exact = exact
+        self.combine_words: Callable[[Any, Any], None] | None = None
+        self._sum = np.empty(1, layout.dtype) if exact is None else exact.new_words()
         count, nranks = prod(shape), len(setup.comm.ranks_here)
         size = capacity(count if nranks > 1 else 1, layout.dtype.itemsize)
+        size = max(size, -(-self._sum.nbytes // layout.dtype.itemsize))
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, size)
         self.staging_nbytes = slots.nbytes
         self._fold = operation.fold
         self._order = order = packing_order(setup)
         self._has_others = nranks > 1
-        self._is_needed = nranks > 1 and count > 0
+        # Rounded once: not by each node.
+        is_apart = isinstance(operation, ExactOperation) and not setup.comm.is_of_one_node
+        self._is_needed = nranks > 1 and count > 0 and not is_apart
         self._is_shared = not folds_all(nranks, min(count, size) * layout.dtype.itemsize)
-        self._compiled = slots.compiled(operation.key)
-        combine = self._combine_in_numpy if self._compiled is None else self._combine
-        self._combine_sums = partial(combine, DOT, False)
+        combine = InSlots(slots, operation, order).combine
+        of_sums = combine if exact is None else InSlots(slots, SUM_OF_WORDS, order).combine
+        self._combine_sums = partial(of_sums, DOT, False)
         in_slots = partial(combine, REDUCE, self._is_shared)
         self._large = LargeReduce(setup, slots, self._fold, in_slots)
         self._reduce_packed = in_slots if count <= size else self._reduce_large
@@ -90,36 +103,6 @@ class HostReduce(PlanEngine):
             self._leave_node("reduce", error)
             raise
 
-    def _combine(self, kind: int, is_shared: bool, field: Array) -> None:
-        """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
-        slots = self._slots
-        parity = slots.parity = slots.parity ^ 1
-        value = 2 * slots.next_epoch() + kind
-        while (awaited := self._compiled(field, parity, value, is_shared)) is not None:
-            slots.wait(awaited)
-        if is_shared:
-            slots.next_epoch()
-
-    def _combine_in_numpy(self, kind: int, is_shared: bool, field: Array) -> None:
-        """Do the same for an operation that is not compiled."""
-        slots = self._slots
-        slots.parity ^= 1
-        flat = field.reshape(-1, order=self._order)  # a view
-        operands = [slot[: flat.size] for slot in slots.pair[slots.parity]]
-        operands[slots.place][...] = flat
-        slots.meet(kind)
-        if not is_shared:
-            self._fold(operands, flat)
-            return
-        shares = [slots.share(flat.size, place) for place in range(len(operands))]
-        mine = shares[slots.place]
-        self._fold([each[mine] for each in operands], flat[mine])
-        operands[slots.place][mine] = flat[mine]
-        slots.meet(kind)
-        for share, results in zip(shares, operands, strict=True):
-            if share is not mine:
-                flat[share] = results[share]
-
     def _reduce_large(self, field: Array) -> None:
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
 
@@ -143,11 +126,19 @@ class HostReduce(PlanEngine):
         except BaseException as error:
             self._leave_node("dot", error)
             raise
-        target[...] = self._sum[0]
+        if self._exact is None:
+            target[...] = self._sum[0]
+        else:
+            if self.combine_words is not None:
+                self.combine_words(self._sum, stream)
+            self._quietly(self._exact.round, self._sum, target)
         return target if out is None else out
 
     def _dot(self, x: Array, y: Array) -> None:
-        store_dot(self._sum, x, y)
+        if self._exact is None:
+            store_dot(self._sum, x, y)
+        else:
+            self._exact.store_dot(self._sum, x, y)
         if self._has_others:
             self._combine_sums(self._sum)
 
@@ -187,6 +178,46 @@ class HostReduce(PlanEngine):
         # Else a closed engine would live until a collection of cycles.
         del self._reduce, self._reduce_packed, self._combine_sums, self._large
         self._slots.close()
+
+
+class InSlots:
+    """Combines elements of all ranks in their slots, in C where it knows the operation."""
+
+    def __init__(self, slots: Slots, operation: Operation, order: Order) -> None:
+        self._slots, self._order, self._fold = slots, order, operation.fold
+        self._pair = slots.pair_of(operation.dtype)
+        self._compiled = slots.compiled(operation.key, operation.dtype)
+        self.combine = self._combine_in_numpy if self._compiled is None else self._combine_in_c
+
+    def _combine_in_c(self, kind: int, is_shared: bool, field: Array) -> None:
+        """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
+        slots = self._slots
+        parity = slots.parity = slots.parity ^ 1
+        value = 2 * slots.next_epoch() + kind
+        while (awaited := self._compiled(field, parity, value, is_shared)) is not None:
+            slots.wait(awaited)
+        if is_shared:
+            slots.next_epoch()
+
+    def _combine_in_numpy(self, kind: int, is_shared: bool, field: Array) -> None:
+        """Do the same for an operation that is not compiled."""
+        slots = self._slots
+        slots.parity ^= 1
+        flat = field.reshape(-1, order=self._order)  # a view
+        operands = [slot[: flat.size] for slot in self._pair[slots.parity]]
+        operands[slots.place][...] = flat
+        slots.meet(kind)
+        if not is_shared:
+            self._fold(operands, flat)
+            return
+        shares = [slots.share(flat.size, place) for place in range(len(operands))]
+        mine = shares[slots.place]
+        self._fold([each[mine] for each in operands], flat[mine])
+        operands[slots.place][mine] = flat[mine]
+        slots.meet(kind)
+        for share, results in zip(shares, operands, strict=True):
+            if share is not mine:
+                flat[share] = results[share]
 
 
 def store_dot(total: Array, x: Array, y: Array) -> None:

@@ -127,7 +127,7 @@ class Operation:
         return f"{self.name} {number}"
 
     @property
-    def kernel_options(self) -> tuple[str, str]:
+    def kernel_options(self) -> tuple[str, ...]:
         number, row = self.number, OPERATIONS[self.name]
         if number.kind == "i" and not row.heeds_signs:
             number = NUMBERS[number.added_as]

@@ -77,9 +77,14 @@ class Slots:
         self._mine = self._control[self.place]
         self._others = [*self._control[: self.place], *self._control[self.place + 1 :]]
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
-        slots = [np.ndarray(size, dtype, base, begin + at * stride) for at in range(2 * count)]
-        self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count:]
+        self._bytes = [base[begin + at * stride :][:stride] for at in range(2 * count)]
+        self.pair = self.pair_of(dtype)
         self.size = size
+
+    def pair_of(self, dtype: np.dtype[Any]) -> tuple[list[Array], list[Array]]:
+        """Return the slots of even and of odd uses as elements of a dtype."""
+        slots = [each.view(dtype) for each in self._bytes]
+        return slots[: len(self._ranks)], slots[len(self._ranks) :]
 
     def meet(self, kind: int) -> None:
         """Barrier: writes of all ranks before it are visible to all after it. Host-blocking.
@@ -103,8 +108,8 @@ class Slots:
         begin, end = (count * at // nranks // line * line for at in (place, place + 1))
         return slice(begin, count if place == nranks - 1 else end)
 
-    def compiled(self, key: str) -> Any:
-        """Return the compiled `reduce` of the slots by an operation's key, or None."""
+    def compiled(self, key: str, dtype: np.dtype[Any]) -> Any:
+        """Return the compiled `reduce` of elements in the slots by an operation's key, or None."""
         context = self._comm.context
         module = context.compiled
         if module is None or not module.can_reduce(key):
@@ -112,8 +117,8 @@ class Slots:
         return module.Reduce(
             key,
             np.ndarray,
-            self._dtype,
-            self.size,
+            dtype,
+            self._bytes[0].size // dtype.itemsize,
             len(self._ranks),
             self.place,
             self._memory.buffer,
@@ -155,7 +160,7 @@ class Slots:
         """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
         self._mine = NO_WORDS
-        self.pair = [], []
+        self._bytes, self.pair = [], ([], [])
         self._memory.close()
 
     def wait(self, value: int) -> None:

@@ -129,12 +129,19 @@ class NodeContext:
         # The number of the newest object of each kind on this rank.
         self.numbers = Counter[str]()
 
+    @property
+    def compiled_here(self) -> Any:
+        """The extension module for what ranks do alike in C and in Python, or None.
+
+        On CUDA, where C serves the host alone, each rank may choose by itself.
+        """
+        return native.load()[0] if self.backend.has_streams else self.compiled
+
     def fence(
         self, words: memoryview[int], rounds: Sequence[tuple[int, Sequence[int]]]
     ) -> Callable[[int], int]:
         """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
-        # On CUDA it serves the barriers of the host, and each rank may choose by itself.
-        module = native.load()[0] if self.backend.has_streams else self.compiled
+        module = self.compiled_here
         if module is not None:
             made = module.Fence(words, rounds, self.looks_per_yield)
         else:

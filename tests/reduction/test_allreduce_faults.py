@@ -251,6 +251,39 @@ def test_other_arrays_over_nodes(nodes, limits):
     play_on(nodes, other_arrays_over_nodes, limits, shared=True).ended_well()
 
 
+def exact_over_nodes(stage: Stage) -> None:
+    """Small and large arrays, and dot products, of which no node rounds its own part."""
+    from tests.helpers.exact import factors, part, rounded_sum
+    from tests.helpers.reductions import on_host
+
+    with stage.node() as node:
+        xp, size = node.xp, stage.size
+        for count, some in (66, range(66)), (20_000, range(0, 20_000, 200)):
+            x, y = factors("cancels", 1, count * size)
+            rows = x.reshape(size, -1)
+            mine = xp.asarray(rows[stage.rank].copy())
+            with mpishare.Allreduce(stage.world, mine, exact=True, node=node) as total:
+                for _ in range(2):
+                    z = mine.copy()
+                    found = on_host(total.reduce(z))
+                    wanted = [rounded_sum([(rows[:, at], np.ones(size))], "f8") for at in some]
+                    assert found[[*some]].tobytes() == np.array(wanted).tobytes()
+                parts = [xp.asarray(part(each[:999], 3, stage.rank, size)) for each in (x, y)]
+                for _ in range(2):
+                    found = on_host(total.dot(*parts))
+                    wanted = rounded_sum([(x[:999], y[:999])], "f8")
+                    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "backend"), [*((nodes, "host") for nodes in ("1 + 1", "2 + 1", "in turn")), *ON_GPUS]
+)
+def test_exact_over_nodes(nodes, backend):
+    """Rounded once, not by each node."""
+    played = play_on(nodes, exact_over_nodes, backend=backend, shared=True)
+    assert played.result.returncode == 0, played.describe()
+
+
 def captured_over_nodes(stage: Stage) -> None:
     with stage.node() as node:
         x = node.xp.ones(3)

@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) dot(
         send_to_ranks(mine, peers, me, here + me * Words::COUNT, flag);
         const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here;
         Wait wait(host, &state->aborted, epoch);
-        is_whole = fold_ranks(mine, from, Words::COUNT, me, flag, wait, total);
+        is_whole = fold_ranks<Fold>(mine, from, Words::COUNT, me, flag, wait, total);
         wait.end(RANKS);
     }
     if (is_whole) *out = total;

@@ -60,6 +60,23 @@ __device__ __forceinline__ T combine(T a, T b) {
     return static_cast<T>(COMBINE);
 }
 
+// Folds the elements of all ranks, which are given in their order, with what more a sum needs.
+template <class T>
+struct InOrder {
+    __device__ __forceinline__ void add(T& total, int rank, T number) {
+        if (rank == 0) total = number;
+        else if (rank < RANKS) total = combine(total, number);
+    }
+    __device__ __forceinline__ void end(T&) {}
+};
+
+#ifdef EXACT
+#include "exact_fold.cuh"
+typedef Exact<Number> Fold;
+#else
+typedef InOrder<Number> Fold;
+#endif
+
 const int MAX_AXES = 8;
 
 // Where the elements of a field lie; last axis fastest in their numbers.

@@ -13,7 +13,7 @@ from mpishare.plans import nccl_choice, routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
-from mpishare.reduction.cuda.group import Buffers, Group, Pointers, PreparedCall
+from mpishare.reduction.cuda.group import Buffers, Group, InOrder, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
+    from mpishare.backends.driver import Enqueued
     from mpishare.errors import PeerTimeout
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.nodes import NodesRoute
     from mpishare.reduction.cuda.records import Form
+    from mpishare.reduction.exact import ExactOperation
     from mpishare.reduction.operation import Operation
     from mpishare.runtime.route import Route
 
@@ -38,11 +40,20 @@ _MAX_LAYOUTS = 64
 class CudaReduce(CudaPlanEngine):
     """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking."""
 
-    def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
+    combine_words: Callable[[Any, Any], None] | None = None
+    _reduce: PreparedCall
+
+    def __init__(
+        self,
+        setup: PlanSetup,
+        layout: FieldLayout,
+        operation: Operation,
+        exact: ExactOperation | None,
+    ) -> None:
         super().__init__(setup)
         comm, name = setup.comm, setup.name
         self._layout, self._dtype = layout, operation.dtype
-        self._group = Group(setup, operation)
+        self._group = Group(setup, operation, exact)
         replies = comm.step(name, lambda: [_route_to_peers(setup), nccl_choice.ask(setup)])
         # The slowest route between any two ranks serves all of them.
         route = slowest(replies[rank][0] for rank in comm.ranks_here)
@@ -50,6 +61,9 @@ class CudaReduce(CudaPlanEngine):
         has_nodes = not comm.is_of_one_node and self._count > 0
         self.reaches_nodes = nccl_choice.settle(setup, [each for _, each in replies]) and has_nodes
         self._is_needed = self._count > 0 and (self._group.size > 1 or self.reaches_nodes)
+        # Exact sums are rounded once: the host combines those of all ranks, not of nodes.
+        self._is_apart = exact is not None and not (comm.is_of_one_node or self.reaches_nodes)
+        self._is_needed &= not (self._is_apart and operation is exact)
         is_fused = route is FUSED
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
@@ -100,6 +114,11 @@ class CudaReduce(CudaPlanEngine):
             self._capturing = int(self._backend.new_stream())
         route.bind(self._buffers)
         launches = route.warm_up(pointers, with_dot=with_dot)
+        if self._is_apart:
+            self._words = cupy.zeros(self._group.sum_count, self._group.sums.operation.dtype)
+            self._rounded = Pointers(1)
+            round_words = self._group.round(self._words.data.ptr, *self._rounded.arguments)
+            self._round_words = InOrder(round_words)
         self._reduce = PreparedCall(
             [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
         )
@@ -139,8 +158,15 @@ class CudaReduce(CudaPlanEngine):
         addresses = addresses_of(fields, layouts)
         self._require_aligned(addresses)
         prepared = self._dots.get(layouts) or self._prepare_dot(layouts)
-        self._enqueue(prepared, addresses, self._enter("dot", fields, stream))
-        self._last_dot = prepared
+        entered = self._enter("dot", fields, stream)
+        self._enqueue(prepared, addresses, entered)
+        if self.combine_words is None:
+            self._last_dot = prepared
+            return out
+        handle, *_ = entered
+        self.combine_words(self._words, handle)
+        self._rounded.array[0] = addresses[-1]
+        self._round_words.enqueue(handle)
         return out
 
     def _is_on_last_stream(self, x: Any, stream: Any) -> bool:
@@ -186,7 +212,13 @@ class CudaReduce(CudaPlanEngine):
         extents, strides = order_by_strides(of_x.shape, [of_x.strides, of_y.strides])
         shapes, form = shapes_of(extents, strides, self._dtype.itemsize, "C")
         pointers, count = Pointers(3), prod(of_x.shape)
-        enqueued = self._route.dot(pointers, shapes, count, form=form)
+        enqueued: Enqueued
+        if self._is_apart:
+            x, y, _ = pointers.arguments
+            arrays = [x, y, self._words.data.ptr]
+            enqueued = self._route.local_dot(shapes, arrays, count, form=form)
+        else:
+            enqueued = self._route.dot(pointers, shapes, count, form=form)
         prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
         if self._route.are_graphs:
             where = self._chain.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from mpishare.backends import driver
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.staging import PlanBuffers
-from mpishare.reduction.cuda.records import address_array, options
+from mpishare.reduction.cuda.records import address_array, options, shapes_of
+from mpishare.reduction.exact import SUM_OF_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from mpishare.plans.gpu.replay import FastCall
     from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.records import Form, Shape
+    from mpishare.reduction.exact import ExactOperation
     from mpishare.reduction.operation import Operation
 
 Epoch = tuple[int, int, int]
@@ -28,22 +31,39 @@ Epoch = tuple[int, int, int]
 
 NO_EPOCH: Epoch = 0, 0, 0
 _THREADS, _ELEMENTS_PER_THREAD = 512, 2
-_FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
+_ROUNDING_THREADS = 128
+_FILES = {"pack": "streamed.cu", "fold": "streamed.cu", "exact_round": "exact_dot.cu"}
+# Others: as the kernel.
+_EXACT = "exact_dot", "exact_round"
 
 
 class Group(PlanLauncher):
-    """The ranks of a plan on this node, and their launches."""
+    """The ranks of a plan on this node, and their launches.
 
-    def __init__(self, setup: PlanSetup, operation: Operation) -> None:
+    `sums` are what is combined of dot products: elements, or the words of exact ones.
+    """
+
+    def __init__(
+        self, setup: PlanSetup, operation: Operation, exact: ExactOperation | None
+    ) -> None:
         comm = setup.comm
         super().__init__(setup.context, f"{setup.name}, rank {comm.rank} of {comm.size}")
         self.backend, self.operation = setup.context.backend, operation
         self.ranks = list(comm.ranks_here)
         self.me, self.size = self.ranks.index(comm.rank), len(self.ranks)
+        self.exact, self.sums, self.sum_count, self.dot_name = exact, self, 1, "dot"
+        if exact is not None:
+            self.sums, self.sum_count, self.dot_name = copy(self), exact.nwords, "exact_dot"
+            self.sums.operation = SUM_OF_WORDS
 
     @property
     def itemsize(self) -> int:
         return self.operation.dtype.itemsize
+
+    @property
+    def sum_nbytes(self) -> int:
+        """Bytes of what is combined of a dot product."""
+        return self.sum_count * self.sums.itemsize
 
     def launch(
         self,
@@ -56,7 +76,9 @@ class Group(PlanLauncher):
     ) -> driver.Launch:
         """Prepare a launch of (blocks, threads); `arguments` are held, and read at each launch."""
         path = Path(__file__).with_name(_FILES.get(name, f"{name}.cu"))
-        given = options(self.operation, nranks or self.size, form)
+        # Elements of two ranks are added as they are, their dot products exactly.
+        operation = self.exact if self.exact and name in _EXACT else self.operation
+        given = options(operation, nranks or self.size, form)
         function = kernel(path, name, given, self.device)
         return driver.Launch(function, *size, arguments, self.where)
 
@@ -89,6 +111,23 @@ class Group(PlanLauncher):
         """Prepare the launch that folds rows into a field in their order, and may end an epoch."""
         arguments = [shape, address_array(rows), field, begin, count, *epoch]
         return self.launch("fold", self.grid_of(count), arguments, form=form, nranks=len(rows))
+
+    @property
+    def blocks_nbytes(self) -> int:
+        """Bytes of what the blocks of a dot product leave for the last one."""
+        return 16 * self.most_blocks if self.exact is None else self.sum_nbytes
+
+    def shape_of_sum(self) -> Shape:
+        """Return the record of what is combined of a dot product, as a row."""
+        step = self.sums.itemsize
+        (shape,), _ = shapes_of((self.sum_count,), [(step,)], step, "C")
+        return shape
+
+    def round(self, words: int, out: Any) -> list[driver.Launch]:
+        """Prepare what rounds the sum of all ranks, where it is in words."""
+        size = 1, _ROUNDING_THREADS
+        made = self.exact and self.launch("exact_round", size, [words, out], form="ROW")
+        return [made] if made else []
 
     def grid_of(self, count: int) -> tuple[int, int]:
         """Return the blocks and threads for so many elements, in a kernel that does not wait."""

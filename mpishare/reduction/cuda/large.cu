@@ -29,7 +29,7 @@ struct __align__(16) Pack {
 };
 
 // Packs that a thread has in flight.
-const int IN_FLIGHT = FORM != ROW ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
+const int IN_FLIGHT = FORM != ROW || sizeof(Fold) > 16 ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
 
 // Elements whose place is computed at once: more of them would make the kernel many times as large.
 const int UNROLLED = PER_PACK <= 4 ? PER_PACK : 1;
@@ -159,6 +159,9 @@ struct Reduce {
     template <int COUNT>
     __device__ __forceinline__ void packs(unsigned k) const {
         Pack total[COUNT];
+#ifdef EXACT
+        Fold fold[COUNT][PER_PACK];
+#endif
         // All loads before the folds, up to a number that the registers hold.
         const int BATCH = RANKS < 4 ? RANKS : 4;
 #pragma unroll 1
@@ -181,10 +184,20 @@ struct Reduce {
                 for (int j = 0; j < COUNT; ++j)
 #pragma unroll
                     for (int e = 0; e < PER_PACK; ++e)
+#ifdef EXACT
+                        fold[j][e].add(total[j].at[e], first + r, data[r][j].at[e]);
+#else
                         if (first + r == 0) total[j].at[e] = data[r][j].at[e];
                         else if (first + r < RANKS)
                             total[j].at[e] = combine(total[j].at[e], data[r][j].at[e]);
+#endif
         }
+#ifdef EXACT
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j)
+#pragma unroll
+            for (int e = 0; e < PER_PACK; ++e) fold[j][e].end(total[j].at[e]);
+#endif
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) {
             const unsigned at = k + j * blockDim.x;

@@ -5,8 +5,9 @@
 typedef LL<Number> Words;
 
 // Sends an element to all other ranks, to the word `at` of their buffers.
+template <class T>
 __device__ __forceinline__ void send_to_ranks(
-    const Words& mine, const Peers& peers, int me, Word at, Word flag
+    const LL<T>& mine, const Peers& peers, int me, Word at, Word flag
 ) {
 #pragma unroll
     for (int k = 1; k < RANKS; ++k) {
@@ -20,12 +21,14 @@ const int BATCH = RANKS < 8 ? RANKS : 8;
 
 // Folds an element, given those of my rank and where those of all ranks arrive, `stride` words from
 // rank to rank. Returns whether the result is whole.
+template <class OfRanks, class T>
 __device__ __forceinline__ bool fold_ranks(
-    const Words& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, Number& total
+    const LL<T>& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, T& total
 ) {
+    OfRanks fold;
 #pragma unroll
     for (int first = 0; first < RANKS; first += BATCH) {
-        Words words[BATCH];
+        LL<T> words[BATCH];
         while (true) {
             unsigned missing = 0;
 #pragma unroll
@@ -40,10 +43,9 @@ __device__ __forceinline__ bool fold_ranks(
         }
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
-            const int rank = first + k;
-            if (rank == 0) total = words[k].value();
-            else if (rank < RANKS) total = combine(total, words[k].value());
+            fold.add(total, first + k, words[k].value());
         }
     }
+    fold.end(total);
     return true;
 }

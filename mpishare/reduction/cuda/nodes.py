@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MIN_SHARED_NBYTES = 256 << 10
 """Smaller fields go to all ranks at once: two messages take longer than their bytes."""
-_ALIGN = 128
+_ALIGN, _NUMBER_NBYTES = 128, 16
 
 
 class NodesRoute:
@@ -53,7 +53,9 @@ class NodesRoute:
         self._shape, self._form = shape, form
         self.nbytes = inner.nbytes
         self._comm: PlanComm = setup.comm
-        self._nodes = nodes_of(setup.comm.nodes)
+        # Exact sums are rounded once: each rank gets the elements, or the words, of every other.
+        names = setup.comm.nodes if group.exact is None else range(setup.comm.size)
+        self._nodes = nodes_of(names)
         self._mine = next(at for at, ranks in enumerate(self._nodes) if setup.comm.rank in ranks)
         others = [rank for rank in range(setup.comm.size) if rank != setup.comm.rank]
         call = f"{setup.name}: reduce"
@@ -74,34 +76,50 @@ class NodesRoute:
         """Allocate the packed results."""
         group, suballocator = self._group, self._comm.context.suballocator
         self._inner.bind(buffers)
-        nbytes = padded(max(self._count, 1) * group.itemsize, _ALIGN)
+        nbytes = padded(max(self._count * group.itemsize, group.sum_nbytes), _ALIGN)
         self._blocks += [suballocator.allocate(nbytes) for _ in self._nodes]
         epochs = 0, group.zeros(24)
         self._begin = *epochs, self._memory.address
         self._end = *epochs, self._memory.address + SLOT_NBYTES
         (self._row,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
+        self._of_sum, self._sum = group.shape_of_sum(), group.zeros(group.sum_nbytes)
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the steps that reduce the field at the first address."""
         (field,) = pointers.arguments
-        inner = [self._inner.reduce(pointers)] if self._group.size > 1 else []
-        return InOrder([*inner, *self._steps(self._shape, field, self._count, form=self._form)])
+        is_inner = self._group.size > 1 and self._group.exact is None
+        inner = [self._inner.reduce(pointers)] if is_inner else []
+        steps = self._steps(self._shape, field, self._count, form=self._form, group=self._group)
+        return InOrder([*inner, *steps])
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return the steps that reduce the arrays at the first two addresses, into the third."""
-        out = pointers.arguments[2]
-        inner = self._inner.dot(pointers, shapes, count, form=form)
-        return InOrder([inner, *self._steps(self._row, out, 1, form="ROW")])
+        group, (x, y, out) = self._group, pointers.arguments
+        if group.exact is None:
+            inner = self._inner.dot(pointers, shapes, count, form=form)
+        else:
+            inner = self._inner.local_dot(shapes, [x, y, self._sum], count, form=form)
+        target: Any = out if group.exact is None else self._sum
+        steps = self._steps(self._of_sum, target, group.sum_count, form="ROW", group=group.sums)
+        return InOrder([inner, *steps, *group.round(self._sum, out)])
+
+    def local_dot(
+        self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
+    ) -> Launch:
+        """Return the launch for this rank's arrays at two addresses, into the third."""
+        return self._inner.local_dot(shapes, arrays, count, form=form)
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
         launches = [*self._inner.warm_up(pointers, with_dot=with_dot)]
-        nothing, group, own = (0, 0, NO_EPOCH), self._group, self._rows()[self._mine]
-        for form in dict.fromkeys((self._form, "ROW")):
+        nothing, own = (0, 0, NO_EPOCH), self._rows()[self._mine]
+        kernels: list[tuple[Group, Form]] = [(self._group, self._form), (self._group, "ROW")]
+        for group, form in (*kernels, (self._group.sums, "ROW")):
             launches.append(group.pack(self._shape, field, 0, 0, own, NO_EPOCH, form=form))
             for rows in (self._rows(), [own]):
                 launches.append(group.fold(self._shape, rows, field, *nothing, form=form))
+        launches += self._group.round(self._sum, self._group.zeros(_NUMBER_NBYTES))
         return launches
 
     def close(self) -> None:
@@ -112,26 +130,29 @@ class NodesRoute:
             self._words = NO_WORDS
             self._memory.close()
 
-    def _steps(self, shape: Shape, field: Any, count: int, *, form: Form) -> list[Enqueued]:
-        group, here = self._group, self._rows()[self._mine]
+    def _steps(
+        self, shape: Shape, field: Any, count: int, *, form: Form, group: Group
+    ) -> list[Enqueued]:
+        here = self._rows()[self._mine]
         pack = group.pack(shape, field, 0, count, here, self._begin, form=form)
         if count * group.itemsize < MIN_SHARED_NBYTES:
             whole = dict.fromkeys(range(self._comm.size), slice(0, count))
             fold = group.fold(shape, self._rows(), field, 0, count, self._end, form=form)
-            return [pack, self._results(whole), fold]
+            return [pack, self._results(whole, group.itemsize), fold]
         shares = shares_of(count, self._comm.size)
         mine = shares[self._comm.rank]
         begin, size = mine.start * group.itemsize, mine.stop - mine.start
         rows = [address + begin for address in self._rows()]
         fold = group.fold(self._row, rows, here + begin, 0, size, NO_EPOCH, form="ROW")
         unpack = group.fold(shape, [here], field, 0, count, self._end, form=form)
-        return [pack, self._results(shares), fold, self._all_shares(shares), unpack]
+        results, all_shares = self._results(shares, group.itemsize), self._all_shares(shares)
+        return [pack, results, fold, all_shares, unpack]
 
     def _rows(self) -> list[int]:
         """Return the addresses of the results of all nodes, in their order."""
         return [block.address for block in self._blocks]
 
-    def _results(self, shares: dict[int, slice]) -> Enqueued:
+    def _results(self, shares: dict[int, slice], itemsize: int) -> Enqueued:
         """Return the messages by which each rank gets its share of the result of each node."""
         me = self._comm.rank
         sends: list[Move] = []
@@ -139,20 +160,20 @@ class NodesRoute:
         for at, theirs in enumerate(self._nodes):
             if at != self._mine:
                 source, served = partners(self._nodes[self._mine], theirs, me)
-                recvs.append(self._move(at, shares[me], source))
-                sends += [self._move(self._mine, shares[rank], rank) for rank in served]
+                recvs.append(self._move(at, shares[me], source, itemsize))
+                sends += [self._move(self._mine, shares[rank], rank, itemsize) for rank in served]
         return _Messages(self.peers, sends, recvs)
 
     def _all_shares(self, shares: dict[int, slice]) -> Enqueued:
         """Return the messages by which each rank gets the shares that all others have folded."""
-        me = self._comm.rank
+        me, itemsize = self._comm.rank, self._group.itemsize
         others = [rank for rank in shares if rank != me]
-        sends = [self._move(self._mine, shares[me], rank) for rank in others]
-        recvs = [self._move(self._mine, shares[rank], rank) for rank in others]
+        sends = [self._move(self._mine, shares[me], rank, itemsize) for rank in others]
+        recvs = [self._move(self._mine, shares[rank], rank, itemsize) for rank in others]
         return _Messages(self.peers, sends, recvs)
 
-    def _move(self, node: int, share: slice, peer: int) -> Move:
-        itemsize, block = self._group.itemsize, self._blocks[node]
+    def _move(self, node: int, share: slice, peer: int, itemsize: int) -> Move:
+        block = self._blocks[node]
         begin, end = share.start * itemsize, share.stop * itemsize
         return block.address + begin, end - begin, peer
 

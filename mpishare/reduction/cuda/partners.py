@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 
-def nodes_of(names: Sequence[str]) -> list[list[int]]:
+def nodes_of(names: Sequence[Hashable]) -> list[list[int]]:
     """Return the ranks of each node, in the order of their lowest ranks."""
-    found: dict[str, list[int]] = {}
+    found: dict[Hashable, list[int]] = {}
     for rank, name in enumerate(names):
         found.setdefault(name, []).append(rank)
     return [*found.values()]

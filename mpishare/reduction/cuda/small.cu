@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(512) small(
         if (i != begin) mine = Words::of(*at);
         Number total;
         const Word* from = buffer + static_cast<Word>(i) * Words::COUNT;
-        if (!fold_ranks(mine, from, stride, me, flag, wait, total)) break;
+        if (!fold_ranks<Fold>(mine, from, stride, me, flag, wait, total)) break;
         *at = total;
     }
     wait.end(RANKS);

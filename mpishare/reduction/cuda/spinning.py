@@ -26,6 +26,7 @@ SEGMENT_NBYTES = 128 << 20
 """Larger fields are reduced part by part, so that the staging buffers stay small."""
 
 _FEW_THREADS, _THREADS = 128, 512
+EXACT_BLOCKS_PER_SM = 2  # of dot products: they compute more for each element
 _WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
 _STATE_NBYTES = 16
 _ALIGN = 128
@@ -43,7 +44,8 @@ class SpinningRoute:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         itemsize, others = group.itemsize, group.size - 1
         self.is_small = count * itemsize * others <= SMALL_NBYTES
-        self._begin = padded(self._ll_nbytes(1), _ALIGN)  # that of dot products comes first
+        # Those of dot products come first, in words of 4 bytes at least.
+        self._begin = padded(4 * group.size * max(group.sum_nbytes, 4), _ALIGN)
         self._segment = max(1, min(count, SEGMENT_NBYTES // itemsize))
         of_slice = self._segment * itemsize // group.size
         self._chunk = next(chunk for largest, chunk in _CHUNKS if of_slice <= largest)
@@ -56,7 +58,7 @@ class SpinningRoute:
         self._buffers = buffers
         self._host = Host(flags.stalled_on(group.ranks[0]), flags.abort)
         self._state, self._dot_state = group.zeros(_STATE_NBYTES), group.zeros(_STATE_NBYTES)
-        self._of_blocks = group.zeros(16 * group.most_blocks)
+        self._of_blocks = group.zeros(group.blocks_nbytes)
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the launches that reduce the field at the first address."""
@@ -80,10 +82,16 @@ class SpinningRoute:
         else:
             launches = [self._large(field, self._count, state)]
         if with_dot:
-            arrays = [field, field, self._group.zeros(16)]
+            arrays = [field, field, self._group.zeros(max(16, self._group.sum_nbytes))]
             shapes = [self._shape] * 2
             launches += [self._dot(shapes, arrays, 0, -1, state, form=f) for f in USUAL_FORMS]
         return launches
+
+    def local_dot(
+        self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
+    ) -> Launch:
+        """Return the launch for this rank's arrays at two addresses, into the third."""
+        return self._dot(shapes, arrays, count, -1, self._dot_state, form=form)
 
     def _small(self, field: Any, count: int, state: int) -> Launch:
         most = self._group.max_blocks
@@ -116,9 +124,12 @@ class SpinningRoute:
     ) -> Launch:
         is_warp = count <= _WARP * _ELEMENTS_PER_LANE
         threads = _WARP if is_warp else _THREADS
-        blocks = max(1, min(-(-count // (2 * threads)), self._group.sm_count)) if not is_warp else 1
+        most = self._group.sm_count
+        if self._group.exact is not None:
+            most *= EXACT_BLOCKS_PER_SM
+        blocks = max(1, min(-(-count // (2 * threads)), most)) if not is_warp else 1
         arguments = [*shapes, *arrays, count, self._of_blocks, me, state]
-        return self._launch("dot", (blocks, threads), 0, arguments, form=form)
+        return self._launch(self._group.dot_name, (blocks, threads), 0, arguments, form=form)
 
     def _launch(
         self, name: str, size: tuple[int, int], offset: int, arguments: list[Any], *, form: Form

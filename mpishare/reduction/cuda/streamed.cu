@@ -25,9 +25,18 @@ extern "C" __global__ void fold(
     const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
     for (Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
         Number total = reinterpret_cast<const Number*>(rows.at[0] + here)[i];
+#ifdef EXACT
+        Fold sum;
+        sum.add(total, 0, total);
+#endif
 #pragma unroll
         for (int rank = 1; rank < RANKS; ++rank)
+#ifdef EXACT
+            sum.add(total, rank, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
+        sum.end(total);
+#else
             total = combine(total, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
+#endif
         *element(field, shape, first + i) = total;
     }
     if (epochs) publish_epoch(epochs, done, epoch);

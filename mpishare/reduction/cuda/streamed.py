@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from mpishare.plans.gpu.flags import Handshake, Host
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
-from mpishare.reduction.cuda.records import USUAL_FORMS, address_array, shapes_of
+from mpishare.reduction.cuda.records import USUAL_FORMS, address_array
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued, Launch
-    from mpishare.reduction.cuda.group import Buffers, Epoch, Group, Pointers
+    from mpishare.reduction.cuda.group import Buffers, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
@@ -34,7 +34,8 @@ class StreamedRoute:
     def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         self._segment = max(1, min(count, SEGMENT_NBYTES // group.itemsize))
-        self._parity_offset = padded(self._segment * group.itemsize, _ALIGN)
+        nbytes = max(self._segment * group.itemsize, group.sum_nbytes)
+        self._parity_offset = padded(nbytes, _ALIGN)
         self.nbytes = 2 * self._parity_offset
 
     def bind(self, buffers: Buffers) -> None:
@@ -44,9 +45,9 @@ class StreamedRoute:
         self._handshake = Handshake(group.backend, buffers.flags).both
         epochs = self._parity_offset, group.zeros(24)
         self._begin, self._end = (*epochs, buffers.flags.begun), (*epochs, buffers.flags.done)
-        self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
-        self._sum = group.zeros(_NUMBER_NBYTES)
-        (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
+        self._of_blocks, self._dot_state = group.zeros(group.blocks_nbytes), group.zeros(16)
+        self._sum = group.zeros(max(_NUMBER_NBYTES, group.sum_nbytes))
+        self._of_sum = group.shape_of_sum()
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the steps that reduce the field at the first address."""
@@ -59,46 +60,57 @@ class StreamedRoute:
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return the steps that reduce the arrays at the first two addresses, into the third."""
-        x, y, out = pointers.arguments
-        local = self._local_dot(shapes, [x, y, self._sum], count, form=form)
-        return InOrder([local, *self._steps(self._of_one, self._sum, out, 0, 1, form="ROW")])
+        group, (x, y, out) = self._group, pointers.arguments
+        local = self.local_dot(shapes, [x, y, self._sum], count, form=form)
+        target = out if group.exact is None else self._sum
+        given = self._of_sum, self._sum, target, 0, group.sum_count
+        combined = self._steps(*given, form="ROW", group=group.sums)
+        return InOrder([local, *combined, *group.round(self._sum, out)])
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
-        forms: set[Form] = {self._form, "ROW"} if with_dot else {self._form}
+        forms = {self._form}
         launches: list[Launch] = []
-        for form in forms:
-            arguments = self._shape, field, 0, 0, NO_EPOCH
-            launches += self._pack(*arguments, form=form), self._fold(*arguments, form=form)
+        rows = self._buffers.addresses()
+        kernels = {(self._group, form) for form in forms}
+        if with_dot:
+            kernels.add((self._group.sums, "ROW"))
+        for group, form in kernels:
+            launches += [
+                group.pack(self._shape, field, 0, 0, rows[group.me], NO_EPOCH, form=form),
+                group.fold(self._shape, rows, field, 0, 0, NO_EPOCH, form=form),
+            ]
         if with_dot:
             arrays = [field, field, self._sum]
             shapes = [self._shape] * 2
-            launches += [self._local_dot(shapes, arrays, 0, form=form) for form in USUAL_FORMS]
+            launches += [self.local_dot(shapes, arrays, 0, form=form) for form in USUAL_FORMS]
+            launches += self._group.round(self._sum, self._group.zeros(_NUMBER_NBYTES))
         return launches
 
     def _steps(
-        self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, form: Form
+        self,
+        shape: Shape,
+        source: Any,
+        target: Any,
+        begin: int,
+        count: int,
+        *,
+        form: Form,
+        group: Group | None = None,
     ) -> list[Enqueued]:
-        pack = self._pack(shape, source, begin, count, self._begin, form=form)
-        fold = self._fold(shape, target, begin, count, self._end, form=form)
+        group = group or self._group
+        rows = self._buffers.addresses()
+        mine = rows[group.me]
+        pack = group.pack(shape, source, begin, count, mine, self._begin, form=form)
+        fold = group.fold(shape, rows, target, begin, count, self._end, form=form)
         return [pack, self._handshake, fold]
 
-    def _pack(
-        self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
-    ) -> Launch:
-        mine = self._buffers.addresses()[self._group.me]
-        return self._group.pack(shape, field, begin, count, mine, epoch, form=form)
-
-    def _fold(
-        self, shape: Shape, field: Any, begin: int, count: int, epoch: Epoch, *, form: Form
-    ) -> Launch:
-        rows = self._buffers.addresses()
-        return self._group.fold(shape, rows, field, begin, count, epoch, form=form)
-
-    def _local_dot(
+    def local_dot(
         self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
     ) -> Launch:
-        ours = self._of_blocks, 0, self._dot_state, Host()
+        """Return the launch for this rank's arrays at two addresses, into the third."""
+        ours = self._of_blocks, -1, self._dot_state, Host()
         arguments = [address_array([0]), *shapes, *arrays, count, *ours]
-        return self._group.launch("dot", self._group.grid_of(count), arguments, form=form, nranks=1)
+        name, size = self._group.dot_name, self._group.grid_of(count)
+        return self._group.launch(name, size, arguments, form=form, nranks=1)

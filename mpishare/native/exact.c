@@ -1,0 +1,350 @@
+/* Exact sums of a process: of the products of two rows, and of the elements of a few ranks.
+ *
+ * Vectors of doubles hold a sum without error: two for the products as rounded, two for what they
+ * lack, and two more where these leave something. What those leave as well goes into digits. Compiled
+ * without contraction: see setup.py. */
+
+#include "module.h"
+#include "numbers.h"
+#include "exact.h"
+#include "../reduction/cuda/words.cuh"
+#include <math.h>
+#include <stdbool.h>
+
+#define INLINED static inline __attribute__((always_inline))
+
+enum { LANES = 4, GROUPS = 2, STEPS = 16, BLOCK = STEPS * GROUPS * LANES };
+enum { RUN = 32, RUNS_PER_CARRY = 1 << 16 }; /* of blocks before narrow sums are tried again */
+enum { HIGH, LOW = 2, WIDE = 4, PARTS = 6 };
+
+/* The bits of 2^980, below which a sum of them is finite, and of 2^-960, from which on what a product
+ * lacks is a double. */
+static const long long LARGEST = (980ll + 1023) << 52, SMALLEST = (1023ll - 960) << 52;
+
+typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
+typedef long long Masks __attribute__((vector_size(LANES * sizeof(long long))));
+typedef struct {
+    Lanes part[PARTS][GROUPS];
+} Expansion;
+
+/* --- digits */
+
+typedef unsigned __int128 Long;
+
+static void add_bits(long long *words, Long integer, int exponent, bool is_negative)
+{
+    const int begin = exponent - LOWEST, shift = begin & 31;
+    const Long shifted = integer << shift, above = shift ? integer >> (128 - shift) : 0;
+    const long long sign = is_negative ? -1 : 0; /* digit ^ sign - sign is -digit for -1 */
+    long long *digits = words + (begin >> 5);
+    for (int k = 0; k < 4; k++)
+        digits[k] += ((long long)(unsigned)(shifted >> 32 * k) ^ sign) - sign;
+    digits[4] += ((long long)above ^ sign) - sign;
+}
+
+static void add_number(long long *words, double number)
+{
+    int exponent;
+    const Bits mantissa = mantissa_of(number, &exponent);
+    words[POSITIVE] += !is_finite(number) && !(number < 0);
+    words[NEGATIVE] += !is_finite(number) && !(number > 0);
+    if (is_finite(number))
+        add_bits(words, mantissa, exponent, number < 0);
+}
+
+static void add_product(long long *words, double x, double y)
+{
+    if (!is_finite(x) || !is_finite(y)) {
+        add_number(words, x * y);
+        return;
+    }
+    int of_x, of_y;
+    const Long integer = (Long)mantissa_of(x, &of_x) * mantissa_of(y, &of_y);
+    add_bits(words, integer, of_x + of_y, (x < 0) != (y < 0));
+}
+
+static void carry(long long *words)
+{
+    long long over = 0;
+    for (int at = 0; at < DIGITS - 1; at++) {
+        over += words[at];
+        words[at] = (unsigned)over;
+        over >>= 32;
+    }
+    words[DIGITS - 1] += over;
+}
+
+/* --- vectors */
+
+INLINED void add_lanes(Lanes *sum, Lanes *number)
+{
+    const Lanes now = *sum + *number, part = now - *sum;
+    *number = (*sum - (now - part)) + (*number - part);
+    *sum = now;
+}
+
+/* Of Veltkamp and Dekker; NaN where x or y is too large to be split. */
+INLINED void lacking_of_product(const Lanes *x, const Lanes *y, const Lanes *product, Lanes *lacking)
+{
+    const Lanes x_scaled = *x * 0x1.0000002p27, y_scaled = *y * 0x1.0000002p27;
+    const Lanes x_high = x_scaled - (x_scaled - *x), x_low = *x - x_high;
+    const Lanes y_high = y_scaled - (y_scaled - *y), y_low = *y - y_high;
+    *lacking = ((x_high * y_high - *product) + x_high * y_low + x_low * y_high) + x_low * y_low;
+}
+
+/* Adds a block of products, of x alone without y; returns false, with nothing done, where the
+ * expansion cannot hold them: something is left, or what a product lacks, or a sum, may be no double.
+ */
+INLINED bool add_block(Expansion *sum, const double *x, const double *y, bool has_fma, bool is_wide)
+{
+    Expansion now = *sum;
+    Masks left = {0}, is_beyond = {0}; /* in their sign bits */
+    for (int step = 0; step < STEPS; step++)
+        for (int group = 0; group < GROUPS; group++) {
+            const size_t at = (size_t)(step * GROUPS + group) * LANES;
+            Lanes a, b, product, lacking = {0};
+            memcpy(&a, x + at, sizeof a);
+            product = a;
+            if (y != NULL) {
+                memcpy(&b, y + at, sizeof b);
+                product = a * b;
+                if (has_fma)
+                    for (int lane = 0; lane < LANES; lane++)
+                        lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
+                else
+                    lacking_of_product(&a, &b, &product, &lacking);
+            }
+            const Masks size = (Masks)product & INT64_MAX;
+            is_beyond |= LARGEST - size;
+            if (y != NULL)
+                is_beyond |= (size - SMALLEST) & ~((a == 0) | (b == 0));
+            add_lanes(&now.part[HIGH][group], &product);
+            add_lanes(&now.part[HIGH + 1][group], &product);
+            if (y != NULL) {
+                add_lanes(&now.part[LOW][group], &lacking);
+                add_lanes(&now.part[LOW + 1][group], &lacking);
+            }
+            if (is_wide) {
+                add_lanes(&now.part[WIDE][group], &product);
+                add_lanes(&now.part[WIDE + 1][group], &product);
+            }
+            if (is_wide && y != NULL) {
+                add_lanes(&now.part[WIDE][group], &lacking);
+                add_lanes(&now.part[WIDE + 1][group], &lacking);
+            }
+            left |= (Masks)product | (Masks)lacking; /* zeros are positive here */
+        }
+    left |= is_beyond & INT64_MIN;
+    if (left[0] | left[1] | left[2] | left[3])
+        return false;
+    *sum = now;
+    return true;
+}
+
+INLINED size_t add_while_held(Expansion *sum, const double *x, const double *y, size_t nblocks,
+                              bool has_fma, bool is_wide)
+{
+    Expansion now = *sum;
+    size_t block = 0;
+    while (block < nblocks &&
+           add_block(&now, x + block * BLOCK, y ? y + block * BLOCK : NULL, has_fma, is_wide))
+        block++;
+    *sum = now;
+    return block;
+}
+
+/* Adds blocks up to the first that the expansion cannot hold; returns how many. */
+typedef size_t AddBlocks(Expansion *sum, const double *x, const double *y, size_t nblocks,
+                         bool is_wide);
+
+INLINED size_t add_blocks(Expansion *sum, const double *x, const double *y, size_t nblocks,
+                          bool is_wide, bool has_fma)
+{
+    if (y == NULL && is_wide)
+        return add_while_held(sum, x, NULL, nblocks, has_fma, true);
+    if (y == NULL)
+        return add_while_held(sum, x, NULL, nblocks, has_fma, false);
+    if (is_wide)
+        return add_while_held(sum, x, y, nblocks, has_fma, true);
+    return add_while_held(sum, x, y, nblocks, has_fma, false);
+}
+
+static size_t add_blocks_portably(Expansion *sum, const double *x, const double *y, size_t nblocks,
+                                  bool is_wide)
+{
+#if defined(__aarch64__)
+    return add_blocks(sum, x, y, nblocks, is_wide, true);
+#else
+    return add_blocks(sum, x, y, nblocks, is_wide, false);
+#endif
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) static size_t
+add_blocks_by_fma(Expansion *sum, const double *x, const double *y, size_t nblocks, bool is_wide)
+{
+    return add_blocks(sum, x, y, nblocks, is_wide, true);
+}
+#endif
+
+static AddBlocks *choose(bool is_portable)
+{
+#if defined(__x86_64__)
+    if (!is_portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return add_blocks_by_fma;
+#endif
+    (void)is_portable;
+    return add_blocks_portably;
+}
+
+static void add_digits(long long *words, const double *x, const double *y, size_t begin, size_t end)
+{
+    for (size_t at = begin; at < end; at++)
+        if (y == NULL)
+            add_number(words, x[at]);
+        else
+            add_product(words, x[at], y[at]);
+}
+
+static void add_rows(long long *words, const double *x, const double *y, size_t count,
+                     AddBlocks *add)
+{
+    Expansion sum = {0};
+    const size_t nblocks = count / BLOCK;
+    size_t at = 0, runs = 0;
+    while (at < nblocks) {
+        const double *others = y ? y + at * BLOCK : NULL;
+        at += add(&sum, x + at * BLOCK, others, nblocks - at, false);
+        const size_t end = at + RUN < nblocks ? at + RUN : nblocks;
+        others = y ? y + at * BLOCK : NULL;
+        at += add(&sum, x + at * BLOCK, others, end - at, true);
+        add_digits(words, x, y, at * BLOCK, end * BLOCK);
+        at = end;
+        if (++runs % RUNS_PER_CARRY == 0)
+            carry(words);
+    }
+    add_digits(words, x, y, at * BLOCK, count);
+    add_digits(words, &sum.part[0][0][0], NULL, 0, sizeof sum / sizeof(double));
+    carry(words);
+}
+
+static bool is_negative_zero(double x, double y)
+{
+    return bits_of(x * y) == 1ull << 63 && (x == 0 || y == 0);
+}
+
+void add_exact(long long *words, const double *x, const double *y, size_t count, int is_portable)
+{
+    add_rows(words, x, y, count, choose(is_portable));
+    size_t zeros = 0; /* they count where all terms are such */
+    while (zeros < count && is_negative_zero(x[zeros], y ? y[zeros] : 1))
+        zeros++;
+    words[TERMS] += (long long)count;
+    words[NEGATIVE_ZEROS] += (long long)zeros;
+}
+
+/* --- the elements of a few ranks */
+
+static double double_of_bits(Bits bits) { return double_of(bits); }
+
+static float float_of_bits(Bits bits)
+{
+    const uint32_t narrow = (uint32_t)bits;
+    float number;
+    memcpy(&number, &narrow, sizeof number);
+    return number;
+}
+
+static double as_it_is(double number) { return number; }
+static bfloat16_t bfloat16_of_bits(Bits bits) { return narrowed(float_of_bits(bits)); }
+
+enum { FOLDED = 256 };
+
+/* By two doubles, or by digits where these leave something. */
+#define FOLD(number, type, value, of_bits, is_float)                                               \
+    static Bits digits_##number(void *const *from, Py_ssize_t nranks, Py_ssize_t at)               \
+    {                                                                                              \
+        long long words[WORDS] = {0};                                                              \
+        words[TERMS] = nranks;                                                                     \
+        for (Py_ssize_t rank = 0; rank < nranks; rank++) {                                         \
+            const double each = value(((const type *)from[rank])[at]);                             \
+            add_number(words, each);                                                               \
+            words[NEGATIVE_ZEROS] += is_negative_zero(each, 1);                                    \
+        }                                                                                          \
+        return rounded_words(words, 0, DIGITS - 1, is_float);                                      \
+    }                                                                                              \
+    void fold_exact_##number(void *into, void *const *from, Py_ssize_t nranks, Py_ssize_t count)   \
+    {                                                                                              \
+        for (Py_ssize_t begin = 0; begin < count; begin += FOLDED) {                               \
+            const Py_ssize_t size = count - begin < FOLDED ? count - begin : FOLDED;               \
+            double high[FOLDED], low[FOLDED] = {0}, is_left[FOLDED] = {0};                         \
+            for (Py_ssize_t k = 0; k < size; k++)                                                  \
+                high[k] = -0.0; /* which leaves the sign of a zero */                              \
+            for (Py_ssize_t rank = 0; rank < nranks; rank++)                                       \
+                for (Py_ssize_t k = 0; k < size; k++) {                                            \
+                    const double each = value(((const type *)from[rank])[begin + k]);              \
+                    const double left = two_sum(&low[k], two_sum(&high[k], each));                 \
+                    is_left[k] = fabs(each) < 0x1p980 && left == 0 ? is_left[k] : 1;               \
+                }                                                                                  \
+            for (Py_ssize_t k = 0; k < size; k++) {                                                \
+                const bool is_known = is_left[k] == 0 && is_decided(high[k], low[k]);              \
+                const Bits bits = is_known ? rounded_pair(high[k], low[k], is_float)               \
+                                           : digits_##number(from, nranks, begin + k);             \
+                ((type *)into)[begin + k] = of_bits(bits);                                         \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+FOLD(float64, double, as_it_is, double_of_bits, 0)
+FOLD(float32, float, (double), float_of_bits, 1)
+FOLD(bfloat16, bfloat16_t, (double)widened, bfloat16_of_bits, 1)
+
+/* --- what Python calls, with contiguous arrays */
+
+static void *elements_of(PyObject *array, bool is_written, Py_ssize_t *count)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE))
+        return NULL;
+    *count = view.len / (Py_ssize_t)sizeof(double);
+    PyBuffer_Release(&view); /* the caller sees to it that the memory stays */
+    return view.buf;
+}
+
+PyObject *add_exactly(PyObject *module, PyObject *given)
+{
+    (void)module;
+    PyObject *into, *first, *second;
+    Py_ssize_t nwords = 0, nx = 0, ny = 0;
+    int is_portable = 0;
+    if (!PyArg_ParseTuple(given, "OOO|p", &into, &first, &second, &is_portable))
+        return NULL;
+    long long *words = elements_of(into, true, &nwords);
+    const double *x = words == NULL ? NULL : elements_of(first, false, &nx), *y = NULL;
+    if (x != NULL && second != Py_None)
+        y = elements_of(second, false, &ny);
+    if (PyErr_Occurred())
+        return NULL;
+    if (nwords != WORDS || (y != NULL && nx != ny))
+        return PyErr_Format(PyExc_ValueError, "%zd words; %zd and %zd doubles", nwords, nx,
+                            y == NULL ? nx : ny);
+    add_exact(words, x, y, (size_t)nx, is_portable);
+    Py_RETURN_NONE;
+}
+
+PyObject *round_exactly(PyObject *module, PyObject *given)
+{
+    (void)module;
+    PyObject *array;
+    Py_ssize_t nwords;
+    int is_float;
+    if (!PyArg_ParseTuple(given, "Op", &array, &is_float))
+        return NULL;
+    const long long *words = elements_of(array, false, &nwords);
+    if (words == NULL)
+        return NULL;
+    if (nwords != WORDS)
+        return PyErr_Format(PyExc_ValueError, "%zd words", nwords);
+    const Bits bits = rounded_words(words, 0, DIGITS - 1, is_float);
+    return PyFloat_FromDouble(is_float ? (double)float_of_bits(bits) : double_of(bits));
+}
