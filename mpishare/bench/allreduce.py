@@ -1,7 +1,8 @@
 """Case ``allreduce``: sums over all ranks, in place.
 
 Timed are `Allreduce.reduce`: called, captured into a graph, and twenty in one graph, of which a
-twentieth is the time. Its rows are of float64; ``complex128`` has as many bytes. On the host
+twentieth is the time. Its rows are of float64; ``complex128`` has as many bytes. ``exact`` is
+rounded once; ``dot`` and ``exact dot`` are products of the array with itself. On the host
 ``window`` has its array in a window. The baselines are what MPI, NCCL and others have:
 ``allreduce`` is `MPI_Allreduce` of host memory, ``staged`` the same between copies from and to
 pinned memory, ``float`` what most programs do with a number on the GPU: read it, reduce, write it.
@@ -35,6 +36,9 @@ def run(session: Session, case: Case) -> None:
         add_with_graphs(comparison, "reduce", partial(make, _own), IN_GRAPHS)
         if not session.on_cuda:
             comparison.add("window", partial(make, _own, in_windows=True))
+        comparison.add("exact", partial(make, partial(_own, exact=True)))
+        comparison.add("dot", partial(_product, session, nbytes, exact=False))
+        comparison.add("exact dot", partial(_product, session, nbytes, exact=True))
         if nbytes >= 16:
             comparison.add("complex128", partial(make, _own, dtype="c16"))
         by_mpi = {"allreduce": _by_mpi, "staged": _staged}
@@ -74,6 +78,39 @@ class _Numbers(Problem, Tally):
         self.add((fields[0] != once * float(size) ** (self._sums - 1)).sum())
 
 
+class _Products(_Numbers):
+    """An array of integers, and a number: the sum of all ranks' squares, exact in any order."""
+
+    def __init__(self, session: Session, nbytes: int) -> None:
+        super().__init__(session, nbytes, "f8", 1)
+
+    def arrays(self, allocate: Callable[..., Any]) -> Sequence[Any]:
+        return (*super().arrays(allocate), allocate((1,), self._dtype))
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        fields[1][...] = 0
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        shifts = [token % 97 + rank for rank in range(self.comm.size)]
+        place = self._place.astype(float)
+        squares = sum(((place + shift) ** 2).sum() for shift in shifts)
+        self.add((fields[1] != squares).sum())
+
+
+def _product(session: Session, nbytes: int, *, exact: bool) -> Exchange[_Products]:
+    """Make an array that is multiplied with itself, again and again."""
+    products = _Products(session, nbytes)
+
+    def bind(products: _Products, array: Any, number: Any) -> Bound:
+        comm, node = products.comm, products.session.node
+        total = mpishare.Allreduce(comm, array, exact=exact, node=node)
+        return partial(total.dot, array, array, out=number), total.close
+
+    made = Exchange(products, bind, products.arrays(session.node.xp.zeros))
+    made.moves = False
+    return made
+
+
 def _sum(
     session: Session,
     nbytes: int,
@@ -92,8 +129,8 @@ def _sum(
     return made
 
 
-def _own(numbers: _Numbers, array: Any) -> Bound:
-    total = mpishare.Allreduce(numbers.comm, array, node=numbers.session.node)
+def _own(numbers: _Numbers, array: Any, *, exact: bool = False) -> Bound:
+    total = mpishare.Allreduce(numbers.comm, array, exact=exact, node=numbers.session.node)
     return partial(total.reduce, array), total.close
 
 
