@@ -4,7 +4,9 @@ The 7-point Laplacian in float64, zero outside of the box. An iteration is three
 exchange of one field and two sums over the ranks; its scalars stay on the GPU, and so does the test
 that ends the solve: `mpishare.capture` makes the loop a part of the graph. Without a GPU the same
 program runs on NumPy. With `--product csr` the matrix is a sparse one, multiplied by cuSPARSE (on
-the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes the loop.
+the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes the loop. With
+`--exact` they are exact dot products: the residuals have the same bits on any number of ranks, on
+GPUs and on hosts, and a hash of them is printed.
 `python -m benchmarks cg` times the same solve beside NCCL and staged MPI.
 
     mpirun -n 4 python scripts/applications/cg.py --n 32 --check --plot cg.png
@@ -12,6 +14,7 @@ the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes t
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import time
@@ -44,14 +47,17 @@ class Solver:
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
         self.tolerance = args.tolerance
-        self.local = local = poisson(node, cart, args.shape)  # the kernels on a rank's own block
+        # The kernels on a rank's own block.
+        self.local = local = poisson(node, cart, args.shape, may_fuse=not args.exact)
         self.matrix = sparse_matrix(local) if args.product == "csr" else None
         self.halo = mpishare.HaloExchange(cart, local.r, width=1, node=node)
-        self.total = mpishare.Allreduce(cart, local.rr, node=node)
+        self.is_exact = args.exact
+        self.total = mpishare.Allreduce(cart, local.rr, exact=args.exact, node=node)
         # In a loop of a graph nothing can be captured that needs the host, or waits of streams.
         routes = {route for each in cart.allgather(self.halo.routes) for route in each.values()}
         self.is_captured = self.matrix is None and routes <= {"fused", "host"}
-        self.per_look = 1 if local.xp is np else PER_LOOK
+        # With exact sums as many iterations on hosts as on GPUs.
+        self.per_look = 1 if local.xp is np and not args.exact else PER_LOOK
         at_most, flag = AT_MOST // self.per_look, local.done
         self.loop = mpishare.capture(node, self.iterate, until=lambda: flag, at_most=at_most)
 
@@ -75,12 +81,20 @@ class Solver:
         """Make one iteration; the ghosts of the residual travel beside a kernel."""
         local = self.local
         local.descend()  # r -= alpha q, rr = r . r of this rank
-        self.total.reduce(local.rr)
+        self.add_up(local.rr, local.r, local.r)  # total.reduce(local.rr)
         self.halo.start(local.r)
         local.turn()  # x += alpha p, p = r + beta p, done = whether |r| is small enough
         self.halo.wait()
         local.multiply()  # the same p in the ghosts, q = A p, pq = p . q of this rank
-        self.total.reduce(local.pq)
+        self.add_up(local.pq, local.p, local.q)
+
+    def add_up(self, of_rank: Any, x: Any, y: Any) -> None:
+        """Replace this rank's product of two fields by that of all ranks."""
+        if self.is_exact:
+            owned = self.local.owned
+            self.total.dot(x[owned], y[owned], out=of_rank)
+        else:
+            self.total.reduce(of_rank)
 
     def iterate_sparse(self) -> None:
         """Make one iteration with a product that knows nothing of ghosts: those of `p` travel.
@@ -89,7 +103,7 @@ class Solver:
         """
         local, owned = self.local, self.local.owned
         local.descend()
-        self.total.reduce(local.rr)
+        self.add_up(local.rr, local.r, local.r)
         local.turn()
         self.halo.exchange(local.p)
         local.rows["q"].ravel()[...] = self.matrix @ local.rows["p"].ravel()
@@ -174,9 +188,12 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
             times.append(1e6 * (time.perf_counter() - begin))
     solve_us = float(np.median(timing.slowest(cart, times)))
     iterations = int(local.passes[0])
-    x, b = (outcome.gather(cart, field[local.owned]) for field in (local.x, local.b))
+    fields = local.x, local.b, local.r
+    x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)
     wrong: list[str] = []
-    if x is not None and b is not None:
+    found: dict[str, Any] = {"iterations": iterations, "solve_us": solve_us}
+    if x is not None and b is not None and r is not None:
+        found["residual"] = hashlib.sha256(r.tobytes()).hexdigest()[:16]
         if not int(local.done[0]):
             wrong.append(f"not solved after {iterations} iterations")
         if args.check:
@@ -185,7 +202,6 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
             size = " x ".join(map(str, x.shape))
             picture.draw_planes(args.plot, f"Poisson: {size} cells, {iterations} it.", cart, x)
     solver.close()
-    found = {"iterations": iterations, "solve_us": solve_us}
     return tell(args, cart, node, wrong, found, is_captured=solver.is_captured)
 
 
@@ -221,7 +237,10 @@ def tell(
         return status
     way = f"{node.backend}, one graph" if found["in_one_graph"] else node.backend
     took = f"{found['solve_us'] / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
-    outcome.say("cg", args, cart, way, f"{found['iterations']} iterations in {took}", status)
+    what = f"{found['iterations']} iterations in {took}"
+    if args.exact:
+        what += f", residual {found['residual']}"
+    outcome.say("cg", args, cart, way, what, status)
     return status
 
 
@@ -234,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--product", choices=("stencil", "csr"), default="stencil", help="how A p is made (stencil)"
     )
+    parser.add_argument("--exact", action="store_true", help="sums that no partition changes")
     args, cart = common.parse(parser, arguments, [False] * 3)
     with mpishare.Node() as node, common.stream(node):
         return run(args, cart, node)

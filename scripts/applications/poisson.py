@@ -199,7 +199,9 @@ class _OnHost(Poisson):
 
 
 class _OnCuda(Poisson):
-    def __init__(self, node: Node, cart: MPI.Cartcomm, shape: Sequence[int]) -> None:
+    def __init__(
+        self, node: Node, cart: MPI.Cartcomm, shape: Sequence[int], *, may_fuse: bool
+    ) -> None:
         super().__init__(node, cart, shape)
         rows, xp = self.rows, self.xp
         if rows["r"].size >= 2**31:
@@ -220,7 +222,9 @@ class _OnCuda(Poisson):
             "multiply": (long, (grid, r, p, q, state, of_blocks)),
         }
         code = Path(__file__).with_suffix(".cu").read_text()
-        module = xp.RawModule(code=code, options=("--std=c++17",))
+        # Where nothing is fused, as in NumPy, cells have the same bits.
+        options = ("--std=c++17",) if may_fuse else ("--std=c++17", "--fmad=false")
+        module = xp.RawModule(code=code, options=options)
         self._kernels: dict[str, Callable[[], None]] = {
             name: partial(module.get_function(name), blocks, (_LANES, _ROWS), arguments)
             for name, (blocks, arguments) in launches.items()
@@ -250,7 +254,9 @@ class _OnCuda(Poisson):
         super().close()
 
 
-def poisson(node: Node, cart: MPI.Cartcomm, shape: Sequence[int]) -> Poisson:
+def poisson(
+    node: Node, cart: MPI.Cartcomm, shape: Sequence[int], *, may_fuse: bool = True
+) -> Poisson:
     """Make the problem of a rank. Collective over the node.
 
     Parameters
@@ -261,8 +267,13 @@ def poisson(node: Node, cart: MPI.Cartcomm, shape: Sequence[int]) -> Poisson:
         Of three axes, without periods.
     shape : sequence of int
         Owned cells of a rank along each axis, the same on every rank.
+    may_fuse : bool
+        Whether kernels may round a product and a sum at once. If not, the cells have the same bits
+        on GPUs and on hosts.
     """
-    return (_OnCuda if node.backend == "cuda" else _OnHost)(node, cart, shape)
+    if node.backend == "cuda":
+        return _OnCuda(node, cart, shape, may_fuse=may_fuse)
+    return _OnHost(node, cart, shape)
 
 
 def _padded(shape: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 
 import pytest
 
@@ -73,7 +74,7 @@ def counting(*words):
     launched.append(words)
     launch(*words)
 cuda.launch_graph = counting
-args = argparse.Namespace(shape=(24, 24, 24), tolerance=1e-8, product="stencil")
+args = argparse.Namespace(shape=(24, 24, 24), tolerance=1e-8, product="stencil", exact=False)
 cart = MPI.COMM_WORLD.Create_cart(MPI.Compute_dims(MPI.COMM_WORLD.size, 3))
 with mpishare.Node() as node, common.stream(node):
     solver = cg.Solver(args, cart, node)
@@ -115,6 +116,36 @@ def test_it_is_right(backend: str, ranks: int) -> None:
     for one, other in zip(rows[:3], rows[3:-1], strict=False):
         assert one["cells"] == other["cells"]
         assert abs(one["iterations"] - other["iterations"]) <= (1 if backend == "host" else 20)
+
+
+EXACT = f"""{PREAMBLE}
+for dims in sys.argv[1:]:
+    run("--cells", "12", "--exact", "--dims", *dims.split())
+"""
+
+
+def exact_residuals(backend: str, dims: tuple[str, ...]) -> set[tuple[int, str]]:
+    """The iterations, and a hash of the last residual, of one box in several partitions."""
+    ranks = math.prod(map(int, dims[0].split()))
+    result = run_right(ranks, EXACT, [*dims], timeout_s=58, env={"MPISHARE_BACKEND": backend})
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == len(dims)
+    return {(row["iterations"], row["residual"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def alone() -> set[tuple[int, str]]:
+    return exact_residuals("host", ("1 1 1",))
+
+
+@pytest.mark.parametrize(
+    ("backend", "dims"),
+    [("host", ("2 1 1", "1 1 2")), ("host", ("3 1 1",)), ("host", ("2 2 1",))]
+    + [pytest.param("cuda", (each,), marks=ON_GPUS) for each in ("1 1 1", "1 2 1", "4 1 1")],
+)
+def test_exact_residuals_have_the_same_bits_everywhere(backend, dims, alone) -> None:
+    """As one rank on the host has them."""
+    assert exact_residuals(backend, dims) == alone
 
 
 @pytest.mark.gpu
