@@ -12,11 +12,7 @@ FOLDER = Path("mpishare", "native")
 host = Extension(
     "mpishare.native._host",
     [str(path) for path in sorted(FOLDER.glob("*.c"))],
-    depends=[
-        "setup.py",
-        *map(str, sorted(FOLDER.glob("*.h"))),
-        "mpishare/reduction/cuda/words.cuh",
-    ],
+    depends=["setup.py", *map(str, sorted(FOLDER.glob("*.h")))],
     include_dirs=[numpy.get_include()],
     extra_compile_args=[
         *("-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"),

@@ -7,7 +7,7 @@
 #include "module.h"
 #include "numbers.h"
 #include "exact.h"
-#include "../reduction/cuda/words.cuh"
+#include "words.h"
 #include <math.h>
 #include <stdbool.h>
 

@@ -6,7 +6,7 @@
 #include "module.h"
 #include <stddef.h>
 
-/* Adds the products of two rows, or the elements of x if y is NULL, to words (words.cuh). */
+/* Adds the products of two rows, or the elements of x if y is NULL, to words (words.h). */
 void add_exact(long long *words, const double *x, const double *y, size_t count, int is_portable);
 
 /* Folds of reduce.c: the correctly rounded sums of the elements of all ranks. */

@@ -17,7 +17,7 @@ DIGITS, LOWEST = 136, -2176
 POSITIVE, NEGATIVE, NEGATIVE_ZEROS, TERMS = range(DIGITS, DIGITS + 4)
 WORDS = DIGITS + 4
 """The words of a row: digits of 32 bits, kept in 64, from that of 2^LOWEST on; the numbers of terms
-that are +inf, -inf (a NaN counts as both) and -0.0, and of all. `words.cuh` has the same.
+that are +inf, -inf (a NaN counts as both) and -0.0, and of all. `native/words.h` has the same.
 """
 
 _SCALE = 2 * 53 - LOWEST  # of products of mantissas of 53 bits

@@ -9,7 +9,12 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 
 
 def source(path: Path) -> str:
-    """Return a source with each header in place, once: of its own folder, or of this one."""
+    """Return a source with each header in place, once.
+
+    A header is of the source's own folder, of this one, or of `native/`, which C has too.
+    """
+    here = Path(__file__).parent
+    folders = path.parent, here, here.parents[1] / "native"
     seen: set[str] = set()
 
     def inserted(text: str) -> str:
@@ -19,7 +24,7 @@ def source(path: Path) -> str:
         if name in seen:
             return ""
         seen.add(name)
-        own = path.parent / name
-        return inserted((own if own.exists() else Path(__file__).parent / name).read_text())
+        found = next(folder / name for folder in folders if (folder / name).exists())
+        return inserted(found.read_text())
 
     return inserted(path.read_text())

@@ -1,9 +1,9 @@
 // The dot product over all ranks, rounded once. A thread holds its sum in doubles without error; what
-// they leave goes into digits (words.cuh), of which each warp has its own in shared memory. Blocks add
+// they leave goes into digits (words.h), of which each warp has its own in shared memory. Blocks add
 // their digits in global memory, the last block those of all ranks, by LL, and rounds them.
 //
 // The buffer between ranks is as in small.cu, with the words of a row or two.
-#include "words.cuh"
+#include "words.h"
 #include "ll_fold.cuh"
 
 const int MAX_THREADS = 512, WARPS = MAX_THREADS / 32, IN_FLIGHT = sizeof(Number) > 8 ? 2 : 4;

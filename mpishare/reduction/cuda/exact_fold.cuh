@@ -1,6 +1,6 @@
 // The elements of all ranks, folded to their sum, rounded once: by two doubles, or by digits where
 // these leave something.
-#include "words.cuh"
+#include "words.h"
 
 // The same as `rounded_words` of a sum of a few numbers, with no digits in memory.
 __device__ __noinline__ Bits rounded_sum(const double* numbers, int count, int is_float) {
