@@ -99,16 +99,19 @@ class AcrossNodes(PlanEngine):
         self._is_alone = is_of_ranks or len(comm.ranks_here) == 1
         is_in_place = is_sent_as_is and self._is_alone
         nbytes = 0 if is_in_place else count * dtype.itemsize
-        # Pinned on CUDA, which makes copies faster.
-        self._memory = comm.take_memory(self._call, SLOT_NBYTES + nbytes)
+        # Pinned on CUDA, which makes copies faster. Ranks that all lead fold at the same time: each
+        # in memory of its own.
+        self._memory = comm.take_memory(self._call, SLOT_NBYTES + (not is_of_ranks) * nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
         self._result: Array | None = None
         """None where it takes the place of the field."""
-        if not is_in_place:
+        if not is_in_place and not is_of_ranks:
             self._result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
 
         def make() -> None:
+            if not is_in_place and is_of_ranks:
+                self._result = transfer.empty(count, dtype)
             if comm.rank == self._leader:
                 mine = None if is_sent_as_is else transfer.empty(count, dtype)
                 self._leaders = _Leaders(setup, operation, call, leaders, count, mine, self._result)
@@ -119,7 +122,7 @@ class AcrossNodes(PlanEngine):
             self.close()
             raise
         own = 0 if self._leaders is None else self._leaders.nbytes
-        self.staging_nbytes = self._memory.nbytes + own
+        self.staging_nbytes = self._memory.nbytes + own + is_of_ranks * nbytes
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Replace the node's result by that of all nodes. Collective, host-blocking.

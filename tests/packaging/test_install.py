@@ -81,7 +81,7 @@ def test_the_wheel_holds_every_file_of_the_package(built) -> None:
     """The wheel is built from the source distribution, which has the C code, too."""
     with zipfile.ZipFile(built["wheel"]) as archive:
         names = {name for name in archive.namelist() if name.startswith("mpishare/")}
-    kinds = ("*.py", "*.cu", "*.cuh", "mpishare_open.h", "py.typed")
+    kinds = ("*.py", "*.cu", "*.cuh", "mpishare_open.h", "words.h", "py.typed")
     found = [path for kind in kinds for path in (ROOT / "mpishare").rglob(kind)]
     files = {path.relative_to(ROOT).as_posix() for path in found}
     assert names == {*files, "mpishare/native/_host.abi3.so"}

@@ -9,6 +9,7 @@ import mpishare
 from mpishare.backends import nccl
 from mpishare.runtime import places
 from tests.helpers.captures import refuse_full_checks
+from tests.helpers.exact import factors, part, rounded_sum
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -254,3 +255,14 @@ def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
             put(fields, step)
             exchange_by(halo, *arrays(fields), halves=step % 2 == 0)
             check(fields, step)
+
+
+@TWO
+def test_exact_dots_over_nodes(half, cupy):
+    """By messages of MPI, again and again, of which no rank's sum may meet another's."""
+    x, y = factors("ties", 1, 4 * WORLD.size)
+    wanted = rounded_sum([(x, y)], "f8")
+    parts = [cupy.asarray(part(each, 3, WORLD.rank, WORLD.size)) for each in (x, y)]
+    with mpishare.Allreduce(WORLD, mpishare.Layout(1, "f8"), exact=True, node=half) as total:
+        for _ in range(300):
+            assert total.dot(*parts).get().tobytes() == wanted.tobytes()
