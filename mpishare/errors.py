@@ -192,7 +192,10 @@ def departure_error(
 
 # All texts of `PeerTimeout`. The remedy for a dead rank whose death no other rank of its node could
 # report:
-_UNSEEN_DEATH = "If one died, let `srun --kill-on-bad-exit=1` or `python -m mpi4py` end the job."
+_UNSEEN_DEATH = (
+    "All ranks make the same calls, in one order: did one leave a call out? If one died, let "
+    "`srun --kill-on-bad-exit=1` or `python -m mpi4py` end the job."
+)
 _UNUSABLE = "The node cannot be used any more"
 
 

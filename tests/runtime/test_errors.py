@@ -15,6 +15,7 @@ TREE = {
     "PeerTimeout": (TimeoutError,),
     "UnsupportedError": (),
     "HandleError": (ValueError,),
+    "CapacityError": (),
     "ClosedError": (RuntimeError,),
     "EpochError": (RuntimeError,),
 }
