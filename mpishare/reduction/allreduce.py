@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from mpishare.errors import MpiShareError
+from mpishare.memory.arguments import require_bool
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
 from mpishare.reduction.across_nodes import AcrossNodes
@@ -113,8 +114,9 @@ class Allreduce(BasePlan):
             if given.takes_any:
                 raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
             (layout,) = given.layouts
-            operation = (ExactOperation if exact else Operation)(name, layout.dtype)
-            same = {"op": operation.name, "shape": layout.shape, "exact": exact}
+            is_exact = require_bool("", "exact", exact)
+            operation = (ExactOperation if is_exact else Operation)(name, layout.dtype)
+            same = {"op": operation.name, "shape": layout.shape, "exact": is_exact}
             return Description(same)
 
         with plan_setup(_CALL, comm, node, backend=backend) as start:
@@ -331,8 +333,8 @@ class Allreduce(BasePlan):
 
     def __repr__(self) -> str:
         """Name the plan and what it reduces."""
-        layout = self._layout
+        layout, exact = self._layout, "exact " if self._exact else ""
         return (
-            f"<mpishare.{self.name}: {self._operation.name} of {layout.dtype}{layout.shape} over "
-            f"{self._setup.comm.size} ranks{self._state()}>"
+            f"<mpishare.{self.name}: {exact}{self._operation.name} of "
+            f"{layout.dtype}{layout.shape} over {self._setup.comm.size} ranks{self._state()}>"
         )

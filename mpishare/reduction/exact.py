@@ -32,9 +32,11 @@ class ExactOperation(Operation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name != "sum" or self.number.kind not in "fc":
+            is_rounded = self.name == "prod" and self.number.kind in "fc"
             raise TypeError(
-                "exact=True is for sums of floats and complex numbers: other results do not depend "
-                f"on the ranks, and there is no exact {self.name!r} of {self.dtype}"
+                f"exact=True is for sums of floats and complex numbers: {self.name!r} of "
+                f"{self.dtype} "
+                + ("has no exact form" if is_rounded else "does not depend on the ranks anyhow")
             )
 
     @property

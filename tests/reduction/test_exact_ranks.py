@@ -132,7 +132,26 @@ def test_all_ranks_want_it_exact(node):
         Allreduce(node.comm, Layout(1), exact=node.rank == 0, node=node)
 
 
-@pytest.mark.parametrize(("op", "dtype"), [("max", "f8"), ("prod", "f8"), ("sum", "i8")])
-def test_sums_of_floats_alone(node, op, dtype):
-    with pytest.raises(TypeError, match="exact=True"):
+@pytest.mark.parametrize(
+    ("op", "dtype", "why"),
+    [
+        ("max", "f8", "does not depend on the ranks"),
+        ("prod", "f8", "has no exact form"),
+        ("prod", "i8", "does not depend on the ranks"),
+        ("sum", "i8", "does not depend on the ranks"),
+    ],
+)
+def test_sums_of_floats_alone(node, op, dtype, why):
+    with pytest.raises(TypeError, match=f"exact=True.*{why}"):
         Allreduce(node.comm, Layout(1, dtype), op, exact=True, node=node)
+
+
+@pytest.mark.parametrize("exact", ["no", None, 1])
+def test_exact_is_a_bool(node, exact):
+    with pytest.raises(TypeError, match="exact must be True or False"):
+        Allreduce(node.comm, Layout(1), exact=exact, node=node)
+
+
+def test_its_name_says_that_it_is_exact(node):
+    with Allreduce(node.comm, Layout(3), exact=np.True_, node=node) as total:
+        assert ": exact sum of float64(3,)" in repr(total)
