@@ -41,8 +41,7 @@ struct ExactSum {
     __device__ __forceinline__ void take(int rank, double number) {
         if (rank >= RANKS) return;
         numbers[rank] = number;
-        const double rest = two_sum(&low, two_sum(&high, number));
-        is_left |= !(fabs(number) < 0x1p980) || rest != 0;
+        is_left |= two_sum(&low, two_sum(&high, number)) != 0;  // NaN beyond the range
     }
     __device__ __forceinline__ Bits bits() const {
         if (!is_left && is_decided(high, low)) return rounded_pair(high, low, IS_FLOAT);

@@ -159,9 +159,7 @@ struct Reduce {
     template <int COUNT>
     __device__ __forceinline__ void packs(unsigned k) const {
         Pack total[COUNT];
-#ifdef EXACT
         Fold fold[COUNT][PER_PACK];
-#endif
         // All loads before the folds, up to a number that the registers hold.
         const int BATCH = RANKS < 4 ? RANKS : 4;
 #pragma unroll 1
@@ -184,20 +182,12 @@ struct Reduce {
                 for (int j = 0; j < COUNT; ++j)
 #pragma unroll
                     for (int e = 0; e < PER_PACK; ++e)
-#ifdef EXACT
                         fold[j][e].add(total[j].at[e], first + r, data[r][j].at[e]);
-#else
-                        if (first + r == 0) total[j].at[e] = data[r][j].at[e];
-                        else if (first + r < RANKS)
-                            total[j].at[e] = combine(total[j].at[e], data[r][j].at[e]);
-#endif
         }
-#ifdef EXACT
 #pragma unroll
         for (int j = 0; j < COUNT; ++j)
 #pragma unroll
             for (int e = 0; e < PER_PACK; ++e) fold[j][e].end(total[j].at[e]);
-#endif
 #pragma unroll
         for (int j = 0; j < COUNT; ++j) {
             const unsigned at = k + j * blockDim.x;

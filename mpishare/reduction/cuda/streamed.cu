@@ -24,19 +24,12 @@ extern "C" __global__ void fold(
     const Word epoch = epochs ? end_epoch(epochs) : 0, here = (epoch & 1) * parity;
     const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
     for (Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-        Number total = reinterpret_cast<const Number*>(rows.at[0] + here)[i];
-#ifdef EXACT
-        Fold sum;
-        sum.add(total, 0, total);
-#endif
+        Number total;
+        Fold fold;
 #pragma unroll
-        for (int rank = 1; rank < RANKS; ++rank)
-#ifdef EXACT
-            sum.add(total, rank, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
-        sum.end(total);
-#else
-            total = combine(total, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
-#endif
+        for (int rank = 0; rank < RANKS; ++rank)
+            fold.add(total, rank, reinterpret_cast<const Number*>(rows.at[rank] + here)[i]);
+        fold.end(total);
         *element(field, shape, first + i) = total;
     }
     if (epochs) publish_epoch(epochs, done, epoch);
