@@ -17,9 +17,8 @@ enum { LANES = 4, GROUPS = 2, STEPS = 16, BLOCK = STEPS * GROUPS * LANES };
 enum { RUN = 32, RUNS_PER_CARRY = 1 << 16 }; /* of blocks before narrow sums are tried again */
 enum { HIGH, LOW = 2, WIDE = 4, PARTS = 6 };
 
-/* The bits of 2^980, below which a sum of them is finite, and of 2^-960, from which on what a product
- * lacks is a double. */
-static const long long LARGEST = (980ll + 1023) << 52, SMALLEST = (1023ll - 960) << 52;
+/* The bits of 2^-960, from which on what a product lacks is a double. */
+static const long long SMALLEST = (1023ll - 960) << 52;
 
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 typedef long long Masks __attribute__((vector_size(LANES * sizeof(long long))));
@@ -83,6 +82,12 @@ INLINED void add_lanes(Lanes *sum, Lanes *number)
     *sum = now;
 }
 
+INLINED void add_to_pair(Lanes (*pair)[GROUPS], int group, Lanes *number)
+{
+    add_lanes(&pair[0][group], number);
+    add_lanes(&pair[1][group], number);
+}
+
 /* Of Veltkamp and Dekker; NaN where x or y is too large to be split. */
 INLINED void lacking_of_product(const Lanes *x, const Lanes *y, const Lanes *product, Lanes *lacking)
 {
@@ -93,12 +98,12 @@ INLINED void lacking_of_product(const Lanes *x, const Lanes *y, const Lanes *pro
 }
 
 /* Adds a block of products, of x alone without y; returns false, with nothing done, where the
- * expansion cannot hold them: something is left, or what a product lacks, or a sum, may be no double.
- */
+ * expansion cannot hold them: something is left, which is NaN beyond the range of doubles, or what a
+ * product lacks may be no double. */
 INLINED bool add_block(Expansion *sum, const double *x, const double *y, bool has_fma, bool is_wide)
 {
     Expansion now = *sum;
-    Masks left = {0}, is_beyond = {0}; /* in their sign bits */
+    Masks left = {0}, is_small = {0}; /* in their sign bits */
     for (int step = 0; step < STEPS; step++)
         for (int group = 0; group < GROUPS; group++) {
             const size_t at = (size_t)(step * GROUPS + group) * LANES;
@@ -113,28 +118,19 @@ INLINED bool add_block(Expansion *sum, const double *x, const double *y, bool ha
                         lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
                 else
                     lacking_of_product(&a, &b, &product, &lacking);
+                const Masks size = (Masks)product & INT64_MAX;
+                is_small |= (size - SMALLEST) & ~((a == 0) | (b == 0));
             }
-            const Masks size = (Masks)product & INT64_MAX;
-            is_beyond |= LARGEST - size;
+            add_to_pair(now.part + HIGH, group, &product);
             if (y != NULL)
-                is_beyond |= (size - SMALLEST) & ~((a == 0) | (b == 0));
-            add_lanes(&now.part[HIGH][group], &product);
-            add_lanes(&now.part[HIGH + 1][group], &product);
-            if (y != NULL) {
-                add_lanes(&now.part[LOW][group], &lacking);
-                add_lanes(&now.part[LOW + 1][group], &lacking);
-            }
-            if (is_wide) {
-                add_lanes(&now.part[WIDE][group], &product);
-                add_lanes(&now.part[WIDE + 1][group], &product);
-            }
-            if (is_wide && y != NULL) {
-                add_lanes(&now.part[WIDE][group], &lacking);
-                add_lanes(&now.part[WIDE + 1][group], &lacking);
-            }
+                add_to_pair(now.part + LOW, group, &lacking);
+            if (is_wide)
+                add_to_pair(now.part + WIDE, group, &product);
+            if (is_wide && y != NULL)
+                add_to_pair(now.part + WIDE, group, &lacking);
             left |= (Masks)product | (Masks)lacking; /* zeros are positive here */
         }
-    left |= is_beyond & INT64_MIN;
+    left |= is_small & INT64_MIN;
     if (left[0] | left[1] | left[2] | left[3])
         return false;
     *sum = now;
@@ -206,12 +202,19 @@ static void add_digits(long long *words, const double *x, const double *y, size_
             add_product(words, x[at], y[at]);
 }
 
-static void add_rows(long long *words, const double *x, const double *y, size_t count,
-                     AddBlocks *add)
+static bool is_negative_zero(double x, double y)
 {
+    return bits_of(x * y) == 1ull << 63 && (x == 0 || y == 0);
+}
+
+/* Adds the products of two rows, or the elements of x without y. */
+static void add_rows(long long *words, const double *x, const double *y, size_t count,
+                     bool is_portable)
+{
+    AddBlocks *const add = choose(is_portable);
     Expansion sum = {0};
     const size_t nblocks = count / BLOCK;
-    size_t at = 0, runs = 0;
+    size_t at = 0, runs = 0, zeros = 0;
     while (at < nblocks) {
         const double *others = y ? y + at * BLOCK : NULL;
         at += add(&sum, x + at * BLOCK, others, nblocks - at, false);
@@ -226,26 +229,13 @@ static void add_rows(long long *words, const double *x, const double *y, size_t 
     add_digits(words, x, y, at * BLOCK, count);
     add_digits(words, &sum.part[0][0][0], NULL, 0, sizeof sum / sizeof(double));
     carry(words);
-}
-
-static bool is_negative_zero(double x, double y)
-{
-    return bits_of(x * y) == 1ull << 63 && (x == 0 || y == 0);
-}
-
-void add_exact(long long *words, const double *x, const double *y, size_t count, int is_portable)
-{
-    add_rows(words, x, y, count, choose(is_portable));
-    size_t zeros = 0; /* they count where all terms are such */
     while (zeros < count && is_negative_zero(x[zeros], y ? y[zeros] : 1))
-        zeros++;
-    words[TERMS] += (long long)count;
+        zeros++; /* they count where all terms are such */
     words[NEGATIVE_ZEROS] += (long long)zeros;
+    words[TERMS] += (long long)count;
 }
 
 /* --- the elements of a few ranks */
-
-static double double_of_bits(Bits bits) { return double_of(bits); }
 
 static float float_of_bits(Bits bits)
 {
@@ -255,7 +245,6 @@ static float float_of_bits(Bits bits)
     return number;
 }
 
-static double as_it_is(double number) { return number; }
 static bfloat16_t bfloat16_of_bits(Bits bits) { return narrowed(float_of_bits(bits)); }
 
 enum { FOLDED = 256 };
@@ -284,7 +273,7 @@ enum { FOLDED = 256 };
                 for (Py_ssize_t k = 0; k < size; k++) {                                            \
                     const double each = value(((const type *)from[rank])[begin + k]);              \
                     const double left = two_sum(&low[k], two_sum(&high[k], each));                 \
-                    is_left[k] = fabs(each) < 0x1p980 && left == 0 ? is_left[k] : 1;               \
+                    is_left[k] = left == 0 ? is_left[k] : 1;                                       \
                 }                                                                                  \
             for (Py_ssize_t k = 0; k < size; k++) {                                                \
                 const bool is_known = is_left[k] == 0 && is_decided(high[k], low[k]);              \
@@ -295,7 +284,7 @@ enum { FOLDED = 256 };
         }                                                                                          \
     }
 
-FOLD(float64, double, as_it_is, double_of_bits, 0)
+FOLD(float64, double, (double), double_of, 0)
 FOLD(float32, float, (double), float_of_bits, 1)
 FOLD(bfloat16, bfloat16_t, (double)widened, bfloat16_of_bits, 1)
 
@@ -328,7 +317,7 @@ PyObject *add_exactly(PyObject *module, PyObject *given)
     if (nwords != WORDS || (y != NULL && nx != ny))
         return PyErr_Format(PyExc_ValueError, "%zd words; %zd and %zd doubles", nwords, nx,
                             y == NULL ? nx : ny);
-    add_exact(words, x, y, (size_t)nx, is_portable);
+    add_rows(words, x, y, (size_t)nx, is_portable);
     Py_RETURN_NONE;
 }
 

@@ -21,7 +21,6 @@ that are +inf, -inf (a NaN counts as both) and -0.0, and of all. `native/words.h
 """
 
 _SCALE = 2 * 53 - LOWEST  # of products of mantissas of 53 bits
-_MOST = 2.0**980  # a sum of such numbers is finite
 
 
 def add_terms(row: Array, x: Array, y: Array | None) -> None:
@@ -64,7 +63,7 @@ def fold(operands: Sequence[Array], is_float: bool) -> Array:
     for operand in operands:
         high, rest = _two_sum(high, operand)
         low, rest = _two_sum(low, rest)
-        is_left |= ~(np.abs(operand) < _MOST) | (rest != 0)
+        is_left |= rest != 0  # as NaN is, beyond the range of doubles
     total, rest = _two_sum(high, low)
     # What is no double may be rounded twice, and a zero that is left of others has lost its sign.
     is_left |= ((total == 0) & (high != 0)) | ((rest != 0) & is_float)
