@@ -11,14 +11,13 @@ import numpy as np
 from mpishare.memory.memory import address_of
 from mpishare.reduction import integers
 from mpishare.reduction.integers import WORDS
-from mpishare.reduction.operation import Operation
+from mpishare.reduction.operation import Operation, blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     Array = np.ndarray[Any, Any]
 
-_BLOCK = 8192  # elements of arrays with gaps, or of other numbers than doubles
 SUM_OF_WORDS = Operation("sum", np.dtype(np.int64))
 """Combines the words of ranks; those of a sum are what is combined in place of the elements."""
 
@@ -85,7 +84,7 @@ class ExactOperation(Operation):
             self.compiled.add_exactly(words, x, y)
             return
         rows = list(words.reshape(-1, WORDS))
-        for a, b in _blocks(x, y):
+        for a, b in blocks_of(x, y):
             for row, (p, q) in zip(rows, self._factors(a, b), strict=True):
                 if self.compiled is None:
                     integers.add_terms(row, p, q)
@@ -109,10 +108,3 @@ class ExactOperation(Operation):
         # A float of 32 bits, which the parts of the result hold, or round once more.
         first, *second = (rounded(row, self._is_float) for row in words.reshape(-1, WORDS))
         out[...] = complex(first, *second) if second else first
-
-
-def _blocks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield contiguous rows that together have the elements of two arrays of one shape."""
-    contiguous: Any = [["readonly", "contig"]] * 2  # NumPy's stubs lack the latter
-    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    yield from np.nditer((x, y), flags, contiguous, buffersize=_BLOCK)

@@ -18,7 +18,7 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
 from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
 from mpishare.reduction.large import LargeReduce
-from mpishare.reduction.operation import packing_order, quiet_runner
+from mpishare.reduction.operation import BLOCK, blocks_of, packing_order, quiet_runner
 from mpishare.reduction.slots import DOT, REDUCE, Slots, capacity, folds_all
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]
-
-_BLOCK = 8192  # elements; OpenBLAS starts threads above 10 000
 
 
 class HostReduce(PlanEngine):
@@ -55,6 +53,7 @@ class HostReduce(PlanEngine):
         self._shape, self._strides = shape, layout.strides
         self._quietly = quiet_runner()
         self._exact = exact
+        self._store_dot = store_dot if exact is None else exact.store_dot
         self.combine_words: Callable[[Any, Any], None] | None = None
         self._sum = np.empty(1, layout.dtype) if exact is None else exact.new_words()
         count, nranks = prod(shape), len(setup.comm.ranks_here)
@@ -135,10 +134,7 @@ class HostReduce(PlanEngine):
         return target if out is None else out
 
     def _dot(self, x: Array, y: Array) -> None:
-        if self._exact is None:
-            store_dot(self._sum, x, y)
-        else:
-            self._exact.store_dot(self._sum, x, y)
+        self._store_dot(self._sum, x, y)
         if self._has_others:
             self._combine_sums(self._sum)
 
@@ -227,11 +223,9 @@ def store_dot(total: Array, x: Array, y: Array) -> None:
     a BLAS library starts threads: the bits depend on the arrays alone, not on the number of
     threads.
     """
-    if x.size <= _BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
+    if x.size <= BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
         total[...] = np.vdot(x, y)
         return
     total[...] = 0
-    contiguous: Any = [["readonly", "contig"]] * 2  # NumPy's stubs lack the latter
-    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    for a, b in np.nditer((x, y), flags, contiguous, buffersize=_BLOCK):
+    for a, b in blocks_of(x, y):
         np.add(total, np.vdot(a, b), out=total)

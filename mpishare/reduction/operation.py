@@ -11,12 +11,15 @@ import numpy as np
 from mpishare.memory.numbers import NUMBERS, Number, as_numbers, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.memory.types import Order
     from mpishare.plans.engine import PlanSetup
 
     Combine = Callable[..., Any]
+
+BLOCK = 8192
+"""Elements of a row of a local dot product; OpenBLAS starts threads above 10 000."""
 
 
 class _Row(NamedTuple):
@@ -140,6 +143,13 @@ class Operation:
         combine(first, second, out=out)
         for operand in rest:
             combine(out, operand, out=out)
+
+
+def blocks_of(x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield contiguous rows that together have the elements of two arrays of one shape."""
+    contiguous: Any = [["readonly", "contig"]] * 2  # NumPy's stubs lack the latter
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    yield from np.nditer((x, y), flags, contiguous, buffersize=BLOCK)
 
 
 def quiet_runner() -> Callable[..., Any]:
