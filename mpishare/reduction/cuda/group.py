@@ -33,7 +33,6 @@ NO_EPOCH: Epoch = 0, 0, 0
 _THREADS, _ELEMENTS_PER_THREAD = 512, 2
 _ROUNDING_THREADS = 128
 _FILES = {"pack": "streamed.cu", "fold": "streamed.cu", "exact_round": "exact_dot.cu"}
-# Others: as the kernel.
 _EXACT = "exact_dot", "exact_round"
 
 
@@ -125,9 +124,10 @@ class Group(PlanLauncher):
 
     def round(self, words: int, out: Any) -> list[driver.Launch]:
         """Prepare what rounds the sum of all ranks, where it is in words."""
+        if self.exact is None:
+            return []
         size = 1, _ROUNDING_THREADS
-        made = self.exact and self.launch("exact_round", size, [words, out], form="ROW")
-        return [made] if made else []
+        return [self.launch("exact_round", size, [words, out], form="ROW")]
 
     def grid_of(self, count: int) -> tuple[int, int]:
         """Return the blocks and threads for so many elements, in a kernel that does not wait."""

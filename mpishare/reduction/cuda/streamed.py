@@ -70,10 +70,9 @@ class StreamedRoute:
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
-        forms = {self._form}
         launches: list[Launch] = []
         rows = self._buffers.addresses()
-        kernels = {(self._group, form) for form in forms}
+        kernels: set[tuple[Group, Form]] = {(self._group, self._form)}
         if with_dot:
             kernels.add((self._group.sums, "ROW"))
         for group, form in kernels:
