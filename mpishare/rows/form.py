@@ -86,8 +86,8 @@ def columns_of(given: Any) -> tuple[Column, ...]:
 
 def room_of(given: Any) -> int:
     """Return the rows of a slot."""
-    if not is_int(given) or given < 1:
-        raise ValueError(f"room must be an int of 1 or more, not {given!r}")
+    if not is_int(given) or not 1 <= given < 1 << 31:
+        raise ValueError(f"room must be an int from 1 to 2^31 - 1, not {given!r}")
     return index(given)
 
 
@@ -131,13 +131,17 @@ def _sides(comm: MPI.Intracomm, dims: Any, periods: Any) -> list[list[Any]]:
 
 def keys_of(names: Sequence[Sequence[Any]], me: int) -> tuple[Key, ...]:
     """Return my keys, given those of all ranks; raise on all if two do not name each other."""
-    places = [{_hashed(name): at for at, (name, _) in enumerate(mine)} for mine in names]
+    places = [{(_hashed(name), peer): at for at, (name, peer) in enumerate(mine)} for mine in names]
     for rank, mine in enumerate(names):
         for name, peer in mine:
-            if _far(name, rank) not in places[peer]:
-                raise ValueError(f"rank {rank} has peer {peer}, which does not have rank {rank}")
+            far = _far(name, rank)
+            if (far, rank) not in places[peer]:
+                where = "" if is_int(far) else f" at {far}"
+                raise ValueError(
+                    f"rank {rank} has peer {peer}, which does not have rank {rank}{where}"
+                )
     return tuple(
-        Key(_hashed(name), peer, places[peer][_far(name, me)], _tag(_far(name, me)), _tag(name))
+        Key(_hashed(name), peer, places[peer][_far(name, me), me], _tag(_far(name, me)), _tag(name))
         for name, peer in names[me]
     )
 
