@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import numpy as np
 
+from mpishare.memory.arguments import is_int
+
+if TYPE_CHECKING:
     from mpishare.rows.form import Column
+
+_INTS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 class Span(NamedTuple):
@@ -28,6 +34,32 @@ def require_like(array: Any, column: Column, number: int, *, is_contiguous: bool
         raise ValueError(f"column {number} is not contiguous in C order: give a copy")
 
 
+def require_numbers(array: Any, name: str = "row numbers") -> None:
+    """Raise unless an array, or its layout, has ints along one axis."""
+    if len(array.shape) != 1 or array.dtype not in _INTS:
+        raise TypeError(
+            f"{name} are an array of int32 or int64 along one axis, not "
+            f"{array.dtype}{list(array.shape)}"
+        )
+
+
+def require_count(array: Any) -> None:
+    """Raise unless an array is a count that can be updated."""
+    if array.dtype != np.int64 or array.shape != ():
+        raise TypeError(
+            f"count is an int, or int64 of shape (), not {array.dtype}{list(array.shape)}"
+        )
+
+
+def int_of(number: Any, name: str) -> int:
+    """Return a number that the host has as an int."""
+    if type(number) is int:
+        return number
+    if not is_int(number):
+        raise TypeError(f"{name} is an int, or a scalar of the columns' memory, not {number!r}")
+    return index(number)
+
+
 def spans_of(places: Mapping[Any, int], given: Mapping[Any, Any]) -> list[Span | None]:
     """Return the rows of each key as a span, given the places of the keys in order."""
     require_peers(places, given)
@@ -36,6 +68,8 @@ def spans_of(places: Mapping[Any, int], given: Mapping[Any, Any]) -> list[Span |
 
 def require_peers(places: Mapping[Any, int], given: Mapping[Any, Any]) -> None:
     """Raise `ValueError` for keys that are no peers."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a dict by peer is needed, not {type(given).__name__}")
     if not given.keys() <= places.keys():
         raise ValueError(f"{[*given.keys() - places.keys()]} are no peers: these are {[*places]}")
 
@@ -47,4 +81,6 @@ def _span_of(rows: Any) -> Span:
         first, second = rows
         is_numbered = len(getattr(first, "shape", ())) == 1
         return Span(0, second, first) if is_numbered else Span(first, second)
+    if not hasattr(rows, "shape"):
+        raise TypeError(f"rows are (low, high), or an array of row numbers, not {rows!r}")
     return Span(0, None, rows)

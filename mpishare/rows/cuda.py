@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from math import prod
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -23,7 +22,7 @@ from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.plans.layout import require_number
 from mpishare.rows import records
-from mpishare.rows.calls import require_like
+from mpishare.rows.calls import int_of, require_count, require_like, require_numbers
 from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
@@ -166,8 +165,7 @@ class CudaRows(CudaPlanEngine):
         seen = self._ints.get(key)
         if seen is None or seen[0]() is not array or seen[1][1:2] != tuple(array.shape):
             address, layout = place_of(array, name)
-            if len(layout.shape) != 1 or layout.dtype not in (np.int32, np.int64):
-                raise TypeError(f"{name} are int32 or int64 along one axis, not {layout.dtype}")
+            require_numbers(layout, name)
             if not layout.is_packed("C"):
                 raise ValueError(f"{name} are not contiguous: give a copy")
             if len(self._ints) >= _MAX_SEEN:
@@ -207,7 +205,9 @@ class CudaRows(CudaPlanEngine):
         if numbers is not None:
             to.numbers, to.most, to.nbytes = self.look_at(numbers, "row numbers")
             high = to.most if high is None else high
-        ints = [None if _is_on_gpu(each) else index(each) for each in (low, high)]
+        ints = [
+            None if _is_on_gpu(each) else int_of(each, "low, high or n") for each in (low, high)
+        ]
         first, last = 0 if ints[0] is None else ints[0], to.most if ints[1] is None else ints[1]
         if not 0 <= first <= last <= to.most:
             raise ValueError(f"rows {first} to {last} of {to.most}")
@@ -243,10 +243,9 @@ class CudaRows(CudaPlanEngine):
     def new_count(self, count: Any, entered: StreamInfo) -> Any:
         """Return the array for the new count, given the old one; raise for one that is none."""
         if _is_on_gpu(count):
-            if count.dtype != np.int64 or count.shape != ():
-                raise TypeError(f"count is an array of int64 of shape (), not {count.dtype}")
+            require_count(count)
             return count
-        if index(count) < 0:
+        if int_of(count, "count") < 0:
             raise ValueError(f"count is {count}")
         if entered[3]:
             raise UnsupportedError(

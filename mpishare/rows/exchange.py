@@ -222,7 +222,7 @@ class RowExchange(RoutedPlan):
                 arrays = [*map(array_of, into)]  # type: ignore[arg-type]
                 count = self._engine.append(arrays, count, stream)
             else:
-                self._engine.place(self._into(into or {}), stream)
+                self._engine.place(self._into({} if into is None else into), stream)
         except (TypeError, ValueError) as error:
             raise self._named("wait", error) from None
         self._open = None
@@ -230,7 +230,7 @@ class RowExchange(RoutedPlan):
 
     def _into(self, into: Any) -> dict[int, list[Any]]:
         if not hasattr(into, "items"):
-            raise TypeError("into is a dict of arrays by peer; give at='append' for all in one")
+            raise TypeError("into is a dict of arrays by peer: all rows in one take at='append'")
         require_peers(self._place_of, into)
         return {self._place_of[name]: [*map(array_of, arrays)] for name, arrays in into.items()}
 
@@ -270,7 +270,10 @@ class RowExchange(RoutedPlan):
         They may be read until the next `start`, and on GPUs until the plan is closed.
         """
         self._check_came("received")
-        require_peers(self._place_of, {peer: None})
+        try:
+            require_peers(self._place_of, {peer: None})
+        except (TypeError, ValueError) as error:
+            raise self._named("received", error) from None
         return self._engine.received(self._place_of[peer])
 
     def _check_came(self, call: str) -> None:
@@ -292,5 +295,7 @@ class RowExchange(RoutedPlan):
 
 
 def _require_append(into: Any, at: Any, count: Any) -> None:
-    if at != "append" or count is None or into is None:
-        raise ValueError(f"at={at!r}, count={count!r}: at is 'append', with arrays and their count")
+    if at != "append" or count is None or into is None or hasattr(into, "items"):
+        raise ValueError(
+            f"at={at!r}, count={count!r}: at is 'append', with a list of arrays and their count"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import CapacityError
+from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_number, require_writeable
-from mpishare.rows.calls import Span, require_like
+from mpishare.rows.calls import Span, int_of, require_count, require_like, require_numbers
 from mpishare.rows.messages import MessageIn, MessageOut
 from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
@@ -93,7 +92,10 @@ class HostRows(PlanEngine):
 
     def _require_room(self, rows: int, room: int) -> None:
         if rows > room:
-            raise CapacityError(f"{self.name}: {rows} rows into {room} of a column")
+            raise CapacityError(
+                f"{self.name}: wait failed: {rows} rows into arrays of {room}. Call wait again, "
+                "with longer ones or none"
+            )
 
     # --- calls
 
@@ -113,7 +115,7 @@ class HostRows(PlanEngine):
             out.reserve(count)
             where = out.slot(epoch), 0, arrays, begin, count
             if count and not self._move(*where, numbers, nrows):
-                self._move(*where, _require_numbers(numbers[:count], nrows), nrows)
+                self._move(*where, _known_numbers(numbers[:count], nrows), nrows)
         self._busy[0] = 1
         try:
             self._epoch = epoch
@@ -136,16 +138,21 @@ class HostRows(PlanEngine):
             spins = self._setup.context.spins_per_yield
             if not all(each.spin(self._epoch, spins) for each in self._in):
                 self._wait()
-            for each in self._in:
-                each.open(self._epoch)
-            for out in self._out:
-                out.end(self._epoch)
+            self._open_all()
             self._is_open = False
         except BaseException as error:
             self.fail("wait", error)
             raise
         finally:
             self._busy[0] = 0
+
+    def _open_all(self) -> None:
+        try:
+            for each in self._in:
+                each.open(self._epoch)
+        except HandleError:  # a rank that left has removed the names of its memory
+            self._agreement.require_all_here(f"{self.name}: wait")
+            raise
 
     def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
         """See `RowEngine.place`."""
@@ -161,9 +168,7 @@ class HostRows(PlanEngine):
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         """See `RowEngine.append`."""
-        first = index(count)
-        if first < 0:
-            raise ValueError(f"count is {first}")
+        first = count_of(count)
         self.receive()
         arrays, shortest, _ = self.require(columns, stream)
         self._require_room(first + sum(each.count for each in self._in), shortest)
@@ -218,10 +223,10 @@ class HostRows(PlanEngine):
 
     def fail(self, call: str, error: BaseException) -> None:
         """Leave the node: the others may have had this call's rows, or wait for them."""
-        for out in self._out:
-            out.forget()
         if self._agreement.failure is None:
             self._agreement.leave(f"{self.name}: {call}", error)
+        for out in self._out:
+            out.forget()
 
     def close(self) -> None:
         """Unmap the slots, and give the headers back."""
@@ -231,6 +236,16 @@ class HostRows(PlanEngine):
         for each in self._in:
             each.close()
         self._headers.close()
+
+
+def count_of(count: Any) -> int:
+    """Return a count of rows, given as an int or as an array that can be updated."""
+    if isinstance(count, np.ndarray):
+        require_count(count)
+        require_writeable(count, "count")
+    if (value := int_of(count, "count")) < 0:
+        raise ValueError(f"count is {value}")
+    return value
 
 
 def store_count(count: Any, value: int) -> Array:
@@ -249,27 +264,24 @@ def _unknown(columns: list[Any], are_written: bool) -> Any:  # noqa: ARG001
 def _as_part(span: Span, nrows: int, knows_numbers: bool) -> Part:
     """Return the rows of a span; raise for those that the columns do not have.
 
-    With `knows_numbers` numbers that are an array of NumPy are checked later, by C.
+    With `knows_numbers` C looks later whether there are rows of these numbers.
     """
     low, high, numbers = span
     if numbers is None:
-        low, high = index(low), index(high)
+        low, high = int_of(low, "low"), int_of(high, "high")
         if not 0 <= low <= high <= nrows:
             raise ValueError(f"rows {low} to {high} of {nrows}")
         return low, high - low, None
-    array = numbers if type(numbers) is np.ndarray else as_numpy(numbers, "row numbers")
-    if array is not numbers or not knows_numbers:
-        array = _require_numbers(array if high is None else array[: index(high)], nrows)
-    count = len(numbers) if high is None else index(high)
-    if not 0 <= count <= len(numbers):
-        raise ValueError(f"{count} of {len(numbers)} row numbers")
-    return 0, count, array
+    array = as_numpy(numbers, "row numbers")
+    require_numbers(array)
+    count = len(array) if high is None else int_of(high, "n")
+    if not 0 <= count <= len(array):
+        raise ValueError(f"{count} of {len(array)} row numbers")
+    return 0, count, array if knows_numbers else _known_numbers(array[:count], nrows)
 
 
-def _require_numbers(numbers: Any, nrows: int) -> Array:
+def _known_numbers(numbers: Array, nrows: int) -> Array:
     """Return numbers of rows that there are, or raise."""
-    if numbers.ndim != 1 or numbers.dtype not in (np.int32, np.int64):
-        raise TypeError(f"row numbers are int32 or int64 along one axis, not {numbers.dtype}")
     array = np.ascontiguousarray(numbers)
     if len(array) and array.view(f"u{array.itemsize}").max() >= nrows:
         raise ValueError(f"row numbers from {array.min()} to {array.max()} of {nrows} rows")

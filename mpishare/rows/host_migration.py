@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.plans.layout import as_numpy, require_writeable
-from mpishare.rows.host import store_count
+from mpishare.rows.host import count_of, store_count
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
@@ -36,14 +35,14 @@ class HostMigration:
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
         """See `MigrationEngine.migrate`."""
-        engine, n = self._engine, index(count)
+        engine, n = self._engine, count_of(count)
         arrays, shortest, _ = engine.require(columns, stream)
         goals = as_numpy(to, "to")
-        if goals.dtype != np.int32 or goals.ndim != 1 or not goals.flags.c_contiguous:
-            raise TypeError(f"to is int32 along one axis, not {goals.dtype}")
+        if goals.dtype != np.int32 or goals.ndim != 1:
+            raise TypeError(f"to is int32 along one axis, not {goals.dtype}{[*goals.shape]}")
         require_writeable(goals, "to")
         capacity = min(shortest, len(goals))
-        if not 0 <= n <= capacity:
+        if n > capacity:
             raise ValueError(f"count is {n}, of {capacity} rows")
         away = np.flatnonzero(goals[:n] != engine.rank)
         parts, gone = self._select(goals[away], away)

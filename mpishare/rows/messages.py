@@ -45,10 +45,7 @@ class MessageOut:
             self._request = None
         return self._request is None
 
-    def end(self, epoch: int) -> None:
-        """Do nothing: a message needs no answer."""
-
-    forget = int
+    forget = int  # a message has no name
 
     def close(self) -> None:
         """Leave a message under way to MPI, with its buffer."""

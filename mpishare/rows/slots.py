@@ -4,13 +4,14 @@ A pair has a header for each parity of the epoch and each direction, in memory o
 node, and its slots in memory that the sender makes when it first has rows, or more than before. The
 sender writes the rows, then their number, then the epoch. It overwrites them two epochs later: by
 then it has seen the receiver's next epoch, which began after the receiver was done with these.
+
+Memory has a name until its receiver opens it. A process may end before: where no receiver is left
+to do so, the next node on this machine removes the name.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,19 +32,6 @@ log = logging.getLogger("mpishare.rows")
 _EPOCH, _ROWS, _CAPACITY, _NAME = 0, 1, 2, 4  # words of a header
 _WORDS = 16
 _HEADER_NBYTES = 8 * _WORDS  # whole lines of the cache
-# Files of this process that have a name, until a peer has opened them.
-_named: set[str] = set()
-
-
-@atexit.register
-def _forget_all() -> None:
-    while _named:
-        _forget(_named.pop())
-
-
-def _forget(name: str) -> None:
-    shared.forget(name)
-    _named.discard(name)
 
 
 class Headers:
@@ -90,8 +78,8 @@ class Outgoing:
         self._form, self._headers, self._barrier, self._peer = form, headers, barrier, peer
         self._memory: shared.SharedMemory | None = None
         self._slots: list[list[Array]] = [[], []]
-        self._name = ""  # of memory that the next header tells of
-        self._told: dict[str, int] = {}  # names that the receiver may not have opened, by epoch
+        self._names: list[str] = []  # of all memory; the receiver removes those that it opens
+        self._is_new = False  # memory of which no header has told
         self.capacity = self.nbytes = 0
 
     def reserve(self, count: int) -> None:
@@ -105,15 +93,15 @@ class Outgoing:
         memory = shared.create(nbytes)
         try:
             name = shared.publish(memory)
-            _named.add(name)
         except BaseException:
             memory.close()
             raise
-        if self._name:  # of a call that was refused
-            _forget(self._name)
+        if self._is_new:  # of a call that was refused
+            shared.forget(self._names.pop())
+        self._names.append(name)
         self.close()
         memory.close_file()
-        self._memory, self._name, self.nbytes, self.capacity = memory, name, nbytes, capacity
+        self._memory, self._is_new, self.nbytes, self.capacity = memory, True, nbytes, capacity
         self._slots = _map(self._form, memory, capacity)
 
     def slot(self, epoch: int) -> list[Array]:
@@ -124,28 +112,18 @@ class Outgoing:
         """Announce the rows."""
         words = self._headers[epoch & 1]
         words[_ROWS], words[_CAPACITY] = count, 0
-        if self._name:
-            self._told[self._name] = epoch
-            text = self._name.encode().ljust(8 * (_WORDS - _NAME), b"\0")
-            self._name = ""
+        if self._is_new:
+            text = self._names[-1].encode().ljust(8 * (_WORDS - _NAME), b"\0")
             words[_CAPACITY] = self.capacity
             words[_NAME:] = memoryview(text).cast("Q")
+            self._is_new = False
         self._barrier()
         words[_EPOCH] = epoch
 
-    def end(self, epoch: int) -> None:
-        """Note that all peers have announced an epoch: before that they ended the one before."""
-        if self._told:
-            self.forget(epoch)
-
-    def forget(self, epoch: int = sys.maxsize) -> None:
-        """Remove the names that were told before an epoch; default: all."""
-        if self._name and epoch == sys.maxsize:
-            _forget(self._name)
-            self._name = ""
-        for name in [name for name, told in self._told.items() if told < epoch]:
-            _forget(name)
-            del self._told[name]
+    def forget(self) -> None:
+        """Remove the names that the receiver has not opened, and will not."""
+        while self._names:
+            shared.forget(self._names.pop())
 
     def close(self) -> None:
         """Unmap the slots, once no rank reads them."""
@@ -181,6 +159,7 @@ class Incoming:
         if capacity:
             name = bytes(words[_NAME:]).rstrip(b"\0").decode()
             memory = shared.attach(name, 2 * self._form.offsets(capacity)[-1])
+            shared.forget(name)
             memory.close_file()
             self.close()
             self._memory, self._slots = memory, _map(self._form, memory, capacity)

@@ -87,3 +87,22 @@ def grows(stage: Stage) -> None:
 
 def test_slots_that_grow_leave_no_files():
     play(3, grows, backend="host").ended_well()
+
+
+def ends_first(stage: Stage) -> None:
+    """Rank 1 looks for the rows of rank 0 when that one is about to finalize MPI."""
+    import atexit
+
+    world, others = stage.world, [1 - stage.rank]
+    if stage.rank == 0:  # registered first: it runs after what the library has registered
+        atexit.register(lambda: world.send(None, 1))
+    swap = mpishare.RowExchange(world, ["f8"], peers=others, node=stage.node())
+    swap.start([np.arange(3.0)], {others[0]: (0, 3)})
+    if stage.rank == 1:
+        world.recv(source=0)
+    swap.wait()
+    assert swap.received(others[0])[0].tolist() == [0, 1, 2]
+
+
+def test_rows_outlive_the_program_that_sent_them():
+    play(2, ends_first, backend="host").ended_well()

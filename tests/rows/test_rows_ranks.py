@@ -98,7 +98,7 @@ def test_no_row_is_written_into_arrays_that_are_too_short(node, ring):
         with pytest.raises(CapacityError, match="1 rows came beyond"):
             ring.counts()
     else:
-        with pytest.raises(CapacityError, match="3 rows into 2"):
+        with pytest.raises(CapacityError, match="3 rows into arrays of 2"):
             ring.wait(short)
         assert not short[0, -1][0].any()
         ring.wait()
@@ -201,7 +201,12 @@ def test_calls_out_of_order(node, ring):
         (lambda c, r: (c, {(1, 1): (0, 1)}), "are no peers"),
         (lambda c, r: (c, {(0, 1): (0, 7)}), "rows 0 to 7 of 6"),
         (lambda c, r: (c, {(0, 1): (3, 2)}), "rows 3 to 2 of 6"),
-        (lambda c, r: (c, {(0, 1): c[0]}), "row numbers are int32 or int64"),
+        (lambda c, r: (c, {(0, 1): c[0]}), "row numbers are an array of int32 or int64"),
+        (lambda c, r: (c, {(0, 1): c[0][:0]}), "row numbers are an array of int32 or int64"),
+        (lambda c, r: (c, {(0, 1): c[1].reshape(2, 3)}), "row numbers are .* one axis"),
+        (lambda c, r: (c, {(0, 1): 3}), "rows are .low, high., or an array"),
+        (lambda c, r: (c, {(0, 1): (0.0, 1)}), "low is an int"),
+        (lambda c, r: (c, [(0, 1)]), "a dict by peer is needed"),
     ],
 )
 def test_what_a_call_refuses(node, ring, change, said):
@@ -218,6 +223,7 @@ def test_what_a_call_refuses(node, ring, change, said):
         ([], {}, "columns must be dtypes"),
         (["O"], {}, "Python objects"),
         (["f8"], {"room": 0}, "room must be"),
+        (["f8"], {"room": 2**31}, "room must be"),
         (["f8"], {"peers": [-1]}, "peers must be ranks"),
         (["f8"], {"periods": True}, "periods= is for dims="),
         (["f8"], {"dims": [0], "peers": [0]}, "are both given"),
@@ -236,8 +242,34 @@ def test_counts_below_zero(node, ring):
     with pytest.raises(ValueError, match="count is -1"):
         ring.wait(columns, at="append", count=-1)
     ring.wait()
-    with pytest.raises(ValueError, match="count is -1, of 6 rows"):
+    with pytest.raises(ValueError, match="count is -1"):
         Migration(ring).migrate(columns, node.xp.zeros(6, "i4"), -1)
+
+
+@pytest.mark.parametrize("kind", ["i4", "f8"])
+def test_counts_that_cannot_be_updated(node, ring, kind):
+    """They are refused before any row moves."""
+    columns, count = columns_of(node, 6), node.xp.ones((), kind)
+    move, to = Migration(ring), node.xp.full(6, node.rank, "i4")
+    with pytest.raises(TypeError, match=r"migrate failed: count is .*int64 of shape \(\)"):
+        move.migrate(columns, to, count)
+    ring.start(columns, {})
+    with pytest.raises(TypeError, match=r"wait failed: count is .*int64 of shape \(\)"):
+        ring.wait(columns, at="append", count=count)
+    ring.wait()
+
+
+def test_counts_that_are_read_only(host_node):
+    columns, count = [np.zeros(9)], np.ones((), "i8")
+    count.flags.writeable = False
+    with RowExchange(host_node.comm, ["f8"], node=host_node) as swap:
+        with pytest.raises(ValueError, match="migrate failed: count is read-only"):
+            Migration(swap).migrate(columns, np.full(9, host_node.rank, "i4"), count)
+        swap.start([np.ones(1)], dict.fromkeys(swap.peers, (0, 1)))
+        with pytest.raises(ValueError, match="wait failed: count is read-only"):
+            swap.wait(columns, at="append", count=count)
+        assert not columns[0].any()
+        swap.wait()
 
 
 @TWO
