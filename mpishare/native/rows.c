@@ -5,12 +5,6 @@
 #include <string.h>
 
 typedef struct {
-    char *to;
-    const char *from;
-    size_t nbytes; /* of a row */
-} Pair;
-
-typedef struct {
     const char *data; /* NULL for the rows from `begin` on */
     bool is_wide;     /* int64 instead of int32 */
 } Numbers;
@@ -44,22 +38,22 @@ static bool read_numbers(Numbers *numbers, PyObject *given, PyObject *type, Py_s
 /* The loop of a row's size that the compiler knows. */
 #define GATHER(type)                                                                               \
     for (Py_ssize_t at = 0; at < count; at++)                                                      \
-        ((type *)pair->to)[at] = ((const type *)pair->from)[number_at(numbers, at)]
+        ((type *)to)[at] = ((const type *)from)[number_at(numbers, at)]
 
-static void move_pair(const Pair *pair, Py_ssize_t count, const Numbers *numbers)
+static void move_column(char *to, const char *from, size_t nbytes, Py_ssize_t count,
+                        const Numbers *numbers)
 {
-    const size_t nbytes = pair->nbytes;
-    const uintptr_t low = ((uintptr_t)pair->to | (uintptr_t)pair->from) & (nbytes - 1);
+    const bool is_aligned = !(((uintptr_t)to | (uintptr_t)from) & (nbytes - 1));
     if (numbers->data == NULL)
-        memmove(pair->to, pair->from, (size_t)count * nbytes);
-    else if (nbytes == 8 && !low)
+        memmove(to, from, (size_t)count * nbytes);
+    else if (nbytes == 8 && is_aligned)
         GATHER(uint64_t);
-    else if (nbytes == 4 && !low)
+    else if (nbytes == 4 && is_aligned)
         GATHER(uint32_t);
     else
         for (Py_ssize_t at = 0; at < count; at++)
-            memcpy(pair->to + (size_t)at * nbytes,
-                   pair->from + (size_t)number_at(numbers, at) * nbytes, nbytes);
+            memcpy(to + (size_t)at * nbytes, from + (size_t)number_at(numbers, at) * nbytes,
+                   nbytes);
 }
 
 /* An item of a list of arrays of this type; NULL with an error if it is none. */
@@ -73,22 +67,6 @@ static PyArrayObject *array_at(PyObject *arrays, Py_ssize_t at, PyObject *type)
     return (PyArrayObject *)array;
 }
 
-static int make_pairs(Pair *pairs, PyObject *sizes, PyObject *type, PyObject *to, Py_ssize_t first,
-                      PyObject *from, Py_ssize_t begin)
-{
-    for (Py_ssize_t at = 0; at < PyList_Size(sizes); at++) {
-        PyArrayObject *target = array_at(to, at, type), *source = array_at(from, at, type);
-        if (target == NULL || source == NULL)
-            return -1;
-        const size_t nbytes = PyLong_AsSize_t(PyList_GetItem(sizes, at));
-        if (nbytes == (size_t)-1)
-            return -1;
-        pairs[at] = (Pair){PyArray_BYTES(target) + (size_t)first * nbytes,
-                           PyArray_BYTES(source) + (size_t)begin * nbytes, nbytes};
-    }
-    return 0;
-}
-
 PyObject *move_rows(PyObject *module, PyObject *given)
 {
     (void)module;
@@ -100,21 +78,19 @@ PyObject *move_rows(PyObject *module, PyObject *given)
     Numbers numbers = {NULL, false};
     if (numbered != Py_None && !read_numbers(&numbers, numbered, type, count, nrows))
         Py_RETURN_FALSE;
-    const Py_ssize_t npairs = PyList_Size(sizes);
-    Pair *pairs = PyMem_Calloc((size_t)npairs, sizeof *pairs);
-    if (pairs == NULL)
-        return PyErr_NoMemory();
-    const int status = make_pairs(pairs, sizes, type, to, first, from, begin);
-    size_t nbytes = 0;
-    for (Py_ssize_t at = 0; !status && at < npairs; at++)
-        nbytes += (size_t)count * pairs[at].nbytes;
-    PyThreadState *released = nbytes > GIL_NBYTES ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t at = 0; !status && at < npairs; at++)
-        move_pair(pairs + at, count, &numbers);
-    if (released != NULL)
-        PyEval_RestoreThread(released);
-    PyMem_Free(pairs);
-    return status ? NULL : Py_NewRef(Py_True);
+    for (Py_ssize_t at = 0; at < PyList_Size(sizes); at++) {
+        PyArrayObject *target = array_at(to, at, type), *source = array_at(from, at, type);
+        const size_t nbytes = PyLong_AsSize_t(PyList_GetItem(sizes, at));
+        if (target == NULL || source == NULL || nbytes == (size_t)-1)
+            return NULL;
+        const bool takes_long = (size_t)count * nbytes > GIL_NBYTES;
+        PyThreadState *released = takes_long ? PyEval_SaveThread() : NULL;
+        move_column(PyArray_BYTES(target) + (size_t)first * nbytes,
+                    PyArray_BYTES(source) + (size_t)begin * nbytes, nbytes, count, &numbers);
+        if (released != NULL)
+            PyEval_RestoreThread(released);
+    }
+    Py_RETURN_TRUE;
 }
 
 /* Whether an array has rows of this dtype and shape in C order. */

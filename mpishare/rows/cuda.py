@@ -26,7 +26,7 @@ from mpishare.rows.calls import int_of, require_count, require_like, require_num
 from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
@@ -61,8 +61,7 @@ class CudaRows(CudaPlanEngine):
         self._take = _TakeArguments()
         self._held: list[Any] = []  # memory of migrations
         self._launches: dict[Any, driver.Launch] = {}
-        self._seen: dict[tuple[int, ...], Any] = {}  # columns by their ids, which may be reused
-        self._ints: dict[int, Any] = {}  # other arrays
+        self._seen: dict[tuple[int, ...], Any] = {}  # arrays by their ids, which may be reused
         self._is_open = self._has_come = False
         self._sent_on: Any = None  # the stream of the last start
         self._make(self._build)
@@ -116,25 +115,26 @@ class CudaRows(CudaPlanEngine):
 
     def set_lanes(self, lanes: records.Lanes, columns: Sequence[Any]) -> int:
         """Let the kernels use these columns; return the rows of the shortest."""
-        described, rows = self._lanes_of(columns)
+        described, rows = self._known(columns, self._describe)
         lanes.copy(described)
-        return rows
+        return int(rows)
 
-    def _lanes_of(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
-        """Return the words of columns, and the rows of the shortest."""
-        key = tuple(map(id, columns))
+    def _known(self, arrays: Sequence[Any], describe: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return what `describe` says of these arrays, or said at an earlier call."""
+        key = tuple(map(id, arrays))
         seen = self._seen.get(key)
         if seen is None or any(
-            each() is not column or length != column.shape[0]
-            for (each, length), column in zip(seen[0], columns, strict=True)
+            each() is not array or shape != array.shape
+            for (each, shape), array in zip(seen[0], arrays, strict=True)
         ):
-            seen = self._describe(columns)
             if len(self._seen) >= _MAX_SEEN:
                 self._seen.clear()
-            self._seen[key] = seen
-        return seen[1:]
+            described = describe(arrays)
+            seen = self._seen[key] = [(ref(each), each.shape) for each in arrays], described
+        return seen[1]
 
-    def _describe(self, columns: Sequence[Any]) -> tuple[Any, records.Lanes, int]:
+    def _describe(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
+        """Return the words of columns, and the rows of the shortest."""
         form = self.form
         require_number(columns, len(form.columns))
         lanes, at = records.Lanes(), 0
@@ -155,30 +155,24 @@ class CudaRows(CudaPlanEngine):
                 lanes.of[at] = records.Lane(address, slot, begin, column.nbytes, word)
                 at += 1
         lanes.count = at
-        lengths = [column.shape[0] for column in columns]
-        refs = [(ref(column), n) for column, n in zip(columns, lengths, strict=True)]
-        return refs, lanes, min(lengths)
+        return lanes, min(column.shape[0] for column in columns)
 
     def look_at(self, array: Any, name: str) -> tuple[int, int, int]:
         """Return the address of an array of ints along one axis, its length, and bytes of each."""
-        key = id(array)
-        seen = self._ints.get(key)
-        if seen is None or seen[0]() is not array or seen[1][1:2] != tuple(array.shape):
-            address, layout = place_of(array, name)
+
+        def describe(arrays: Sequence[Any]) -> tuple[int, int, int]:
+            address, layout = place_of(arrays[0], name)
             require_numbers(layout, name)
             if not layout.is_packed("C"):
                 raise ValueError(f"{name} are not contiguous: give a copy")
-            if len(self._ints) >= _MAX_SEEN:
-                self._ints.clear()
-            found = address, layout.shape[0], layout.dtype.itemsize
-            seen = self._ints[key] = ref(array), found
-        address, length, nbytes = seen[1]
+            return address, layout.shape[0], layout.dtype.itemsize
+
+        address, length, nbytes = self._known([array], describe)
         return address, length, nbytes
 
     # --- calls
 
     def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
-        """See `RowEngine.start`."""
         rows = self.set_lanes(self.lanes, columns)
         if any(column.shape[0] != rows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
@@ -205,38 +199,33 @@ class CudaRows(CudaPlanEngine):
         if numbers is not None:
             to.numbers, to.most, to.nbytes = self.look_at(numbers, "row numbers")
             high = to.most if high is None else high
-        ints = [
-            None if _is_on_gpu(each) else int_of(each, "low, high or n") for each in (low, high)
-        ]
-        first, last = 0 if ints[0] is None else ints[0], to.most if ints[1] is None else ints[1]
+        first = 0 if _is_on_gpu(low) else int_of(low, "low")
+        last = to.most if _is_on_gpu(high) else int_of(high, "high" if numbers is None else "n")
         if not 0 <= first <= last <= to.most:
             raise ValueError(f"rows {first} to {last} of {to.most}")
-        records.set_bound(to.low, low if ints[0] is None else first)
-        records.set_bound(to.high, high if ints[1] is None else last)
+        records.set_bound(to.low, low)
+        records.set_bound(to.high, high)
         return min(last - first, self.form.room)
 
     def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
-        """See `RowEngine.place`."""
-        found = {place: self._lanes_of(arrays) for place, arrays in into.items()}
-        arrays = [each for arrays in into.values() for each in arrays]
-        entered = self._enter("wait", arrays, stream)
+        found = [(at, *self._known(arrays, self._describe)) for at, arrays in into.items()]
+        entered = self._enter("wait", [each for arrays in into.values() for each in arrays], stream)
         self._follow(entered)
-        for place, (lanes, rows) in found.items():
+        for place, lanes, rows in found:
             self._placed.copy(lanes)
             self._take_rows(entered, place, place + 1, rows)
         if not into and not self._has_come:
             self._take_rows(entered, 0, 0, 0)
-        self._is_open, self._has_come = False, True
+        self._is_open = False
         self._leave(entered)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        """See `RowEngine.append`."""
         capacity = self.set_lanes(self._placed, columns)
         entered = self._enter("wait", columns, stream)
         result = self.new_count(count, entered)
         self._follow(entered)
         self._take_rows(entered, 0, len(self.form.keys), capacity, count, result)
-        self._is_open, self._has_come = False, True
+        self._is_open = False
         self._leave(entered)
         return result
 
@@ -274,12 +263,13 @@ class CudaRows(CudaPlanEngine):
         blocks = self.blocks_for(self.form.room * (last - first))
         launch = self.launch("take_rows", blocks, self._take_arguments)
         self._in_order(lambda: launch.enqueue(entered[0]), entered)
+        self._has_come = True
 
     def take_all(self, entered: StreamInfo, capacity: int, result: Any, *kept: int) -> None:
         """Enqueue the second half of a migration."""
         self._placed.copy(self.lanes)
         self._take_rows(entered, 0, len(self.form.keys), capacity, 0, result, (kept[0], kept[1]))
-        self._is_open, self._has_come = False, True
+        self._is_open = False
 
     # --- what came
 
@@ -316,23 +306,19 @@ class CudaRows(CudaPlanEngine):
             entered = self._sent_on
             self._follow(entered)
             self._take_rows(entered, 0, 0, 0)
-            self._has_come = True
             self._leave(entered)
 
     def counts(self) -> tuple[list[int], list[int]]:
-        """See `RowEngine.counts`."""
         found, nkeys = self.fetch("counts"), len(self.form.keys)
         came, sent = (found[at : at + nkeys].tolist() for at in (records.CAME, records.SENT))
         return came, sent
 
     @property
     def device_counts(self) -> Any:
-        """See `RowEngine.device_counts`."""
         self._poll()
         return self.results[records.CAME : records.CAME + len(self.form.keys)]
 
     def received(self, place: int) -> list[Any]:
-        """See `RowEngine.received`."""
         found = self.fetch("received")
         count, parity = int(found[records.CAME + place]), int(found[records.EPOCH]) & 1
         slot = self._buffers.address_of(self.rank) + (2 * place + parity) * self.slot
@@ -360,7 +346,6 @@ class CudaRows(CudaPlanEngine):
     def _close_launches(self) -> None:
         self._launches.clear()
         self._seen.clear()
-        self._ints.clear()
         while self._held:
             self._held.pop().close()
         self.launcher.close()

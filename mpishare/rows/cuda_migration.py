@@ -19,7 +19,7 @@ _LEAST_ROWS, _MAX_ROWS = 1024, 1 << 31
 
 
 class CudaMigration:
-    """See `MigrationEngine`. Its memory is that of the engine, until that closes."""
+    """See `HostMigration`. Its memory is that of the engine, until that closes."""
 
     def __init__(self, engine: CudaRows, *, stable: bool) -> None:
         self._engine, self._stable = engine, stable
@@ -41,7 +41,6 @@ class CudaMigration:
         self.left = engine.results[records.LEFT : records.LEFT + 1].reshape(())
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
-        """See `MigrationEngine.migrate`."""
         engine = self._engine
         address, ngoals, nbytes = engine.look_at(to, "goals")
         if nbytes != 4:
@@ -85,12 +84,8 @@ class CudaMigration:
         self._capacity = capacity
 
     def stuck(self) -> tuple[dict[Any, int], int, int]:
-        """See `MigrationEngine.stuck`."""
         found = self._engine.fetch("check")
         of_keys = found[records.STUCK :]
-        stuck = {
-            key.name: int(of_keys[at])
-            for at, key in enumerate(self._engine.form.keys)
-            if of_keys[at]
-        }
+        keys = enumerate(self._engine.form.keys)
+        stuck = {key.name: int(of_keys[at]) for at, key in keys if of_keys[at]}
         return stuck, int(found[records.STRANGERS]), int(found[records.KEPT])

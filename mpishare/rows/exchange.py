@@ -14,7 +14,6 @@ from mpishare.plans.fields import GivenFields, require_backend
 from mpishare.plans.layout import FieldLayout, array_of
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 from mpishare.rows.calls import require_peers, spans_of
-from mpishare.rows.engine import engine_class
 from mpishare.rows.form import Form, columns_of, keys_of, names_of, room_of
 
 if TYPE_CHECKING:
@@ -24,8 +23,11 @@ if TYPE_CHECKING:
 
     from mpishare.memory.types import AnyArray, Array, BackendName, RouteName, Stream
     from mpishare.node import Node
-    from mpishare.plans.engine import RoutedSetup
-    from mpishare.rows.engine import RowEngine
+    from mpishare.plans.engine import PlanSetup, RoutedSetup
+    from mpishare.rows.cuda import CudaRows
+    from mpishare.rows.host import HostRows
+
+    RowEngine = HostRows | CudaRows
 
 _CALL = "RowExchange"
 
@@ -63,11 +65,6 @@ class RowExchange(RoutedPlan):
         The memory of the columns. Default: that of the node.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
-
-    Attributes
-    ----------
-    peers : tuple
-        The keys in order: ranks upwards, or sides axis by axis, the low one first.
 
     Raises
     ------
@@ -137,7 +134,7 @@ class RowExchange(RoutedPlan):
 
     @property
     def peers(self) -> tuple[Any, ...]:
-        """The keys of this rank in order. Local."""
+        """The keys in order: ranks upwards, or sides axis by axis, the low one first. Local."""
         return tuple(key.name for key in self._form.keys)
 
     def start(
@@ -210,8 +207,7 @@ class RowExchange(RoutedPlan):
         ------
         CapacityError
             On the host, if arrays are too short: nothing is written, and `wait` may be called
-            again. On GPUs rows beyond the end are left out, and the next of `counts` and `received`
-            raises it.
+            again. On GPUs rows beyond the end are left out, and the next host wait raises it.
         EpochError
             Without a `start`.
         """
@@ -292,6 +288,17 @@ class RowExchange(RoutedPlan):
     @property
     def _engines(self) -> list[RowEngine]:
         return [self._engine]
+
+
+def engine_class(setup: PlanSetup) -> type[RowEngine]:
+    """Import the engine for the memory of the columns."""
+    if setup.on_gpu:
+        from mpishare.rows.cuda import CudaRows
+
+        return CudaRows
+    from mpishare.rows.host import HostRows
+
+    return HostRows
 
 
 def _require_append(into: Any, at: Any, count: Any) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.rows.form import Form, Key
+    from mpishare.rows.form import Form
 
     Array = np.ndarray[Any, Any]
     Part = tuple[int, int, Array | None]
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 
 class HostRows(PlanEngine):
-    """The rows of one plan in host memory. Collective to make, host-blocking."""
+    """The rows of one plan in host memory. Collective to make, host-blocking.
+
+    `CudaRows` has the same methods. What a call is given is checked before anything is published:
+    `TypeError` or `ValueError`.
+    """
 
     def __init__(self, setup: RoutedSetup, form: Form) -> None:
         self.name, self.form, self.rank = setup.name, form, setup.comm.rank
@@ -44,23 +48,19 @@ class HostRows(PlanEngine):
             self._move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
             described = [each.dtype for each in kinds], [each.shape for each in kinds]
             self._count = partial(compiled.count_rows, np.ndarray, *described)
-        self._out = [self._outgoing(key) for key in form.keys]
-        self._in = [self._incoming(key, place) for place, key in enumerate(form.keys)]
+        self._out: list[Outgoing | MessageOut] = []
+        self._in: list[Incoming | MessageIn] = []
+        barrier = setup.context.memory_barrier
+        for place, key in enumerate(form.keys):
+            if setup.my_routes[key.rank] is not HOST:
+                self._out.append(MessageOut(self._comm, form, key))
+                self._in.append(MessageIn(self._comm, form, key))
+                continue
+            there, here = self._headers.of(key.rank, key.place), self._headers.of(self.rank, place)
+            self._out.append(Outgoing(form, there, barrier, f"{self.name}: rank {key.rank}"))
+            self._in.append(Incoming(form, here, barrier))
         self._none = _as_part(Span(0, 0), 0, False)
         self._knows_numbers = self._move is not move_rows
-
-    def _outgoing(self, key: Key) -> Outgoing | MessageOut:
-        if self._setup.my_routes[key.rank] is not HOST:
-            return MessageOut(self._comm, self.form, key)
-        headers = self._headers.of(key.rank, key.place)
-        barrier = self._setup.context.memory_barrier
-        return Outgoing(self.form, headers, barrier, f"{self.name}: rank {key.rank}")
-
-    def _incoming(self, key: Key, place: int) -> Incoming | MessageIn:
-        if self._setup.my_routes[key.rank] is not HOST:
-            return MessageIn(self._comm, self.form, key)
-        headers = self._headers.of(self.rank, place)
-        return Incoming(self.form, headers, self._setup.context.memory_barrier)
 
     @property
     def staging_nbytes(self) -> int:  # type: ignore[override]
@@ -100,7 +100,7 @@ class HostRows(PlanEngine):
     # --- calls
 
     def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
-        """See `RowEngine.start`."""
+        """Send rows of the columns, one span a key."""
         arrays, nrows, longest = self.require(columns, stream, are_written=False)
         if nrows < longest:
             raise ValueError(f"columns have {nrows} to {longest} rows")
@@ -155,7 +155,7 @@ class HostRows(PlanEngine):
             raise
 
     def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
-        """See `RowEngine.place`."""
+        """Receive: by the places of the keys into arrays, the others into slots."""
         self.receive()
         found = []
         for place, columns in into.items():
@@ -167,7 +167,7 @@ class HostRows(PlanEngine):
                 self._move(arrays, 0, each.columns, 0, each.count, None, 0)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        """See `RowEngine.append`."""
+        """Receive all behind `count`, and return the new count."""
         first = count_of(count)
         self.receive()
         arrays, shortest, _ = self.require(columns, stream)
@@ -178,17 +178,17 @@ class HostRows(PlanEngine):
         return store_count(count, first)
 
     def counts(self) -> tuple[list[int], list[int]]:
-        """See `RowEngine.counts`."""
+        """Return how many rows came and went, by key; host-blocking."""
         self.receive()
         return [each.count for each in self._in], self._sent
 
     @property
     def device_counts(self) -> Array:
-        """See `RowEngine.device_counts`."""
+        """How many rows come, in the memory of the columns."""
         return np.array(self.counts()[0], np.int64)
 
-    def received(self, place: int) -> list[Array]:
-        """See `RowEngine.received`."""
+    def received(self, place: int) -> list[Any]:
+        """Return the rows that came, where they are; host-blocking."""
         self.receive()
         each = self._in[place]
         return [column[: each.count] for column in each.columns]
@@ -197,16 +197,14 @@ class HostRows(PlanEngine):
 
     def _late(self) -> list[int]:
         """Return the ranks whose rows have not come, and those whose messages are not sent."""
-        keys, epoch = self.form.keys, self._epoch
-        late = {
-            key.rank for key, each in zip(keys, self._in, strict=True) if not each.has_come(epoch)
-        }
-        late |= {
-            key.rank
-            for key, out in zip(keys, self._out, strict=True)
-            if isinstance(out, MessageOut) and not out.is_sent()
-        }
-        return sorted(late)
+        pairs = zip(self.form.keys, self._in, self._out, strict=True)
+        return sorted(
+            {
+                key.rank
+                for key, each, out in pairs
+                if not (each.has_come(self._epoch) and out.is_sent())
+            }
+        )
 
     def _wait(self) -> None:
         call, comm, agreement = f"{self.name}: wait", self._comm, self._agreement

@@ -21,7 +21,10 @@ DROPPED = -1
 
 
 class HostMigration:
-    """See `MigrationEngine`. What came into full arrays is kept until the next call."""
+    """Moves rows out of arrays with spare rows and into them, as `CudaMigration`.
+
+    What came into full arrays is kept until the next call.
+    """
 
     def __init__(self, engine: HostRows, *, stable: bool) -> None:
         self._engine, self._stable = engine, stable
@@ -34,7 +37,7 @@ class HostMigration:
         self._place_of.pop(engine.rank, None)  # rows of its own are home
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
-        """See `MigrationEngine.migrate`."""
+        """Move the rows, and return the new count."""
         engine, n = self._engine, count_of(count)
         arrays, shortest, _ = engine.require(columns, stream)
         goals = as_numpy(to, "to")
@@ -103,5 +106,5 @@ class HostMigration:
         return count
 
     def stuck(self) -> tuple[dict[Any, int], int, int]:
-        """See `MigrationEngine.stuck`."""
+        """Return the rows left by key, those for no peer, and those kept; host-blocking."""
         return {}, self._strangers, len(self._kept[0])

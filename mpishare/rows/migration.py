@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import CapacityError
 from mpishare.memory.arguments import require_bool
 from mpishare.plans.layout import array_of
-from mpishare.rows.engine import migration_class
 from mpishare.rows.exchange import RowExchange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.types import AnyArray, Array, Stream
+    from mpishare.plans.engine import PlanSetup
 
 
 class Migration:
@@ -142,3 +142,14 @@ class Migration:
     def __repr__(self) -> str:
         """Name the plan."""
         return f"<mpishare.Migration by {self._swap.name}>"
+
+
+def migration_class(setup: PlanSetup) -> Any:
+    """Import what moves rows by their goals, for the memory of the columns."""
+    if setup.on_gpu:
+        from mpishare.rows.cuda_migration import CudaMigration
+
+        return CudaMigration
+    from mpishare.rows.host_migration import HostMigration
+
+    return HostMigration

@@ -79,14 +79,11 @@ def word_of(nbytes: int, address: int = 0) -> int:
 
 def set_bound(bound: Bound, number: Any) -> None:
     """Store an int in a bound, or the address of a scalar on the GPU."""
-    if type(number) is int:
-        bound.at, bound.value = 0, number
+    interface = getattr(number, "__cuda_array_interface__", None)
+    if interface is None:
+        bound.at, bound.value = 0, index(number)
         return
-    if hasattr(number, "__cuda_array_interface__"):
-        interface = number.__cuda_array_interface__
-        kind = interface["typestr"]
-        if interface["shape"] not in ((), (1,)) or kind not in ("<i4", "<i8"):
-            raise TypeError(f"a number of rows on the GPU is one int32 or int64, not {kind}")
-        bound.at, bound.nbytes = interface["data"][0], int(kind[2])
-        return
-    bound.at, bound.value = 0, index(number)
+    kind = interface["typestr"]
+    if interface["shape"] not in ((), (1,)) or kind not in ("<i4", "<i8"):
+        raise TypeError(f"a number of rows on the GPU is one int32 or int64, not {kind}")
+    bound.at, bound.nbytes = interface["data"][0], int(kind[2])

@@ -201,30 +201,32 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) send_rows(
     if (threadIdx.x == 0) count_launch(&device->state);
 }
 
+// How many of `count` places a condition holds for, which holds for the first ones.
+template <class Holds>
+__device__ __forceinline__ unsigned count_first(unsigned count, Holds holds) {
+    unsigned low = 0, high = count;
+    while (low < high) {
+        const unsigned middle = (low + high) / 2;
+        if (holds(middle)) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 // The row that fills a gap: the last but `gap` of those that stay, of which there are `rows` with
 // those that leave. Of the ones that leave from its place on there are as many as have at most `gap`
 // staying rows behind them.
 __device__ __forceinline__ unsigned filler_of(
     unsigned gap, const unsigned* gone, unsigned ngone, unsigned rows
 ) {
-    unsigned low = 0, high = ngone;
-    while (low < high) {
-        const unsigned middle = (low + high) / 2;
-        if (rows - 1 - gone[ngone - 1 - middle] - middle <= gap) low = middle + 1;
-        else high = middle;
-    }
-    return rows - 1 - gap - low;
+    return rows - 1 - gap - count_first(ngone, [&](unsigned at) {
+        return rows - 1 - gone[ngone - 1 - at] - at <= gap;
+    });
 }
 
 // The row that stays at a place, where order is kept.
 __device__ __forceinline__ unsigned stayer_of(unsigned place, const unsigned* gone, unsigned ngone) {
-    unsigned low = 0, high = ngone;
-    while (low < high) {
-        const unsigned middle = (low + high) / 2;
-        if (gone[middle] - middle <= place) low = middle + 1;
-        else high = middle;
-    }
-    return place + low;
+    return place + count_first(ngone, [&](unsigned at) { return gone[at] - at <= place; });
 }
 
 // What a warp knows of its rows, all of them in one part of the columns.

@@ -64,20 +64,36 @@ def views_of(form: Form, buffer: Any, capacity: int, begin: int = 0) -> list[Arr
     ]
 
 
-def _map(form: Form, memory: shared.SharedMemory, capacity: int) -> list[list[Array]]:
-    """Return the columns of both slots in shared memory."""
-    half = form.offsets(capacity)[-1]
-    base = np.frombuffer(memory.buffer, np.uint8)  # keeps the memory mapped as long as a view
-    return [views_of(form, base, capacity, begin) for begin in (0, half)]
+class _Slots:
+    """Both slots of a direction, in shared memory once there were rows."""
+
+    def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any) -> None:
+        self._form, self._headers, self._barrier = form, headers, barrier
+        self._memory: shared.SharedMemory | None = None
+        self._slots = [views_of(form, None, 0)] * 2
+
+    def _map(self, memory: shared.SharedMemory, capacity: int) -> None:
+        """Use other memory from now on; views of that of before keep it mapped."""
+        self.close()
+        memory.close_file()
+        self._memory = memory
+        base, half = np.frombuffer(memory.buffer, np.uint8), self._form.offsets(capacity)[-1]
+        self._slots = [views_of(self._form, base, capacity, begin) for begin in (0, half)]
+
+    def close(self) -> None:
+        """Unmap the slots, once no rank uses them."""
+        self._slots = [[], []]
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
-class Outgoing:
+class Outgoing(_Slots):
     """The rows that go to one peer on this node."""
 
     def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any, peer: str) -> None:
-        self._form, self._headers, self._barrier, self._peer = form, headers, barrier, peer
-        self._memory: shared.SharedMemory | None = None
-        self._slots: list[list[Array]] = [[], []]
+        super().__init__(form, headers, barrier)
+        self._peer = peer
         self._names: list[str] = []  # of all memory; the receiver removes those that it opens
         self._is_new = False  # memory of which no header has told
         self.capacity = self.nbytes = 0
@@ -99,10 +115,8 @@ class Outgoing:
         if self._is_new:  # of a call that was refused
             shared.forget(self._names.pop())
         self._names.append(name)
-        self.close()
-        memory.close_file()
-        self._memory, self._is_new, self.nbytes, self.capacity = memory, True, nbytes, capacity
-        self._slots = _map(self._form, memory, capacity)
+        self._map(memory, capacity)
+        self._is_new, self.nbytes, self.capacity = True, nbytes, capacity
 
     def slot(self, epoch: int) -> list[Array]:
         """Return the columns to which the rows of an epoch are copied."""
@@ -120,28 +134,21 @@ class Outgoing:
         self._barrier()
         words[_EPOCH] = epoch
 
+    def is_sent(self) -> bool:
+        """Whether nothing is left to do: it was sent by stores."""
+        return True
+
     def forget(self) -> None:
         """Remove the names that the receiver has not opened, and will not."""
         while self._names:
             shared.forget(self._names.pop())
 
-    def close(self) -> None:
-        """Unmap the slots, once no rank reads them."""
-        self._slots = [[], []]
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
 
-
-class Incoming:
+class Incoming(_Slots):
     """The rows that come from one peer on this node."""
 
-    def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any) -> None:
-        self._form, self._headers, self._barrier = form, headers, barrier
-        self._memory: shared.SharedMemory | None = None
-        self._slots = [views_of(form, None, 0)] * 2
-        self.count = 0
-        self.columns: list[Array] = []
+    count = 0
+    columns: Sequence[Array] = ()
 
     def has_come(self, epoch: int) -> bool:
         """Whether the rows of an epoch are there."""
@@ -160,17 +167,13 @@ class Incoming:
             name = bytes(words[_NAME:]).rstrip(b"\0").decode()
             memory = shared.attach(name, 2 * self._form.offsets(capacity)[-1])
             shared.forget(name)
-            memory.close_file()
-            self.close()
-            self._memory, self._slots = memory, _map(self._form, memory, capacity)
+            self._map(memory, capacity)
         self.columns = self._slots[epoch & 1]
 
     def close(self) -> None:
         """Unmap the slots."""
-        self._slots, self.columns = [[], []], []
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self.columns = ()
+        super().close()
 
 
 def move_rows(
