@@ -56,12 +56,12 @@ class CudaRows(CudaPlanEngine):
         nbytes = {rank: 2 * self.slot * form.nkeys[rank] for rank in ranks}
         others = sorted({key.rank for key in form.keys} - {self.rank})
         self._buffers = PlanBuffers(setup.comm, setup.name, nbytes, others, 0, [])
-        self.lanes, self._placed = records.Lanes(), records.Lanes()
+        self.lanes, self.placed = records.Lanes(), records.Lanes()
         self._spans, self._nrows = records.Spans(), ctypes.c_int64(0)
         self._take = _TakeArguments()
         self._held: list[Any] = []  # memory of migrations
         self._launches: dict[Any, driver.Launch] = {}
-        self._seen: dict[tuple[int, ...], Any] = {}  # arrays by their ids, which may be reused
+        self._seen: dict[Any, Any] = {}  # arrays by their ids, which may be reused
         self._is_open = self._has_come = False
         self._sent_on: Any = None  # the stream of the last start
         self._make(self._build)
@@ -86,7 +86,7 @@ class CudaRows(CudaPlanEngine):
         self.sizes, take = sizes, self._take
         self._send_arguments = [sizes, self.lanes, self._spans, self._nrows, *self.ends]
         self._take_arguments = [
-            *(sizes, self._placed, take.first, take.last, take.given, take.capacity),
+            *(sizes, self.placed, take.first, take.last, take.given, take.capacity),
             *(take.result, take.kept, take.goals, self.rank, *self.ends, host),
         ]
         for name in ("send_rows", "take_rows", "migrate_rows"):
@@ -115,13 +115,15 @@ class CudaRows(CudaPlanEngine):
 
     def set_lanes(self, lanes: records.Lanes, columns: Sequence[Any]) -> int:
         """Let the kernels use these columns; return the rows of the shortest."""
-        described, rows = self._known(columns, self._describe)
+        described, rows = self._known("columns", columns, self._describe)
         lanes.copy(described)
         return int(rows)
 
-    def _known(self, arrays: Sequence[Any], describe: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return what `describe` says of these arrays, or said at an earlier call."""
-        key = tuple(map(id, arrays))
+    def _known(
+        self, name: str, arrays: Sequence[Any], describe: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """Return what `describe` says of arrays used by this name, or said at an earlier call."""
+        key = (name, *map(id, arrays))
         seen = self._seen.get(key)
         if seen is None or any(
             each() is not array or shape != array.shape
@@ -167,7 +169,7 @@ class CudaRows(CudaPlanEngine):
                 raise ValueError(f"{name} are not contiguous: give a copy")
             return address, layout.shape[0], layout.dtype.itemsize
 
-        address, length, nbytes = self._known([array], describe)
+        address, length, nbytes = self._known(name, [array], describe)
         return address, length, nbytes
 
     # --- calls
@@ -208,11 +210,13 @@ class CudaRows(CudaPlanEngine):
         return min(last - first, self.form.room)
 
     def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
-        found = [(at, *self._known(arrays, self._describe)) for at, arrays in into.items()]
+        found = [
+            (at, *self._known("columns", arrays, self._describe)) for at, arrays in into.items()
+        ]
         entered = self._enter("wait", [each for arrays in into.values() for each in arrays], stream)
         self._follow(entered)
         for place, lanes, rows in found:
-            self._placed.copy(lanes)
+            self.placed.copy(lanes)
             self._take_rows(entered, place, place + 1, rows)
         if not into and not self._has_come:
             self._take_rows(entered, 0, 0, 0)
@@ -220,13 +224,11 @@ class CudaRows(CudaPlanEngine):
         self._leave(entered)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        capacity = self.set_lanes(self._placed, columns)
+        capacity = self.set_lanes(self.placed, columns)
         entered = self._enter("wait", columns, stream)
         result = self.new_count(count, entered)
         self._follow(entered)
-        self._take_rows(entered, 0, len(self.form.keys), capacity, count, result)
-        self._is_open = False
-        self._leave(entered)
+        self.take_all(entered, capacity, count, result)
         return result
 
     def new_count(self, count: Any, entered: StreamInfo) -> Any:
@@ -265,11 +267,18 @@ class CudaRows(CudaPlanEngine):
         self._in_order(lambda: launch.enqueue(entered[0]), entered)
         self._has_come = True
 
-    def take_all(self, entered: StreamInfo, capacity: int, result: Any, *kept: int) -> None:
-        """Enqueue the second half of a migration."""
-        self._placed.copy(self.lanes)
-        self._take_rows(entered, 0, len(self.form.keys), capacity, 0, result, (kept[0], kept[1]))
+    def take_all(
+        self,
+        entered: StreamInfo,
+        capacity: int,
+        count: Any,
+        result: Any,
+        kept: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Let the stream append the rows of all peers to the columns that are placed."""
+        self._take_rows(entered, 0, len(self.form.keys), capacity, count, result, kept)
         self._is_open = False
+        self._leave(entered)
 
     # --- what came
 

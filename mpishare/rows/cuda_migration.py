@@ -63,8 +63,8 @@ class CudaMigration:
         engine._follow(entered)
         engine._in_order(lambda: launch.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
-        engine.take_all(entered, capacity, result, self._kept, address)
-        engine._leave(entered)
+        engine.placed.copy(engine.lanes)
+        engine.take_all(entered, capacity, 0, result, (self._kept, address))
         return result
 
     def _reserve(self, capacity: int, *, is_captured: bool) -> None:

@@ -19,7 +19,7 @@ from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.rows.form import Form
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Part = tuple[int, int, Array | None]
     """The first row and how many, or those of these numbers."""
+
+_NONE = 0, 0, None  # a part without rows
 
 
 class HostRows(PlanEngine):
@@ -42,7 +44,8 @@ class HostRows(PlanEngine):
         self._agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         self._headers = Headers(setup.comm, setup.name, form)
-        self._move, self._count = move_rows, _unknown
+        self._move: Callable[..., bool] = move_rows
+        self._count: Callable[..., Any] | None = None
         if (compiled := setup.context.compiled) is not None:
             kinds = form.columns
             self._move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
@@ -59,8 +62,6 @@ class HostRows(PlanEngine):
             there, here = self._headers.of(key.rank, key.place), self._headers.of(self.rank, place)
             self._out.append(Outgoing(form, there, barrier, f"{self.name}: rank {key.rank}"))
             self._in.append(Incoming(form, here, barrier))
-        self._none = _as_part(Span(0, 0), 0, False)
-        self._knows_numbers = self._move is not move_rows
 
     @property
     def staging_nbytes(self) -> int:  # type: ignore[override]
@@ -77,8 +78,7 @@ class HostRows(PlanEngine):
             recording.require_none(self.name, "its columns are in host memory")
         if stream is not None:
             handle_of(stream)
-        found = self._count(columns, are_written)
-        if found is not None:
+        if self._count is not None and (found := self._count(columns, are_written)) is not None:
             return columns, *found
         kinds = self.form.columns
         require_number(columns, len(kinds))
@@ -104,8 +104,7 @@ class HostRows(PlanEngine):
         arrays, nrows, longest = self.require(columns, stream, are_written=False)
         if nrows < longest:
             raise ValueError(f"columns have {nrows} to {longest} rows")
-        none, known = self._none, self._knows_numbers
-        parts = [none if each is None else _as_part(each, nrows, known) for each in spans]
+        parts = [_NONE if each is None else _as_part(each, nrows) for each in spans]
         self.send(arrays, parts, nrows)
 
     def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
@@ -113,9 +112,10 @@ class HostRows(PlanEngine):
         epoch = self._epoch + 1
         for out, (begin, count, numbers) in zip(self._out, parts, strict=True):
             out.reserve(count)
-            where = out.slot(epoch), 0, arrays, begin, count
-            if count and not self._move(*where, numbers, nrows):
-                self._move(*where, _known_numbers(numbers[:count], nrows), nrows)
+            slot = out.slot(epoch)
+            if count and not self._move(slot, 0, arrays, begin, count, numbers, nrows):
+                used = numbers[:count]
+                raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
         self._busy[0] = 1
         try:
             self._epoch = epoch
@@ -254,15 +254,10 @@ def store_count(count: Any, value: int) -> Array:
     return count
 
 
-def _unknown(columns: list[Any], are_written: bool) -> Any:  # noqa: ARG001
-    """Know nothing of columns, without C."""
-    return None
-
-
-def _as_part(span: Span, nrows: int, knows_numbers: bool) -> Part:
+def _as_part(span: Span, nrows: int) -> Part:
     """Return the rows of a span; raise for those that the columns do not have.
 
-    With `knows_numbers` C looks later whether there are rows of these numbers.
+    Whether there are rows of all numbers is seen when they are copied.
     """
     low, high, numbers = span
     if numbers is None:
@@ -275,12 +270,4 @@ def _as_part(span: Span, nrows: int, knows_numbers: bool) -> Part:
     count = len(array) if high is None else int_of(high, "n")
     if not 0 <= count <= len(array):
         raise ValueError(f"{count} of {len(array)} row numbers")
-    return 0, count, array if knows_numbers else _known_numbers(array[:count], nrows)
-
-
-def _known_numbers(numbers: Array, nrows: int) -> Array:
-    """Return numbers of rows that there are, or raise."""
-    array = np.ascontiguousarray(numbers)
-    if len(array) and array.view(f"u{array.itemsize}").max() >= nrows:
-        raise ValueError(f"row numbers from {array.min()} to {array.max()} of {nrows} rows")
-    return array
+    return 0, count, np.ascontiguousarray(array)

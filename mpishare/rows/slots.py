@@ -183,15 +183,17 @@ def move_rows(
     begin: int,
     count: int,
     numbers: Any,
-    nrows: int,  # noqa: ARG001
+    nrows: int,
 ) -> bool:
     """Copy rows, from `begin` on or at `numbers`, to the rows from `first` on; C does the same.
 
-    C returns whether the numbers are those of `nrows` rows.
+    Return whether the numbers are those of `nrows` rows: else nothing is copied.
     """
+    rows = slice(begin, begin + count)
+    if numbers is not None:
+        rows = numbers[:count]
+        if count and rows.view(f"u{rows.itemsize}").max() >= nrows:
+            return False
     for target, source in zip(to, origin, strict=True):
-        if numbers is None:
-            target[first : first + count] = source[begin : begin + count]
-        else:
-            target[first : first + count] = source[numbers]
+        target[first : first + count] = source[rows]
     return True

@@ -70,6 +70,16 @@ def test_numbers_with_gaps(node, ring):
     assert on_host(ring.received((0, -1))[1]).tolist() == [0, 2, 4]
 
 
+def test_a_column_that_has_its_own_row_numbers(node):
+    with RowExchange(node.comm, ["i4"], peers=[node.rank], node=node) as swap:
+        x = node.xp.asarray([2, 0, 1, 1], "i4")
+        swap.start([x], {node.rank: x})
+        swap.wait()
+        assert on_host(swap.received(node.rank)[0]).tolist() == [1, 2, 0, 0]
+        to = node.xp.full(4, node.rank, "i4")
+        assert int(Migration(swap).migrate([to], to, 4)) == 4
+
+
 def test_rows_that_came_may_be_read_until_the_next_start(node, ring):
     """Slots are double: a rank that is ahead does not touch them."""
     for step in range(6):
