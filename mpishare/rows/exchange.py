@@ -165,11 +165,11 @@ class RowExchange(RoutedPlan):
         """
         self._check_free("start")
         try:
-            spans = spans_of(self._place_of, rows)
-            self._engine.start([*map(array_of, columns)], spans, stream)
+            spans, held = spans_of(self._place_of, rows), [*columns]
+            self._engine.start([*map(array_of, held)], spans, stream)
         except (TypeError, ValueError) as error:
             raise self._named("start", error) from None
-        self._open = [*columns]
+        self._open = held
         self._was_started = True
         if recording.UNDER_WAY:
             self._end_with_capture()

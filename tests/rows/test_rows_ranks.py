@@ -80,6 +80,14 @@ def test_a_column_that_has_its_own_row_numbers(node):
         assert int(Migration(swap).migrate([to], to, 4)) == 4
 
 
+def test_columns_are_held_until_wait(node, ring):
+    columns = columns_of(node, 3)
+    ring.start(iter(columns), {(0, 1): (0, 3)})
+    assert [*map(id, ring._held())] == [*map(id, columns)]
+    ring.wait()
+    assert ring._held() is None
+
+
 def test_rows_that_came_may_be_read_until_the_next_start(node, ring):
     """Slots are double: a rank that is ahead does not touch them."""
     for step in range(6):
