@@ -29,13 +29,6 @@ class Migration:
         Whether rows that stay keep their order. By default the last ones fill the gaps: the first
         gap gets the last row that stays, the second the last but one, while they lie behind it.
 
-    Attributes
-    ----------
-    left : array of int64 of shape ()
-        How many rows of this rank `migrate` could not place, in the memory of the columns: those
-        still here whose goal is another rank, and those that came and found the arrays full, which
-        the plan keeps and appends first at the next call.
-
     Examples
     --------
     Rows go to the rank of their number:
@@ -65,7 +58,11 @@ class Migration:
 
     @property
     def left(self) -> AnyArray:
-        """How many rows could not be placed. Local."""
+        """How many rows of this rank could not be placed, as int64 of shape (). Local.
+
+        In the memory of the columns. Those still here whose goal is another rank, and those that
+        came and found the arrays full, which the plan keeps and appends first at the next call.
+        """
         return self._engine.left
 
     def migrate(
