@@ -10,7 +10,7 @@ from tests.helpers.stage import Stage
 
 
 def random_rows(stage: Stage) -> None:
-    from tests.helpers.rows import check_exchanges, check_migrations
+    from tests.helpers.random_rows import check_exchanges, check_migrations
 
     seen = set()
     with stage.node() as node:

@@ -6,7 +6,7 @@ import pytest
 import mpishare
 from mpishare import CapacityError, EpochError, Migration, PeerError, RowExchange
 from tests.helpers.halos import on_host
-from tests.helpers.rows import check_exchanges, check_migrations
+from tests.helpers.random_rows import check_exchanges, check_migrations
 
 TWO = pytest.mark.ranks(min=2)
 SEEDS = range(30)
