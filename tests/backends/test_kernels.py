@@ -1,11 +1,14 @@
 """Every CUDA source compiles for every architecture we name. NVRTC needs no GPU for that."""
 
+import numpy as np
 import pytest
 
 from mpishare.memory.numbers import NUMBERS
 from mpishare.plans.exchange.cuda.records import RECORDS, SIZE_OPTIONS, SLIDE_OPTION, SLIDE_RECORD
 from mpishare.plans.gpu.sources import source
 from mpishare.plans.wire import WIRES
+from mpishare.reduction.cuda.records import options
+from mpishare.reduction.exact import ExactOperation
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 
@@ -41,6 +44,16 @@ FORMS = [
 )
 def test_compiles(path, option, architecture):
     check_compiles(source(path), architecture, f"-D{option}", *SIZE_OPTIONS, SLIDE_OPTION)
+
+
+FOLDING = [path for path in SOURCES if "#ifdef EXACT" in source(path)]
+
+
+@pytest.mark.parametrize("path", FOLDING, ids=lambda path: path.name)
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "float16"])
+def test_exact_sums_compile(path, dtype):
+    given = options(ExactOperation("sum", np.dtype(dtype)), 3, "ROW")
+    check_compiles(source(path), "sm_90", *given)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
