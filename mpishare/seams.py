@@ -8,16 +8,19 @@ of each one after the other.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
+from operator import add, index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpishare.halo.geometry import normalize_periods, normalize_widths
 from mpishare.halo.seam import Seam
+from mpishare.memory.arguments import is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -75,30 +78,16 @@ def blocks(
     >>> u[1]
     array([1., 2., 3.])
     """
-    grid = np.asarray(owners)
+    (grid,) = grids = _grids([owners])
     (widths,) = normalize_widths(width, grid.ndim)
     wraps = normalize_periods(periods, grid.ndim)
-    numbers, found = _numbers([grid]), []
-    for block in _mine(grid, rank):
-        for step in product((-1, 0, 1), repeat=grid.ndim):
-            other = _beside(block, step, grid.shape, wraps)
-            depths = [pair[each > 0] for pair, each in zip(widths, step, strict=True) if each]
-            if other is None or not all(depths) or not 0 < len(depths) <= (9 if corners else 1):
-                continue
-            ends = [*zip(widths, step, strict=True)]
-            into = tuple(_ghosts(pair, each) if each else _owned(pair) for pair, each in ends)
-            box = tuple(
-                _layer(pair, pair[each > 0], -each) if each else _owned(pair) for pair, each in ends
-            )
-            mine, theirs = numbers[0, block], numbers[0, other]
-            found += [
-                Seam(
-                    (components * mine + each, into),
-                    (int(grid[other]), components * theirs + each, box),
-                )
-                for each in range(components)
-            ]
-    return found
+
+    def beside(_: int, block: Block, step: Block) -> _Beside | None:
+        ends = zip(block, step, grid.shape, wraps, strict=True)
+        place = tuple((at + each) % n if wrap else at + each for at, each, n, wrap in ends)
+        return _Beside(0, place) if _is_within(place, grid) else None
+
+    return _listed(grids, rank, widths, beside, corners=corners, components=components)
 
 
 def faces(
@@ -123,13 +112,11 @@ def faces(
         Sides that are not joined are walls.
     width : int
         The ghosts of every block on all sides, in cells.
-    rank : int
-        The rank whose seams are listed.
+    rank, components : int
+        As of `blocks`.
     corners : bool
-        Whether ghosts at the corners of blocks are exchanged too. Those beyond two sides of a face
-        have no owner, as at the vertices of a cube, and are never written.
-    components : int
-        Fields of each block.
+        As of `blocks`. Ghosts beyond two sides of a face have no owner, as at the vertices of a
+        cube, and are never written.
     vectors : sequence of pairs of int
         Components that are those of a vector along the two axes: over a turned side they change
         places and signs. For staggered fields write seams by hand.
@@ -137,22 +124,29 @@ def faces(
     Raises
     ------
     ValueError
-        If a side is joined to two others, or to one with another number of blocks.
+        If a side is joined to two others, or to one with another number of blocks; if there is no
+        such face, side or component.
     """
-    grids = [np.asarray(face) for face in owners]
-    both, numbers = _both_ways(grids, joins), _numbers(grids)
-    found: list[Seam] = []
-    for face, grid in enumerate(grids):
-        for block in _mine(grid, rank):
-            for near in _regions(block, grid.shape, corners=corners):
-                far = _over(face, near, grids, both)
-                if far is None:
-                    continue
-                mine, theirs = numbers[face, block], numbers[far.face, far.block]
-                owner = int(grids[far.face][far.block])
-                ends = mine, owner, theirs, components
-                found += _over_side(near, far, width, ends, vectors)
-    return found
+    grids = _grids(owners, ndim=2)
+    both = _both_ways(grids, joins)
+    for vector in vectors:
+        if len({*vector} & {*range(components)}) != 2:
+            raise ValueError(f"vectors: {vector!r} is no pair of {components} components")
+
+    def beside(face: int, block: Block, step: Block) -> _Beside | None:
+        place, grid = tuple(map(add, block, step)), grids[face]
+        if _is_within(place, grid):
+            return _Beside(face, place)
+        across = [axis for axis in (0, 1) if not 0 <= place[axis] < grid.shape[axis]]
+        near = across[0], step[across[0]]
+        if len(across) > 1 or (face, near) not in both:
+            return None
+        other, far, is_reversed = both[face, near]
+        return _over(near, place, other, far, grids[other].shape, is_reversed=is_reversed)
+
+    widths = [(_depth(width),) * 2] * 2
+    rest: dict[str, Any] = {"corners": corners, "components": components, "vectors": vectors}
+    return _listed(grids, rank, widths, beside, **rest)
 
 
 def cubed_sphere(
@@ -168,6 +162,8 @@ def cubed_sphere(
 
     Axis 0 of each face is x, axis 1 is y. Parameters and errors as `faces`.
     """
+    if len(owners) != 6:
+        raise ValueError(f"a cube has six faces, and owners has {len(owners)}")
     low, high = -1, 1
     joins: dict[Any, Any] = {}
     for face in range(6):
@@ -197,10 +193,8 @@ def tripolar(
         Those of the last row of blocks, from west to east.
     columns : int
         The columns that each of them owns, between its ghosts. Axes are y, x.
-    width : int
-        The ghosts on all sides, in cells.
-    rank : int
-        The rank whose seams are listed: one beside that row has none.
+    width, rank : int
+        As of `faces`. A rank beside that row has no seams.
     pivot : int
         Column i meets column ``pivot - 1 - i``, modulo all columns.
     skip : int
@@ -210,10 +204,11 @@ def tripolar(
     field : int
         The field of the rank, the same number on all.
     """
-    places = [*ranks]
-    if rank not in places:
+    places, pair = [*ranks], (_depth(width),) * 2
+    if len({*places}) < len(places):
+        raise ValueError(f"ranks must be different, one for each block of the row, not {places}")
+    if rank not in places or not width:
         return []
-    pair = (width, width)
     rows = slice(-2 * width - skip, -width - skip)
     last = (places.index(rank) + 1) * columns + width
     return [
@@ -231,31 +226,95 @@ def tripolar(
 Block = tuple[int, ...]
 
 
-def _numbers(grids: Sequence[Any]) -> dict[tuple[int, Block], int]:
-    """Return the number of each block among those of its rank."""
-    counts: dict[int, int] = {}
-    found = {}
-    for face, grid in enumerate(grids):
-        for block in np.ndindex(*grid.shape):
-            owner = int(grid[block])
-            found[face, block] = counts.get(owner, 0)
-            counts[owner] = found[face, block] + 1
+class _Beside(NamedTuple):
+    """The block a step away, and how its axes lie in mine: as those of a `Seam`."""
+
+    face: int
+    block: Block
+    axes: Sequence[int] | None = None
+    flip: Sequence[int] = ()
+
+
+def _grids(owners: Any, ndim: int | None = None) -> list[Any]:
+    """Return the ranks of the blocks of each face as arrays, or raise `ValueError`."""
+    grids = [np.asarray(each) for each in owners]
+    for grid in grids:
+        if (grid.size and grid.dtype.kind not in "iu") or grid.ndim != (ndim or grid.ndim):
+            axes = "" if ndim is None else f" with {ndim} axes"
+            raise ValueError(f"owners must be an array of ranks{axes}, not {grid.tolist()!r}")
+    return grids
+
+
+def _depth(width: Any) -> int:
+    if not is_int(width) or width < 0:
+        raise ValueError(f"width must be an int of 0 or more, not {width!r}")
+    return index(width)
+
+
+def _is_within(place: Block, grid: Any) -> bool:
+    return all(0 <= at < extent for at, extent in zip(place, grid.shape, strict=True))
+
+
+def _listed(
+    grids: Sequence[Any],
+    rank: int,
+    widths: Sequence[tuple[int, int]],
+    beside: Callable[[int, Block, Block], _Beside | None],
+    *,
+    corners: bool,
+    components: int,
+    vectors: Sequence[tuple[int, int]] = (),
+) -> list[Seam]:
+    """Return the seams of a rank: `beside` finds the block a step from another one, if any is."""
+    numbers, found = _numbers(grids), []
+    for (face, block), mine in numbers.items():
+        for step in product((-1, 0, 1), repeat=len(block)) if grids[face][block] == rank else ():
+            depths = [pair[each > 0] for pair, each in zip(widths, step, strict=True) if each]
+            far = beside(face, block, step) if all(depths) else None
+            if far is None or not depths or (len(depths) > 1 and not corners):
+                continue
+            owner, theirs = int(grids[far.face][far.block]), numbers[far.face, far.block]
+            axes = far.axes or range(len(block))
+            into, box = _boxes(widths, step, axes, far.flip)
+            for each in range(components):
+                source, scale = _component(each, vectors, axes, far.flip)
+                ends = (components * mine + each, into), (owner, components * theirs + source, box)
+                found.append(Seam(*ends, axes=far.axes, flip=far.flip, scale=scale))
     return found
 
 
-def _mine(grid: Any, rank: int) -> Iterator[Block]:
-    return (block for block in np.ndindex(*grid.shape) if grid[block] == rank)
+def _numbers(grids: Sequence[Any]) -> dict[tuple[int, Block], int]:
+    """Return the number of each block among those of its rank."""
+    counts: Counter[int] = Counter()
+    found = {}
+    for face, grid in enumerate(grids):
+        for block in np.ndindex(*grid.shape):
+            found[face, block] = counts[int(grid[block])]
+            counts[int(grid[block])] += 1
+    return found
 
 
-def _beside(block: Block, step: Block, shape: Sequence[int], wraps: Sequence[bool]) -> Block | None:
-    """Return the block a step away; None beyond a wall."""
-    found = []
-    for at, each, extent, wrap in zip(block, step, shape, wraps, strict=True):
-        place = (at + each) % extent
-        if place != at + each and not wrap:
-            return None
-        found.append(place)
-    return tuple(found)
+def _boxes(
+    widths: Sequence[tuple[int, int]], step: Block, axes: Sequence[int], flip: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the ghosts in the direction of a step, and the cells of the block there."""
+    into, box = [], [slice(None)] * len(step)
+    for axis, (pair, each) in enumerate(zip(widths, step, strict=True)):
+        into.append(_ghosts(pair, each) if each else _owned(pair))
+        side = each if axis in flip else -each
+        box[axes[axis]] = _layer(pair, pair[each > 0], side) if each else _owned(pair)
+    return tuple(into), tuple(box)
+
+
+def _component(
+    number: int, vectors: Sequence[tuple[int, int]], axes: Sequence[int], flip: Sequence[int]
+) -> tuple[int, int]:
+    """Return what a component is in the axes of the block beside, and its sign there."""
+    for vector in vectors:
+        if number in vector:
+            axis = vector.index(number)
+            return vector[axes[axis]], -1 if axis in flip else 1
+    return number, 1
 
 
 def _owned(pair: tuple[int, int]) -> slice:
@@ -274,43 +333,13 @@ def _layer(pair: tuple[int, int], depth: int, side: int) -> slice:
     return slice(-pair[1] - depth, -pair[1] or None)
 
 
-class _Region(NamedTuple):
-    """Ghosts of a block beyond a side of a block of its face: its own, or for a corner the next."""
-
-    block: Block
-    axis: int
-    side: int
-    corner: int = 0  # at which end of the other axis they are
-
-
-class _Far(NamedTuple):
-    """The block beyond a side, and its own side there."""
-
-    face: int
-    block: Block
-    axis: int
-    side: int
-    is_reversed: bool
-
-
-def _regions(block: Block, shape: Sequence[int], *, corners: bool) -> Iterator[_Region]:
-    """Yield the ghosts of a block that have an owner, where no side is a wall."""
-    for axis, side in product((0, 1), (-1, 1)):
-        yield _Region(block, axis, side)
-    for steps in product((-1, 1), repeat=2) if corners else ():
-        # Along the face first: so its corners are those of the blocks beside it.
-        for axis in (0, 1):
-            along = [*block]
-            along[1 - axis] += steps[1 - axis]
-            if 0 <= along[1 - axis] < shape[1 - axis]:
-                yield _Region(tuple(along), axis, steps[axis], steps[1 - axis])
-                break
-
-
 def _both_ways(grids: Sequence[Any], joins: Joins) -> dict[Any, Any]:
     both: dict[Any, Any] = {}
     for (face, side), (other, there, is_reversed) in joins.items():
         ends = (face, side), (other, there)
+        for number, (axis, end) in ends:
+            if not 0 <= number < len(grids) or axis not in (0, 1) or end not in (-1, 1):
+                raise ValueError(f"joins: no face has a side {(number, (axis, end))}")
         if grids[face].shape[1 - side[0]] != grids[other].shape[1 - there[0]]:
             raise ValueError(f"joins: {ends[0]} and {ends[1]} have other numbers of blocks")
         for near, far in (ends, ends[::-1]):
@@ -319,52 +348,15 @@ def _both_ways(grids: Sequence[Any], joins: Joins) -> dict[Any, Any]:
     return both
 
 
-def _over(face: int, region: _Region, grids: Sequence[Any], both: Mapping[Any, Any]) -> _Far | None:
-    """Return the block beyond a side; None at a wall."""
-    block, axis, side, _ = region
-    at = block[axis] + side
-    if 0 <= at < grids[face].shape[axis]:
-        beside = (at, block[1]) if axis == 0 else (block[0], at)
-        return _Far(face, beside, axis, -side, False)
-    if (face, (axis, side)) not in both:
-        return None
-    other, (there, end), is_reversed = both[face, (axis, side)]
-    shape, place = grids[other].shape, [0, 0]
-    place[there] = 0 if end < 0 else shape[there] - 1
-    along = block[1 - axis]
-    place[1 - there] = shape[1 - there] - 1 - along if is_reversed else along
-    return _Far(other, tuple(place), there, end, is_reversed)
-
-
-def _over_side(
-    near: _Region,
-    far: _Far,
-    width: int,
-    ends: tuple[int, int, int, int],
-    vectors: Sequence[tuple[int, int]],
-) -> Iterator[Seam]:
-    """Yield the seam of each component; `ends` are my block, its owner, theirs, and components."""
-    mine, owner, theirs, components = ends
-    pair, into, box, axes = (width, width), [slice(None)] * 2, [slice(None)] * 2, [0, 0]
-    into[near.axis], box[far.axis] = _ghosts(pair, near.side), _layer(pair, width, far.side)
-    into[1 - near.axis] = box[1 - far.axis] = _owned(pair)
-    if near.corner:
-        into[1 - near.axis] = _ghosts(pair, near.corner)
-        end = near.corner if far.is_reversed else -near.corner
-        box[1 - far.axis] = _layer(pair, width, end)
-    axes[near.axis], axes[1 - near.axis] = far.axis, 1 - far.axis
-    flip = [near.axis] if near.side == far.side else []
-    flip += [1 - near.axis] if far.is_reversed else []
-    for each in range(components):
-        source, scale = each, 1
-        for vector in vectors:
-            if each in vector:
-                along = vector.index(each)
-                source, scale = vector[axes[along]], -1 if along in flip else 1
-        yield Seam(
-            (components * mine + each, tuple(into)),
-            (owner, components * theirs + source, tuple(box)),
-            axes=axes,
-            flip=flip,
-            scale=scale,
-        )
+def _over(
+    near: Side, place: Block, face: int, far: Side, shape: Block, *, is_reversed: bool
+) -> _Beside:
+    """Return the block of another face that a step over a side leads to."""
+    (axis, side), (there, end) = near, far
+    block, axes = [0, 0], [0, 0]
+    block[there] = 0 if end < 0 else shape[there] - 1
+    along = place[1 - axis]
+    block[1 - there] = shape[1 - there] - 1 - along if is_reversed else along
+    axes[axis], axes[1 - axis] = there, 1 - there
+    flip = [axis] if side == end else []
+    return _Beside(face, tuple(block), axes, [*flip, 1 - axis] if is_reversed else flip)

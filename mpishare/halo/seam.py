@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -13,7 +14,7 @@ from mpishare.memory.numbers import number_of
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.memory.types import Index
     from mpishare.plans.layout import FieldLayout
@@ -89,26 +90,25 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
         raise ValueError(f"into names field {field}, and this rank has {len(layouts)}")
     layout = layouts[field]
     ndim = len(layout.shape)
-    axis_of = _axis_of(ndim)
-    axes = [axis_of("axes", each) for each in (seam.axes or ())]
+    axes = _axes("axes", () if seam.axes is None else seam.axes, ndim)
     axes += range(len(axes), ndim)  # those behind are as they are
     if sorted(axes) != list(range(ndim)):
         raise ValueError(f"axes must name each of {ndim} axes once, not {seam.axes!r}")
+    if not isinstance(seam.shift, str | None) or not is_int(seam.start):
+        raise TypeError(f"start must be an int, shift a name: {seam.start!r}, {seam.shift!r}")
     is_ring = isinstance(seam.source, list)
     if is_ring != (seam.along is not None):
         raise ValueError("a list of boxes and along= make a ring: give both or neither")
     if not is_ring and (seam.start or seam.shift is not None):
         raise ValueError("start= and shift= are of a ring, whose source is a list of boxes")
-    if not isinstance(seam.shift, str | None) or not is_int(seam.start):
-        raise TypeError(f"start must be an int, shift a name: {seam.start!r}, {seam.shift!r}")
     sources: Any = seam.source if is_ring else [seam.source]
     return PackedSeam(
         field,
         box_in("into", spans_of("into", box, ndim), layout.shape).pack(),
-        [*axes],
-        sorted({axis_of("flip", each) for each in seam.flip}),
+        axes,
+        _axes("flip", seam.flip, ndim),
         [_element("scale", seam.scale, 1, layout), _element("offset", seam.offset, 0, layout)],
-        None if seam.along is None else axis_of("along", seam.along),
+        _axes("along", [seam.along], ndim)[0] if is_ring else None,
         index(seam.start),
         seam.shift,
         [_piece(each, ndim) for each in sources],
@@ -129,28 +129,36 @@ def _piece(source: Any, ndim: int) -> tuple[int, int, list[tuple[int | None, int
     return index(found[0]), index(found[1]), spans_of("source", found[2], ndim)
 
 
-def _axis_of(ndim: int) -> Callable[[str, Any], int]:
-    def axis_of(name: str, axis: Any) -> int:
-        if not is_int(axis) or not -ndim <= axis < ndim:
-            raise ValueError(f"{name} names axis {axis!r}, and the field has {ndim}")
-        return index(axis) % ndim
-
-    return axis_of
+def _axes(name: str, given: Any, ndim: int) -> list[int]:
+    """Return axes of a field, counted from its first one."""
+    items = items_of(given)
+    if items is None or not all(map(is_int, items)):
+        raise TypeError(f"{name} must be ints that name axes, not {given!r}")
+    for axis in items:
+        if not -ndim <= axis < ndim:
+            raise ValueError(f"{name} names axis {axis}, and the field has {ndim}")
+    axes = [index(axis) % ndim for axis in items]
+    if len({*axes}) < len(axes):
+        raise ValueError(f"{name} names an axis twice: {given!r}")
+    return axes
 
 
 def spans_of(name: str, box: Any, ndim: int) -> list[tuple[int | None, int | None]]:
     """Return the bounds of a box along all axes of a field, as they were given."""
     items = list(box) if isinstance(box, tuple) else [box]
-    if Ellipsis in items:
-        at = items.index(Ellipsis)
+    whole = [at for at, item in enumerate(items) if item is Ellipsis]
+    for at in whole[:1]:
         items[at : at + 1] = [slice(None)] * (ndim + 1 - len(items))
     if len(items) > ndim:
         raise ValueError(f"{name} has {len(items)} slices, and the field {ndim} axes")
     items += [slice(None)] * (ndim - len(items))
+    spans = []
     for item in items:
-        if not isinstance(item, slice) or item.step not in (None, 1):
-            raise TypeError(f"{name} must be slices of step 1, not {item!r}")
-    return [tuple(at if at is None else index(at) for at in (s.start, s.stop)) for s in items]  # type: ignore[misc]
+        ends = (item.start, item.stop) if isinstance(item, slice) and item.step in (None, 1) else ()
+        if not ends or not all(each is None or is_int(each) for each in ends):
+            raise TypeError(f"{name} must be slices of step 1 between ints, not {item!r}")
+        spans.append(tuple(each if each is None else index(each) for each in ends))
+    return spans  # type: ignore[return-value]
 
 
 def box_in(name: str, spans: Sequence[Sequence[int | None]], shape: Sequence[int]) -> Box:
@@ -171,18 +179,18 @@ def box_in(name: str, spans: Sequence[Sequence[int | None]], shape: Sequence[int
 
 def _element(name: str, value: Any, plain: int, layout: FieldLayout) -> str | None:
     """Return a factor as the bytes of an element, None for the one that changes nothing."""
-    if value == plain:
-        return None
     dtype, number = layout.dtype, number_of(layout.dtype)
     kind = dtype.kind if number is None else number.kind
-    is_whole = kind in "iu" and kind and np.isrealobj(value) and value == int(value)
-    is_right = {
-        "c": True,
-        "f": bool(np.isrealobj(value)),
-        "i": bool(is_whole) and (name == "offset" or value == -1),
-        "u": bool(is_whole) and name == "offset",
-    }
-    if not is_right.get(kind, False):
+    is_number = isinstance(value, Number)
+    is_real = is_number and bool(np.isrealobj(value))
+    if is_number and value == plain:
+        return None
+    if kind in ("i", "u"):
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        is_right = is_real and least <= value <= most and value == int(value)
+        is_right = is_right and (name == "offset" or value == -1)
+    else:
+        is_right = is_real if kind == "f" else kind == "c" and is_number
+    if not is_right:
         raise TypeError(f"{name} {value!r} is not for elements of {dtype}")
-    found = np.array(int(value) if kind in "iu" else value, dtype)
-    return found.tobytes().hex()
+    return np.array(int(value) if kind in "iu" else value, dtype).tobytes().hex()

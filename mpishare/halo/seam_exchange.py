@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from mpishare.plans.rings import Shifts
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from mpi4py import MPI
 
@@ -100,7 +101,8 @@ class SeamExchange(Plan):
     ) -> None:
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             memory = _memory_of_all(start, fields)
-            agreed = agree_on_found(start, require, lambda: _describe(fields, memory, seams))
+            rank = start.held.group.comm.rank
+            agreed = agree_on_found(start, require, lambda: _describe(fields, memory, seams, rank))
             setup, found = agreed.setup, agreed.geometry
             reads = find_reads(
                 [each["seams"] for each in found], setup.layouts, [each["dtypes"] for each in found]
@@ -181,10 +183,14 @@ class SeamExchange(Plan):
 
     def _take(self, call: str, shift: Shift | None) -> None:
         """Take the shifts of a call, or raise before anything is done."""
-        if not shift and not self.shifts:
+        if shift is None and not self.shifts:
             return
         self._check_free(call)
-        given = {} if shift is None else dict(shift)
+        given = {} if shift is None else shift
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"{self.name}: {call} failed: shift= must be a dict of numbers, not {shift!r}"
+            )
         if {*given} != {*self.shifts}:
             raise ValueError(
                 f"{self.name}: {call} failed: shift= names {sorted(map(str, given))}, and the "
@@ -221,7 +227,7 @@ def _has_any(fields: Any) -> bool:
     return not isinstance(fields, list | tuple) or bool(fields)
 
 
-def _describe(fields: Any, memory: str, seams: Any) -> tuple[GivenFields, Description]:
+def _describe(fields: Any, memory: str, seams: Any, rank: int) -> tuple[GivenFields, Description]:
     """Return a rank's fields, and what all ranks learn of its seams."""
     given = GivenFields([], [], memory, takes_any=False)
     if _has_any(fields):
@@ -236,6 +242,6 @@ def _describe(fields: Any, memory: str, seams: Any) -> tuple[GivenFields, Descri
         try:
             packed.append(pack_seam(seam, given.layouts))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"seam {number} of this rank: {error}") from None
+            raise type(error)(f"seam {number} of rank {rank}: {error}") from None
     geometry = {"seams": packed, "dtypes": [str(each.dtype) for each in given.layouts]}
     return given, Description({"made of": "seams", "dtypes": "of each rank"}, geometry)

@@ -12,7 +12,7 @@ from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.stage import Stage
 
 OF_HALOS = ("exchange", "wait", "accumulate", "close of a halo", "make of a halo")
-OF_HALOS += ("neighbors", "exchange by mpi", "wait by mpi")
+OF_HALOS += ("neighbors", "exchange by mpi", "wait by mpi", "seams", "adjoint of seams")
 OF_OTHERS = ("reduce", "reduce many", "reduce a window", "dot", "close of a sum")
 OF_OTHERS += ("make of a sum", "redistribute", "rows")
 

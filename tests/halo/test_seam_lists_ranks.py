@@ -129,6 +129,31 @@ def test_faces_have_walls_and_refuse_what_does_not_fit(node):
         seams.faces(owners, {**fits, (1, (1, 1)): (0, (0, 1), True)}, 1, 0)
 
 
+ONE = [[[0, 0]]]
+WRONG = {
+    "width must be": lambda: seams.faces(ONE, {}, (1, 1), 0),
+    "width must be an int": lambda: seams.tripolar([0], 4, -1, 0),
+    "owners must be an array of ranks": lambda: seams.blocks([0.5, 1.0], 1, 0),
+    "of ranks with 2 axes": lambda: seams.faces([[0, 0]], {}, 1, 0),
+    r"no face has a side \(1,": lambda: seams.faces(ONE, {(0, (0, 1)): (1, (0, -1), True)}, 1, 0),
+    r"a side \(0, \(0, 2\)\)": lambda: seams.faces(ONE, {(0, (0, 2)): (0, (0, -1), True)}, 1, 0),
+    "no pair of 2 components": lambda: seams.faces(ONE, {}, 1, 0, components=2, vectors=[(0, 2)]),
+    "six faces, and owners has 7": lambda: seams.cubed_sphere(7 * [[[0]]], 1, 0),
+    "ranks must be different": lambda: seams.tripolar([0, 0], 4, 1, 0),
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_lists_that_cannot_be(why):
+    with pytest.raises(ValueError, match=why):
+        WRONG[why]()
+
+
+def test_without_ghosts_there_are_no_seams():
+    assert seams.faces(ONE, {}, 0, 0) == seams.tripolar([0], 4, 0, 0) == []
+    assert seams.blocks([0, 0], 0, 0) == []
+
+
 @pytest.mark.parametrize(
     ("pivot", "skip", "meets"),
     [(0, 0, lambda i: -1 - i), (-1, 0, lambda i: -2 - i), (1, 1, lambda i: -i)],

@@ -103,9 +103,19 @@ ALONE = [
     (Seam((0, np.s_[::2, :]), (0, 0, U)), "slices of step 1"),
     (Seam((0, np.s_[0, :]), (0, 0, U)), "slices of step 1"),
     (Seam((0, np.s_[:, :, :]), (0, 0, U)), "3 slices"),
-    (Seam((0, U), (0, 0, U), axes=(0, 0)), "axes must name each"),
+    (Seam((0, np.s_[0.0:2.0]), (0, 0, U)), "slices of step 1 between ints"),
+    (Seam((0, (np.arange(2), np.s_[:])), (0, 0, U)), "slices of step 1 between ints"),
+    (Seam((0, U), (0, 0, U), axes=(0, 0)), "axes names an axis twice"),
+    (Seam((0, U), (0, 0, U), axes=(1,)), "axes must name each"),
+    (Seam((0, U), (0, 0, U), axes=1), "axes must be ints that name axes"),
+    (Seam((0, U), (0, 0, U), flip=None), "flip must be ints that name axes"),
+    (Seam((0, U), (0, 0, U), flip=(0, -2)), "flip names an axis twice"),
     (Seam((0, U), (0, 0, U), flip=(2,)), "flip names axis 2"),
     (Seam((0, U), (0, 0, U), scale=1j), "scale 1j is not for elements of float64"),
+    (Seam((0, U), (0, 0, U), scale=None), "scale None is not for elements of float64"),
+    (Seam((0, U), (0, 0, U), scale=[2.0, 3.0]), r"scale \[2.0, 3.0\] is not for elements"),
+    (Seam((0, U), (0, 0, U), offset=np.ones(2)), "is not for elements of float64"),
+    (Seam((0, U), [(0, 0, U)], along=0, start=np.arange(2)), "start must be an int"),
     (Seam((0, U), [(0, 0, U)]), "along= make a ring"),
     (Seam((0, U), (0, 0, U), shift="a"), "are of a ring"),
     (Seam((0, U), (0, U)), "source must be a rank"),
@@ -117,12 +127,23 @@ ALONE = [
 def test_what_is_wrong_by_itself_is_an_error_where_it_is_listed(node, seam, why):
     u = node.xp.zeros((6, 5))
     kind = (TypeError, ValueError) if node.rank == 0 else PeerError
-    with pytest.raises(kind, match=why):
+    with pytest.raises(kind, match=f"seam 0 of rank 0: .*{why}"):
         SeamExchange(node.comm, u, [seam] * (node.rank == 0), node=node)
+    with SeamExchange(node.comm, u, [Seam((0, U), (0, 0, np.s_[2:4]))], node=node) as plan:
+        plan.exchange(u)  # the job goes on
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given"), [("i4", {"scale": 2}), ("u1", {"scale": -1}), ("?", {"offset": 1})]
+    ("dtype", "given"),
+    [
+        ("i4", {"scale": 2}),
+        ("i4", {"offset": 2**40}),
+        ("i4", {"offset": float("nan")}),
+        ("i4", {"offset": float("inf")}),
+        ("u1", {"scale": -1}),
+        ("u1", {"offset": -5}),
+        ("?", {"offset": 1}),
+    ],
 )
 def test_factors_that_a_dtype_does_not_take(node, dtype, given):
     u = node.xp.zeros(4, dtype)
@@ -148,6 +169,9 @@ def test_names_of_shifts_are_all_given(node):
     with SeamExchange(node.comm, u, [ring] * (node.rank == 0), node=node) as plan:
         for shift in (None, {}, {"high": 1}, {"low": 1, "high": 1}):
             with pytest.raises(ValueError, match="shift= names"):
+                plan.exchange(u, shift=shift)
+        for shift in (0, [("low", 1)], "low"):
+            with pytest.raises(TypeError, match="exchange failed: shift= must be a dict"):
                 plan.exchange(u, shift=shift)
         for value in (1.5, "1", None):
             with pytest.raises(TypeError, match=r"shift\['low'\] must be an int"):

@@ -134,6 +134,8 @@ class Stage:
         field, many = (node.allocate_each(n, fill=1.0).array for n in (6, 200_000))
         x, large, rows = np.ones(8), np.ones(200_000), np.ones((2, 6))
         mesh = {(comm.rank + 1) % comm.size: [1]}, {(comm.rank - 1) % comm.size: [0]}
+        ring = [(rank, 0, np.s_[1:]) for rank in range(comm.size)]
+        seams = [mpishare.Seam((0, np.s_[:1]), ring, along=0, start=5 * comm.rank, shift="n")]
 
         def halo() -> mpishare.HaloExchange:
             return self.ring(node, field, comm=comm)
@@ -148,6 +150,14 @@ class Stage:
             "neighbors": (
                 lambda: mpishare.NeighborExchange(comm, *mesh, field, node=node),
                 lambda plan: plan.exchange(field),
+            ),
+            "seams": (
+                lambda: mpishare.SeamExchange(comm, field, seams, node=node),
+                lambda plan: plan.exchange(field, shift={"n": 4}),
+            ),
+            "adjoint of seams": (
+                lambda: mpishare.SeamExchange(comm, field, seams, node=node),
+                lambda plan: plan.accumulate(field, shift={"n": 4}),
             ),
             "reduce": (total, lambda plan: plan.reduce(x)),
             "reduce many": (lambda: total(large), lambda plan: plan.reduce(large)),
