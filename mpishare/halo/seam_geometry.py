@@ -179,14 +179,19 @@ class _Ends(NamedTuple):
 
 
 def _factors(seam: PackedSeam, dtype: Any, *, is_adjoint: bool) -> Factors | None:
-    """Return what is applied to the cells that arrive; at the source, on their way back."""
+    """Return what is applied to the cells that arrive; at the source, on their way back.
+
+    None at both ends or at none, since both must know whether cells only move.
+    """
+    if not any(seam.factors):
+        return None
     scale, offset = (
         None if each is None else np.frombuffer(bytes.fromhex(each), dtype).reshape(())
         for each in seam.factors
     )
     if is_adjoint:
-        scale, offset = None if scale is None else np.conj(scale), None
-    return None if scale is offset is None else Factors(scale, offset)
+        return Factors(None if scale is None else np.conj(scale), None)
+    return Factors(scale, offset)
 
 
 def _ends(read: Read, shifts: Mapping[str, int]) -> Iterator[_Ends]:

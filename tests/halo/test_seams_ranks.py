@@ -45,6 +45,23 @@ def test_products_and_sums_are_each_rounded(node, every_route):
         assert (signs == -others[2][64:]).all()
 
 
+@pytest.mark.parametrize("given", [{"offset": 5.0}, {"scale": 2.0}, {}])
+def test_large_boxes_of_private_arrays(node, every_route, given):
+    """That are read out of the memory of another process, if their cells only move."""
+    n = 100_000
+    u = node.xp.arange(2.0 * n) + node.rank
+    peer = (node.rank + 1) % node.size
+    with SeamExchange(
+        node.comm, u, [Seam((0, np.s_[:n]), (peer, 0, np.s_[n:]), **given)], node=node
+    ) as plan:
+        plan.exchange(u)
+        right = (np.arange(n, 2.0 * n) + peer) * given.get("scale", 1) + given.get("offset", 0)
+        assert (on_host(u)[:n] == right).all()
+        u[:] = 1
+        plan.accumulate(u)
+        assert (on_host(u) == np.repeat([0, 1 + given.get("scale", 1)], n)).all()
+
+
 def test_a_rank_without_fields_takes_part(node):
     u = [node.xp.full(4, 7.0)] * (node.rank == 0)
     seams = [Seam((0, np.s_[:1]), (0, 0, np.s_[3:]), scale=-1)] * (node.rank == 0)
