@@ -204,17 +204,17 @@ def tripolar(
     field : int
         The field of the rank, the same number on all.
     """
-    places, pair = [*ranks], (_depth(width),) * 2
+    places, width = [*ranks], _depth(width)
     if len({*places}) < len(places):
         raise ValueError(f"ranks must be different, one for each block of the row, not {places}")
     if rank not in places or not width:
         return []
-    rows = slice(-2 * width - skip, -width - skip)
+    row = _layer(width + skip, width, 1), slice(width, -width)
     last = (places.index(rank) + 1) * columns + width
     return [
         Seam(
-            (field, (_ghosts(pair, 1), slice(None))),
-            [(each, field, (rows, _owned(pair))) for each in places],
+            (field, (_layer(0, width, 1), slice(None))),
+            [(each, field, row) for each in places],
             flip=(0, 1),
             scale=scale,
             along=1,
@@ -300,10 +300,16 @@ def _boxes(
     """Return the ghosts in the direction of a step, and the cells of the block there."""
     into, box = [], [slice(None)] * len(step)
     for axis, (pair, each) in enumerate(zip(widths, step, strict=True)):
-        into.append(_ghosts(pair, each) if each else _owned(pair))
+        owned, depth = slice(pair[0], -pair[1] or None), pair[each > 0]
         side = each if axis in flip else -each
-        box[axes[axis]] = _layer(pair, pair[each > 0], side) if each else _owned(pair)
+        into.append(_layer(0, depth, each) if each else owned)
+        box[axes[axis]] = _layer(pair[side > 0], depth, side) if each else owned
     return tuple(into), tuple(box)
+
+
+def _layer(first: int, depth: int, side: int) -> slice:
+    """Return so many cells along an axis, the `first` ones from that side left out."""
+    return slice(first, first + depth) if side < 0 else slice(-first - depth, -first or None)
 
 
 def _component(
@@ -315,22 +321,6 @@ def _component(
             axis = vector.index(number)
             return vector[axes[axis]], -1 if axis in flip else 1
     return number, 1
-
-
-def _owned(pair: tuple[int, int]) -> slice:
-    return slice(pair[0], -pair[1] or None)
-
-
-def _ghosts(pair: tuple[int, int], side: int) -> slice:
-    """Return the ghosts on a side that has some."""
-    return slice(0, pair[0]) if side < 0 else slice(-pair[1], None)
-
-
-def _layer(pair: tuple[int, int], depth: int, side: int) -> slice:
-    """Return so many owned cells at a side."""
-    if side < 0:
-        return slice(pair[0], pair[0] + depth)
-    return slice(-pair[1] - depth, -pair[1] or None)
 
 
 def _both_ways(grids: Sequence[Any], joins: Joins) -> dict[Any, Any]:

@@ -85,7 +85,7 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
     """Check a seam of a rank with these fields, and return it as others learn of it."""
     if not isinstance(seam, Seam):
         raise TypeError(f"it must be a Seam, not {seam!r}")
-    field, box = _pair(seam.into)
+    field, box = _place("into must be the number of a field and a box", seam.into, 1)
     if not 0 <= field < len(layouts):
         raise ValueError(f"into names field {field}, and this rank has {len(layouts)}")
     layout = layouts[field]
@@ -115,18 +115,18 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
     )
 
 
-def _pair(into: Any) -> tuple[int, Any]:
-    found = items_of(into) or []
-    if len(found) != 2 or not is_int(found[0]):
-        raise TypeError(f"into must be the number of a field and a box, not {into!r}")
-    return index(found[0]), found[1]
+def _place(wanted: str, given: Any, count: int) -> list[Any]:
+    """Return so many ints and a box, or raise `TypeError`."""
+    found = items_of(given) or []
+    if len(found) != count + 1 or not all(map(is_int, found[:count])):
+        raise TypeError(f"{wanted}, not {given!r}")
+    return [*map(index, found[:count]), found[count]]
 
 
 def _piece(source: Any, ndim: int) -> tuple[int, int, list[tuple[int | None, int | None]]]:
-    found = items_of(source) or []
-    if len(found) != 3 or not all(map(is_int, found[:2])):
-        raise TypeError(f"source must be a rank, a field and a box, or a list, not {source!r}")
-    return index(found[0]), index(found[1]), spans_of("source", found[2], ndim)
+    wanted = "source must be a rank, a field and a box, or a list"
+    rank, field, box = _place(wanted, source, 2)
+    return rank, field, spans_of("source", box, ndim)
 
 
 def _axes(name: str, given: Any, ndim: int) -> list[int]:
