@@ -104,21 +104,37 @@ def _require_shapes(read: Read) -> None:
 
 def _require_apart(reads: Sequence[Read]) -> None:
     """Raise `ValueError` if a cell is written twice, or written and read."""
-    written: dict[Field, list[Read]] = {}
+    writes: dict[Field, list[Read]] = {}
+    sources: dict[Field, list[tuple[Read, Box]]] = {}
     for read in reads:
-        same = written.setdefault(read.reader, [])
-        for other in same:
-            if (read.into & other.into).size:
-                raise ValueError(f"{read.name} and {other.name} write the same cells")
-        same.append(read)
-    for read in reads:
+        writes.setdefault(read.reader, []).append(read)
         for field, box in read.pieces:
-            for other in written.get(field, ()):
-                if (box & other.into).size:
-                    raise ValueError(
-                        f"{read.name} reads {_text(box)} of field {field[1]} of rank {field[0]}, "
-                        f"in which {other.name} writes"
-                    )
+            sources.setdefault(field, []).append((read, box))
+    for field, writers in writes.items():
+        targets = [each.into for each in writers]
+        for second, first in np.argwhere(np.tril(_meet(targets, targets), -1)):
+            raise ValueError(
+                f"{writers[second].name} and {writers[first].name} write the same cells"
+            )
+        there = sources.get(field, [])
+        for at, by in np.argwhere(_meet([box for _, box in there], targets)):
+            read, box = there[at]
+            raise ValueError(
+                f"{read.name} reads {_text(box)} of field {field[1]} of rank {field[0]}, in which "
+                f"{writers[by].name} writes"
+            )
+
+
+def _meet(boxes: Sequence[Box], others: Sequence[Box]) -> np.ndarray[Any, Any]:
+    """Return which boxes of a field share cells with which others: at once, since all ranks ask."""
+    found = np.ones((len(boxes), len(others)), bool)
+    for axis in range(len(others[0].lower)):
+        lower, upper = (
+            [[getattr(box, end)[axis] for box in each] for each in (boxes, others)]
+            for end in ("lower", "upper")
+        )
+        found &= np.maximum.outer(*lower) < np.minimum.outer(*upper)
+    return found
 
 
 def _text(box: Box) -> str:
