@@ -68,7 +68,7 @@ def _read(
     pieces = []
     for peer, field, spans in seam.pieces:
         if not 0 <= peer < len(layouts):
-            raise ValueError(f"{name} names rank {peer} of {len(layouts)}")
+            raise ValueError(f"{name} names rank {peer}; there are 0 to {len(layouts) - 1}")
         if not 0 <= field < len(layouts[peer]):
             raise ValueError(
                 f"{name} names field {field} of rank {peer}, which has {len(layouts[peer])}"
@@ -114,7 +114,8 @@ def _require_apart(reads: Sequence[Read]) -> None:
         targets = [each.into for each in writers]
         for second, first in np.argwhere(np.tril(_meet(targets, targets), -1)):
             raise ValueError(
-                f"{writers[second].name} and {writers[first].name} write the same cells"
+                f"{writers[second].name} and {writers[first].name} write the same cells: shorten "
+                "one of them, or bring corners by a second plan"
             )
         there = sources.get(field, [])
         for at, by in np.argwhere(_meet([box for _, box in there], targets)):

@@ -36,7 +36,8 @@ def require_wire(wire: Any, found: GivenFields) -> str | None:
         nbytes = float_nbytes(each.dtype)
         what = f"field {number} is of {each.dtype}, and wire={wire!r} is for"
         if not nbytes:
-            raise TypeError(f"{what} real or complex floats{as_numbers(each.dtype)}")
+            remedy = as_numbers(each.dtype) or ": make a plan without wire= for this field"
+            raise TypeError(f"{what} real or complex floats{remedy}")
         if nbytes <= WIRES[wire].itemsize:
             raise ValueError(f"{what} wider numbers: make a plan without wire= for this field")
     return wire

@@ -42,7 +42,10 @@ class HostMigration:
         arrays, shortest, _ = engine.require(columns, stream)
         goals = as_numpy(to, "to")
         if goals.dtype != np.int32 or goals.ndim != 1:
-            raise TypeError(f"to is int32 along one axis, not {goals.dtype}{[*goals.shape]}")
+            raise TypeError(
+                f"to must be of int32 along one axis, not {goals.dtype}{[*goals.shape]}: "
+                "to.astype('i4')"
+            )
         require_writeable(goals, "to")
         capacity = min(shortest, len(goals))
         if n > capacity:
