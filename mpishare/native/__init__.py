@@ -69,7 +69,8 @@ def load() -> tuple[Any, str | None]:
     """Return the extension module and None, or None and the reason."""
     if "t" in sys.abiflags:  # free-threaded
         return None, "it would bring the GIL back to this Python, which has none"
-    sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
+    # In a clone: what is installed has no C, and of its headers the one for kernels.
+    sources = [*_FOLDER.glob("*.[ch]")] if any(_FOLDER.glob("*.c")) else []
     built = _changed(_FILE)
     if not _FILE.exists():
         why = "it was not built"

@@ -39,5 +39,5 @@ def test_only_what_is_api_is_public(kind, names):
 def test_the_package_shows_its_public_names_alone():
     import mpishare
 
-    assert set(dir(mpishare)) - {"device", "ranges"} == set(mpishare.__all__)
+    assert set(dir(mpishare)) - {"device", "ranges", "seams"} == set(mpishare.__all__)
     assert all(hasattr(mpishare, name) for name in dir(mpishare))
