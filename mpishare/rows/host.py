@@ -116,32 +116,35 @@ class HostRows(PlanEngine):
             if count and not self._move(slot, 0, arrays, begin, count, numbers, nrows):
                 used = numbers[:count]
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
-        self._busy[0] = 1
-        try:
+
+        def announce() -> None:
             self._epoch = epoch
             for out, (_, count, _) in zip(self._out, parts, strict=True):
                 out.send(count, epoch)
             self._sent = [count for _, count, _ in parts]
             self._is_open = True
-        except BaseException as error:
-            self.fail("start", error)
-            raise
-        finally:
-            self._busy[0] = 0
+
+        self._make("start", announce)
 
     def receive(self) -> None:
         """Wait until the rows of all peers have come."""
-        if not self._is_open:
-            return
+        if self._is_open:
+            self._make("wait", self._receive)
+
+    def _receive(self) -> None:
+        spins = self._setup.context.spins_per_yield
+        if not all(each.spin(self._epoch, spins) for each in self._in):
+            self._wait()
+        self._open_all()
+        self._is_open = False
+
+    def _make(self, call: str, step: Callable[[], None]) -> None:
+        """Make a step of a call, marked as under way; leave the node where it fails."""
         self._busy[0] = 1
         try:
-            spins = self._setup.context.spins_per_yield
-            if not all(each.spin(self._epoch, spins) for each in self._in):
-                self._wait()
-            self._open_all()
-            self._is_open = False
+            step()
         except BaseException as error:
-            self.fail("wait", error)
+            self.fail(call, error)
             raise
         finally:
             self._busy[0] = 0

@@ -102,7 +102,7 @@ class CudaEngine(CudaPlanEngine):
             self._try_wait = bind_wait(bind(), self._join)
         elif streamed is not None and streamed.has_graphs and streamed.nccl is not None:
             find = _finds(streamed, None if fused is None else handles[0])
-            self._try_exchange = replay_of(find, bind(order), enqueue=self._replay_nccl)
+            self._try_exchange = replay_of(find, bind(order), enqueue=streamed.replay_nccl)
         elif streamed is not None and streamed.has_graphs:
             find = _finds(streamed, None if fused is None else handles[1])
             self._bind_messages(find, replay_of, bind(order, own), bind())
@@ -311,11 +311,6 @@ class CudaEngine(CudaPlanEngine):
         routes.replay_messages(messages, handle, where)
         if graph is not None:
             self._join(handle)
-
-    def _replay_nccl(self, found: tuple[int | None, Any], handle: int, where: str) -> None:
-        graph, messages = found
-        routes: Any = self._launches[0].streamed
-        routes.replay_nccl(messages, graph, handle, where)
 
     def _replay_start(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
         """Begin such an exchange, up to the sends."""

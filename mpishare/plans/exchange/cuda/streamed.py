@@ -183,11 +183,11 @@ class StreamedRoutes:
         self._backend.record(mpi.unpacked, stream)
 
     def replay_nccl(
-        self, found: tuple[int, int], kernel: int | None, stream: int, where: str
+        self, found: tuple[int | None, tuple[int, int]], stream: int, where: str
     ) -> None:
         """Do an exchange by NCCL, and by the graph of the fused kernel, if any, before it."""
         nccl: Any = self.nccl
-        pack, unpack = found
+        kernel, (pack, unpack) = found
         launch_graph(pack, stream, where)
         if kernel is not None:
             launch_graph(kernel, stream, where)
