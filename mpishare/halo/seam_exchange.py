@@ -212,7 +212,7 @@ class SeamExchange(Plan):
 
 
 def _memory_of_all(start: PlanStart, fields: Any) -> Any:
-    """Return the ``backend=`` of the fields of all ranks, some of which may have none."""
+    """Return the ``backend=`` of the fields of all ranks; a rank may have no fields."""
 
     def find() -> tuple[None, str]:
         given = GivenFields.of(fields, start.backend) if _has_any(fields) else None

@@ -1,4 +1,4 @@
-"""The seams of all ranks as integers: which box of which field goes where, turned and cut."""
+"""The seams of all ranks as integers: boxes of their fields, turned and cut into messages."""
 
 from __future__ import annotations
 

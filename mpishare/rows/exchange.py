@@ -33,7 +33,7 @@ _CALL = "RowExchange"
 
 
 class RowExchange(RoutedPlan):
-    """An exchange of rows of some columns, of which each call sends other ones, and as many.
+    """An exchange of rows of some columns: other rows at each call, in any number.
 
     Collective over `comm`, host-blocking. Make it once, use it at every step: particles that change
     their rank, ghosts of particles, rays, agents. How many rows a peer sends travels beside them:

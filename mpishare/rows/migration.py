@@ -71,8 +71,8 @@ class Migration:
         """Move each row to the rank that `to` names; return the new count of this rank's rows.
 
         Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else
-        host-blocking. Rows that stay come first, then those that came, in the order of the peers
-        and of their rows there. The same rows give the same bits.
+        host-blocking. Rows that stay come first; behind them are those that came, peer by peer, in
+        the order that they had at their peer. The same rows give the same bits.
 
         Parameters
         ----------
