@@ -9,8 +9,10 @@ import cupy
 
 @functools.cache
 def module(code: str, options: tuple[str, ...] = ()) -> cupy.RawModule:
-    # CuPy 13 takes C++11 where no standard is named.
-    return cupy.RawModule(code=code, options=("--std=c++17", *options))
+    # CuPy 13 takes C++11 where no standard is named. CuPy appends "-ftz=true", for which denormal
+    # floats are 0, as they are not for NumPy: behind "-I" it is the name of a folder, which there
+    # need not be, and sources have no headers of other files.
+    return cupy.RawModule(code=code, options=("--std=c++17", *options, "-I"))
 
 
 def kernel(code: str, name: str, options: tuple[str, ...] = ()) -> int:

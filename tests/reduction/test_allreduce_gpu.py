@@ -122,6 +122,16 @@ def test_every_operation_on_slices(node, cupy):
                 assert is_right(operation, x.get(), folded(operation.name, fields)), operation
 
 
+@pytest.mark.parametrize("name", ["sum", "max"])
+def test_denormal_floats_are_not_zeros(node, stream_route, name, cupy):
+    """CuPy compiles kernels of its own so that they are."""
+    fields = [np.arange(1, 70, dtype="u4").view("f4") * (1 + rank) for rank in range(node.size)]
+    x = cupy.asarray(fields[node.rank])
+    with Allreduce(node.comm, x, name, node=node) as total:
+        total.reduce(x)
+        assert (x.get().view("u4") == folded(name, fields).view("u4")).all()
+
+
 @pytest.mark.parametrize("count", [1, 7, 1024, 4096, 4097, 65_537, 300_001])
 def test_sizes_by_every_route(node, stream_route, count, cupy):
     fields = [np.random.default_rng(rank).standard_normal(count) for rank in range(node.size)]
