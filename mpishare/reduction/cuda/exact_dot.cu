@@ -23,8 +23,8 @@ typedef Parts<Number>::Real Real;
 const int ROWS = Parts<Number>::ROWS, ALL_WORDS = ROWS * WORDS;
 const bool IS_FLOAT = sizeof(Real) < 8;
 
-// Digits of a warp, in two halves each: 64-bit atomics in shared memory are loops.
-struct Row {
+// Digits of a warp, in two halves each: 64-bit atomics in shared memory are loops. Read as a whole.
+struct __align__(8) Row {
     unsigned halves[2 * DIGITS];
     unsigned positive, negative, negative_zeros;
 };
