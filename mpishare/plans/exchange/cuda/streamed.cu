@@ -10,14 +10,14 @@ __device__ __forceinline__ void copy_items(
 }
 
 // An exchange has a launch or more of each kind: the later ones leave the epochs as they are.
-extern "C" __global__ void pack(
+extern "C" __global__ void __launch_bounds__(512) pack(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
     volatile Word* begun
 ) {
     copy_items(fields, items, count, begin_epoch(epochs, begun));
 }
 
-extern "C" __global__ void unpack(
+extern "C" __global__ void __launch_bounds__(512) unpack(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
     volatile Word* done
 ) {
@@ -41,7 +41,7 @@ __device__ void sum(const Item& item, const Fields& fields, const char* from) {
 
 // Adds packed cells to a field. No cell is named twice in a launch, and messages have launches of
 // their own: so the order of the sums is fixed. The last one ends the epoch, and is given `done`.
-extern "C" __global__ void add(
+extern "C" __global__ void __launch_bounds__(512) add(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, Epochs* epochs,
     volatile Word* done
 ) {
