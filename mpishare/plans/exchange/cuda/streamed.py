@@ -111,7 +111,8 @@ class StreamedRoutes:
         They are published in `handles`.
         """
         unpacks = self._unpacks + self._unpacks_of_mpi
-        if len(unpacks) != 1 or self._has_signals:
+        has_messages = self._mpi is not None or self.nccl is not None
+        if not has_messages or len(unpacks) != 1 or self._has_signals:
             return
         pointers, where = launcher.pointers, launcher.where
         self._handles = handles
