@@ -55,6 +55,8 @@ def narrowed(
     messages: Sequence[AnyMessage], layouts: Sequence[FieldLayout], wire: str | None
 ) -> Sequence[AnyMessage]:
     """Return the messages with the bytes of their parts on the way."""
+    if wire is None:
+        return messages
 
     def on_way(part: Any) -> Any:
         return part._replace(nbytes=wire_nbytes(part.nbytes, layouts[part.field].dtype, wire))

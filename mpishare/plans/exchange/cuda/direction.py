@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
-    from mpishare.plans.wire import AnyMessage
     from mpishare.runtime.route import Route
 
 
@@ -33,10 +32,8 @@ class Direction:
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
         self.adds, self.wire = setup.adds, setup.wire
 
-        def narrow(messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
-            return narrowed(messages, setup.mine, setup.wire)
-
-        self.sends, self.recvs = narrow(setup.my_sends), narrow(setup.my_recvs)
+        self.sends = narrowed(setup.my_sends, setup.mine, setup.wire)
+        self.recvs = narrowed(setup.my_recvs, setup.mine, setup.wire)
         uuids = context.all_uuids
         # Ranks of other nodes on this machine count too.
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
@@ -54,7 +51,10 @@ class Direction:
         ]
         self.mine = self.routes[self.rank]
         self.messages: list[list[MessageInfo]] = [
-            [info._replace(route=self.routes[rank][info.peer]) for info in narrow(infos)]
+            [
+                info._replace(route=self.routes[rank][info.peer])
+                for info in narrowed(infos, setup.layouts[rank], setup.wire)
+            ]
             for rank, infos in enumerate(setup.sends)
         ]
         # The bytes of the elements that are transposed, of one size in a plan.
