@@ -90,33 +90,38 @@ struct Expansion {
             add_integers(row, x, y);
         }
     }
-    // Adds the sums of all lanes to the digits of the warp.
+    // Adds the sums of all lanes to the digits of the warp: of as few lanes as nothing is lost by.
     __device__ __forceinline__ void end(Row* row) {
+        const int lane = threadIdx.x % 32;
+        int lanes = 32;
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
-            if (wide[k] != 0) add_number(row, wide[k]);
-#pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2) {
-            fold_lanes(row, high, lanes);
-            if (!IS_FLOAT) fold_lanes(row, low, lanes);
-        }
-        if (threadIdx.x % 32 == 0) {
+        for (; lanes > 1; lanes /= 2) {
+            double sums[2][2] = {{high[0], high[1]}, {low[0], low[1]}};
+            bool is_left = fold_lanes(sums[0], lanes / 2);
+            if (!IS_FLOAT) is_left |= fold_lanes(sums[1], lanes / 2);
+            if (__any_sync(~0u, is_left && lane < lanes / 2)) break;
 #pragma unroll
             for (int k = 0; k < 2; ++k) {
-                if (high[k] != 0) add_number(row, high[k]);
-                if (low[k] != 0) add_number(row, low[k]);
+                high[k] = sums[0][k];
+                low[k] = sums[1][k];
             }
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            if (wide[k] != 0) add_number(row, wide[k]);
+            if (lane >= lanes) continue;
+            if (high[k] != 0) add_number(row, high[k]);
+            if (!IS_FLOAT && low[k] != 0) add_number(row, low[k]);
         }
         if (negative_zeros) atomicAdd(&row->negative_zeros, negative_zeros);
     }
-    __device__ __forceinline__ void fold_lanes(Row* row, double (&sum)[2], int lanes) {
+    // Adds the sum of another lane; returns whether the sum lacks something.
+    __device__ __forceinline__ static bool fold_lanes(double (&sum)[2], int lanes) {
         double theirs[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) theirs[k] = __shfl_down_sync(~0u, sum[k], lanes);
-        if (threadIdx.x % 32 >= lanes) return;
         const double first = add(sum, theirs[0]), second = two_sum(&sum[1], theirs[1]);
-        if (first != 0) add_number(row, first);
-        if (second != 0) add_number(row, second);
+        return first != 0 || second != 0;
     }
 };
 

@@ -27,6 +27,7 @@ SEGMENT_NBYTES = 128 << 20
 
 _FEW_THREADS, _THREADS = 128, 512
 EXACT_BLOCKS_PER_SM = 2  # of dot products: they compute more for each element
+EXACT_ELEMENTS_PER_THREAD = 8  # at least, since the digits of a block take time to add
 _WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
 _STATE_NBYTES = 16
 _ALIGN = 128
@@ -124,10 +125,10 @@ class SpinningRoute:
     ) -> Launch:
         is_warp = count <= _WARP * _ELEMENTS_PER_LANE
         threads = _WARP if is_warp else _THREADS
-        most = self._group.sm_count
+        most, elements = self._group.sm_count, 2
         if self._group.exact is not None:
-            most *= EXACT_BLOCKS_PER_SM
-        blocks = max(1, min(-(-count // (2 * threads)), most)) if not is_warp else 1
+            most, elements = most * EXACT_BLOCKS_PER_SM, EXACT_ELEMENTS_PER_THREAD
+        blocks = max(1, min(-(-count // (elements * threads)), most)) if not is_warp else 1
         arguments = [*shapes, *arrays, count, self._of_blocks, me, state]
         return self._launch(self._group.dot_name, (blocks, threads), 0, arguments, form=form)
 
