@@ -23,6 +23,20 @@ in_halo=(
   test_accumulate_in_a_graph
 )
 in_accumulate=('test_corners_and_wide_halos['{own,pinned}']')
+in_seams=(
+  'test_a_captured_step_follows_a_shift_in_gpu_memory['{own,copy}'-i4-small]'
+  'test_faces_are_transposed_and_reversed['{own-flip0-f4,own-flip1-c16,pinned-flip3-f8}']'
+)
+in_wire=('test_faces_of_every_size['{1-f8-float32,4097-c8-bfloat16,4097-f4-float16}']')
+in_rows=(
+  'test_a_captured_migration['{False,True}'-20]'
+  test_a_captured_exchange_by_the_gpus_bounds
+)
+in_exact=(
+  'test_dot['{f8-wide,c8-special,f2-ties}']'
+  'test_reduce['{f8-cancels,f4-wide}']'
+  'test_any_strides[strided]'
+)
 in_allreduce=(
   'test_sizes_by_every_route['{own-7,own-4096,own-4097,own-65537,copy-7,pinned-4097}']'
   test_a_field_of_several_segments
@@ -48,6 +62,10 @@ kernel_tests=(
   "${in_direct[@]/#/tests/halo/test_direct_gpu.py::}"
   "${in_halo[@]/#/tests/halo/test_exchange_gpu.py::}"
   "${in_accumulate[@]/#/tests/halo/test_accumulate_ranks.py::}"
+  "${in_seams[@]/#/tests/halo/test_seams_gpu.py::}"
+  "${in_wire[@]/#/tests/halo/test_wire_gpu.py::}"
+  "${in_rows[@]/#/tests/rows/test_rows_gpu.py::}"
+  "${in_exact[@]/#/tests/reduction/test_exact_ranks.py::}"
   "${in_allreduce[@]/#/tests/reduction/test_allreduce_gpu.py::}"
   "${in_capture[@]/#/tests/graphs/test_capture_gpu.py::}"
   "${in_redistribute[@]/#/tests/redistribution/test_redistribute_gpu.py::}"
