@@ -21,6 +21,7 @@ import mpishare
 from mpishare.plans.exchange.cuda.staging import StagingLayout
 from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.reductions import base_shape, carve, on_host
+from tests.helpers.wires import PAIRS, WIRES, reals, rounded
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -255,8 +256,10 @@ class Field:
     """An array of one rank, in memory whose every other byte must stay as it is.
 
     After an exchange its elements show `numbers`, `POISON` where nothing is written. All but its
-    ghosts is `owned`; it lives in `memory`, by default its own.
+    ghosts is `owned`; it lives in `memory`, by default its own. Ghosts are rounded to `wire`.
     """
+
+    wire: str | None = None
 
     def __init__(self, xp, numbers, owned, kind: Kind, memory=None) -> None:
         self.xp, self.kind, self.numbers, self.owned = xp, kind, numbers, owned
@@ -301,6 +304,24 @@ class Field:
         values = encode(self.numbers[self.owned], self.kind.dtype, 999_983)
         self.array[self.owned] = self.xp.asarray(values)
 
+    def _values(self, numbers: np.ndarray, salt: int) -> np.ndarray:
+        values = encode(numbers, self.kind.dtype, salt)
+        if self.wire:
+            owned = values[self.owned].copy()
+            values = np.where(numbers == POISON, values, rounded(values, self.wire))
+            values[self.owned] = owned
+        return values
+
+    def _with_nans_of(self, right: np.ndarray) -> np.ndarray:
+        """What it shows; of numbers that are rounded one NaN is as good as another."""
+        found = on_host(self.base)
+        if self.wire:
+            found = found.copy()
+            pairs = reals(found), reals(right)
+            are_nan = np.isnan(pairs[0]) & np.isnan(pairs[1])
+            pairs[0][are_nan] = pairs[1][are_nan]
+        return found
+
     def flaws(self, salt: int, *, exchanged: bool = True) -> str:
         """What is wrong with it after the exchange of that step; empty where it is right.
 
@@ -311,8 +332,8 @@ class Field:
             numbers = np.full_like(numbers, POISON)
             numbers[self.owned] = self.numbers[self.owned]
         right = encode(np.full(self.base.shape, POISON), self.kind.dtype, 0)
-        carve(right, self.kind.form)[...] = encode(numbers, self.kind.dtype, salt)
-        found, right = _raw(self.base), _raw(right)
+        carve(right, self.kind.form)[...] = self._values(numbers, salt)
+        found, right = _raw(self._with_nans_of(right)), _raw(right)
         if np.array_equal(found, right):
             return ""
         wrong = (found != right).any(-1)
@@ -496,19 +517,26 @@ def dtypes_and_forms(node, *, odd: bool = True) -> tuple[tuple[str, ...], tuple[
 
 
 def _random_plan(node, comm, seed, steps, odd, case, rng):
-    kinds, axes = random_kinds(rng, case.naxes, *dtypes_and_forms(node, odd=odd))
+    dtypes, forms = dtypes_and_forms(node, odd=odd)
+    wire = str(rng.choice([*WIRES])) if rng.random() < 0.3 else None
+    if wire:
+        dtypes = tuple(dtype for dtype, of_pair in PAIRS if of_pair == wire)
+        forms = tuple(form for form in forms if form != "unaligned")
+    kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
     in_window = rng.integers(0, 2, (2, len(kinds))).astype(bool).tolist()
     first, second = (make_fields(node, case, kinds, each, comm.rank) for each in in_window)
     mine = np.random.default_rng([seed, comm.rank, 7])
     given = arrays(first)
     if len(given) == 1 and rng.random() < 0.5:
         given = given[0]
-    with plan(comm, case, given, axes=axes, node=node) as halo:
+    with plan(comm, case, given, axes=axes, node=node, wire=wire) as halo:
         for step in range(1, steps + 1):
             way = rng.choice(["same", "other", "fresh"])
             fields = {"same": first, "other": second}.get(way)
             if fields is None:
                 fields = make_fields(node, case, kinds, rank=comm.rank)
+            for each in fields:
+                each.wire = wire
             put(fields, 10 * step)
             pause(mine)
             if rng.random() < 0.5:
