@@ -50,7 +50,7 @@ def export(trees: list[str], folder: Path) -> None:
             ignored = ["__pycache__"]
             if (root / "setup.py").exists():  # before, the compiled part was built at first use
                 build_and_tell(root)
-                ignored += ["*.c", "*.h"] * (root / FILE).exists()
+                ignored += ["*.c"] * (root / FILE).exists()
             ignore = shutil.ignore_patterns(*ignored)
             shutil.copytree(root / "mpishare", folder / name, ignore=ignore)
         for path in (folder / name).rglob("*"):

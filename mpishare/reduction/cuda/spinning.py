@@ -26,8 +26,7 @@ SEGMENT_NBYTES = 128 << 20
 """Larger fields are reduced part by part, so that the staging buffers stay small."""
 
 _FEW_THREADS, _THREADS = 128, 512
-EXACT_BLOCKS_PER_SM = 2  # of dot products: they compute more for each element
-EXACT_ELEMENTS_PER_THREAD = 8  # at least, since the digits of a block take time to add
+EXACT_BLOCKS_PER_SM = 2  # of dot products
 _WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
 _STATE_NBYTES = 16
 _ALIGN = 128
@@ -123,12 +122,12 @@ class SpinningRoute:
         *,
         form: Form,
     ) -> Launch:
-        is_warp = count <= _WARP * _ELEMENTS_PER_LANE
-        threads = _WARP if is_warp else _THREADS
-        most, elements = self._group.sm_count, 2
-        if self._group.exact is not None:
-            most, elements = most * EXACT_BLOCKS_PER_SM, EXACT_ELEMENTS_PER_THREAD
-        blocks = max(1, min(-(-count // (elements * threads)), most)) if not is_warp else 1
+        # An exact one computes more for each element.
+        is_exact = self._group.exact is not None
+        of_lane, blocks_of_sm = (2, EXACT_BLOCKS_PER_SM) if is_exact else (_ELEMENTS_PER_LANE, 1)
+        threads = _WARP if count <= _WARP * of_lane else _THREADS
+        most = blocks_of_sm * self._group.sm_count
+        blocks = max(1, min(-(-count // (2 * threads)), most)) if threads > _WARP else 1
         arguments = [*shapes, *arrays, count, self._of_blocks, me, state]
         return self._launch(self._group.dot_name, (blocks, threads), 0, arguments, form=form)
 
