@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import MpiShareError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Move = tuple[int, int, int]
     """Bytes of a message: address, number, rank of the other end."""
@@ -70,6 +70,9 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 class Library:
     """The functions of NCCL. Made by `load`."""
+
+    ncclGroupStart: Callable[[], int]  # noqa: N815  NCCL's names
+    ncclGroupEnd: Callable[[], int]  # noqa: N815
 
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, arguments in _SIGNATURES.items():
@@ -164,16 +167,29 @@ class Communicator:
         self._library.require("a communicator of NCCL", state.value)
         return state.value != _IN_PROGRESS
 
-    def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
-        """Enqueue messages on a stream, as one kernel. Those between two ranks match in order."""
+    def bind(self, sends: Sequence[Move], recvs: Sequence[Move]) -> Callable[[int], None]:
+        """Return the function that enqueues messages on a stream, as one kernel.
+
+        Those between two ranks match in order.
+        """
         library = self._library
-        library.call("ncclGroupStart")
-        try:
-            for name, moves in (("ncclSend", sends), ("ncclRecv", recvs)):
-                for address, nbytes, peer in moves:
-                    library.call(name, address, nbytes, _BYTES, peer, self._handle, stream)
-        finally:
-            library.call("ncclGroupEnd")
+        start, end = library.ncclGroupStart, library.ncclGroupEnd
+        calls = []  # as NCCL takes them: to convert them takes longer than the calls
+        for name, moves in (("ncclSend", sends), ("ncclRecv", recvs)):
+            for address, nbytes, peer in moves:
+                message = c_void_p(address), c_size_t(nbytes), c_int(_BYTES), c_int(peer)
+                calls.append((getattr(library, name), (*message, self._handle), name))
+
+        def group(stream: int) -> None:
+            handle = c_void_p(stream)
+            library.require("ncclGroupStart", start())
+            try:
+                for function, arguments, name in calls:
+                    library.require(name, function(*arguments, handle))
+            finally:
+                library.require("ncclGroupEnd", end())
+
+        return group
 
     def abort(self) -> None:
         """End it, and release streams that wait in it.

@@ -85,9 +85,13 @@ class NcclRanks:
     def _in_use(self) -> Iterator[list[Communicator]]:
         """Keep them from being ended meanwhile; raises if the watchdog has ended the node."""
         with self._calls:
-            if not self._comms:
-                self._agreement.check()
+            self._require_open()
             yield self._comms
+
+    def _require_open(self) -> None:
+        if not self._comms:
+            self._agreement.check()
+            raise NcclError("the communicator of these ranks has ended")
 
     def _is_ready(self) -> bool:
         with self._in_use() as comms:
@@ -116,7 +120,7 @@ class NcclRanks:
         def send() -> None:
             try:
                 backend.make_current()
-                self.group(sends, recvs, stream)
+                self.bind(sends, recvs)(stream)
             except BaseException as error:
                 failed.append(error)
 
@@ -141,10 +145,17 @@ class NcclRanks:
         block.close()
         self._connected.update(new)
 
-    def group(self, sends: Sequence[Move], recvs: Sequence[Move], stream: int) -> None:
-        """Enqueue messages on a stream, one kernel for all of them."""
+    def bind(self, sends: Sequence[Move], recvs: Sequence[Move]) -> Callable[[int], None]:
+        """Return the function that enqueues messages on a stream, one kernel for all of them."""
         with self._in_use() as comms:
-            comms[0].group(sends, recvs, stream)
+            group = comms[0].bind(sends, recvs)
+
+        def enqueue(stream: int) -> None:
+            with self._calls:  # as `_in_use`, which takes longer
+                self._require_open()
+                group(stream)
+
+        return enqueue
 
     def check(self) -> None:
         """Raise `NcclError` if NCCL has lost a rank, which it sees over a network. Any thread."""

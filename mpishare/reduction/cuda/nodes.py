@@ -182,7 +182,4 @@ class _Messages:
     """A step of a reduction: messages that were bound before."""
 
     def __init__(self, peers: NcclPeers, sends: Sequence[Move], recvs: Sequence[Move]) -> None:
-        self._group, self._moves = peers.ranks.group, (sends, recvs)
-
-    def enqueue(self, stream: int) -> None:
-        self._group(*self._moves, stream)
+        self.enqueue = peers.ranks.bind(sends, recvs)

@@ -32,16 +32,13 @@ class NcclMessages:
         sends: Sequence[Message],
         recvs: Sequence[Message],
     ) -> None:
-        self._ranks = ranks
         self._suballocator = comm.context.suballocator
         self._blocks: list[Suballocation] = []
-        self._sends, self.sent = self._place(sends)
-        self._recvs, self.received = self._place(recvs)
-        self.nbytes = sum(block.nbytes for block in self._blocks)
-
-    def enqueue(self, stream: int) -> None:
+        moves_out, self.sent = self._place(sends)
+        moves_in, self.received = self._place(recvs)
+        self.enqueue = ranks.bind(moves_out, moves_in)
         """Send what is packed, and receive, on a stream."""
-        self._ranks.group(self._sends, self._recvs, stream)
+        self.nbytes = sum(block.nbytes for block in self._blocks)
 
     def close(self) -> None:
         while self._blocks:
