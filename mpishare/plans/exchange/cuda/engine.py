@@ -81,7 +81,7 @@ class CudaEngine(CudaPlanEngine):
         # all others.
         self._try_exchange = self._try_start = self._try_wait = _never
         self._prepared: Call | None = None  # what was started, unless by a replay
-        if setup.mine and not self._launcher.slides:
+        if setup.mine:
             self._bind_replays(direction, handles, setup.given or setup.mine)
 
     def _bind_replays(
@@ -93,23 +93,29 @@ class CudaEngine(CudaPlanEngine):
         streamed, fused = self._launches[0]
         if fused is not None and streamed is None:
             first = functools.partial(self._launch_first, fused.alone)
-            self._try_exchange = replay_of(handles[0].get, bind(order), first=first)
+            self._try_exchange = replay_of(
+                handles[0].get, bind(order), first=first, enqueue=self._after_slides(launch_graph)
+            )
             first = functools.partial(self._launch_first, fused.beside, own=own)
             on_own = bind(order, own)
             self._try_start = replay_of(
-                handles[1].get, on_own, first=first, enqueue=self._fork, with_tensors=False
+                handles[1].get,
+                on_own,
+                first=first,
+                enqueue=self._after_slides(self._fork),
+                with_tensors=False,
             )
             self._try_wait = bind_wait(bind(), self._join)
         elif streamed is not None and streamed.has_graphs and streamed.nccl is not None:
             find = _finds(streamed, None if fused is None else handles[0])
-            self._try_exchange = replay_of(find, bind(order), enqueue=streamed.replay_nccl)
+            enqueue = self._after_slides(streamed.replay_nccl)
+            self._try_exchange = replay_of(find, bind(order), enqueue=enqueue)
         elif streamed is not None and streamed.has_graphs:
             find = _finds(streamed, None if fused is None else handles[1])
             self._bind_messages(find, replay_of, bind(order, own), bind())
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
-            self._try_exchange = replay_of(
-                self._usual_addresses, bind(order), enqueue=streamed.replay_alone
-            )
+            enqueue = self._after_slides(streamed.replay_alone)
+            self._try_exchange = replay_of(self._usual_addresses, bind(order), enqueue=enqueue)
 
     def _bind_messages(
         self,
@@ -119,8 +125,10 @@ class CudaEngine(CudaPlanEngine):
         on_users: LastStream,
     ) -> None:
         """Replay exchanges by MPI, and the graphs of fused kernels beside them, if any."""
-        self._try_exchange = replay_of(find, on_own, enqueue=self._replay)
-        begin = replay_of(find, on_own, enqueue=self._replay_start, with_tensors=False)
+        enqueue = self._after_slides(self._replay)
+        self._try_exchange = replay_of(find, on_own, enqueue=enqueue)
+        enqueue = self._after_slides(self._replay_start)
+        begin = replay_of(find, on_own, enqueue=enqueue, with_tensors=False)
 
         def try_start(fields: Sequence[Any], stream: Any) -> bool:
             is_begun = begin(fields, stream)
@@ -128,6 +136,18 @@ class CudaEngine(CudaPlanEngine):
             return is_begun
 
         self._try_start, self._try_wait = try_start, bind_wait(on_users, self._replay_wait)
+
+    def _after_slides(self, enqueue: Callable[..., None]) -> Callable[..., None]:
+        """Let a replay follow the kernel that finds the places for the shifts of a call, if any."""
+        slides, shifts = self._launcher.slides, self._shifts
+        if not slides:
+            return enqueue
+
+        def enqueue_both(found: Any, handle: int, where: str) -> None:
+            slides.enqueue(handle, shifts.values)
+            enqueue(found, handle, where)
+
+        return enqueue_both
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -359,6 +379,7 @@ class CudaEngine(CudaPlanEngine):
         addresses = self._usual_addresses(key)
         if addresses is None:
             return False
+        self._launcher.slides.enqueue(handle, self._shifts.values)
         if own:
             self._follow_user(handle)
         launch.enqueue(own or handle, addresses, is_captured=False)
