@@ -53,7 +53,7 @@ class Plasma:
         self.waves = mpishare.Allreduce(comm, self.wave, node=node)
         columns = ["f8", "f8", "i8"]
         self.swap = mpishare.RowExchange(comm, columns, capacity // 4, node=node)
-        self.migration = mpishare.Migration(self.swap)
+        self.migration, self.move = mpishare.Migration(self.swap), self.migrate
 
     def near(self):
         """The node below each electron, and how far behind it the electron is, in cells."""
@@ -71,8 +71,29 @@ class Plasma:
         x %= LENGTH
         goals = (x / (self.cells * self.dx)).astype("i4")
         self.to[...] = xp.minimum(goals, self.node.size - 1)
-        self.migration.migrate(self.columns, self.to, self.count)
+        self.move()
         self.find_field()
+
+    def migrate(self):
+        """Let the electrons go to the ranks of their cells."""
+        self.migration.migrate(self.columns, self.to, self.count)
+
+    def migrate_through_host(self):
+        """Do so as without mpishare: count, read the counts, send out of host memory."""
+        xp, comm, n = self.xp, self.node.comm, int(self.count)
+        leaving = xp.flatnonzero(self.to[:n] != comm.rank)
+        goals = on_host(self.to[leaving])
+        counts, order = np.bincount(goals, minlength=comm.size), np.argsort(goals, kind="stable")
+        came = np.empty_like(counts)
+        comm.Alltoall(counts, came)
+        left = n - len(leaving)
+        gaps, last = leaving[leaving < left], left + xp.flatnonzero(self.to[left:n] == comm.rank)
+        for column in self.columns:
+            received = np.empty(came.sum(), column.dtype)
+            comm.Alltoallv((on_host(column[leaving])[order], counts), (received, came))
+            column[gaps] = column[last]
+            column[left : left + len(received)] = xp.asarray(received)
+        self.count[...] = left + len(received)
 
     def find_field(self):
         """Add up the charges, and solve Gauss's law: the field has no mean."""
@@ -107,6 +128,10 @@ class Plasma:
             plan.close()
 
 
+def on_host(array):
+    return array.get() if hasattr(array, "get") else array
+
+
 def quiet_start(count):
     """Return places, velocities and ids of evenly spread electrons, whose density is a wave."""
     uniform = (np.arange(count) + 0.5) / count
@@ -135,13 +160,22 @@ def main(words=None):
     parser.add_argument("--cells", type=int, default=48, help="of the grid")
     parser.add_argument("--particles", type=int, default=60_000)
     parser.add_argument("--steps", type=int, default=240, help="of 1/20 of a plasma period")
+    parser.add_argument(
+        "--step",
+        choices=("captured", "called", "staged"),
+        default="captured",
+        help="one launch, kernel by kernel, or so with electrons that move through the host",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args(words)
     comm = MPI.COMM_WORLD
     with mpishare.Node(comm) as node:
         plasma = Plasma(node, options.cells, options.particles, dt=0.05)
         plasma.find_field()
-        step = mpishare.capture(node, plasma.advance)
+        if options.step == "staged":
+            plasma.move = plasma.migrate_through_host
+        is_captured = options.step == "captured"
+        step = mpishare.capture(node, plasma.advance) if is_captured else plasma.advance
         amplitudes, begin = [], time.perf_counter()
         for _ in range(options.steps):
             step()
@@ -153,10 +187,11 @@ def main(words=None):
         n = int(plasma.count)
         ids = comm.gather(plasma.columns[2][:n].tolist())
         rate = damping(0.05 * np.arange(1, options.steps + 1), np.array(amplitudes))
-        step.close()
+        if is_captured:
+            step.close()
         plasma.close()
     found = {"rate": float(rate), "expected": RATE, "ranks": comm.size, "backend": node.backend}
-    found["step_us"] = 1e6 * seconds / options.steps
+    found |= {"step": options.step, "step_us": 1e6 * seconds / options.steps}
     if comm.rank == 0:
         everyone = sorted(itertools.chain(*(ids or [])))
         assert everyone == [*range(options.particles)], "an electron was lost"

@@ -18,8 +18,8 @@ def run(ranks: int, backend: str, *words: str) -> dict:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_landau_damping(ranks, backend):
-    found = run(ranks, backend)
+@pytest.mark.parametrize(("ranks", "step"), [(1, "captured"), (3, "captured"), (3, "staged")])
+def test_landau_damping(ranks, step, backend):
+    found = run(ranks, backend, "--step", step)
     assert found["rate"] == pytest.approx(found["expected"], rel=0.05)
     assert (found["ranks"], found["backend"]) == (ranks, backend)
