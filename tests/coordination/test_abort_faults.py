@@ -4,13 +4,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.helpers.launch import run_ranks
-from tests.helpers.scenes import play
-from tests.helpers.stage import Stage
 
 LATE = """
 import time
@@ -97,32 +94,6 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
     assert result.seconds < 12
     assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
     assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
-
-
-def unclosed(stage: Stage) -> None:
-    node = stage.node()
-    halo = stage.make("plan", node)
-    u = node.xp.zeros(4)
-    halo.exchange(u)
-    stage.world.Barrier()  # else one that is still in this exchange may hear of the next one first
-    if stage.rank == 1:
-        sys.exit(0)
-
-    def forever() -> None:
-        while True:
-            halo.exchange(u)
-
-    if stage.rank == 3:
-        # Its neighbors 0 and 2 have left because of rank 1 by the time it looks.
-        time.sleep(1.5)
-    stage.attempt("call", forever)
-
-
-def test_who_exits_because_of_another_is_not_blamed():
-    played = play(4, unclosed)
-    for rank in (0, 2, 3):
-        told = played.raised(rank, "call", "PeerError")
-        assert told.failures == {1: "exited without closing the node"}, played.describe()
 
 
 BROKEN = """

@@ -10,22 +10,13 @@ import weakref
 import pytest
 
 import mpishare.runtime.create
-from mpishare import (
-    ClosedError,
-    MismatchError,
-    Node,
-    PeerError,
-    PeerTimeout,
-    UnsupportedError,
-)
+from mpishare import ClosedError, MismatchError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.control_block import Departure, State
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.memory import shared
 from mpishare.plans.node_cache import context_of
-from tests.helpers.children import in_a_fork
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
@@ -166,24 +157,6 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     memory.clear()
     gc.collect()
     assert is_alive()
-
-
-@TWO
-def test_a_forked_child_does_not_speak_for_its_parent(comm):
-    def speak():
-        with pytest.raises(UnsupportedError):
-            node.__enter__()
-        node.close()
-        context_of(node).agreement.block.depart(State.LEFT, Departure("child"))
-        return True
-
-    with Node(comm) as node:
-        assert node.rank < node.size - 1 or in_a_fork(speak)
-        node.barrier()
-        node.barrier()
-
-
-# --- barriers, which take no mail
 
 
 @pytest.mark.parametrize("code", ["compiled", "python", "some of both"])

@@ -4,16 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.coordination.control_block import (
-    MAILBOX_NBYTES,
-    ControlBlock,
-    Departure,
-    State,
-)
+from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, Departure, State
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
 from mpishare.memory import shared
-from tests.helpers.latch import within
-from tests.helpers.viewer import Viewer
 
 SIZE = 3
 
@@ -30,19 +23,6 @@ def blocks():
     shared.forget(name)
     for block in found:
         block.close()
-
-
-# --- how a rank stands, and its words
-
-
-@pytest.mark.parametrize("state", [State.CLOSED, State.LEFT, State.EXITED])
-def test_departure_is_seen_by_all(blocks, state):
-    left = {1: Departure("ValueError: no such file")} if state is State.LEFT else {}
-    blocks[1].depart(state, left.get(1))
-    for block in blocks:
-        assert block.state(1) is state
-        assert block.departures() == left
-        assert block.state(0) is block.state(2) is State.PRESENT
 
 
 def test_first_departure_stands(blocks):
@@ -67,45 +47,6 @@ def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
     assert len(found.encode()) < 1100
 
 
-# --- the lock that tells who runs
-
-CHILD = """
-from mpishare.memory import shared
-from mpishare.coordination.control_block import ControlBlock
-block = ControlBlock(shared.attach({!r}, ControlBlock.nbytes_for(3)), 2, 3)
-block.lock()
-"""
-
-
-def test_lock_goes_with_its_process(blocks):
-    assert blocks[0].is_running(0)
-    assert not blocks[0].is_running(2)
-    with Viewer() as child:
-        child(CHILD.format(blocks[0].name))
-        assert blocks[0].is_running(2)
-        assert not blocks[0].is_running(1)
-        child.kill()
-        assert within(5, lambda: not blocks[0].is_running(2))
-
-
-# --- who waits for whom
-
-
-def test_status_comes_and_goes(blocks):
-    assert blocks[0].status(1) is None
-    blocks[1].begin_wait("window 3: fence", [0, 2])
-    first = blocks[0].status(1)
-    assert (first.call, first.awaited) == ("window 3: fence", (0, 2))
-    blocks[1].look(first.begun_ns + 5)
-    assert blocks[0].status(1).looked_ns == first.begun_ns + 5
-    blocks[1].begin_wait("window 3: fence", [2])
-    assert blocks[0].status(1).awaited == (2,)
-    assert blocks[0].status(1).begun_ns > first.begun_ns
-    blocks[1].end_wait()
-    assert blocks[0].status(1) is None
-    assert blocks[0].status(0) is blocks[0].status(2) is None
-
-
 def test_status_that_is_being_written_is_none(blocks):
     blocks[1].begin_wait("a", [0])
     at = next(i for i in range(len(blocks[1].words)) if blocks[1].words[i] == 2)
@@ -126,9 +67,6 @@ def test_status_with_a_long_call_is_cut_not_lost(blocks):
 def test_status_of_very_many_ranks_is_cut_not_lost(blocks):
     blocks[1].begin_wait("Node.barrier", range(10_000, 11_000))
     assert blocks[0].status(1).awaited == tuple(range(10_000, 10_064))
-
-
-# --- mail
 
 
 def test_the_round_before_is_still_there(blocks):
@@ -165,31 +103,11 @@ def test_mail_longer_than_a_box_comes_in_parts(blocks):
     assert blocks[0].read_mail(1, 3, 2 * MAILBOX_NBYTES) == (2, b"")
 
 
-# --- counters
-
-
 def chunk(words):
     return memoryview(bytearray(8 * words)).cast("Q")
 
 
-def test_counters_come_back_cleared():
-    pool = CounterPool()
-    pool.add(chunk(2 * SLOT_WORDS), 0)
-    first = pool.take(2 * SLOT_WORDS)
-    first.view[3] = 9
-    assert not pool.has(2 * SLOT_WORDS)
-    pool.clear(first)
-    pool.give(first)
-    assert pool.has(2 * SLOT_WORDS)
-    assert not pool.has(SLOT_WORDS)
-    again = pool.take(2 * SLOT_WORDS)
-    assert (again.chunk, again.start) == (first.chunk, first.start)
-    assert not any(again.view)
-
-
-@given(
-    st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 100)), max_size=60),
-)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 100)), max_size=60))
 def test_ranks_that_ask_in_the_same_order_get_the_same(calls):
     """And what is taken never overlaps what is held."""
     pools = [CounterPool(), CounterPool()]

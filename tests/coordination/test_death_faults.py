@@ -229,22 +229,6 @@ def test_a_death_is_seen_by_the_lock_alone():
     assert played.stderr[0].startswith("mpishare: rank 1 of 2 died (seen by rank 0)\n")
 
 
-def unwatched(stage: Stage) -> None:
-    mpishare.coordination.watchdog.Watchdog.start = lambda self: None
-    node = stage.node(timeout_s=2.0)
-    node.barrier()
-    if stage.rank == 1:
-        stage.die(0.2)
-    stage.attempt("first", node.barrier)
-
-
-def test_control_without_a_watcher_the_death_is_not_seen():
-    played = play(2, unwatched, survivable=True)
-    first = played.raised(0, "first", "PeerTimeout")
-    assert first.seconds >= 2  # others see it in 0.1 s
-    assert "died" not in first.text
-
-
 def stuck(stage: Stage) -> None:
     node = stage.node()
     node.barrier()

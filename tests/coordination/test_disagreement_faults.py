@@ -8,8 +8,6 @@ import mpishare
 from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
 
-LIMIT_S = 3.0
-
 
 def meet(stage: Stage, calls: list[str]) -> None:
     node = stage.node()

@@ -73,32 +73,6 @@ def test_a_program_that_ends_before_its_stream_does():
     play(2, ends_early, backend="cuda").ended_well()
 
 
-def killed(stage: Stage, place: str) -> None:
-    stage.quiet()
-    node = stage.node()
-    halo = stage.make("plan", node)
-    halo.exchange(node.xp.zeros(4))
-    node.synchronize()
-    if place == "closing" and stage.rank == 1:
-        # It has told that it dropped the plan, and dies before it is closed.
-        type(halo).close = lambda _: stage.die()
-    del halo
-    if place == "before" and stage.rank == 1:
-        stage.die(0.3)
-    stage.attempt("first", node.collect)
-    stage.attempt("then", node.barrier)
-    stage.attempt("close", node.close)
-    stage.end()
-
-
-@pytest.mark.kills
-@pytest.mark.parametrize("place", ["before", "closing"])
-def test_survivors_name_a_rank_that_died(place):
-    played = play(3, killed, place, survivable=True)
-    played.survivors_name(1, of=(0, 2))
-    assert played.result.returncode != 0, played.describe()
-
-
 def fails_on_one(stage: Stage) -> None:
     from mpishare.plans.node_cache import context_of
 

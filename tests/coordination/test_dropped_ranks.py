@@ -159,17 +159,6 @@ def test_dropped_in_another_thread_or_in_a_cycle(node):
     assert name not in open_objects(node)
 
 
-def test_between_start_and_wait(node):
-    halo = ring(node, node.xp.zeros((4, 3)))
-    u, name = node.xp.zeros((4, 3)), halo.name
-    halo.start(u)
-    del halo
-    with pytest.warns(ResourceWarning, match=name):
-        node.collect()
-    assert name not in open_objects(node)
-    assert rotated(node, ring(node, u), u)
-
-
 @pytest.mark.gpu
 def test_nothing_is_closed_in_a_capture(node):
     """To close waits for all streams, which would end the capture."""

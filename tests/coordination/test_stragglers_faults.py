@@ -130,24 +130,6 @@ def test_control_a_rank_stopped_in_a_wait_finds_what_came_meanwhile():
     play(2, stopped, shared=True).ended_well()
 
 
-def no_plan(stage: Stage) -> None:
-    node = stage.node(timeout_s=2.0)
-    node.barrier()
-    if stage.rank == 1:
-        time.sleep(4)
-    if stage.rank == 2:
-        time.sleep(1.5)  # in time, though it may have to wait for a core
-    plan, errors = mpishare.NeighborExchange, (mpishare.PeerTimeout, mpishare.PeerError)
-    told = stage.raises(errors, lambda: plan(stage.world, {}, {}, np.zeros((4, 4)), node=node))
-    if stage.rank == 0:
-        assert (type(told), told.ranks) == (mpishare.PeerTimeout, (1,))
-    stage.attempt("close", node.close)
-
-
-def test_a_rank_that_has_only_just_come_is_not_missing():
-    play(3, no_plan, shared=True).ended()
-
-
 def one_way(stage: Stage) -> None:
     os.environ["MPISHARE_ROUTE"] = "mpi"
     node = stage.node(timeout_s=2.0)

@@ -71,24 +71,6 @@ MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
     assert heard["place"].endswith(f"program.py, line {heard['line']}")
 
 
-def test_a_test_that_fails_under_pytest_is_not_the_end_of_the_program(tmp_path):
-    """pytest leaves the exception of the last failed test in `sys.last_value`, and exits."""
-    program = tmp_path / "test_program.py"
-    program.write_text("""\
-import mpishare, pytest
-node = mpishare.Node(backend="host")
-def test_of_one_rank():
-    assert node.rank == 1
-    with pytest.raises(mpishare.PeerError, match="rank 0 has left: exited without closing"):
-        node.barrier()
-""")
-    result = run_ranks(2, [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", program])
-    assert "1 failed" in result.stdout, result.describe()
-    assert "1 passed" in result.stdout, result.describe()
-    assert "mpishare:" not in result.stderr, result.describe()
-    assert result.returncode == 1, result.describe()
-
-
 BESIDE = """
 import sys, time
 import mpishare

@@ -1,7 +1,6 @@
 """Hold the producer, look whether a consumer passes, let go: how order between ranks is tested.
 
-Without a held producer a missing wait passes by luck. Each use has a negative control, in which
-the wait is taken out and the same check must fail.
+Without a held producer a missing wait passes by luck.
 """
 
 import ctypes
@@ -60,25 +59,6 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 def waits_on_host(node: Node, rank: int) -> bool:
     """Whether that rank sits in a wait of the host, as the control block shows it."""
     return node._context.agreement.block.status(rank) is not None
-
-
-class Hasty:
-    """Counters as a rank sees them that waits for nobody: all others seem far ahead.
-
-    For negative controls: it stands in for a `Counters.view`, and stores go through.
-    """
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __getitem__(self, index: int) -> int:
-        return 1 << 61
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self._view[index] = value
 
 
 def check_order(
