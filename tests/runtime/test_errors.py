@@ -83,3 +83,11 @@ def test_errors_reach_other_processes(error):
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+
+
+def test_an_exception_whose_text_raises_is_told():
+    class UntoldError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert describe(UntoldError()) == "UntoldError: (its text raised RuntimeError)"

@@ -8,7 +8,6 @@ import pytest
 
 import mpishare
 from mpishare.errors import format_nbytes
-from mpishare.halo.plan import Plan
 from mpishare.runtime import ranges
 from tests.helpers.halos import ring
 
@@ -51,11 +50,10 @@ def test_a_reduction_is_logged_and_no_call_of_it(node, caplog):
 
 
 def calls(node):
-    """A window and two plans, used once, and once wrongly; what is bound to them as their own."""
+    """A window and two plans, used once, and once wrongly."""
     window = node.allocate(4)
     field = node.xp.zeros(6)
     halo = ring(node, field)
-    bound = halo.exchange, window.fence
     halo.exchange(field)
     halo.start(field)
     halo.wait()
@@ -68,13 +66,6 @@ def calls(node):
         total.dot(field, field)
     halo.close()
     window.close()
-    return bound
-
-
-def test_without_a_tool_calls_are_the_very_functions(node):
-    exchange, fence = calls(node)
-    assert exchange.__func__ is Plan.exchange
-    assert fence.__func__ is mpishare.Window.fence
 
 
 def test_ranges_are_pushed_and_popped_in_pairs(node, monkeypatch):

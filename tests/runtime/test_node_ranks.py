@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -71,31 +70,6 @@ def test_sub_communicator_in_reverse_order(comm):
         assert given == sorted(given, reverse=True)
         check_works(node)
     sub.Free()
-
-
-def test_node_of_a_single_rank():
-    with Node(MPI.COMM_SELF) as node:
-        assert (node.rank, node.size, node.ranks, node.is_leader) == (0, 1, (0,), True)
-        check_works(node)
-        node.barrier()
-        event = node.event()
-        event.record()
-        assert event.waiters == ()
-        node.synchronize()
-        assert node.report().can_share
-
-
-def test_two_nodes_at_once(comm):
-    with Node() as one:
-        with Node() as two:
-            windows = [one.allocate(4, "i8", fill=0), two.allocate(4, "i8", fill=0)]
-            for value, win in enumerate(windows, start=1):
-                if win.owner == comm.rank:
-                    win.array[...] = value
-                win.fence()
-            assert [int(win.array[0]) for win in windows] == [1, 2]
-            comm.barrier()
-        check_works(one)
 
 
 def test_messages_of_the_user_are_never_taken(comm):
@@ -285,16 +259,6 @@ def test_wrong_backend_in_the_environment(monkeypatch):
         Node()
 
 
-@pytest.mark.ranks(min=2)
-def test_environments_that_differ(no_environment, comm, monkeypatch):
-    if comm.rank == comm.size - 1:
-        monkeypatch.setenv("MPISHARE_BACKEND", "host")
-    with pytest.raises(MismatchError) as caught:
-        Node()
-    last = comm.size - 1
-    assert caught.value.ranks == (tuple(range(last)) if comm.rank == last else (last,))
-
-
 # --- where it may not be used
 
 
@@ -352,19 +316,6 @@ def test_fork_is_refused_by_name(node):
 # --- barrier, report
 
 
-def test_barrier_waits_for_the_last(node):
-    late = node.size - 1
-    for _ in range(3):
-        node.comm.barrier()
-        if node.rank == late:
-            time.sleep(0.02)
-        arrived = time.monotonic()
-        node.barrier()
-        passed = time.monotonic()
-        # One clock: CLOCK_MONOTONIC is the machine's.
-        assert min(node.comm.allgather(passed)) >= max(node.comm.allgather(arrived))
-
-
 def test_report_of_the_host_backend(host_node):
     """Its pairs are those of `host_pairs`; tests/runtime/test_report.py tests more of them."""
     node, report = host_node, host_node.report()
@@ -393,26 +344,3 @@ def test_report_says_why_there_is_no_gpu(node):
     else:
         assert node.report().why_host
         assert node.report().why_host in str(node.report())
-
-
-def test_leaving_by_an_exception_is_not_masked():
-    class OwnError(Exception):
-        pass
-
-    node = Node()
-
-    def leave():
-        with node:
-            node.allocate(10)
-            node.barrier()
-            raise OwnError
-
-    with pytest.raises(OwnError):
-        leave()
-    assert node.is_closed
-    # Under load the others may be seen to leave before this rank has left.
-    with pytest.raises((ClosedError, PeerError), match="OwnError"):
-        node.barrier()
-    node.close()
-    with Node() as other:
-        check_works(other)
