@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
 from tests.helpers.windows import fails_on
 
@@ -159,8 +158,6 @@ def test_different_calls_that_meet(node, calls):
     window.close()
 
 
-# --- the end
-
 WINDOW = [
     lambda win: win.fence(),
     lambda win: win.complete(),
@@ -205,14 +202,3 @@ def test_it_is_closed_at_the_end_of_its_block_and_refuses_all_calls(node, call):
     for use in (*CALLS[call], lambda made: made.__enter__()):
         with pytest.raises(ClosedError, match=made.name):
             use(made)
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_an_exception_ends_its_node(host_node, call):
-    """No barrier with ranks that may be gone, and the exception is not masked."""
-    node = mpishare.Node(host_node.comm, backend="host")
-    with pytest.raises(KeyError), getattr(node, call)(**NEEDED[call]):
-        raise KeyError
-    with pytest.raises(ClosedError, match="left by an exception in the with block"):
-        node.barrier()
-    node.close()

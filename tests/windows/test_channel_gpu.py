@@ -7,7 +7,7 @@ import pytest
 from mpishare import UnsupportedError
 from mpishare.windows.slots import AHEAD
 from tests.helpers.captures import captured
-from tests.helpers.latch import Latch, waits_on_host, within
+from tests.helpers.latch import waits_on_host, within
 
 TWO = pytest.mark.ranks(min=2)
 FRAMES = 40
@@ -102,26 +102,6 @@ def test_the_producers_host_runs_ahead_and_no_further(node):
 
 
 @TWO
-def test_put_does_not_wait_on_the_host_for_its_own_gpu(node, streams):
-    channel = node.channel(4, "i8", slots=2)
-    if node.rank == channel.producer:
-        with Latch() as latch, streams[0]:
-            with channel.put() as slot:
-                slot[...] = 0
-            latch.hold(streams[0].ptr)
-            for number in range(1, 30):
-                with channel.put() as slot:
-                    slot[...] = number
-            assert not streams[0].done
-        node.synchronize(streams[0])
-    else:
-        for number in range(30):
-            with channel.get() as slot:
-                assert int(slot[0]) == number
-    node.barrier()
-
-
-@TWO
 @pytest.mark.parametrize("form", ["object", "int"])
 def test_the_stream_that_is_given_counts(node, streams, form, cupy):
     channel = node.channel(1 << 20, "i8", slots=2)
@@ -138,28 +118,6 @@ def test_the_stream_that_is_given_counts(node, streams, form, cupy):
     if node.rank != channel.producer:
         assert sums.tolist() == [2 * number for number in range(20)]
     node.barrier()
-
-
-@TWO
-def test_a_new_stream_waits_for_the_last_one(node, streams):
-    """The first block's stream is held: that of the second must not come to its end."""
-    channel = node.channel(4, "i8")
-    first, second = streams
-    is_producer = node.rank == channel.producer
-    if not is_producer:
-        node.barrier()
-    with Latch() as latch:
-        latch.hold(first.ptr)
-        for stream in streams:
-            with channel.put(stream) if is_producer else channel.get(stream):
-                pass
-        passed = within(0.03, lambda: second.done)
-        latch.release()
-        for stream in streams:
-            node.synchronize(stream)
-    if is_producer:
-        node.barrier()
-    assert not passed
 
 
 def test_capture_is_refused(node, streams):

@@ -7,15 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from mpishare import (
-    ClosedError,
-    CudaError,
-    EpochError,
-    Node,
-    PeerError,
-    UnsupportedError,
-)
-from tests.helpers.latch import check_order, waits_on_host, within
+from mpishare import ClosedError, CudaError, EpochError, PeerError, UnsupportedError
+from tests.helpers.latch import check_order
 from tests.helpers.windows import nothing_leaked
 
 TWO = pytest.mark.ranks(min=2)
@@ -71,38 +64,6 @@ def test_get_waits_for_the_producers_work(node, last):
         node.barrier()
 
 
-@TWO
-def test_put_waits_for_the_slowest_consumer(node):
-    """One consumer takes nothing until the producer waits, or has passed."""
-    channel = node.channel(8, "i8", slots=2)
-    producer, slow = channel.producer, channel.consumers[-1]
-    passed, found = False, None
-    if node.rank == producer:
-        send(channel, 1, 2)
-        node.synchronize()
-        node.barrier()
-        send(channel, 3)
-        if node.backend == "cuda":
-            stream = node.xp.cuda.get_current_stream()
-            passed = within(0.03, lambda: stream.done)
-        node.comm.send(None, slow, tag=3)
-    else:
-        node.barrier()
-        if node.rank == slow:
-            within(20, lambda: waits_on_host(node, producer) or node.comm.Iprobe(producer, tag=3))
-            if node.backend == "host":
-                passed = node.comm.Iprobe(producer, tag=3)
-            else:
-                node.comm.recv(source=producer, tag=3)
-        found = [receive(channel) for _ in range(3)]
-        if node.rank == slow and node.backend == "host":
-            node.comm.recv(source=producer, tag=3)
-    told = node.comm.allgather((passed, found))
-    assert not any(passed for passed, _ in told)
-    assert told[slow][1] == [1, 2, 3]
-    node.synchronize()
-
-
 # --- frames
 
 
@@ -140,17 +101,6 @@ def test_frames_with_random_delays(node, slots):
         assert number == frames
     node.synchronize()
     node.barrier()
-
-
-def test_many_channels_at_once(node):
-    """One from each rank to all others."""
-    channels = [node.channel(16, "i4", slots=rank + 1, producer=rank) for rank in range(node.size)]
-    for step in range(50):
-        send(channels[node.rank], 100 * step + node.rank)
-        for rank, channel in enumerate(channels):
-            if rank != node.rank:
-                assert receive(channel) == 100 * step + rank
-    node.synchronize()
 
 
 @pytest.mark.parametrize("shape", [(), 0, 7, (3, 5), (2, 0, 3)], ids=str)
@@ -336,20 +286,6 @@ def test_a_consumer_that_closes_is_waited_for_no_longer(node, frames):
     elif node.rank % 2:
         receive(channel)
     channel.close()
-
-
-@pytest.mark.parametrize("frames", [2, 20], ids=["full", "waited for"])
-def test_a_node_closes_with_full_slots(node, frames):
-    """Also where the producer still waits for room: the consumers close, and take nothing more."""
-    own = Node(node.comm)
-    channel, win = own.channel(4, "i8", slots=2), own.allocate(4)
-    if node.rank == channel.producer:
-        send(channel, *range(frames))
-    own.close()
-    assert channel.is_closed
-    assert win.is_closed
-    with pytest.raises(ClosedError):
-        channel.put()
 
 
 @TWO

@@ -65,39 +65,6 @@ def test_nothing_is_dealt_to_a_consumer_that_left_its_loop(node):
 
 
 @TWO
-def test_a_slot_comes_back_however_the_block_is_left(node):
-    channel = node.channel(4, "i8", slots=1, deal=True)
-
-    def fail(block):
-        with block as slot:
-            if node.rank == channel.producer:
-                slot[...] = -1
-            raise ZeroDivisionError(int(slot[0]))
-
-    if node.rank == channel.producer:
-        for value in range(3 * (node.size - 1)):
-            with pytest.raises(ZeroDivisionError):
-                fail(channel.put())
-            deal(channel, [value])
-        channel.end()
-        with pytest.raises(EpochError, match="the stream was ended"):
-            channel.put()
-        found = []
-    else:
-        found = []
-        try:
-            while True:
-                try:
-                    fail(channel.get())
-                except ZeroDivisionError as error:
-                    found.append(error.args[0])
-        except EOFError:
-            pass
-    told = node.comm.allgather(found)
-    assert sorted(v for values in told for v in values) == list(range(3 * (node.size - 1)))
-
-
-@TWO
 def test_a_frame_that_nobody_can_take_is_an_error(node):
     channel = node.channel(4, "i8", deal=True)
     if node.rank == channel.producer:
@@ -117,15 +84,6 @@ def test_a_producer_whose_consumers_all_wait_for_it_is_a_deadlock(node):
     ) as caught:
         waits()
     assert MismatchError in node.comm.allgather(caught.type)
-
-
-@TWO
-def test_more_consumers_than_frames(node):
-    with node.channel(4, "i8", deal=True) as channel:
-        if node.rank == channel.producer:
-            deal(channel, [7])
-        else:
-            assert [slot.tolist() for slot in channel] in ([], [[7] * 4])
 
 
 def test_a_lag_is_a_number_of_frames(node):

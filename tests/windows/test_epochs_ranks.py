@@ -7,7 +7,6 @@ import pytest
 
 from mpishare import EpochError
 from mpishare.windows import epochs
-from tests.helpers.halos import beside
 from tests.helpers.latch import check_order
 
 TWO = pytest.mark.ranks(min=2)
@@ -20,9 +19,6 @@ def fence_kind(request, monkeypatch):
         monkeypatch.setattr(epochs, "RADIX", 2)  # on the host
         monkeypatch.setattr(epochs, "FLAT_RANKS", 1)  # on streams
     return request.param
-
-
-# --- held producers
 
 
 @TWO
@@ -115,26 +111,6 @@ def test_wait_waits_for_each_origin(node):
     )
 
 
-# --- fences, many
-
-
-def test_fence_again_and_again(fence_kind, node):
-    """Each rank writes its segment and reads all others, with random delays between."""
-    shake = random.Random(node.rank)
-    win = node.allocate_each(50, "i8", fill=0)
-    peers = range(node.size)
-    for step in range(1, 31):
-        if shake.random() < 0.2:
-            time.sleep(shake.random() * 2e-3)
-        win.array[...] = 100 * step + node.rank
-        win.fence()
-        if shake.random() < 0.2:
-            time.sleep(shake.random() * 2e-3)
-        found = [int(win.segment(rank)[-1]) for rank in peers]
-        assert found == [100 * step + rank for rank in peers]
-        win.fence()
-
-
 @pytest.mark.parametrize("radix", [None, 2])
 @pytest.mark.parametrize("code", ["compiled", "Python", "some of both"])
 def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, radix):
@@ -154,38 +130,6 @@ def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, rad
         win.fence()
         assert [int(win.segment(rank)[0]) for rank in range(node.size)] == [step] * node.size
         win.fence()
-
-
-# --- pairs, many
-
-
-def ring(node):
-    """The neighbors in a ring: two ranks, one that is both, or myself."""
-    left, right = beside(node)
-    return left, right, sorted({left, right})
-
-
-@pytest.mark.parametrize("drift", [False, True], ids=["in step", "drifting"])
-def test_ring_with_both_neighbors(node, drift):
-    """Each rank puts a face into both neighbors; with two ranks both are the same rank."""
-    left, right, both = ring(node)
-    shake = random.Random(100 + node.rank)
-    win = node.allocate_each((2, 64), "i8", fill=-1)
-    for step in range(25):
-        if drift and shake.random() < 0.3:
-            time.sleep(shake.random() * 3e-3)
-        win.post(both)
-        win.start(both)
-        win.segment(left)[1] = 1000 * step + node.rank
-        win.segment(right)[0] = 1000 * step + node.rank
-        win.complete()
-        win.wait()
-        found = win.array[:, 63].tolist()
-        assert found == [1000 * step + left, 1000 * step + right]
-        if step % 5 == 0:  # which has counters of its own
-            win.fence()
-            assert {int(win.segment(rank)[0, 5]) // 1000 for rank in range(node.size)} == {step}
-            win.fence()
 
 
 def test_empty_groups_pass_at_once(node):
@@ -223,9 +167,6 @@ def test_groups_that_change(node):
         for origin, target in pairs:
             if target == node.rank:
                 assert int(win.array[origin]) == 100 * step + origin
-
-
-# --- wrong order, wrong ranks
 
 
 def test_calls_in_the_wrong_order(node):

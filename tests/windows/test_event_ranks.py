@@ -14,9 +14,6 @@ def others_of(node, owner):
     return tuple(rank for rank in range(node.size) if rank != owner)
 
 
-# --- held owners
-
-
 @TWO
 @pytest.mark.parametrize("on_host", [True, None], ids=["that calls first", "of the owner's work"])
 @pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
@@ -32,9 +29,6 @@ def test_a_waiter_waits(node, last, on_host):
             for step in range(3):
                 check_order(node, win.array, owner, **order, value=value + step)
                 node.barrier()
-
-
-# --- the ring
 
 
 @TWO
@@ -111,23 +105,6 @@ def test_is_done_on_a_rank_that_takes_no_part(node):
             event.is_done  # noqa: B018
     else:
         assert event.is_done
-
-
-@TWO
-def test_many_events_at_once(node):
-    """One of each rank, for all others."""
-    events = [node.event(owner=rank) for rank in range(node.size)]
-    win = node.allocate_each(2, "i8", fill=0)
-    for step in range(1, 11):
-        win.array[...] = step
-        events[node.rank].record()
-        for rank in others_of(node, node.rank):
-            events[rank].wait()
-            assert int(win.segment(rank)[1]) == step
-        win.fence()
-
-
-# --- misuse, the end
 
 
 def test_only_the_owner_records(node):

@@ -1,21 +1,15 @@
 """Arrays that exist already: copied into a window, or shared where they are."""
 
-import gc
 from functools import partial
 
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import PeerError, UnsupportedError
 from tests.helpers.halos import beside, ring
-from tests.helpers.held import held
 from tests.helpers.windows import address_of, fails_on, nothing_leaked, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)
-
-
-# --- copies
 
 
 def test_share_each_copies_each_ranks_own_array(node):
@@ -45,9 +39,6 @@ def test_memory_order_travels_with_a_copy(node, orders):
         is_f = orders[rank % node.size % len(orders)] == "F"
         assert array.flags.f_contiguous == is_f
         assert np.array_equal(values_of(array), some((3, 4), "f8"))
-
-
-# --- parts of windows, in place
 
 
 CUTS = {
@@ -87,15 +78,6 @@ def test_a_part_of_a_window_is_a_window_without_new_memory(node, cut):
         node.collect()
 
 
-def test_share_of_a_part_by_one_rank(node):
-    base = node.allocate_each(10, "i8", fill=node.rank)
-    owner = node.size - 1
-    win = node.share(base.array[2:6] if node.rank == owner else None, owner=owner, copy=False)
-    assert (win.owner, win.shape) == (owner, (4,))
-    assert address_of(win.array) == address_of(base.segment(owner)[2:])
-    assert values_of(win.array).tolist() == [owner] * 4
-
-
 def test_negative_strides_are_refused(node):
     base = node.allocate_each(5)
     refused = partial(node.share_each, base.array[::-1], copy=False)
@@ -131,9 +113,6 @@ def test_a_part_outlives_its_window_and_its_arrays_outlive_both(node):
     win.close()
     node.allocate_each(8, "i8", fill=-1)
     assert [values_of(view).tolist() for view in views] == [[r] * 4 for r in range(node.size)]
-
-
-# --- what cannot be shared in place
 
 
 @pytest.mark.parametrize("copy", [True, False, None])
@@ -185,9 +164,6 @@ def test_an_array_of_a_host_pool_is_refused_by_name(host_node):
     node.share(np.zeros(4)).close()
 
 
-# --- halo fields
-
-
 def test_a_halo_field_in_place_is_one_of_a_window(node):
     """The ghosts are right, and so are the routes."""
     base = node.allocate_each((8, 40_000), "f8", fill=-1)
@@ -202,17 +178,3 @@ def test_a_halo_field_in_place_is_one_of_a_window(node):
         routes = halo.routes
     with ring(node, base.array[2:6], axes=0) as other:
         assert other.routes == routes
-
-
-# --- many
-
-
-def test_nothing_stays_when_the_windows_are_dropped(node):
-    gc.collect()
-    with mpishare.Node(backend=node.backend) as own:
-        own.allocate(1).close()
-        base = own.allocate_each(16)
-        before = held()
-        for _ in range(3):
-            own.share_each(base.array[4:], copy=False)
-        assert (held().fds, held().mapped) == (before.fds, before.mapped)

@@ -206,17 +206,3 @@ def test_another_file_of_the_same_name_is_not_taken(host_node, tmp_path):
     os.mkfifo(path)
     fd = mapped.open_again(part, array.nbytes, is_writable=True)  # its name is another one now
     assert fd is None
-
-
-def test_a_part_of_such_a_window_is_shared_once_more(host_node, made):
-    node = host_node
-    base = node.share_each(by_memmap(made, node), copy=False)
-    right = (node.rank + 1) % node.size
-    win = node.share_each(base.segment(right)[8:16], copy=False)
-    base.array[...] = node.rank
-    base.fence()
-    for rank in range(node.size):
-        assert (win.segment(rank) == (rank + 1) % node.size).all()
-    win.fence()
-    win.close()
-    base.close()

@@ -118,25 +118,6 @@ def test_small_arrays_outnumber_a_chunk(node):
 
 
 @TWO
-def test_a_limited_pool_is_used_again_and_again(node):
-    """Twenty times its size goes through it."""
-    pool = node.pool(max_nbytes=128 * MIB)
-    for number in range(80):
-        array = pool.allocate(32 * MIB, "u1") if node.is_leader else None
-        if node.is_leader:
-            array[...] = number
-            node.synchronize()
-        handle = node.comm.bcast(pool.handle(array) if node.is_leader else None)
-        if not node.is_leader:
-            array = pool.open(handle)
-        assert int(array[-1]) == number
-        node.barrier()
-        del array
-        node.synchronize()
-        node.barrier()
-
-
-@TWO
 def test_arrays_of_cupy_travel_where_the_pool_is_its_allocator(node, cupy):
     """Temporaries and views of them, also made and dropped in another thread."""
     import threading

@@ -7,13 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from mpishare import (
-    CudaError,
-    HandleError,
-    Node,
-    PeerError,
-    UnsupportedError,
-)
+from mpishare import CudaError, HandleError, Node, PeerError, UnsupportedError
 from tests.helpers.windows import MIB, nothing_leaked, values_of
 
 TOO_MUCH = 1 << 45  # bytes: 32 TiB
@@ -56,9 +50,6 @@ def own_and_opened(node, pool, shape, dtype="f8", value=1):
 def pool(node, request):
     """A pool of the first rank, and one of the last."""
     return node.pool(owner=request.param % node.size)
-
-
-# --- the same bytes
 
 
 def test_what_the_owner_wrote_is_seen_and_written_by_all_others(node, pool):
@@ -110,59 +101,6 @@ def test_a_view_travels_as_it_lies(node, pool, cut):
     if not is_owner:
         assert np.array_equal(values_of(pool.open(handle)), cut(values))
     node.barrier()
-
-
-# --- who holds what
-
-
-@TWO
-def test_what_the_owner_drops_stays_as_long_as_it_is_held(node, pool):
-    is_owner = node.rank == pool.owner
-    array, _ = own_and_opened(node, pool, 1000, value=5)
-    if is_owner:
-        del array
-        gc.collect()
-        # Neither at once nor later is its place taken.
-        others = [written(node, pool, 1000, value=-1) for _ in range(50)]
-        del others
-    node.barrier()
-    if not is_owner:
-        assert (values_of(array[::-1]) == 5).all()
-    node.barrier()
-
-
-@TWO
-@pytest.mark.parametrize("holder", [1, -1])
-def test_it_is_reused_when_the_last_rank_has_let_go(host_node, holder):
-    """As large as the pool: the next array fits only where the first one was."""
-    node = host_node
-    pool = node.pool(owner=0, max_nbytes=4 * MIB)
-    array, _ = own_and_opened(node, pool, 4 * MIB, "u1")
-    if node.rank != holder % node.size:
-        del array
-        gc.collect()
-    node.barrier()
-    if node.rank == 0:
-        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
-            pool.allocate(4 * MIB, "u1")
-    node.barrier()
-    if node.rank == holder % node.size:
-        assert (values_of(array) == 1).all()
-        del array
-    node.barrier()
-    if node.rank == 0:
-        assert pool.allocate(4 * MIB, "u1").shape == (4 * MIB,)
-    node.barrier()
-
-
-def test_a_view_holds_its_array(node, pool):
-    if node.rank == pool.owner:
-        view = written(node, pool, 100, value=5)[10:20]
-        gc.collect()
-        others = [written(node, pool, 100, value=-1) for _ in range(10)]
-        assert (values_of(view) == 5).all()
-        assert pool.handle(view)
-        del others
 
 
 @TWO
@@ -224,9 +162,6 @@ def test_thousands_of_arrays_in_random_order(node):
         node.barrier()
         arrays.clear()
     assert node.rank == 0 or n_opened >= rounds * count // 2
-
-
-# --- errors
 
 
 def test_the_wrong_rank(node, pool):
@@ -307,9 +242,6 @@ def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
             assert "Use node.allocate_each" in str(caught.value)
             del caught
     assert node.pool().owner == 0
-
-
-# --- the end
 
 
 def test_arrays_outlive_their_pool(node, pool):
