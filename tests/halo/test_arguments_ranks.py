@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import ClosedError, MismatchError, Node, PeerError
+from mpishare import ClosedError, MismatchError, Node
 from mpishare.halo import cartesian
 from tests.helpers.halos import (
     Case,
@@ -103,9 +103,6 @@ def test_arrays_that_will_not_do(host_node, everywhere):
         )
 
 
-# --- grids that mpishare makes
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_the_ranks_stand_where_those_of_a_cart_do(node, part):
     for seed in range(10 * part, 10 * part + some(node, 8)):
@@ -162,9 +159,6 @@ def test_bad_grids(node, everywhere):
             words,
             everywhere,
         )
-
-
-# --- ranks that differ
 
 
 @TWO
@@ -248,30 +242,6 @@ def test_a_plan_meets_another(node, line):
     make_mesh = lambda: mpishare.NeighborExchange(line, {}, {}, u, node=node)  # noqa: E731
     with pytest.raises(MismatchError):
         make(node, line) if node.rank else make_mesh()
-
-
-@TWO
-def test_a_rank_that_raises_in_the_middle(node):
-    """The others are told, with its words; nobody waits for the deadline."""
-
-    def leave_or_go_on():
-        with Node(node.comm, backend=node.backend, timeout_s=40) as other:
-            field = node.xp.zeros(6)
-            halo = ring(other, field)
-            halo.exchange(field)
-            if node.rank == 0:
-                raise ZeroDivisionError("in the middle")
-            for _ in range(5):
-                halo.exchange(field)
-                other.synchronize()
-            return other
-
-    error, told = attempt(node.comm, leave_or_go_on)
-    if node.rank == 0:
-        assert isinstance(error, ZeroDivisionError)
-    elif node.rank in (1, node.size - 1):  # its neighbors
-        assert isinstance(error, PeerError), told
-        assert "ZeroDivisionError: in the middle" in str(error.failures)
 
 
 @TWO

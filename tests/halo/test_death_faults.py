@@ -1,4 +1,4 @@
-"""A rank is killed, leaves or is late in a call of a plan: every other rank names it."""
+"""A rank is killed, or late, in a call of a plan: every other rank names it."""
 
 import os
 import time
@@ -67,57 +67,6 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
     assert told.ranks == [1]
     assert told.end - played.rank(1)["died"] < LIMIT_S
     assert played.raised(0, "then", "PeerTimeout").ranks == [1]
-
-
-def left(stage: Stage, place: str, way: str) -> None:
-    """Rank 1 raises in the block of the node or of a plan, or by a wrong argument."""
-    place, _, os.environ["MPISHARE_ROUTE"] = place.partition(" by ")
-    stage.quiet()
-    node = stage.node()
-    plan, calls = stage.plan_calls(node, stage.world, place)
-
-    def leave():
-        with plan if way == "plan" else node:
-            time.sleep(0.3)
-            if way == "argument":
-                plan.reduce(np.ones(3))
-            raise KeyError("my own reason")
-
-    stage.attempt("call", leave if stage.rank == 1 else calls[0])
-    if way == "plan":
-        stage.world.Barrier()  # rank 1, which is here again, could close the plan with the others
-    stage.attempt("close node", node.close)
-
-
-@pytest.mark.parametrize(
-    ("place", "way"),
-    [
-        ("exchange", "node"),
-        ("accumulate", "node"),
-        ("make of a halo", "node"),
-        ("close of a halo", "node"),
-        ("exchange by mpi", "node"),
-        ("exchange", "plan"),
-        ("exchange by mpi", "plan"),
-        ("close of a halo", "plan"),
-        ("reduce a window", "node"),
-        ("reduce a window", "argument"),
-        ("dot", "node"),
-        ("close of a sum", "node"),
-        ("redistribute", "node"),
-        ("rows", "node"),
-    ],
-)
-def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, way):
-    """The block of a plan on a given node, too."""
-    played = play(3, left, place, way, shared=True)
-    error, text = ("ValueError", "shape") if way == "argument" else ("KeyError", "my own reason")
-    assert text in played.raised(1, "call", error).text
-    for rank in (0, 2):
-        told = played.raised(rank, "call", "PeerError")
-        assert list(told.failures) == [1]
-        assert text in told.failures[1]
-        assert told.seconds < LIMIT_S
 
 
 def late(stage: Stage, place: str, missing: int, route: str = "", timeout_s: float = 2.0) -> None:
@@ -203,41 +152,6 @@ def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
     done = run_right(2, LEFT, timeout_s=40)
     assert "overwritten: 0\n" in done.stdout, done.stderr
-
-
-def missing_among_ids(stage: Stage, way: str) -> None:
-    """Rank 1 tells the homes its ids, then dies, fails, or does not go on."""
-    from mpishare.halo import rendezvous
-
-    node = stage.node(timeout_s=2.0)
-    answer = rendezvous.Directory.owners_of
-
-    def fail(*arguments):
-        if way == "killed":
-            stage.die()
-        elif way == "late":
-            time.sleep(5)
-        return answer(*arguments)
-
-    if stage.rank == 1:
-        rendezvous.Directory.owners_of = fail
-    ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
-    make = mpishare.NeighborExchange.from_global_ids
-    stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)
-    rendezvous.Directory.owners_of = answer
-    stage.attempt("close", node.close)
-    stage.end()
-
-
-@pytest.mark.parametrize("way", ["killed", "late"])
-def test_a_rank_is_missing_while_owners_are_looked_for(way):
-    played = play(3, missing_among_ids, way, survivable=True)
-    for rank in (0, 2):
-        told = played.raised(rank, "make", "PeerTimeout")
-        assert told.ranks == [1]
-        assert told.seconds < LIMIT_S
-        played.worked([rank], "close")
-    assert played.result.returncode != 0, played.describe()
 
 
 def forgets_a_call(stage: Stage) -> None:

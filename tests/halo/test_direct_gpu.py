@@ -10,7 +10,6 @@ import pytest
 
 import mpishare
 from mpishare.plans.exchange.cuda import direction
-from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within
 from tests.helpers.rows import fill, values, wrong
@@ -153,28 +152,6 @@ def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
                 assert wrong(kept, node.rank, node.size, 3) == 0
             low = values(field, (node.rank - 1) % node.size, 2, 3) + 1000
             assert (field[0].get() == low).all()
-        del field
-
-
-@TWO
-def test_replays_of_a_captured_exchange(node, stream):
-    """Of the field in the window, with calls between them."""
-    graphs = []
-    with node.allocate_each((4, MIB // 8)) as window, ring(node, window.array, axes=0) as halo:
-        field = window.array
-        halo.exchange(field)
-        skip_without_graphs(halo)
-        with captured(stream, graphs):
-            halo.exchange(field)
-        for step in range(1, 200):
-            fill(node.xp, field, node.rank, step)
-            if step % 7:
-                graphs[0].launch(stream)
-            else:
-                halo.exchange(field)
-            assert wrong(field, node.rank, node.size, step) == 0, step
-        node.synchronize()
-        graphs.clear()
         del field
 
 

@@ -18,7 +18,6 @@ from tests.helpers.halos import (
     FORMS,
     POISON,
     Kind,
-    arrays,
     check,
     even_case,
     exchange_by,
@@ -149,11 +148,6 @@ def test_numpy_fields_on_a_gpu_node(node):
     assert np.array_equal(field, case.cells[node.rank])
 
 
-def test_cupy_fields_on_a_host_node(node, host_node):
-    with pytest.raises(UnsupportedError, match="GPU memory"):
-        ring(host_node, node.xp.zeros(6))
-
-
 # --- steps on streams, with nobody looking
 
 
@@ -231,26 +225,6 @@ def test_streams_in_turn(node, every_route, way):
         for each in streams:
             node.synchronize(each)
         assert field.is_right_after(60)
-
-
-def test_null_and_per_thread_streams(node, every_route):
-    import cupy
-
-    case = case_of(node)
-    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds, cupy.cuda.Stream()):
-        with stream, exchanging(node, case) as (halo, fields):
-            for step in range(5):
-                exchange_step(halo, fields, step)
-            node.synchronize(stream)
-
-
-def test_what_is_no_stream(node):
-    with exchanging(node, case_of(node)) as (halo, fields):
-        for wrong in ("0", 1.5, -1, True, object()):
-            for call in (halo.exchange, halo.start):
-                with pytest.raises(TypeError, match="stream"):
-                    call(*arrays(fields), stream=wrong)
-        exchange_step(halo, fields, 1)
 
 
 # --- held producers
@@ -402,21 +376,6 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
         graphs.clear()
 
 
-def test_capture_with_a_route_of_the_host(node, monkeypatch, stream):
-    """Refused by name, and the plan goes on."""
-    force(monkeypatch, "mpi")
-    with exchanging(node, case_of(node)) as (halo, fields):
-        put(fields, 1)
-        halo.exchange(*arrays(fields))
-        graphs = []
-        with captured(stream, graphs):
-            for call in (halo.exchange, halo.start):
-                with pytest.raises(UnsupportedError, match="mpi"):
-                    call(*arrays(fields))
-        exchange_step(halo, fields, 2)
-        graphs.clear()
-
-
 @pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
 def test_accumulate_in_a_graph(node, monkeypatch, stream, name):
     """Ones everywhere, added up again and again."""
@@ -529,27 +488,6 @@ def test_arrays_that_were_seen_before(node):
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch")
-
-
-def test_tensors_on_torchs_current_stream(node, every_route, torch):
-    case = case_of(node)
-    numbers = torch.from_numpy(case.cells[node.rank]).cuda()
-    owned = case.owned(node.rank)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        tensor = torch.full(numbers.shape, POISON, dtype=torch.int64, device="cuda")
-        with plan(node.comm, case, tensor, node=node) as halo:
-            for step in range(1, 30):
-                tensor[owned] = numbers[owned] * step
-                halo.exchange(tensor)
-                right = torch.where(numbers == POISON, numbers, numbers * step)
-                assert bool((tensor == right).all()), step
-                fresh = torch.full_like(tensor, POISON)
-                fresh[owned] = numbers[owned]
-                halo.start(fresh)
-                halo.wait()
-                assert bool((fresh == numbers).all())
-            node.synchronize(stream)
 
 
 def test_tensors_and_arrays_together_need_a_stream(node, torch, stream):

@@ -7,7 +7,6 @@ import logging
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import MismatchError, UnsupportedError
 from tests.helpers.halos import (
     Case,
@@ -17,9 +16,7 @@ from tests.helpers.halos import (
     even_case,
     exchange_step,
     exchanging,
-    make_cart,
     make_fields,
-    random_case,
     random_plan,
     ring,
     some,
@@ -42,9 +39,6 @@ def step_by_step(node, case, kinds=PLAIN, steps=3, **options):
         for step in range(steps):
             exchange_step(halo, fields, 10 * step)
         return halo
-
-
-# --- any plan there is
 
 
 @pytest.mark.parametrize("naxes", [1, 2, 3, 4])
@@ -107,35 +101,6 @@ def test_axes(node, route):
     step_by_step(node, line, [Kind("f4", others=(2, 2), axes=(1,))], axes=1)
 
 
-# --- communicators
-
-
-def test_two_plans_on_one_cart_without_a_node(comm):
-    """The second one finds the node of the first."""
-    cart = make_cart(comm, even_case((comm.size,)))
-    with mpishare.Node(comm, timeout_s=40) as node:
-        fields = [node.xp.zeros(6) for _ in range(2)]
-        first, second = (mpishare.HaloExchange(cart, each, 1) for each in fields)
-        low, high = beside(node)
-        for step in range(3):
-            for at, (halo, u) in enumerate(zip((first, second), fields, strict=True)):
-                u[1:-1] = 100 * step + 10 * at + node.rank
-                halo.exchange(u)
-                assert u[[0, -1]].tolist() == [100 * step + 10 * at + each for each in (low, high)]
-        first.close()
-        second.close()
-    cart.Free()
-
-
-@TWO
-def test_ranks_of_the_cart_that_are_not_those_of_the_node(node, route):
-    turned = node.comm.Split(0, -node.rank)
-    assert turned.rank == node.size - 1 - node.rank
-    case = random_case(np.random.default_rng([5, node.size]), node.size, 2)
-    step_by_step(node, case, comm=turned)
-    turned.Free()
-
-
 @TWO
 @pytest.mark.parametrize("count", [1, 2])
 def test_carts_of_some_ranks_of_the_node(node, route, count):
@@ -161,12 +126,6 @@ def test_messages_of_the_user_are_not_taken(node, route):
         assert found == {f"for {node.rank}"}
         for request in requests:
             request.wait()
-
-
-# --- what is mine
-
-
-# --- routes
 
 
 def test_routes_name_every_neighbor(host_node, route):

@@ -1,6 +1,5 @@
 """Which arrays a plan takes: of any dtype and layout, many at once, others at every call."""
 
-import gc
 import pickle
 import weakref
 
@@ -29,7 +28,6 @@ from tests.helpers.halos import (
     ring,
     some,
 )
-from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
 DOUBLES = Kind()
@@ -121,15 +119,6 @@ def test_one_plan_of_everything(node, in_window):
         for at, dtype in enumerate(dtypes)
     ]
     go(node, kinds, in_window)
-
-
-@pytest.mark.parametrize("others", [(), (0,)], ids=["thirty", "one without cells"])
-def test_how_many_fields(node, route, others):
-    """An axis that the cart does not cut may have no cells: nothing travels."""
-    if others:
-        go(node, [Kind("f8", others=each, axes=(0, 1)) for each in (others, (2,))])
-    else:
-        go(node, [Kind("f4")] * 30)
 
 
 def test_different_layouts_on_different_ranks(node, route):
@@ -299,23 +288,6 @@ def test_many_plans_alive(node, route):
         assert halo.is_closed
         with pytest.raises(ClosedError):
             halo.exchange(np.zeros(6))
-
-
-def test_plans_one_after_another_leave_nothing(host_node, route):
-    """Neither files, mappings nor names."""
-    node = host_node
-    fields = make_fields(node, case_of(node), [Kind("f8"), Kind("i2")], [True, False])
-    before = None
-    for step in range(16):
-        with plan_for(node, fields) as halo:
-            exchange_step(halo, fields, step)
-        if step in (0, 15):
-            gc.collect()
-            node.barrier()
-            now = held()
-            assert before is None or (now.fds, now.mapped) == (before.fds, before.mapped)
-            before = now
-            node.barrier()
 
 
 def test_a_plan_that_was_closed(comm, route):

@@ -5,8 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import UnsupportedError
-from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.captures import skip_unless_fused
 from tests.helpers.halos import exchange_by, ring, staging_buffers
 from tests.helpers.rows import fill, values, wrong
 
@@ -15,12 +14,6 @@ KIB, MIB = 1 << 10, 1 << 20
 # By LL; the largest part by LL, and the smallest with flags; many chunks; more chunks than are
 # packed ahead; chunks of every size.
 SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB)
-
-
-def skip_unless_fused(node, halo):
-    """Ranks that share a GPU without MPS have other routes."""
-    if {route for rank, route in halo.routes.items() if rank != node.rank} != {"fused"}:
-        pytest.skip(f"routes {halo.routes}")
 
 
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
@@ -105,26 +98,6 @@ def test_the_default_stream_of_another_gpu_is_refused(node):
                     halo.exchange(field)
             stream.synchronize()
             assert wrong(field, node.rank, node.size, step) == 0
-
-
-def test_a_call_on_another_stream_during_a_capture(node):
-    """No stream can wait for one that is being captured: refused."""
-    xp = node.xp
-    field = xp.zeros((4, 8))
-    one, other = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
-    with ring(node, field, axes=0) as halo:
-        with one:
-            halo.exchange(field)
-        one.synchronize()
-        skip_without_graphs(halo)
-        with captured(one), pytest.raises(UnsupportedError, match="captured"):
-            halo.exchange(field, stream=other)
-        node.barrier()
-        fill(xp, field, node.rank, 1)
-        node.synchronize()
-        halo.exchange(field, stream=other)
-        other.synchronize()
-        assert wrong(field, node.rank, node.size, 1) == 0
 
 
 @TWO

@@ -1,4 +1,4 @@
-"""Plans on more ranks than the other tests have."""
+"""Programs that close none of their plans."""
 
 import numpy as np
 import pytest
@@ -7,23 +7,6 @@ import mpishare
 from tests.helpers.scenes import play
 from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
-
-
-def many_ranks(stage: Stage, seeds: int) -> None:
-    from tests.helpers.halos import Kind, even_case, exchange_step, exchanging, random_plan
-
-    with stage.node() as node:
-        for seed in range(seeds):
-            random_plan(node, stage.world, seed)
-        cube = even_case((2, 2, stage.size // 4), True, 3, 2, corners=True)
-        if cube.size == stage.size:
-            with exchanging(node, cube, [Kind()], True) as (halo, fields):
-                for step in range(10):
-                    exchange_step(halo, fields, step)
-
-
-def test_random_plans():
-    play(8, many_ranks, 8).ended_well()
 
 
 def left_open(stage: Stage, is_given: bool) -> None:

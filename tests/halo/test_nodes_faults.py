@@ -6,7 +6,7 @@ import pytest
 import mpishare
 from tests.halo.test_death_faults import late
 from tests.helpers.reporting import report
-from tests.helpers.scenes_halo import MACHINES, NODES, play_on, size_of
+from tests.helpers.scenes_halo import MACHINES, NODES, play_on
 from tests.helpers.stage import Stage
 
 
@@ -184,22 +184,3 @@ def test_a_rank_of_another_node_that_does_not_come_to_a_step():
             assert "close failed: not every rank of the communicator arrived" in told.text
             errors.add(told.error)
     assert errors <= {"PeerTimeout", "PeerError"}  # the latter where the other gave up first
-
-
-def raises(stage: Stage) -> None:
-    halo = stage.ring(stage.node(timeout_s=40.0), np.zeros(6))
-    halo.exchange(np.zeros(6))
-    if stage.rank == stage.size - 1:
-        raise ValueError("no such thing")
-    halo.exchange(np.zeros(6))
-
-
-@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "1 + 1 + 2"])
-def test_an_exception_ends_the_ranks_of_other_nodes(nodes):
-    """Which cannot see it, and would wait for their deadline."""
-    played = play_on(nodes, raises)
-    assert played.result.returncode != 0, played.describe()
-    assert played.result.seconds < 15, played.describe()
-    begin, end = f"mpishare: rank {size_of(nodes) - 1}: ", "ValueError: no such thing"
-    lines = [each for each in played.result.stderr.splitlines() if each.startswith(begin)]
-    assert any(line.endswith(end) for line in lines), played.describe()

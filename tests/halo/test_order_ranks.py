@@ -17,7 +17,6 @@ from tests.helpers.halos import (
     Field,
     Kind,
     arrays,
-    beside,
     check,
     even_case,
     exchange_by,
@@ -56,9 +55,6 @@ def rest(node):
 
 def case_of(node, width=1):
     return even_case((node.size, 1), True, 4, width, corners=True)
-
-
-# --- steps with random delays
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
@@ -127,9 +123,6 @@ def test_interior_is_written_between_start_and_wait(node, in_window, rest):
             check([field], step)
 
 
-# --- several plans
-
-
 @pytest.mark.parametrize("order", ["nested", "crossed", "in between"])
 def test_two_plans_interleaved(node, in_window, rest, order):
     other = even_case((1, node.size), True, 3, 2)
@@ -153,27 +146,6 @@ def test_two_plans_interleaved(node, in_window, rest, order):
             check(second, step)
 
 
-def test_a_plan_between_windows_and_barriers(node, route):
-    """Fences and windows of the node beside the exchanges of a plan."""
-    window = node.allocate_each(4, "i8", fill=0)
-    with exchanging(node, case_of(node), INTS) as (halo, fields):
-        for step in range(1, 30):
-            put(fields, step)
-            halo.start(*arrays(fields))
-            window.array[...] = step
-            window.fence()
-            assert int(window.segment(beside(node)[1])[0]) == step
-            window.fence()
-            halo.wait()
-            check(fields, step)
-            if step % 7 == 0:
-                node.barrier()
-                node.allocate(3).close()
-
-
-# --- held producers
-
-
 def check_held(node, halo, field, value=7):
     """Rank 0 is held before it writes its cells; the ghosts of all others show them."""
     call = partial(halo.exchange, field)
@@ -189,9 +161,6 @@ def test_exchange_waits_for_a_held_neighbor(node, stream_route):
     for value in (7, 8, 9):
         check_held(node, halo, field, value)
     halo.close()
-
-
-# --- calls that do not fit together
 
 
 def test_calls_out_of_turn(node, route):
@@ -250,15 +219,6 @@ def test_another_layout(node, route):
             exchange_step(halo, fields, at)
 
 
-def test_another_count_of_fields(node, route):
-    with exchanging(node, case_of(node), [Kind(), Kind("i4")]) as (halo, fields):
-        one, two = arrays(fields)
-        for wrong in ([one], [one, two, two], [two, one], [[one, two]]):
-            with pytest.raises((ValueError, TypeError)):
-                halo.exchange(*wrong)
-        exchange_step(halo, fields, 3, one, two)
-
-
 def test_an_unfit_array_of_several_is_named_by_its_number(host_node):
     with exchanging(host_node, case_of(host_node), [Kind()] * 3) as (halo, fields):
         one, two, three = arrays(fields)
@@ -287,21 +247,3 @@ def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
     with pytest.warns(ResourceWarning, match=rf"^{halo.name} was closed after start\(\)"):
         node.close()
     assert halo.is_closed
-
-
-@TWO
-@pytest.mark.parametrize("route", ["messages.MessageRoute", "compiled_route.CompiledRoute"])
-def test_memory_that_is_short_on_one_rank_is_an_error_on_all(compiled_node, monkeypatch, route):
-    """Whatever fails last in making a plan."""
-    node, is_short = compiled_node, compiled_node.rank == 1
-
-    def fail(*_, **__):
-        raise MemoryError("none left")
-
-    with monkeypatch.context() as patch:
-        patch.setenv("MPISHARE_ROUTE", "mpi" if "Message" in route else "host")
-        if is_short:
-            patch.setattr(f"mpishare.plans.exchange.host.{route}.lay_out", fail)
-        with pytest.raises(MemoryError if is_short else mpishare.PeerError):
-            ring(node, np.zeros(6))
-    ring(node, np.zeros(6)).close()

@@ -1,9 +1,8 @@
-"""Reads from a peer process that refuses them, dies, or leaves meanwhile."""
+"""Reads from a peer process that refuses them, or leaves meanwhile."""
 
 import ctypes
 import functools
 import logging
-import signal
 import time
 
 import numpy as np
@@ -47,9 +46,7 @@ def begun(stage: Stage, how: str) -> None:
             at = ctypes.c_void_p(field[1:].ctypes.data)
             assert libc.mprotect(at, field[1:].nbytes, rights) == 0
 
-        if how == "dies":
-            stage.die()
-        elif how.startswith("leaves"):
+        if how.startswith("leaves"):
             stage.attempt("call", leave)
             if how == "leaves":
                 field[...] = -1
@@ -71,20 +68,10 @@ def begun(stage: Stage, how: str) -> None:
     stage.end()
 
 
-def test_the_sender_dies():
-    played = play(3, begun, "dies", survivable=True)
-    for rank in (0, 2):
-        assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
-        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
-
-
 @pytest.mark.parametrize("how", ["leaves", "leaves and frees"] * 2)
 def test_the_sender_leaves_by_an_exception(how):
     """What it does to its cells afterwards reaches no ghost, and is not given as the reason."""
-    others_read_why(play(3, begun, how, shared=True))
-
-
-def others_read_why(played):
+    played = play(3, begun, how, shared=True)
     assert "my own reason" in played.raised(1, "call", "KeyError").text
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -147,41 +134,3 @@ def test_a_process_that_may_not_be_read():
     (text,) = [text for text in played.rank(0)["said"] if "copied twice" in text]
     assert "large faces of rank 1" in text
     assert "Operation not permitted" in text
-
-
-def interrupted(stage: Stage, is_in_window: bool) -> None:
-    """Rank 1 gives up its exchange when a timer says so, and writes its cells, which are read."""
-    node = stage.node(timeout_s=10.0)
-    field = np.zeros((4, 1048576 // 8))
-    if is_in_window:
-        field = node.allocate_each(field.shape).array
-    field[...] = stage.rank
-    halo = stage.ring(node, field, axes=(0,))
-    halo.exchange(field)
-    field[...] = stage.rank + 10
-
-    def exchange() -> None:
-        halo.exchange(field)
-
-    if stage.rank == 1:
-
-        def stop(*_: object) -> None:
-            raise KeyError("my own reason")
-
-        signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        stage.attempt("call", exchange)
-        field[...] = -1
-        stage.world.Send(b"", dest=2)
-    else:
-        halo.start(field)
-        if stage.rank == 2:
-            stage.world.Recv(bytearray(0), source=1)
-        stage.attempt("call", halo.wait)
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("is_in_window", [True, False], ids=["window", "private"])
-def test_an_exchange_that_is_interrupted(is_in_window):
-    """A rank that still reads gets the reason; what was written afterwards reaches no ghost."""
-    others_read_why(play(3, interrupted, is_in_window, shared=True))

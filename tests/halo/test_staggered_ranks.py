@@ -15,8 +15,6 @@ from tests.helpers.halos import (
     some,
 )
 
-TWO = pytest.mark.ranks(min=2)
-
 
 @pytest.fixture(params=["", "MPISHARE_HOST_CODE=python", "MPISHARE_ROUTE=mpi"])
 def some_node(request, monkeypatch):
@@ -72,10 +70,7 @@ def test_what_is_refused(node, everywhere):
     """And by which words."""
     is_mine = everywhere or node.rank == node.size - 1
     for wrong, words in (
-        (
-            {"width": 1},
-            r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(1, 2\), \.\.\.\]",
-        ),
+        ({"width": 1}, r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(1, 2\), \.\.\.\]"),
         ({"width": [1, 1, 1]}, r"or a list of these for the 2 fields, not \[1, 1, 1\]"),
         ({"width": [(1, 1), None]}, "for the 2 fields"),
         ({"width": [(1, 1), (4, 3)]}, r"shape \(6,\) has 6 cells, fewer than its 4 \+ 3 ghosts"),

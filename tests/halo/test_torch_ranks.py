@@ -45,9 +45,6 @@ def dot(node, x, y):
     return node.comm.allreduce(float((x.detach() * y.detach()).sum()))
 
 
-# --- fields
-
-
 def test_gradients_and_adjoint_of_random_plans(node):
     """<E x, y> = <x, E' y> over all ranks, and the adjoint of the adjoint is the exchange."""
     for seed in range(4 if node.backend == "cuda" else 12):
@@ -121,9 +118,6 @@ def test_gradients_in_any_order_of_memory(node):
     assert torch.equal(turned, right)
 
 
-# --- what autograd must be told
-
-
 @pytest.mark.parametrize("call", ["exchange", "accumulate", "start"])
 def test_a_field_that_requires_a_gradient(node, call):
     case = even_case((node.size, 1), True, cells=2)
@@ -135,9 +129,6 @@ def test_a_field_that_requires_a_gradient(node, call):
         with pytest.raises(ValueError, match=r"HaloExchange failed: .* requires a gradient"):
             ring(node, wrong, dims=case.dims)
         halo.exchange(x.clone().requires_grad_().detach())
-
-
-# --- windows, sums, the host
 
 
 def test_tensors_are_shared(node):

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
 from mpishare.plans.cells import Box
-from mpishare.plans.exchange.cuda.records import (
-    AXES,
-    ITEM_RECORD,
-    PACK,
-    PART_RECORD,
-    UNPACK,
-)
+from mpishare.plans.exchange.cuda.records import AXES, ITEM_RECORD, PACK, PART_RECORD, UNPACK
 from mpishare.plans.exchange.cuda.strided import StridedCells
 from mpishare.plans.exchange.cuda.work_items import Slot, WorkList, chunks
 from mpishare.plans.layout import FieldLayout
