@@ -13,32 +13,6 @@ from tests.helpers.scenes_halo import NODES, play_on, size_of
 from tests.helpers.stage import Stage
 
 
-def interrupted(stage: Stage) -> None:
-
-    node = stage.node()
-    win = node.allocate_each(200_000, fill=1.0)
-    total = mpishare.Allreduce(stage.world, win, node=node)
-    total.reduce(win.array)
-    if stage.rank == 1:
-
-        def interrupt(*arguments: object) -> None:
-            raise KeyboardInterrupt
-
-        mpishare.reduction.slots.Slots.share = interrupt
-    stage.attempt("call", total.reduce, win.array)
-    stage.attempt("then", total.reduce, win.array)
-    stage.attempt("close", node.close)
-
-
-def test_a_rank_that_is_interrupted_leaves_the_node():
-    """The others could be storing into its array: they are told, and it cannot go on."""
-    played = play(3, interrupted, shared=True)
-    played.raised(1, "call", "KeyboardInterrupt")
-    played.raised(1, "then", "ClosedError")
-    for rank in (0, 2):
-        assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
-
-
 def interrupted_at_the_end(stage: Stage) -> None:
     """Rank 1 has done its share when it is interrupted; the others come to that point later."""
     from mpishare.reduction import slots
@@ -105,8 +79,8 @@ def test_a_rank_whose_program_ends_with_a_large_sum(where):
     assert played.result.returncode == 0, played.describe()
 
 
-def read_from(stage: Stage, how: str) -> None:
-    """The others read the field of rank 1, which does something else after the first barrier."""
+def read_from(stage: Stage) -> None:
+    """The others read the field of rank 1, which dies after the first barrier."""
     from mpishare.reduction import large
 
     stage.quiet()
@@ -114,31 +88,20 @@ def read_from(stage: Stage, how: str) -> None:
     field = np.ones(6 << 17)
     total = mpishare.Allreduce(stage.world, field, node=node)
 
-    def leave(*_: object) -> None:
-        if how == "dies":
-            stage.die()
-        raise KeyboardInterrupt
-
     total.reduce(field)
     if stage.rank == 1:
-        large.read_memory = leave
+        large.read_memory = lambda *_: stage.die()
     stage.attempt("call", total.reduce, field)
     stage.attempt("then", total.reduce, field)
     stage.attempt("close", node.close)
     stage.end()
 
 
-@pytest.mark.parametrize("how", ["dies", "is interrupted"])
-def test_a_private_array_that_cannot_be_read_any_more(how):
+def test_a_private_array_that_cannot_be_read_any_more():
     """Ranks that read from another process end with the reason."""
-    played = play(3, read_from, how, shared=how != "dies", survivable=how == "dies")
-    if how == "dies":
-        for rank in (0, 2):
-            assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
-    else:
-        played.raised(1, "call", "KeyboardInterrupt")
-        for rank in (0, 2):
-            assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
+    played = play(3, read_from, survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
 
 
 def crossed(stage: Stage, way: str) -> None:
@@ -354,78 +317,3 @@ def test_an_array_whose_messages_are_under_way_is_not_freed():
     played = play_on("1 + 1", interrupted_over_nodes, shared=True)
     played.raised(0, "call", "KeyboardInterrupt")
     assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
-
-
-def interrupted_between(stage: Stage, call: str) -> None:
-    import sys
-
-    from mpishare.reduction.across_nodes import AcrossNodes
-
-    def interrupt(frame, event, _) -> None:
-        if event == "call" and frame.f_code is AcrossNodes.reduce.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    stage.quiet()
-    node = stage.node(timeout_s=1.0)
-    x = np.ones(100_000)
-    total = mpishare.Allreduce(stage.world, x, node=node)
-    arguments = (x,) if call == "reduce" else (x, x)
-    getattr(total, call)(*arguments)
-    if stage.rank == 1:
-        sys.setprofile(interrupt)  # Python calls handlers of signals where a function begins
-    stage.attempt("call", getattr(total, call), *arguments)
-    stage.attempt("then", getattr(total, call), *arguments)
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("call", ["reduce", "dot"])
-def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
-    """This rank has not got the result: it must not take that for one of a later call."""
-    played = play_on("2 + 1", interrupted_between, call, shared=True)
-    played.raised(1, "call", "KeyboardInterrupt")
-    played.raised(1, "then", "ClosedError")
-    played.raised(0, "then", "PeerError")
-
-
-def mismatched_over_nodes(stage: Stage) -> None:
-    stage.quiet()
-    node = stage.node(timeout_s=2.0)
-    x = np.ones(4)
-    total = mpishare.Allreduce(stage.world, x, node=node)
-    first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
-    stage.attempt("call", first)
-    stage.attempt("then", total.reduce, x)
-    stage.attempt("close", node.close)
-
-
-def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
-    """Its next call would meet the one that the other node is still in: sums of two steps."""
-    played = play_on("2 + 2", mismatched_over_nodes, shared=True)
-    for rank in (0, 1):
-        played.raised(rank, "call", "MismatchError")
-        # PeerError on the one that sees the other leave before it leaves itself.
-        told = played.told(rank, "then")
-        assert told.error in ("ClosedError", "PeerError"), played.describe()
-        assert "different calls" in told.text, played.describe()
-    for rank in (2, 3):
-        assert played.told(rank, "call").error in ("PeerTimeout", "PeerError")
-
-
-def refused_over_nodes(stage: Stage) -> None:
-    with stage.node() as node:
-        make = mpishare.Allreduce
-        odd = stage.rank == 3
-        stage.attempt("op", make, stage.world, mpishare.Layout(3), 7 if odd else "sum", node=node)
-        stage.attempt("shape", make, stage.world, mpishare.Layout(3 + odd), node=node)
-        total = stage.attempt("good", make, stage.world, mpishare.Layout(3), node=node)
-        total.close()
-
-
-def test_errors_cross_nodes():
-    played = play_on("2 + 2", refused_over_nodes, shared=True)
-    played.ended_well()
-    for rank in range(4):
-        played.raised(rank, "op", "TypeError" if rank == 3 else "PeerError")
-        assert "shape" in played.raised(rank, "shape", "MismatchError").text
-        played.worked([rank], "good")

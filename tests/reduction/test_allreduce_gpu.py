@@ -287,23 +287,6 @@ def test_steps_without_the_host(node, stream_route, stream, count):
         assert field.is_right_after(300)
 
 
-def test_streams_in_turn(node, stream_route, cupy):
-    """The calls of a plan come one after the other, whatever stream they are on."""
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    field, fence = CountedField(node, SMALL), cupy.cuda.Event()
-    with Allreduce(node.comm, field.array, node=node) as total:
-        for step in range(60):
-            side = streams[step % 3]
-            with side:
-                field.reduce_by(total, stream=[None, side, side.ptr][step % 3])
-            for each in streams:
-                fence.record(side)
-                each.wait_event(fence)
-        for each in streams:
-            node.synchronize(each)
-        assert field.is_right_after(60)
-
-
 def test_plans_on_streams_of_their_own(node, cupy):
     """Two reductions and a halo, each on a stream, with nothing between them."""
     fields = [CountedField(node, count) for count in (SMALL, LARGE, 3 * LARGE)]
@@ -404,23 +387,3 @@ def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node, c
             total.reduce(x, stream="0")
         total.reduce(x)
         assert x.get().tolist() == [node.size] * 6
-
-
-def test_tensors(node):
-    torch = pytest.importorskip("torch")
-    x = torch.ones(5, device=f"cuda:{node.device.ordinal}", dtype=torch.float64)
-    with Allreduce(node.comm, x, node=node) as total:
-        for step in range(3):
-            total.reduce(x)
-            assert x.tolist() == [node.size ** (step + 1)] * 5
-        assert float(total.dot(x, x)) == node.size * float(x @ x)
-
-
-def test_a_thousand_arrays(node, cupy):
-    """New at every call: no graph is kept for each."""
-    with Allreduce(node.comm, cupy.zeros(8), node=node) as total:
-        kept = [cupy.full(8, float(node.rank)) for _ in range(1000)]
-        for x in kept:
-            total.reduce(x)
-        right = sum(range(node.size))
-        assert all(bool((x == right).all()) for x in kept)

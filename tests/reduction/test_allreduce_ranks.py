@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpishare
-from mpishare import (
-    Allreduce,
-    ClosedError,
-    EpochError,
-    Layout,
-    MismatchError,
-    PeerError,
-)
-from mpishare.reduction import host, large, slots
+from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
+from mpishare.reduction import large, slots
 from mpishare.reduction.operation import OPERATIONS
 from tests.helpers.halos import some
 from tests.helpers.reductions import (
@@ -91,14 +84,6 @@ def is_sum(node, array, kind="f8"):
     with Allreduce(node.comm, array, node=node) as total:
         found = reduced(node, total, array)
     return on_all(node, found, expected("sum", kind, found.shape, node.size))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(node, shape):
-    mine = values("f8", shape, node.rank)
-    with Allreduce(node.comm, Layout(shape), node=node) as total:
-        found = reduced(node, total, node.xp.asarray(mine).copy())
-    assert on_all(node, found, expected("sum", "f8", shape, node.size))
 
 
 @pytest.mark.parametrize("place", ["private", "window", "one in a window"])
@@ -326,14 +311,6 @@ def test_dot_of_a_plan_for_no_elements(host_node, dtype):
         assert all(host_node.comm.allgather(int(total.dot(x, x)) == wanted))
 
 
-def test_dot_gives_the_same_bits_again(node):
-    x, y = (node.xp.asarray(values("f8", (30_000,), node.rank, seed)) for seed in (1, 2))
-    with Allreduce(node.comm, Layout(1), node=node) as total:
-        found = {on_host(total.dot(x.copy(), y.copy())).tobytes() for _ in range(5)}
-        assert len(found) == 1
-        assert len(set(node.comm.allgather(found.pop()))) == 1
-
-
 # --- many calls
 
 
@@ -375,21 +352,6 @@ def test_large_ones_may_be_overwritten_at_once(node, in_window):
             node.synchronize()
             right = right and same_bits(on_host(kept), wanted)
     assert all(node.comm.allgather(right))
-
-
-def test_two_plans_in_turn(node):
-    one = Allreduce(node.comm, Layout(5, "i8"), node=node)
-    other = Allreduce(node.comm, Layout((20_000,), "i8"), "max", node=node)
-    for step in range(10):
-        x = node.xp.full(5, node.rank + step)
-        y = node.xp.full(20_000, node.rank * step)
-        one.reduce(x)
-        other.reduce(y)
-        node.synchronize()
-        assert on_host(x)[0] == sum(range(node.size)) + step * node.size
-        assert on_host(y)[-1] == (node.size - 1) * step
-    other.close()
-    one.close()
 
 
 # --- nodes and communicators
@@ -555,26 +517,3 @@ def test_closed(node, is_by_node):
     assert "closed" in repr(total)
     for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
         raises_on_all(node, ClosedError, "closed", call)
-
-
-@pytest.mark.parametrize("call", ["reduce", "dot"])
-def test_a_plan_that_is_called_or_closed_in_its_own_call(host_node, monkeypatch, call):
-    """As by a handler of a signal: the others would take that for this rank's next call."""
-    x, other, again = np.full(3, 2.0), np.ones(3), []
-    quietly = host.quiet_runner()
-
-    def interrupted(work, *arrays):
-        for each in again:
-            with pytest.raises(EpochError, match=r"failed: another call of the plan is under"):
-                each()
-        quietly(work, *arrays)
-
-    monkeypatch.setattr(host, "quiet_runner", lambda: interrupted)
-    with Allreduce(host_node.comm, x, node=host_node) as total:
-        again += lambda: total.reduce(other), lambda: total.dot(other, other), total.close
-        found = total.dot(x, x) if call == "dot" else total.reduce(x)
-        again.clear()
-        assert np.all(found == (12.0 if call == "dot" else 2.0) * host_node.size)
-        with pytest.raises(ValueError, match="dtype"):
-            total.dot(x.astype("f4"), x)
-        assert total.dot(other, other) == 3 * host_node.size  # errors end a call, too

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mpishare.plans.layout import FieldLayout
 from mpishare.reduction.host import store_dot
 from mpishare.reduction.operation import Operation, quiet_runner
-from mpishare.reduction.slots import folds_all
 from tests.helpers.reductions import FORMS, UFUNCS, folded, laid_out, pairs
 
 TAKEN = set(pairs())
@@ -58,9 +57,6 @@ def test_every_name_of_a_dtype_is_one_dtype():
         assert Operation("sum", np.dtype(code)).dtype == np.dtype(code)
 
 
-# --- packing
-
-
 def layout_of(array):
     return FieldLayout(array.shape, array.strides, array.dtype, None)
 
@@ -73,9 +69,6 @@ def test_what_is_packed(shape, form):
         assert layout_of(array).is_packed(order) == flag
         if flag and array.size:
             assert np.shares_memory(array.reshape(-1, order=order), array)
-
-
-# --- local dot products
 
 
 @given(
@@ -105,13 +98,6 @@ def test_a_local_dot_product_of_many_blocks(form, shape):
     assert math.isclose(total[0], right, rel_tol=1e-12, abs_tol=1e-12 * x.size)
 
 
-def test_the_first_factor_is_conjugated():
-    x, y = np.array([1 + 2j, 3j]), np.array([2 - 1j, 5])
-    total = np.empty(1, complex)
-    store_dot(total, x, y)
-    assert total[0] == np.vdot(x, y)
-
-
 def test_bits_do_not_depend_on_where_an_array_lies():
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((2, 20_000))
@@ -126,9 +112,6 @@ def test_bits_do_not_depend_on_where_an_array_lies():
     assert len(found) == 1
 
 
-# --- the rest
-
-
 @pytest.mark.parametrize("version", [np.__version__, "1.26.4"])
 def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays(monkeypatch, version):
     monkeypatch.setattr(np, "__version__", version)
@@ -139,11 +122,3 @@ def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays(monkeypatch, 
         assert np.geterr()["over"] == "raise"
         with pytest.raises(FloatingPointError):
             np.add(np.full(1, 1e308), 1e308)
-
-
-def test_small_fields_are_folded_by_all():
-    for nranks in (2, 3, 8, 28):
-        assert folds_all(nranks, 4096)
-        assert not folds_all(nranks, 24_000)
-    assert folds_all(2, 16_000)
-    assert not folds_all(28, 16_000)
