@@ -2,14 +2,12 @@
 
 import gc
 import os
-import re
 import subprocess
 
 import numpy as np
 import pytest
 
-from mpishare import CudaError, HaloExchange, Node, PeerError, UnsupportedError
-from mpishare.errors import format_nbytes
+from mpishare import HaloExchange, Node, PeerError, UnsupportedError
 from tests.helpers.held import gpu_free
 from tests.helpers.windows import fails_on
 
@@ -19,9 +17,6 @@ TWO = pytest.mark.ranks(min=2)
 
 def uuids(node):
     return [member.device.uuid for member in node.report().members]
-
-
-# --- what it found
 
 
 def test_device_is_the_current_one(node, cupy):
@@ -128,9 +123,6 @@ def test_wrong_device_on_one_rank(node):
     fails_on(node.comm, [odd], ValueError, lambda: Node(device=device), "device=99")
 
 
-# --- arrays
-
-
 def test_arrays_are_on_my_device(node, cupy):
     win = node.allocate_each((3, 4), "f4", fill=node.rank)
     for rank in range(node.size):
@@ -173,26 +165,6 @@ def test_dtype_that_cupy_has_not(node, dtype):
     assert node.allocate(2, fill=1).array.tolist() == [1, 1]
 
 
-def test_more_memory_than_the_gpu_has(node):
-    """Somewhat more than there is, not absurdly more; and the message says how much there is."""
-    asked = node.comm.bcast(2 * gpu_free())
-    text = re.escape(format_nbytes(asked))
-    node.barrier()
-    if node.is_leader:
-        with pytest.raises(CudaError, match=f"{text} of GPU memory were asked for") as own:
-            node.allocate(asked, "u1")
-        assert (own.value.call, own.value.name) == ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
-        assert own.value.code == 2
-    else:
-        with pytest.raises(PeerError, match="CUDA_ERROR_OUT_OF_MEMORY") as caught:
-            node.allocate(asked, "u1")
-        assert caught.value.ranks == (0,)
-    assert node.allocate(2, fill=1).array.tolist() == [1, 1]
-
-
-# --- reaching the others
-
-
 def test_segments_are_reached_by_kernels_and_by_copies(node, cupy):
     """Each rank stores into each segment: by a kernel, an array operation, and a copy."""
     kernel = cupy.RawKernel(
@@ -212,17 +184,6 @@ def test_segments_are_reached_by_kernels_and_by_copies(node, cupy):
     for rank in range(node.size):
         assert win.segment(rank).tolist() == expected
     win.fence()
-
-
-def test_large_segments_arrive_whole(node, cupy):
-    win = node.allocate_each(16 * MIB, "u4")
-    right = (node.rank + 1) % node.size
-    for step in range(3):
-        win.segment(right)[...] = cupy.arange(16 * MIB, dtype="u4") + (node.rank + step)
-        win.fence()
-        left = (node.rank - 1) % node.size
-        assert bool((win.array == cupy.arange(16 * MIB, dtype="u4") + (left + step)).all())
-        win.fence()
 
 
 def test_more_operations_than_the_driver_takes_at_once(node, cupy):
@@ -252,49 +213,6 @@ def test_share_of_a_gpu_array_on_a_side_stream(node, cupy):
         win = node.share(source)
         source[...] = 0
     assert bool((win.array == 50).all())
-
-
-# --- PyTorch
-
-
-def test_torch_sees_the_same_bytes(node):
-    torch = pytest.importorskip("torch")
-
-    win = node.allocate_each((2, 3), "f4", fill=0)
-    for rank in range(node.size):
-        array = win.segment(rank)
-        by_dlpack, by_interface = torch.from_dlpack(array), torch.as_tensor(array, device="cuda")
-        for tensor in (by_dlpack, by_interface):
-            assert tensor.data_ptr() == array.data.ptr
-            assert tensor.device.index == node.device.ordinal
-            assert tensor.shape == (2, 3)
-    mine = torch.from_dlpack(win.array)
-    mine.fill_(node.rank + 0.5)
-    torch.cuda.synchronize()
-    win.fence()
-    for rank in range(node.size):
-        found = torch.from_dlpack(win.segment(rank))
-        assert bool((found == rank + 0.5).all())
-    win.fence()
-
-
-def test_cupy_takes_a_tensor_over_a_window_back(node, cupy):
-    torch = pytest.importorskip("torch")
-    win = node.allocate(6, "i4", fill=1)
-    back = cupy.from_dlpack(torch.from_dlpack(win.array).view(2, 3))
-    assert back.data.ptr == win.array.data.ptr
-    assert back.shape == (2, 3)
-    del back
-
-
-def test_tensor_over_a_window_keeps_its_memory(node):
-    torch = pytest.importorskip("torch")
-    win = node.allocate(6, "i4", fill=8)
-    tensor = torch.from_dlpack(win.array)
-    with pytest.warns(ResourceWarning, match=win.name):
-        win.close()
-    assert tensor.tolist() == [8] * 6
-    node.barrier()
 
 
 def test_pinned_memory_of_nodes_that_were_left_is_in_nobodys_way():

@@ -59,25 +59,6 @@ def test_stream_in_every_form(node, form, cupy):
 
 
 @TWO
-def test_pairs_on_given_streams(node, streams):
-    """Everything of a pair on one side stream that is never the current one."""
-    win = node.allocate_each(16, "i8", fill=-1)
-    mine, other = streams
-    everyone = range(node.size)
-    for step in range(20):
-        with mine:
-            win.post(everyone, stream=mine)
-            win.start(everyone, stream=mine)
-            for rank in everyone:
-                win.segment(rank)[node.rank] = 100 * step + node.rank
-        with other:
-            win.complete(mine)
-            win.wait(mine)
-        with mine:
-            assert win.array[: node.size].tolist() == [100 * step + rank for rank in everyone]
-
-
-@TWO
 @pytest.mark.parametrize("kind", ["null", "per thread", "blocking", "non-blocking"])
 def test_kinds_of_streams(node, kind, cupy):
     stream = {
@@ -95,26 +76,6 @@ def test_kinds_of_streams(node, kind, cupy):
             assert found == [10 * step + rank for rank in range(node.size)]
             win.fence()
     node.synchronize(stream)
-
-
-@TWO
-def test_torchs_own_streams(node):
-    torch = pytest.importorskip("torch")
-    win = node.allocate_each(1000, "f4", fill=0)
-    tensors = [torch.from_dlpack(win.segment(rank)) for rank in range(node.size)]
-    for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
-        with torch.cuda.stream(stream):
-            for step in range(1, 6):
-                tensors[node.rank].fill_(10 * step + node.rank)
-                win.fence(stream=torch.cuda.current_stream())
-                found = [float(tensor[999]) for tensor in tensors]
-                assert found == [10 * step + rank for rank in range(node.size)]
-                win.fence(stream=torch.cuda.current_stream())
-        node.synchronize(stream)
-    del tensors
-
-
-# --- one chain
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["kept", "not followed"])
@@ -161,20 +122,6 @@ def test_a_call_that_names_nobody_on_a_stream_that_may_go(node, streams):
     node.synchronize(here)
 
 
-def test_streams_in_turn(node, streams):
-    win = node.allocate_each(1000, "i8", fill=0)
-    for step in range(1, 31):
-        with streams[step % 2]:
-            win.fence()  # what the other stream did on the window comes before the next line
-            win.array[...] = 10 * step + node.rank
-            win.fence()
-        with streams[step // 2 % 2]:
-            win.fence()
-            found = [int(win.segment(rank)[999]) for rank in range(node.size)]
-            win.fence()
-        assert found == [10 * step + rank for rank in range(node.size)]
-
-
 def test_stream_that_is_dropped_between_calls(node, cupy):
     """Its work is still waited for, though nobody but the window holds it."""
     win = node.allocate_each(1000, "i8", fill=0)
@@ -186,9 +133,6 @@ def test_stream_that_is_dropped_between_calls(node, cupy):
     win.fence()
     assert {int(win.segment(rank)[0]) for rank in range(node.size)} == {20}
     win.fence()
-
-
-# --- what is no stream, or may not be used
 
 
 @pytest.mark.parametrize("stream", ["0", 1.5, -1, True, object, [0]], ids=repr)
@@ -230,24 +174,6 @@ def test_capture_is_refused(node, streams):
     node.synchronize(stream)
 
 
-# --- who waits
-
-
-def test_calls_do_not_wait_for_the_gpu(node, streams):
-    """With its stream held, a rank enqueues a hundred fences and goes on."""
-    win = node.allocate_each(2, "i4", fill=0)
-    with Latch() as latch, streams[0]:
-        win.fence()
-        streams[0].synchronize()
-        latch.hold(streams[0].ptr)
-        for _ in range(100):
-            win.fence()
-        assert not streams[0].done
-        latch.release()
-    node.synchronize(streams[0])
-    node.barrier()
-
-
 def test_synchronize_waits_for_its_stream_alone(node, streams):
     held, free = streams
     with Latch() as latch:
@@ -261,9 +187,6 @@ def test_synchronize_waits_for_its_stream_alone(node, streams):
         assert time.monotonic() - begin > 0.09
         assert held.done
         timer.join()
-
-
-# --- whether an event is done
 
 
 def test_is_done_while_the_owners_stream_is_held(node, streams):

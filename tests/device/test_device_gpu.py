@@ -154,16 +154,6 @@ def test_calls_and_replays_are_the_same_text(node, kernels, stream):
     ring.window.close()
 
 
-def test_inside_a_captured_function(node, kernels, stream):
-    ring = Ring(node, kernels)
-    step = mpishare.capture(node, ring.run)
-    for _ in range(50):
-        step()
-    assert ring.is_right_after(50)
-    step.close()
-    ring.window.close()
-
-
 def test_two_windows_beside_a_plan_on_streams_of_their_own(node, kernels, streams):
     """Kernels that wait, of windows and of plans, are in one order on each GPU."""
     import cupy

@@ -101,23 +101,6 @@ def test_a_pool_that_runs_out_frees_nothing_of_a_graph(node, cupy):
     assert all(bool((each == 77).all()) for each in noise)
 
 
-def test_the_current_stream_may_change(node, cupy):
-    """A replay follows the last call on its plan, on whatever stream, and the other way round."""
-    field = node.xp.zeros((4, N))
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    with ring(node, field, axes=0) as halo:
-        skip_without_graphs(halo)
-        step = mpishare.capture(node, lambda field: halo.exchange(field))
-        last = cupy.cuda.get_current_stream()
-        for number in range(60):
-            with streams[number % 3] as stream:
-                stream.wait_event(last.record())
-                put(node, field, number)
-                (halo.exchange if number % 4 == 1 else step)(field)
-                check(node, field, number)
-                last = stream
-
-
 @TWO
 def test_a_replay_waits_for_the_last_call_on_another_stream(node, cupy):
     """Held up there by a latch: the replay's own stream is free."""

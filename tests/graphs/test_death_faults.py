@@ -58,33 +58,3 @@ def test_survivors_name_the_killed_rank(backend, way):
     if backend == "cuda":
         played.worked([0], "ended")
     played.worked([0], "close")
-
-
-def refused(stage: Stage) -> None:
-    stage.quiet()
-
-    def run():
-        with stage.node() as node:
-            field = node.allocate_each(6, fill=0.0).array
-            halo = stage.ring(node, field)
-
-            def look(field):
-                halo.exchange(field)
-                if stage.rank == 1:
-                    float(field[0])
-
-            step = mpishare.capture(node, look)
-            for _ in range(200):
-                step(field)
-                node.synchronize()
-
-    stage.attempt("run", run)
-
-
-@pytest.mark.gpu
-def test_a_capture_that_is_refused_on_one_rank():
-    """Its own error there; the others are told it where they next look."""
-    played = play(2, refused, backend="cuda")
-    assert "float" in played.raised(1, "run", "UnsupportedError").text
-    told = played.raised(0, "run", "PeerError")
-    assert "cannot be captured" in told.text

@@ -197,9 +197,6 @@ def test_nodes_of_some_ranks_and_then_of_all(node, name):
         assert wrong_plans(node, node.comm, node) == []
 
 
-# --- who the ranks are
-
-
 @every_comm
 def test_ranks_are_known_by_what_they_say(comm, name):
     (mine,) = identify(MPI.COMM_SELF, CommWatch("test", 40))

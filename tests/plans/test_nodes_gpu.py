@@ -9,6 +9,7 @@ import mpishare
 from mpishare.backends import nccl
 from mpishare.runtime import places
 from tests.helpers.captures import refuse_full_checks
+from tests.helpers.counted import Counted
 from tests.helpers.exact import factors, part, rounded_sum
 from tests.helpers.halos import (
     Kind,
@@ -24,7 +25,6 @@ from tests.helpers.halos import (
     random_plan,
 )
 from tests.helpers.halves import HALF, WORLD, node_of_half
-from tests.helpers.reductions import folded, laid_out, on_host, values
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -138,21 +138,14 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
 @TWO
 def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
     """Cells arrive as they are written last, and ghosts are read before that."""
-    idle = cupy.RawKernel(
-        'extern "C" __global__ void idle(long long ns) {'
-        "unsigned long long a, b;"
-        'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(a));'
-        'do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(b)); while (b - a < ns); }',
-        "idle",
-    )
-    idle((1,), (1,), (1,))
+    counted = Counted("")
     stream = cupy.cuda.Stream(non_blocking=True)
     with slabs(half, Kind("i8", "C", (1000,))) as (halo, [field]), stream:
         numbers = cupy.asarray(field.numbers)
         owned, seen = field.owned, []
         for step in range(1, 30):
             if (step + WORLD.rank) % 3:
-                idle((1,), (1,), (300_000,))
+                counted.idle(300)
             field.array[owned] = numbers[owned] + step
             if step % 2:
                 halo.exchange(field.array, stream=stream if step % 4 == 1 else None)
@@ -160,7 +153,7 @@ def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
                 halo.start(field.array)
                 halo.wait()
             if step % 3:
-                idle((1,), (1,), (300_000,))
+                counted.idle(300)
             seen.append(cupy.count_nonzero(field.array - numbers - step))
         half.synchronize()
     assert [int(each) for each in seen] == [0] * len(seen)
@@ -184,25 +177,6 @@ def test_nodes_that_share_gpus_leave_each_other_room(monkeypatch):
             halo.exchange(*arrays(fields))
         node.synchronize()
         halo.close()
-
-
-@TWO
-@pytest.mark.parametrize("op", ["sum", "max"])
-def test_reductions_over_both_nodes(half, op):
-    """To the bit, packed on the host."""
-    groups = [range(HALF), range(HALF, WORLD.size)]
-    cases = [("f8", (40_001,)), ("f2", (3, 7)), ("i4", (300, 999))]
-    for at, (dtype, shape) in enumerate(cases):
-        parts = [[values(dtype, shape, rank, at) for rank in group] for group in groups]
-        right = folded(op, [folded(op, part) for part in parts])
-        mine = values(dtype, shape, WORLD.rank, at)
-        for form in ("C", "strided", "F"):
-            field = laid_out(half.xp, mine, form)
-            with mpishare.Allreduce(WORLD, field, op, node=half) as total:
-                for _ in range(3):
-                    field[...] = half.xp.asarray(mine)
-                    total.reduce(field)
-                    assert on_host(field).tobytes() == right.tobytes()
 
 
 @pytest.mark.ranks(min=2, max=4)

@@ -5,11 +5,7 @@ import pytest
 
 import mpishare
 from mpishare import Redistribute
-from tests.helpers.captures import (
-    refuse_full_checks,
-    skip_unless_fused,
-    skip_without_graphs,
-)
+from tests.helpers.captures import refuse_full_checks, skip_unless_fused, skip_without_graphs
 from tests.helpers.distributions import check_case
 from tests.helpers.latch import Latch, within
 
@@ -56,30 +52,6 @@ def test_it_is_ordered_on_the_stream_of_the_call(node, cupy):
             assert within(20, lambda: stream.done)
             assert (b.get() == columns).all()
             node.barrier()
-
-
-def test_a_captured_step_brings_what_is_new(node):
-    """A transpose there and back within one launch, replayed many times."""
-    a, b, c = (
-        node.xp.zeros(shape) for shape in (parts(node, 0)[0].shape, *[parts(node, 0)[1].shape] * 2)
-    )
-    back = node.xp.zeros_like(a)
-    with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
-        skip_without_graphs(plan)
-        plan.backward(plan.forward(a))
-
-        def there_and_back(a, b, c, back):
-            plan.forward(a, out=b)
-            c[...] = 2 * b
-            plan.backward(c, out=back)
-
-        step = mpishare.capture(node, there_and_back)
-        for number in range(50):
-            rows, columns = parts(node, number)
-            a.set(rows)
-            step(a, b, c, back)
-            assert (b.get() == columns).all(), number
-            assert (back.get() == 2 * rows).all(), number
 
 
 def test_the_first_way_back_is_not_captured(node):
