@@ -69,9 +69,6 @@ def test_what_is_no_dtype_is_refused(text):
         dtypes.load(text)
 
 
-# --- the numbers of NumPy, C and kernels
-
-
 def test_which_numbers_c_lacks():
     if WHY_NONE:
         pytest.skip(WHY_NONE)

@@ -124,19 +124,6 @@ def test_a_name_of_another_user_is_left_alone(folder):
     assert (folder / name).exists()
 
 
-def test_memory_goes_with_its_last_view():
-    before = held()
-    memory = shared.create(3 * PAGE)
-    view = memoryview(memory.buffer)
-    memory.close()
-    view[0] = 1  # still mapped
-    assert held().mapped == before.mapped + 3 * PAGE
-    view.release()
-    del memory
-    gc.collect()
-    assert held().mapped == before.mapped
-
-
 @pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["whole", "part"])
 def test_an_array_keeps_its_memory(part):
     """Without it, reading the array after `close` is a segmentation fault."""
@@ -176,18 +163,9 @@ def test_more_than_the_folder_has(monkeypatch):
         shared.create(16 * PAGE + 1)
 
 
-def test_more_than_the_machine_has(monkeypatch):
-    monkeypatch.setattr(shared, "available_nbytes", lambda: 3 * PAGE)
-    with pytest.raises(UnsupportedError, match="of memory left"):
-        shared.create(3 * PAGE + 1)
-
-
 @pytest.mark.parametrize(
     ("code", "error", "why"),
-    [
-        (errno.ENOSPC, UnsupportedError, "--shm-size"),
-        (errno.EIO, OSError, "Input/output"),
-    ],
+    [(errno.ENOSPC, UnsupportedError, "--shm-size"), (errno.EIO, OSError, "Input/output")],
 )
 def test_an_error_while_pages_are_reserved(monkeypatch, code, error, why):
     """Room may be taken meanwhile; no other error is hidden."""
@@ -247,11 +225,6 @@ def test_naming_that_fails_leaves_nothing(monkeypatch):
     memory.close()
 
 
-def test_available_memory_is_a_number_of_this_machine():
-    total = os.sysconf("SC_PHYS_PAGES") * PAGE
-    assert 0 < shared.available_nbytes() <= total
-
-
 def test_more_than_a_memory_limit_leaves(monkeypatch):
     limit = limits.Limit(nbytes=2 << 30, left=3 * PAGE, group="/slurm/job_7")
     monkeypatch.setattr(limits, "tightest", lambda: limit)
@@ -277,31 +250,3 @@ def test_a_folder_that_cannot_be_used_is_refused_with_the_remedy(monkeypatch, tm
         with pytest.raises(UnsupportedError, match=f"in {folder}: ({why}).*--shm-size") as caught:
             shared.create(1)
         assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_a_folder_that_went_away_before_memory_got_its_name(monkeypatch, tmp_path):
-    memory = shared.create(1)
-    monkeypatch.setattr(shared, "FOLDER", str(tmp_path / "none"))
-    with pytest.raises(UnsupportedError, match="No such file or directory"):
-        shared.publish(memory)
-    memory.close()
-
-
-def test_a_folder_of_another_user():
-    """Root may write everywhere: so it is a child that is nobody."""
-    program = """
-import os, sys
-from mpishare.memory import limits, shared
-shared.FOLDER = sys.argv[1]
-if os.geteuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-try:
-    shared.create(1)
-except shared.UnsupportedError as error:
-    print(error)
-"""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        Path(folder).chmod(0o555)
-        said = python(program, folder).stdout
-    assert "Permission denied. The ranks of a machine share host memory there" in said

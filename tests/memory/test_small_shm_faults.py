@@ -1,4 +1,4 @@
-"""/dev/shm of 64 MiB, or read-only: an error that says what to do, and no SIGBUS."""
+"""/dev/shm of 64 MiB: an error that says what to do, and no SIGBUS."""
 
 import os
 
@@ -86,25 +86,3 @@ def no_room(stage: Stage) -> None:
 
 def test_no_room_for_the_node_itself():
     play(3, no_room).ended_well()
-
-
-def read_only(stage: Stage) -> None:
-    import subprocess
-
-    def change(*command: str) -> None:
-        stage.world.Barrier()
-        if stage.rank == 0:
-            subprocess.run(command, check=True)
-        stage.world.Barrier()
-
-    change("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm")  # MPI itself has what it needs
-    text = stage.fails_on(0, mpishare.UnsupportedError, stage.node)
-    assert "Read-only file system" in text
-    assert "mount -t tmpfs" in text
-    change("umount", "/dev/shm")
-    stage.use_another_node()
-    assert leftovers() == []
-
-
-def test_read_only():
-    play(3, read_only).ended_well()

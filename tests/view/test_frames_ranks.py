@@ -102,17 +102,3 @@ def test_numbers_beside_a_frame(node, view):
     assert view("there.latest().numbers") == expected
     window.snapshot(other=2.5)
     assert view("(lambda f: [f.number, f.numbers])(there.latest())") == [6, {"other": 2.5}]
-
-
-@pytest.mark.ranks(min=4, max=4)
-def test_the_whole_of_a_grid(node, view):
-    """Of uneven blocks with ghosts, as a halo exchange has them."""
-    import numpy as np
-
-    whole = np.arange(7 * 9.0).reshape(7, 9)
-    row, column = divmod(node.rank, 2)
-    block = whole[[slice(0, 3), slice(3, 7)][row], [slice(0, 5), slice(5, 9)][column]]
-    window = node.share_each(node.xp.asarray(np.pad(block, 1)), name="grid")
-    window.snapshot(time=1.5)
-    view("frame = attach('grid').latest()")
-    assert view("host(frame.whole((2, 2), width=1))") == whole.tolist()

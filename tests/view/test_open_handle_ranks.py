@@ -7,7 +7,6 @@ import pytest
 
 import mpishare
 from mpishare import HandleError, UnsupportedError
-from tests.helpers.held import held
 from tests.helpers.latch import within
 from tests.helpers.windows import MIB, values_of
 
@@ -89,22 +88,6 @@ def test_a_closed_pool_leaves_arrays_readable_and_nothing_mapped(host_node, view
     view("del a; gc.collect(); from tests.helpers.held import held")
     view("from tests.helpers.latch import within")
     assert view("within(5, lambda: held().mapped == 0)")
-
-
-def test_nothing_is_left_of_pools_that_others_opened(host_node, view):
-    node = host_node
-    view("from tests.helpers.held import held")
-    node.pool().close()
-    before, there = held(), view("held().fds")
-    for _ in range(5):
-        with node.pool() as pool:
-            array, handle = made(node, pool, 100)
-            assert view(f"float(mpishare.open_handle({handle}).sum())") == 100.0
-            del array
-    gc.collect()
-    view("from tests.helpers.latch import within")
-    assert view(f"within(5, lambda: held().fds == {there})")
-    assert held() == before
 
 
 @pytest.mark.parametrize("bad", [b"", b"x" * 200, bytes(300), np.zeros(3), "text", None])

@@ -103,23 +103,6 @@ def test_a_copy_is_torn_if_any_rank_has_begun_another(window, monkeypatch):
         assert (reader.read(0) is OVERWRITTEN) is is_torn
 
 
-def test_a_channel_is_read_frame_by_frame_until_one_is_overwritten(window):
-    window = window(lag=2)
-    reader = window.reader()
-    assert reader.read(0) is None
-    for number in (1, 2):
-        for rank in (0, 2):
-            window.write(rank, number)
-    assert [reader.read(than).number for than in (0, 1)] == [1, 2]
-    assert reader.read(2) is None
-    window.write(0, 4, ["begin"])
-    assert reader.read(2) is None
-    for _ in range(2):
-        assert reader.read(0) is OVERWRITTEN
-    reader.close(0)
-    assert reader.read(0) is OVERWRITTEN
-
-
 def test_frames_that_were_copied_before_the_end_come_once_each(window):
     """One may have been read while the others were copied, which another thread does."""
     window = window(lag=4)
@@ -266,15 +249,6 @@ def test_a_window_whose_files_are_wrong_is_refused_and_none_stays(fake, reply, f
             with contextlib.suppress(FileNotFoundError):  # the door's thread closes its own
                 copies += fd.samefile(f"/proc/self/fd/{file.fileno()}")
         assert copies == 1
-
-
-def test_files_that_are_too_small_are_refused(fake):
-    with tempfile.TemporaryFile() as small, tempfile.TemporaryFile() as large:
-        large.truncate(4 << 20)
-        for number, files in enumerate([(small, large), (large, small)]):
-            fake(GOOD, name=f"small-{number}", files=[file.fileno() for file in files])
-            with pytest.raises(HandleError, match=r"a file of 0 B, which is too small: .* needed"):
-                mpishare.attach(f"small-{number}")
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 2e9, True, "10", None])
