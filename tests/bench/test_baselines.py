@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import catalog
-from tests.helpers.benches import QUICK, rivals, wrong_arms
+from tests.helpers.benches import QUICK, rivals
 
 catalog.extend()  # ring
 AGAINST = ("--against", "mpi", *QUICK)
@@ -22,14 +22,6 @@ for name in ("ring", "halo1d"):
 sys.exit(main(sys.argv[1:]))
 """
 
-FROM_THE_WRONG_SIDE = """
-bind = cuda_mpi.CudaMpi.bind
-def mutant(self, transfers, *, early):
-    out = transfers[0].out
-    transfers = [library.Transfer(each.to, each.source, out, each.into) for each in transfers]
-    return bind(self, transfers, early=early)
-cuda_mpi.CudaMpi.bind = mutant
-"""
 
 NO_TRIAL_PASSED = """
 from mpishare import UnsupportedError
@@ -61,11 +53,6 @@ def test_fields_in_memory_of_a_library_are_exchanged_in_place(ranks: int) -> Non
     # The buffers of a ring are memory of the library anyway.
     assert [row["case"] for row in found] == ["halo1d"] * 2 * 2  # sizes, clocks
     assert all(row["ok"] for row in found), found
-
-
-def test_a_face_of_the_wrong_side_is_seen() -> None:
-    program = ON_HOST.format(change=FROM_THE_WRONG_SIDE)
-    assert wrong_arms(3, program, "ring", "halo1d", "--max", "8", "--against", "mpi") == {"mpi"}
 
 
 def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:

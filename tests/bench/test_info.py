@@ -157,11 +157,7 @@ def test_wrong_words_end_with_status_2() -> None:
 @pytest.mark.skipif(find_spec("mpi4py._mpiabi") is None, reason="mpi4py is built for one MPI")
 @pytest.mark.parametrize(
     "words",
-    [
-        ["-m", "mpishare.info"],
-        ["-m", "mpishare.bench"],
-        ["-c", "import mpishare; mpishare.Node()"],
-    ],
+    [["-m", "mpishare.info"], ["-m", "mpishare.bench"], ["-c", "import mpishare; mpishare.Node()"]],
 )
 def test_without_an_mpi_one_line_says_so(words) -> None:
     done = subprocess.run(

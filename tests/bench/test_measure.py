@@ -22,9 +22,6 @@ def spin(seconds: float) -> None:
         pass
 
 
-# --- clocks and statistics
-
-
 def test_latency_clock_counts_the_synchronize_of_each_step() -> None:
     calls = []
     samples = time_batches(lambda: calls.append("step"), lambda: spin(1e-3), 4)
@@ -51,9 +48,6 @@ def test_plan_fits_the_time_of_a_block() -> None:
     assert batches_of("throughput", 7) == (5, 1)
     assert batches_of("throughput", 1000) == (5, 200)
     assert batches_of("throughput", 1) == (1, 1)
-
-
-# --- the command line
 
 
 @pytest.mark.parametrize(
@@ -148,9 +142,6 @@ def test_the_header_says_by_which_command() -> None:
     assert found == "MPISHARE_BACKEND=host mpirun -n 4 python -m b halo1d --max '64 KiB'"
 
 
-# --- the pattern
-
-
 def test_a_check_tells_owner_part_step_and_place() -> None:
     def check(owner: int, number: int) -> Check:
         parts = [Part(0, ..., np.arange(4, dtype="u8") + np.uint64(word(owner, 0, 0)), number)]
@@ -179,9 +170,6 @@ def test_a_check_tells_owner_part_step_and_place() -> None:
 
 def test_no_pattern_has_the_poison_in_it() -> None:
     assert word(0x7FFF, 0xF, 0xFFF) + 0xFFFF_FFFF < POISON
-
-
-# --- notes and graphs
 
 
 def test_the_heading_tells_of_more_ranks_than_cores() -> None:
