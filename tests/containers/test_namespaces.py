@@ -14,10 +14,7 @@ from tests.helpers.scenes import play
 from tests.helpers.stage import Stage
 
 REASON = why_no_namespaces()
-pytestmark = [
-    pytest.mark.both_mpis,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = [pytest.mark.both_mpis, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 PROGRAM = """
 import logging, os

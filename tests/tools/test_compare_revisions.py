@@ -31,7 +31,7 @@ def test_the_ratio_is_the_median_of_those_of_the_rounds():
     a = np.array([1.0, 1.0, 7.0, 2.0, 3.0]) * 1e-6
     made.rounds = {"fence": [np.stack([a, 1.2 * a], axis=1)]}
     assert made.report(["A", "B"])[-1].split() == [
-        *("fence", "2.00", "2.40", "1.200", "0.000", "1.200", "1.200", "5"),
+        *("fence", "2.00", "2.40", "1.200", "0.000", "1.200", "1.200", "5")
     ]
 
 

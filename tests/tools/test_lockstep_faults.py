@@ -57,11 +57,7 @@ def test_known_to_some(): assert rank == 1
     assert failed == [f"test_sample::{name}" for name in wrong]
 
 
-WAITS = {
-    "hang": "time.sleep(100)",
-    "barrier": "MPI.COMM_WORLD.Barrier()",
-    "crash": "os.abort()",
-}
+WAITS = {"hang": "time.sleep(100)", "barrier": "MPI.COMM_WORLD.Barrier()", "crash": "os.abort()"}
 
 
 @pytest.mark.parametrize("kind", WAITS)

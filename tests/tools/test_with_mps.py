@@ -122,12 +122,7 @@ def test_the_status_is_the_commands_and_the_daemon_goes_with_it(place, end, stat
 
 @pytest.mark.parametrize(
     ("given", "clients"),
-    [
-        ("2", "0"),
-        ("3,1", "0,1"),
-        ("GPU-8a56a4bc", "GPU-8a56a4bc"),
-        (None, "unset"),
-    ],
+    [("2", "0"), ("3,1", "0,1"), ("GPU-8a56a4bc", "GPU-8a56a4bc"), (None, "unset")],
 )
 def test_clients_count_the_gpus_of_the_daemon_from_0(place, given, clients):
     environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
