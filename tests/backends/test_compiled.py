@@ -21,8 +21,6 @@ from tests.helpers.wires import differ, hard, rounded
 
 SO = "_host.abi3.so"
 
-# --- where it is
-
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
@@ -98,9 +96,6 @@ def test_a_choice_that_is_none(monkeypatch):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "fast")
     with pytest.raises(ValueError, match=r"'fast' is neither 'python' nor 'compiled'"):
         native.choose()
-
-
-# --- copies
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,20 @@ def exchanging(mutant: str) -> str:
     return altered(f"exchange = {name}\n{mutant}\n{name} = mutant")
 
 
+# The sides of the first axis are taken for each other; on two ranks they have the same owner.
+SIDES_SWAPPED = exchanging("""
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    for field in fields:
+        field[[0, -1]] = field[[-1, 0]]
+""")
+
+FIELDS_SWAPPED = exchanging("""
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    fields[0][0], fields[1][0] = fields[1][0].copy(), fields[0][0].copy()
+""")
+
 A_CORNER_LESS = exchanging("""
 def mutant(self, *fields, stream=None):
     kept = fields[-1][0, 0].copy()
@@ -95,6 +109,8 @@ def test_rows_say_what_the_block_came_to() -> None:
 @pytest.mark.parametrize(
     ("program", "options", "wrong"),
     [
+        pytest.param(SIDES_SWAPPED, (), OWN, id="sides-swapped"),
+        pytest.param(FIELDS_SWAPPED, ("--fields", "2"), OWN, id="fields-swapped"),
         pytest.param(A_CORNER_LESS, ("--corners", "--fields", "2"), OWN, id="a-corner-less"),
         pytest.param(RIVAL_WITHOUT_UNPACKING, (), {"persistent"}, id="rival"),
     ],

@@ -62,6 +62,8 @@ def test_status_with_a_long_call_is_cut_not_lost(blocks):
         assert found.awaited == (0, 2)
         assert len(found.call) > 40
         assert call.startswith(found.call)
+    blocks[1].end_wait()
+    assert blocks[0].status(1) is None
 
 
 def test_status_of_very_many_ranks_is_cut_not_lost(blocks):

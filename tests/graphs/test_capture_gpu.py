@@ -30,7 +30,6 @@ def check(node, field, step):
 
 
 def launches(monkeypatch):
-    """Count the launches of captured graphs."""
     from mpishare.graphs import cuda
 
     made = []

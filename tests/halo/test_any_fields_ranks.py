@@ -41,7 +41,6 @@ def seen(plan):
 
 @pytest.fixture
 def halo(node):
-    """A plan for a ring."""
     return ring(node, BLOCK)
 
 

@@ -30,7 +30,6 @@ TWO = pytest.mark.ranks(min=2)
 
 @pytest.fixture
 def line(node):
-    """A periodic cart of one axis."""
     cart = node.comm.Create_cart((node.size,), (True,))
     yield cart
     cart.Free()
@@ -163,7 +162,6 @@ def test_bad_grids(node, everywhere):
 
 @TWO
 def test_arguments_that_differ(node):
-    """All ranks are told each other's values."""
     xp, n, last = node.xp, node.size, node.size - 1
     square, wide = xp.zeros((6, 6)), xp.zeros((6, 2, 3))
     row = {"dims": (n,)}
@@ -237,7 +235,6 @@ def test_what_is_no_cart_or_no_node(node, line):
 
 @TWO
 def test_a_plan_meets_another(node, line):
-    """Ranks that make different plans are told."""
     u = node.xp.zeros(6)
     make_mesh = lambda: mpishare.NeighborExchange(line, {}, {}, u, node=node)  # noqa: E731
     with pytest.raises(MismatchError):

@@ -105,9 +105,6 @@ def case_of(node, corners=True, cells=5):
     return even_case((node.size, 1), True, cells, ((1, 2), (2, 1)), corners=corners)
 
 
-# --- routes
-
-
 def test_routes_are_what_the_probe_saw(node):
     """`fused`, unless a GPU is shared without MPS; a rank copies its own cells."""
     seen = {(pair.origin, pair.target): pair.route for pair in node.report().pairs}
@@ -146,9 +143,6 @@ def test_numpy_fields_on_a_gpu_node(node):
         field[case.owned(node.rank)] = case.cells[node.rank][case.owned(node.rank)]
         halo.exchange(field)
     assert np.array_equal(field, case.cells[node.rank])
-
-
-# --- steps on streams, with nobody looking
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
@@ -227,9 +221,6 @@ def test_streams_in_turn(node, every_route, way):
         assert field.is_right_after(60)
 
 
-# --- held producers
-
-
 @TWO
 def test_start_does_not_hold_the_stream(node, stream_route, stream):
     """Between start and wait my own work goes on, though a neighbor is held."""
@@ -258,7 +249,6 @@ def test_start_does_not_hold_the_stream(node, stream_route, stream):
 
 
 def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
-    """With its stream held a rank puts many exchanges on it, and goes on."""
     case = case_of(node)
     field = CountedField(case, node.rank)
     with plan(node.comm, case, field.array, node=node) as halo:
@@ -312,9 +302,6 @@ def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, na
         assert wrong(field, node.rank, node.size, 2) == 0
         lost = sum(node.comm.allgather(wrong(first, node.rank, node.size, 1)))
     assert bool(lost) == (buffers == 1), lost
-
-
-# --- graphs
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
@@ -433,9 +420,6 @@ def accumulated_ones(case, rank):
     return found
 
 
-# --- accumulate
-
-
 def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
     """On two streams, the first of which is slow."""
     import cupy
@@ -480,9 +464,6 @@ def test_arrays_that_were_seen_before(node):
             halo.exchange(field)
         field.shape = (4, 6)
         halo.exchange(field)
-
-
-# --- PyTorch
 
 
 @pytest.fixture

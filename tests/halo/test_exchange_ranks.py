@@ -28,13 +28,11 @@ PLAIN = (Kind(),)
 
 
 def grids(size, naxes):
-    """Every grid of that many ranks."""
     every = itertools.product(range(1, size + 1), repeat=naxes)
     return [dims for dims in every if np.prod(dims) == size]
 
 
 def step_by_step(node, case, kinds=PLAIN, steps=3, **options):
-    """Make the plan; exchange and check some steps."""
     with exchanging(node, case, kinds, **options) as (halo, fields):
         for step in range(steps):
             exchange_step(halo, fields, 10 * step)

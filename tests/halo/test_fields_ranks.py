@@ -76,9 +76,6 @@ def field_in(node, memory, kind=DOUBLES):
     return Field.of(node.xp, case_of(node), node.rank, kind, memory)
 
 
-# --- dtypes and layouts
-
-
 def test_every_itemsize(host_node, in_window):
     for itemsize in (*range(1, 18), 24, 40, 72, 200, 5000):
         forms = ("C", HOST_FORMS[itemsize % len(HOST_FORMS)])
@@ -121,6 +118,11 @@ def test_one_plan_of_everything(node, in_window):
     go(node, kinds, in_window)
 
 
+def test_a_field_without_cells_beside_another(node, route):
+    """An axis that the cart does not cut may have none: nothing travels."""
+    go(node, [Kind("f8", others=each, axes=(0, 1)) for each in ((0,), (2,))])
+
+
 def test_different_layouts_on_different_ranks(node, route):
     """Strides are each rank's own affair."""
     fields = []
@@ -137,11 +139,7 @@ def plan_for(node, fields):
     return plan_without_cart(node.comm, case_of(node), arrays(fields), axes=(0, 1), node=node)
 
 
-# --- a Layout stands for an array
-
-
 def like(field):
-    """The Layout of an array."""
     order = "F" if field.flags.f_contiguous and not field.flags.c_contiguous else "C"
     return Layout(field.shape, field.dtype, order)
 
@@ -170,6 +168,8 @@ def test_a_call_without_arrays(node):
                 text = rf"HaloExchange \d+: {name} failed: no fields .*Pass them: {name}\(u\)"
                 with pytest.raises(TypeError, match=text):
                     getattr(halo, name)()
+            with pytest.raises(ValueError, match=r"one by one, exchange\(\*fields\)"):
+                halo.exchange(given)
             exchange_step(halo, fields, 1)
 
 
@@ -197,9 +197,6 @@ def test_an_array_on_one_rank_and_a_layout_on_another(node):
     with pytest.raises(MismatchError, match="no memory yet") as caught:
         ring(node, Layout(6) if node.rank else node.xp.zeros(6))
     assert "memory'" in str(caught.value)
-
-
-# --- other arrays at every call
 
 
 PLACES = {
@@ -266,9 +263,6 @@ def test_a_window_that_is_closed_after_the_plan_was_made(node, route):
         for step in range(3):
             for field in (own, other):
                 exchange_step(halo, [field], step, field.array)
-
-
-# --- several plans
 
 
 def test_many_plans_alive(node, route):

@@ -104,7 +104,6 @@ def test_the_default_stream_of_another_gpu_is_refused(node):
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("corners", [False, True], ids=["faces", "corners"])
 def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
-    """An exchange enqueues one kernel, for up to 26 neighbors and 16 fields."""
     from cuda.bindings import driver
 
     xp = node.xp

@@ -76,7 +76,6 @@ def check(case):
 
 
 def owned_alone(case):
-    """The arrays of all ranks, each cell its own number, ghosts poisoned."""
     arrays = [np.full_like(cells, POISON) for cells in case.right.cells]
     for rank, cells in enumerate(case.right.cells):
         arrays[rank][case.right.owned(rank)] = cells[case.right.owned(rank)]
@@ -112,6 +111,25 @@ def same(some, others):
 @given(cases())
 def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case):
     assert same(applied(case, by_direction), case.right.cells)
+
+
+@unhurried
+@given(cases())
+def test_sends_meet_receives_one_to_one_and_in_order(case):
+    every = [both(case, rank) for rank in ranks(case)]
+    order = case.grid.directions(corners=case.corners)
+    for rank, (sent, received) in enumerate(every):
+        for other in ranks(case):
+            theirs = [each for each in every[other][1] if each.sender == rank]
+            assert [each for each in sent if each.receiver == other] == theirs
+        assert {each.sender for each in sent} <= {rank}
+        assert {each.receiver for each in received} <= {rank}
+        # Ranks without cells read what the rank behind them reads.
+        places = [(order.index(each.direction), each.receiver) for each in sent]
+        assert places == sorted(set(places))
+        places = [order.index(each.direction) for each in received]
+        assert places == sorted(set(places))
+    assert sum(len(sent) for sent, _ in every) == sum(len(received) for _, received in every)
 
 
 def parts(case, rank):
@@ -342,9 +360,6 @@ def test_check_raises_where_any_rank_does(case, data):
 
 def test_the_examples_hold():
     assert doctest.testmod(geometry) == (0, 4)
-
-
-# --- boxes that are moved
 
 
 @st.composite

@@ -143,9 +143,6 @@ def test_indices_may_be_changed_afterwards(node):
     assert on_host(array).tolist()[2:] == [left, left + 1]
 
 
-# --- global ids
-
-
 def random_ids(rng, size):
     """For each rank its ids and how many it owns: some ranks own nothing, ghosts repeat."""
     count = int(rng.integers(1, 60))
@@ -191,9 +188,6 @@ def test_ids_of_any_integers(node):
             ids[2] = 77
             ex.exchange(field)
         assert on_host(field).tolist() == [2 * node.rank, 1, 2 * beside(node)[1]]
-
-
-# --- what is refused
 
 
 BAD_PLACES = [
@@ -353,9 +347,6 @@ def test_ranks_that_differ(node):
         by_ids() if node.rank else make(node, {}, {}, xp.zeros(3))
     assert "made of='sends, recvs'" in str(caught.value)
     still_works(node)
-
-
-# --- accumulate
 
 
 def totals(graph, kind, weights):

@@ -67,7 +67,6 @@ def make(node, fields=None, width=((1, 1), (1, 2)), **options):
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 def test_what_is_refused(node, everywhere):
-    """And by which words."""
     is_mine = everywhere or node.rank == node.size - 1
     for wrong, words in (
         ({"width": 1}, r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(1, 2\), \.\.\.\]"),

@@ -63,7 +63,6 @@ class Case:
 
     @property
     def count(self) -> int:
-        """How many cells there are in the world."""
         return prod(sum(split) for split in self.splits)
 
     def owned(self, rank: int) -> tuple[slice, ...]:
@@ -378,7 +377,6 @@ def exchange_step(halo, fields: list[Field], salt: int, *given) -> None:
 
 
 def arrays(fields: list[Field]) -> list:
-    """What a plan is given."""
     return [field.array for field in fields]
 
 

@@ -35,7 +35,6 @@ def open_files() -> list[str]:
 
 
 def held() -> Held:
-    """What is held now. Local."""
     files = open_files()
     if "/libcuda.so" in Path("/proc/self/maps").read_text():  # which opens files when it likes
         files = [file for file in files if file.startswith(OURS)]
@@ -44,7 +43,6 @@ def held() -> Held:
 
 
 def gpu_free() -> int:
-    """Bytes that are free on this rank's GPU."""
     import cupy
 
     return int(cupy.cuda.runtime.memGetInfo()[0])

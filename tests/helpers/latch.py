@@ -31,7 +31,6 @@ class Latch:
         assert code == 0, f"cuStreamWaitValue64 returned {code}"
 
     def release(self) -> None:
-        """Let the streams go on."""
         self._word[0] = 1
 
     def __enter__(self) -> Self:
@@ -47,7 +46,6 @@ class Latch:
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether the condition becomes true in that time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -232,7 +232,6 @@ class Stage:
         time.sleep = interrupt
 
     def use_another_node(self, comm: object = None) -> None:
-        """Make, use and close it."""
         with self.node(comm, timeout_s=10.0) as node:
             window = node.allocate(node.size, dtype="i8", fill=-1)
             window.array[node.rank] = node.rank

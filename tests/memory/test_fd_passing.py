@@ -163,6 +163,14 @@ def test_a_server_that_takes_no_connection_is_a_timeout(full):
     assert 0.2 <= time.monotonic() - begin < 2
 
 
+def test_a_server_that_does_not_answer_is_a_timeout(server):
+    is_over = threading.Event()
+    endpoint = server.open(NAME, lambda request, _: (is_over.wait(10) and {}, []))
+    with client_of(endpoint, 0.2) as client, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
+        client.ask({})
+    is_over.set()
+
+
 def test_three_hundred_ranks_that_come_at_once_are_all_answered(full):
     """More than a backlog holds, and than the viewers that a job takes."""
     endpoint, go_on = full

@@ -81,7 +81,6 @@ def test_the_memory_of_messages_can_be_required(half):
 
 
 def slabs(node, kind, width=1):
-    """A plan for a ring of slabs, and one of them."""
     case = even_case((WORLD.size,), True, 5, ((width, width),))
     return exchanging(node, case, [kind], comm=WORLD, axes=(0,))
 

@@ -129,9 +129,6 @@ def test_calls_in_another_order_on_one_rank(way):
     assert all(told.seconds < LIMIT_S for told in errors)
 
 
-# --- several nodes
-
-
 def over_nodes(stage: Stage) -> None:
     from tests.helpers.reductions import laid_out, on_host, results_of_nodes, values
 
@@ -317,3 +314,59 @@ def test_an_array_whose_messages_are_under_way_is_not_freed():
     played = play_on("1 + 1", interrupted_over_nodes, shared=True)
     played.raised(0, "call", "KeyboardInterrupt")
     assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
+
+
+def interrupted_between(stage: Stage, call: str) -> None:
+    import sys
+
+    from mpishare.reduction.across_nodes import AcrossNodes
+
+    def interrupt(frame, event, _) -> None:
+        if event == "call" and frame.f_code is AcrossNodes.reduce.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    stage.quiet()
+    node = stage.node(timeout_s=1.0)
+    x = np.ones(100_000)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    arguments = (x,) if call == "reduce" else (x, x)
+    getattr(total, call)(*arguments)
+    if stage.rank == 1:
+        sys.setprofile(interrupt)  # Python calls handlers of signals where a function begins
+    stage.attempt("call", getattr(total, call), *arguments)
+    stage.attempt("then", getattr(total, call), *arguments)
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("call", ["reduce", "dot"])
+def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
+    """This rank has not got the result: it must not take that for one of a later call."""
+    played = play_on("2 + 1", interrupted_between, call, shared=True)
+    played.raised(1, "call", "KeyboardInterrupt")
+    played.raised(1, "then", "ClosedError")
+    played.raised(0, "then", "PeerError")
+
+
+def mismatched_over_nodes(stage: Stage) -> None:
+    stage.quiet()
+    node = stage.node(timeout_s=2.0)
+    x = np.ones(4)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
+    stage.attempt("call", first)
+    stage.attempt("then", total.reduce, x)
+    stage.attempt("close", node.close)
+
+
+def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
+    """Its next call would meet the one that the other node is still in: sums of two steps."""
+    played = play_on("2 + 2", mismatched_over_nodes, shared=True)
+    for rank in (0, 1):
+        played.raised(rank, "call", "MismatchError")
+        # PeerError on the one that sees the other leave before it leaves itself.
+        told = played.told(rank, "then")
+        assert told.error in ("ClosedError", "PeerError"), played.describe()
+        assert "different calls" in told.text, played.describe()
+    for rank in (2, 3):
+        assert played.told(rank, "call").error in ("PeerTimeout", "PeerError")

@@ -106,9 +106,6 @@ def is_right(operation, found, right):
     return bool(((found == right) | ((found != found) & (right != right))).all())
 
 
-# --- what is reduced
-
-
 def test_every_operation_on_slices(node, cupy):
     """Of every size of an element one dtype, and complex ones: each is a kernel to compile."""
     for operation in every_operation("BefD"):
@@ -204,9 +201,6 @@ def test_strides_may_differ_from_rank_to_rank(node, stream_route, count, cupy):
         assert int((x.base == 77).sum()) == x.base.size - x.size
 
 
-# --- dot products
-
-
 @pytest.mark.parametrize("code", "eilfdFD")
 def test_dots_are_those_of_numpy(node, stream_route, code, cupy):
     dtype = np.dtype(code)
@@ -266,9 +260,6 @@ def test_the_same_bits_in_every_run(node, stream, cupy):
         assert counted.is_right_after(steps)
 
 
-# --- steps on streams, with nobody looking
-
-
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_steps_without_the_host(node, stream_route, stream, count):
     field = CountedField(node, count)
@@ -326,7 +317,6 @@ def test_a_held_rank_is_waited_for(node, stream_route, count, cupy):
 
 
 def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
-    """With its stream held a rank puts many reductions on it, and goes on."""
     field = CountedField(node, LARGE)
     with Allreduce(node.comm, field.array, node=node) as total:
         with Latch() as latch:
@@ -338,9 +328,6 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
             latch.release()
             node.synchronize()
         assert field.is_right_after(50)
-
-
-# --- graphs
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
@@ -373,9 +360,6 @@ def test_a_captured_dot_needs_its_result(node, stream, cupy):
         pytest.raises(UnsupportedError, match="out="),
     ):
         total.dot(x, x)
-
-
-# --- what does not fit
 
 
 def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node, cupy):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpishare
-from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
-from mpishare.reduction import large, slots
+from mpishare import Allreduce, ClosedError, EpochError, Layout, MismatchError, PeerError
+from mpishare.reduction import host, large, slots
 from mpishare.reduction.operation import OPERATIONS
 from tests.helpers.halos import some
 from tests.helpers.reductions import (
@@ -63,9 +63,6 @@ def window_of(node, array):
     win = node.allocate_each(array.shape, array.dtype)
     win.array[...] = node.xp.asarray(array)
     return win
-
-
-# --- what is computed
 
 
 @pytest.mark.parametrize(("op", "dtype"), pairs())
@@ -210,9 +207,6 @@ def test_any(node, pair, shape, forms, seed):
     require_on_all(node, found, expected(op, dtype, shape, node.size, seed), op, dtype)
 
 
-# --- numbers that are none
-
-
 @pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_and_infinity(node, op, dtype):
@@ -266,9 +260,6 @@ def test_an_overflow_raises_nowhere(host_node):
         assert float(total.dot(large, large)) == np.inf
 
 
-# --- dot
-
-
 @pytest.mark.parametrize("dtype", [*INTS, *FLOATS, *COMPLEX])
 def test_dot(node, dtype):
     shape = (9, 4)
@@ -311,9 +302,6 @@ def test_dot_of_a_plan_for_no_elements(host_node, dtype):
         assert all(host_node.comm.allgather(int(total.dot(x, x)) == wanted))
 
 
-# --- many calls
-
-
 def test_many_calls_with_delays(node):
     """Reductions and dots in turn, of new values, while ranks sleep where they like."""
     rng = np.random.default_rng([node.rank, 17])
@@ -354,9 +342,6 @@ def test_large_ones_may_be_overwritten_at_once(node, in_window):
     assert all(node.comm.allgather(right))
 
 
-# --- nodes and communicators
-
-
 def test_without_a_node(node):
     x = node.xp.ones(4)
     with Allreduce(node.comm, x) as total:
@@ -377,9 +362,6 @@ def test_some_ranks_in_another_order(node):
         assert same_bits(found, folded("sum", [values("f4", (50,), rank) for rank in ranks]))
         part.Free()
     node.barrier()
-
-
-# --- what is refused
 
 
 def raises_on_all(node, kind, text, call):
@@ -500,9 +482,6 @@ def test_reduce_meets_dot(host_node, count, times):
         assert reduced(node, total, x)[0] == node.size
 
 
-# --- the end
-
-
 @pytest.mark.parametrize("is_by_node", [False, True])
 def test_closed(node, is_by_node):
     x = node.xp.ones(3)
@@ -517,3 +496,26 @@ def test_closed(node, is_by_node):
     assert "closed" in repr(total)
     for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
         raises_on_all(node, ClosedError, "closed", call)
+
+
+@pytest.mark.parametrize("call", ["reduce", "dot"])
+def test_a_plan_that_is_called_or_closed_in_its_own_call(host_node, monkeypatch, call):
+    """As by a handler of a signal: the others would take that for this rank's next call."""
+    x, other, again = np.full(3, 2.0), np.ones(3), []
+    quietly = host.quiet_runner()
+
+    def interrupted(work, *arrays):
+        for each in again:
+            with pytest.raises(EpochError, match=r"failed: another call of the plan is under"):
+                each()
+        quietly(work, *arrays)
+
+    monkeypatch.setattr(host, "quiet_runner", lambda: interrupted)
+    with Allreduce(host_node.comm, x, node=host_node) as total:
+        again += lambda: total.reduce(other), lambda: total.dot(other, other), total.close
+        found = total.dot(x, x) if call == "dot" else total.reduce(x)
+        again.clear()
+        assert np.all(found == (12.0 if call == "dot" else 2.0) * host_node.size)
+        with pytest.raises(ValueError, match="dtype"):
+            total.dot(x.astype("f4"), x)
+        assert total.dot(other, other) == 3 * host_node.size  # errors end a call, too

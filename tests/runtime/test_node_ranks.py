@@ -39,9 +39,6 @@ def check_works(node):
     assert node.comm.allgather(found) == [[41, 41, 41]] * node.size
 
 
-# --- what it is
-
-
 def test_attributes(node, comm):
     assert (node.rank, node.size) == (comm.rank, comm.size)
     assert node.ranks == tuple(range(comm.size))
@@ -89,9 +86,6 @@ def test_messages_of_the_user_are_never_taken(comm):
         sends = [comm.Isend(own[0], to, 3), node.comm.Isend(own[1], to, 4)]
         MPI.Request.Waitall(wild + sends)
     assert [int(box[0]) for box in boxes] == [100, 200]
-
-
-# --- the end
 
 
 def test_close_twice(comm):
@@ -160,9 +154,6 @@ def test_a_misspelled_variable_is_ignored_with_a_word(caplog, monkeypatch):
     is_first = MPI.COMM_WORLD.rank == 0
     assert len(said) == is_first
     assert "MPISHARE_ROUTES is ignored" in "".join(said) or not is_first
-
-
-# --- wrong arguments
 
 
 @pytest.fixture
@@ -259,9 +250,6 @@ def test_wrong_backend_in_the_environment(monkeypatch):
         Node()
 
 
-# --- where it may not be used
-
-
 def test_another_thread_is_refused_by_name(node):
     win, event = node.allocate(2), node.event()
     calls = [
@@ -311,9 +299,6 @@ def test_fork_is_refused_by_name(node):
 
     assert in_a_fork(is_of_no_use)
     check_works(node)
-
-
-# --- barrier, report
 
 
 def test_report_of_the_host_backend(host_node):

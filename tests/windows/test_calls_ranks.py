@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+import mpishare
 from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
 from tests.helpers.windows import fails_on
 
@@ -202,3 +203,14 @@ def test_it_is_closed_at_the_end_of_its_block_and_refuses_all_calls(node, call):
     for use in (*CALLS[call], lambda made: made.__enter__()):
         with pytest.raises(ClosedError, match=made.name):
             use(made)
+
+
+@pytest.mark.parametrize("call", [*CALLS, None], ids=str)
+def test_an_exception_ends_its_node(host_node, call):
+    """No barrier with ranks that may be gone, and the exception is not masked."""
+    node = mpishare.Node(host_node.comm, backend="host")
+    with pytest.raises(KeyError), getattr(node, call)(**NEEDED[call]) if call else node:
+        raise KeyError
+    with pytest.raises((ClosedError, PeerError), match="KeyError"):
+        node.barrier()
+    node.close()

@@ -1,7 +1,10 @@
 """Channels whose other end dies, lags or leaves: the rank is named, and nobody waits for ever."""
 
+import time
+
 import pytest
 
+from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
 from tests.helpers.stage import Stage
 
@@ -71,3 +74,31 @@ def test_the_end_that_lags_is_named_at_the_deadline(victim, backend):
         assert first.seconds < TIMEOUT_S + 2
         if rank == 0 or victim == 0:
             assert f"channel 1: {'put' if rank == 0 else 'get'}" in first.text
+
+
+def stream_waits(stage: Stage) -> None:
+    """The producer's host goes on at once; its stream waits for room."""
+    import cupy
+
+    node = stage.node(timeout_s=2.0)
+    channel = node.channel(1000, slots=2)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    if stage.rank == 0:
+        with stream, channel.put() as slot:  # a kernel is loaded at its first use
+            slot[...] = 0
+
+    def enqueue() -> None:
+        begin = time.monotonic()
+        for value in range(1, 10):
+            with stream, channel.put() as slot:
+                slot[...] = value
+        report({"seconds": time.monotonic() - begin})
+
+    stage.stream_waits(node, stream, enqueue, channel.put, dies=False)
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_consumer_that_lags_ends_at_the_deadline():
+    played = play(2, stream_waits, backend="cuda")
+    assert played.rank(0)["seconds"] < 1
+    assert "channel 1 waits for [1]" in played.released(TIMEOUT_S).text

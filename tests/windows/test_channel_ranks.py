@@ -48,9 +48,6 @@ def test_consumers_cannot_write_into_a_slot_on_the_host(node):
         channel.close()
 
 
-# --- held ranks
-
-
 @TWO
 @pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
 def test_get_waits_for_the_producers_work(node, last):
@@ -62,9 +59,6 @@ def test_get_waits_for_the_producers_work(node, last):
         on_host = value % 2 == 0 or None
         check_order(node, win.array, producer, value=value, **order, on_host=on_host)
         node.barrier()
-
-
-# --- frames
 
 
 @TWO
@@ -153,9 +147,6 @@ def test_without_consumers_the_producer_never_waits(node, deal):
     node.barrier()
 
 
-# --- blocks that are left in other ways
-
-
 @TWO
 def test_an_exception_in_put_sends_nothing(node):
     channel = node.channel(4, "i8", slots=2)
@@ -231,9 +222,6 @@ def test_no_slot_inside_a_slot(node):
     node.barrier()
 
 
-# --- the end
-
-
 @TWO
 @pytest.mark.parametrize("frames", [0, 1, 9])
 def test_the_end(node, frames):
@@ -251,9 +239,6 @@ def test_the_end(node, frames):
                 pass
         assert list(channel) == []
     channel.close()
-
-
-# --- closing
 
 
 @TWO

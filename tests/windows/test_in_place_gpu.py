@@ -18,9 +18,7 @@ MIB = 1 << 20
 N = 4 * MIB // 4  # float32 elements: 4 MiB
 
 
-# --- memory of every kind; each maker returns float32 elements, or what holds them
-
-
+# Each maker returns float32 elements, or what holds them.
 def by_cupy(n=N):
     import cupy
 
@@ -267,9 +265,6 @@ def test_memory_of_another_gpu(node, cupy):
         node.share_each(source, copy=False)
 
 
-# --- how long memory lives
-
-
 @pytest.mark.parametrize("make", SHARED, ids=name_of)
 def test_the_owner_drops_the_array_and_empties_the_caches(node, make, cupy):
     def empty():
@@ -342,9 +337,6 @@ def test_many_shares_leave_nothing(node, make):
     assert open_files() < files + 20  # the driver opens some of its own when it likes
     assert gpu_free() >= free - 32 * MIB
     node.barrier()
-
-
-# --- halo fields
 
 
 @pytest.mark.parametrize("make", SHARED, ids=name_of)

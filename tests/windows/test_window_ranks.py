@@ -15,9 +15,6 @@ SHAPES = [(), (1,), (0,), (5,), (3, 0), (2, 3), (2, 3, 4), (2, 1, 3, 2)]
 TOO_MUCH = 1 << 45  # bytes: 32 TiB
 
 
-# --- shapes and dtypes
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_allocate_shapes(node, shape):
     win = node.allocate(shape, "i4")
@@ -80,9 +77,6 @@ def test_dtypes_of_numpy_alone(host_node, dtype):
     each.fence()
     assert all(each.segment(r).tobytes() == source[0].tobytes() for r in range(node.size))
     each.fence()
-
-
-# --- fill and owner
 
 
 @pytest.mark.parametrize(
@@ -148,9 +142,6 @@ def test_fill_as_numpy_has_it(host_node, fill, dtype):
         assert call(2, dtype, fill=fill).array.tobytes() == expected.tobytes()
 
 
-# --- segments
-
-
 def test_segments_of_different_shapes(node):
     shapes = [(), (3,), (0, 2), (2, 2)]
     win = node.allocate_each(shapes[node.rank % 4], "f4")
@@ -163,9 +154,6 @@ def test_segments_of_different_shapes(node):
         assert win.segment(rank).shape == shape
         assert np.array_equal(values_of(win.segment(rank)), some(shape, "f4", rank))
     win.fence()
-
-
-# --- share
 
 
 def sources():
@@ -210,9 +198,6 @@ def test_callable_that_raises(node, kind):
     assert values_of(node.share([1, 2]).array).tolist() == [1, 2]
 
 
-# --- more than there is
-
-
 def is_no_memory(error):
     if isinstance(error, CudaError):
         return error.name == "CUDA_ERROR_OUT_OF_MEMORY" and error.call == "cuMemAlloc"
@@ -253,9 +238,6 @@ def test_more_than_there_is(node, kind):
     assert int(win.segment(node.size - 1)[-1]) == node.size - 1
 
 
-# --- the end
-
-
 def test_view_outlives_its_window(node):
     win = node.allocate_each(4, "i4", fill=node.rank)
     views = [win.segment(rank)[1:3] for rank in range(node.size)]
@@ -288,9 +270,6 @@ def test_memory_goes_with_the_last_view():
             node.channel(1).close()  # tries again what a view had held
 
 
-# --- many
-
-
 def test_more_windows_at_once_than_the_control_block_has_counters_for(node):
     count = 300
     with nothing_leaked(node), Node(node.comm, backend=node.backend) as own:
@@ -307,9 +286,6 @@ def test_more_windows_at_once_than_the_control_block_has_counters_for(node):
                 win.close()
             windows[::2] = [own.allocate_each(2, "i8", fill=0) for _ in windows[::2]]
         del win, windows
-
-
-# --- augmented assignment and indices
 
 
 def test_augmented_assignment_writes_into_the_window(node):
@@ -345,9 +321,6 @@ def test_a_window_is_no_array_to_compute_with(node):
     if node.backend == "host":
         assert (np.ones(4) + win).tolist() == [4] * 4  # as NumPy reads it
         assert np.sum(win) == 12
-
-
-# --- as other libraries see it
 
 
 def test_numpy_sees_the_memory_of_a_window_or_is_refused(node):
