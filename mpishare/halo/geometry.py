@@ -369,16 +369,6 @@ def _beside(block: Block, direction: Direction) -> Box:
     return Box(*zip(*spans, strict=True))
 
 
-def shell(block: Block, inner: Box) -> tuple[Box, ...]:
-    """Return disjoint boxes of the owned cells outside `inner`, two an axis at most."""
-    rest, found = block.owned, []
-    for axis, (start, stop) in enumerate(zip(inner.lower, inner.upper, strict=True)):
-        found += [rest.within(axis, rest.lower[axis], start)]
-        found += [rest.within(axis, stop, rest.upper[axis])]
-        rest = rest.within(axis, start, stop)
-    return tuple(box for box in found if box.size)
-
-
 def shifted(box: tuple[Any, ...], axis: int, n: int, shapes: Sequence[Sequence[int]]) -> Index:
     """Return the index of a box that is moved by `n` cells along `axis` of fields of these shapes.
 

@@ -44,7 +44,7 @@ class Regions:
     @cached_property
     def shell(self) -> tuple[Index, ...]:
         """See `HaloExchange.shell`."""
-        return tuple(map(self._index, geometry.shell(self.block, self._interior)))
+        return tuple(map(self._index, self.block.owned.outside(self._interior)))
 
     def shifted(self, box: Index, axis: int, n: int) -> Index:
         """See `HaloExchange.shifted`."""

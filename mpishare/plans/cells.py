@@ -80,6 +80,15 @@ class Box:
             (*self.upper[:axis], last, *self.upper[axis + 1 :]),
         )
 
+    def outside(self, inner: Box) -> tuple[Box, ...]:
+        """Return disjoint boxes of the cells outside `inner`, two an axis at most."""
+        rest, found = self, []
+        for axis, (start, stop) in enumerate(zip(inner.lower, inner.upper, strict=True)):
+            found += [rest.within(axis, rest.lower[axis], start)]
+            found += [rest.within(axis, stop, rest.upper[axis])]
+            rest = rest.within(axis, start, stop)
+        return tuple(box for box in found if box.size)
+
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.lower, self.upper))

@@ -139,7 +139,7 @@ def parts(case, rank):
     """
     block, (sent, received) = case.blocks[rank], both(case, rank)
     inner = geometry.interior(block, sent, received)
-    outer = geometry.shell(block, inner)
+    outer = block.owned.outside(inner)
     counts = []
     near = [beside(block, each.direction) for each in received]
     for boxes in ([inner], outer, [*(each.source for each in sent), *near]):
