@@ -77,6 +77,8 @@ static inline int64_t offset(const int64_t *table, int64_t step, int64_t at)
     return table ? table[at] : at * step;
 }
 
+static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
 static inline size_t nbytes_of(const Axis *axis, size_t run, int64_t at)
 {
     return axis->nbytes_at ? (size_t)axis->nbytes_at[at] : run;
@@ -131,13 +133,6 @@ void copy_line(const Copy *copy, const Axis *axis, char *to, const char *from)
             copy_run(to, from, run, total);
         return;
     }
-}
-
-void zero_line(const Copy *copy, const Axis *axis, char *to, const char *from)
-{
-    (void)from;
-    for (int64_t at = 0; at < axis->count; at++)
-        memset(to + offset(axis->to_at, axis->to, at), 0, nbytes_of(axis, copy->run, at));
 }
 
 static void single_run(char *to, const char *from, size_t nbytes)
@@ -278,8 +273,6 @@ static bool is_transposed(const Axis *row, const Axis *column)
  * still in the caches when the next row of the tile needs them. */
 enum { TILE_NBYTES = 256, TILE_CELLS = 32, MAX_TILED_RUN = 16 };
 
-static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
-
 #define TILES(SIZE)                                                                                \
     for (int64_t row = 0; row < rows->count; row += side)                                          \
         for (int64_t column = 0; column < columns->count; column += side) {                        \
@@ -307,13 +300,66 @@ static void transpose(const Axis *rows, const Axis *columns, size_t run, char *t
     }
 }
 
-static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, const char *from)
+static void zero_runs(const Axis *axis, size_t run, char *from)
 {
-    if (naxes == 1) {
-        copy->line(copy, axes, to, from);
+    const int64_t count = axis->count, *from_at = axis->from_at, step = axis->from;
+#define ZERO(SIZE)                                                                                 \
+    for (int64_t at = 0; at < count; at++)                                                         \
+        memset(from + offset(from_at, step, at), 0, SIZE)
+    switch (axis->nbytes_at ? 0 : run) {
+    case 4: ZERO(4); return;
+    case 8: ZERO(8); return;
+    case 16: ZERO(16); return;
+    default: ZERO(nbytes_of(axis, run, at)); return;
+    }
+}
+
+/* Taken from so many bytes at a time, which are then still in the cache. */
+enum { TAKEN_NBYTES = 64 << 10 };
+
+static void take_line(const Copy *copy, const Axis *axis, char *to, char *from)
+{
+    const bool has_places = axis->to_at || axis->from_at;
+    const size_t run = copy->run, least_nbytes = run < 64 ? 64 : run; /* of a cache line */
+    Copy part = *copy;
+    Axis some = *axis;
+    if (!has_places && run > TAKEN_NBYTES) {
+        some.count = 1;
+        for (int64_t at = 0; at < axis->count; at++)
+            for (size_t done = 0; done < run; done += part.run) {
+                char *here = from + at * axis->from + done;
+                part.run = run - done < TAKEN_NBYTES ? run - done : TAKEN_NBYTES;
+                if (copy->line == copy_line)
+                    copy_run(to + at * axis->to + done, here, part.run, run);
+                else
+                    copy->line(&part, &some, to + at * axis->to + done, here);
+                memset(here, 0, part.run);
+            }
         return;
     }
-    if (naxes == 2 && copy->line == copy_line && copy->run <= MAX_TILED_RUN &&
+    const int64_t each = has_places ? axis->count : (int64_t)(TAKEN_NBYTES / least_nbytes);
+    for (int64_t first = 0; first < axis->count; first += each) {
+        some.count = least(each, axis->count - first);
+        copy->line(copy, &some, to + first * axis->to, from + first * axis->from);
+        zero_runs(&some, run, from + first * axis->from);
+    }
+}
+
+static void move_line(const Copy *copy, const Axis *axis, char *to, char *from)
+{
+    if (copy->takes)
+        take_line(copy, axis, to, from);
+    else
+        copy->line(copy, axis, to, from);
+}
+
+static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, char *from)
+{
+    if (naxes == 1) {
+        move_line(copy, axes, to, from);
+        return;
+    }
+    if (naxes == 2 && !copy->takes && copy->line == copy_line && copy->run <= MAX_TILED_RUN &&
         is_transposed(axes, axes + 1)) {
         const bool is_fastest_last = size_of(axes[1].to) < size_of(axes[0].to);
         transpose(&axes[!is_fastest_last], &axes[is_fastest_last], copy->run, to, from);
@@ -325,7 +371,7 @@ static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, c
                   from + offset(axes->from_at, axes->from, at));
 }
 
-void move_cells(const Copy *copy, char *to, const char *from)
+void move_cells(const Copy *copy, char *to, char *from)
 {
     static const Axis once = {.count = 1};
     to += copy->to;
@@ -335,10 +381,10 @@ void move_cells(const Copy *copy, char *to, const char *from)
         to += copy->slide[1];
         from += copy->slide[2];
     }
-    if (copy->naxes == 0 && copy->line == copy_line) /* small faces are mostly one run */
+    if (copy->naxes == 0 && copy->line == copy_line && !copy->takes) /* small faces are mostly one run */
         copy_run(to, from, copy->run, copy->run);
     else if (copy->naxes < 2)
-        copy->line(copy, copy->naxes ? copy->axes : &once, to, from);
+        move_line(copy, copy->naxes ? copy->axes : &once, to, from);
     else
         move_axes(copy->axes, copy->naxes, copy, to, from);
 }

@@ -1,4 +1,4 @@
-/* Cells between two places in memory, by loops over their strides: copied, added, or set to zero. */
+/* Cells between two places in memory, by loops over their strides: copied, or added. */
 
 #ifndef MPISHARE_COPY_H
 #define MPISHARE_COPY_H
@@ -21,7 +21,6 @@ typedef struct Copy Copy;
 typedef void (*Line)(const Copy *copy, const Axis *axis, char *to, const char *from);
 
 void copy_line(const Copy *copy, const Axis *axis, char *to, const char *from);
-void zero_line(const Copy *copy, const Axis *axis, char *to, const char *from);
 /* Doubles, rounded. */
 void single_line(const Copy *copy, const Axis *axis, char *to, const char *from);
 
@@ -45,6 +44,7 @@ typedef struct {
 /* `run` bytes at each place of the loops, the slowest first; `to` and `from` are offsets. */
 struct Copy {
     Line line;
+    bool takes; /* what was read is zero afterwards */
     size_t run;
     int64_t to, from;
     int naxes;
@@ -55,6 +55,6 @@ struct Copy {
     int sliding;
 };
 
-void move_cells(const Copy *copy, char *to, const char *from);
+void move_cells(const Copy *copy, char *to, char *from);
 
 #endif

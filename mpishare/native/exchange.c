@@ -335,10 +335,6 @@ int exchange_receive(Exchange *self)
         }
     }
     store_release(self->consumed, self->epoch);
-    for (int at = 0; at < self->nzeroed; at++) {
-        char *base = self->bases[self->zeroed[at].field];
-        move_cells(&self->zeroed[at].direct, base, base);
-    }
     if (self->is_located && self->is_published)
         return wait_until(self, is_read, "wait_for_readers");
     return 0;

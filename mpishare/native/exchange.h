@@ -81,12 +81,11 @@ typedef struct {
     Word *ready, *consumed;
     uint64_t *tables[2];
     size_t table_words; /* of one parity */
-    int nfields, nreceivers, nsenders, nout, nzeroed;
+    int nfields, nreceivers, nsenders, nout;
     Field *fields;
     Receiver *receivers;
     Sender *senders;
     Part *out;
-    Part *zeroed; /* at the end of the reverse: `direct` */
     char **bases;
     intptr_t *apart; /* for each field, its distance from the first, in the last call that was right */
     Place **found;

@@ -249,6 +249,7 @@ static int read_sender(Exchange *self, PyObject *spec, void *made)
         return -1;
     for (Part *part = sender->parts; part < sender->parts + sender->nparts; part++) {
         part->staged.line = copy_line; /* its sender rounded it */
+        part->direct.takes = self->is_reverse;
         const Adding *numbers = self->fields[part->field].numbers;
         if (require(part->is_direct || (part->buffers[0] && !sender->is_own),
                     "a part comes from nowhere") ||
@@ -260,14 +261,13 @@ static int read_sender(Exchange *self, PyObject *spec, void *made)
     return 0;
 }
 
-/* Reads a part that is set to zero where it is. */
-static int read_zeroed(Exchange *self, PyObject *spec, void *made)
+/* Reads a part that is sent, and taken in the reverse. */
+static int read_sent(Exchange *self, PyObject *spec, void *made)
 {
     Part *part = made;
-    if (read_part(self, spec, part))
-        return -1;
-    part->direct.line = zero_line;
-    return require(part->is_direct, "a part that is zeroed is nowhere");
+    const int status = read_part(self, spec, part);
+    part->staged.takes = self->is_reverse;
+    return status;
 }
 
 static int read_fields(Exchange *self, PyObject *specs)
@@ -291,17 +291,17 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"owner",      "context",    "agreement", "recordings",
                             "array_type", "busy",       "words",     "fields",
-                            "receivers",  "senders",    "out",       "zeroed",
+                            "receivers",  "senders",    "out",
                             "is_reverse", "is_rounded", "nbytes",    "looks_per_yield",
                             NULL};
-    PyObject *owner, *busy, *fields, *receivers, *senders, *out, *zeroed;
+    PyObject *owner, *busy, *fields, *receivers, *senders, *out;
     unsigned long long ready, consumed, even, odd;
     int is_reverse, is_rounded;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOO!OO!(KKKK)OOOOOppni", names, &owner, &self->context,
+            arguments, keywords, "OOOO!OO!(KKKK)OOOOppni", names, &owner, &self->context,
             &self->agreement, &PyList_Type, &self->recordings, &self->array_type,
             &PyByteArray_Type, &busy, &ready, &consumed, &even, &odd, &fields, &receivers, &senders,
-            &out, &zeroed, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
+            &out, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
         return -1;
     self->owner = Py_NewRef(owner);
     self->held = Py_BuildValue("[OOOOO]", self->context, self->agreement, self->recordings,
@@ -322,8 +322,7 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
                                       &self->nreceivers)) ||
         !(self->senders = read_each(self, senders, sizeof(Sender), read_sender,
                                     &self->nsenders)) ||
-        !(self->out = read_each(self, out, sizeof(Part), read_part, &self->nout)) ||
-        !(self->zeroed = read_each(self, zeroed, sizeof(Part), read_zeroed, &self->nzeroed)))
+        !(self->out = read_each(self, out, sizeof(Part), read_sent, &self->nout)))
         return -1;
     return 0;
 }

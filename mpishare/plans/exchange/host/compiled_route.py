@@ -29,10 +29,9 @@ from mpishare.plans.exchange.host.staging import (
     Staging,
     table_offset,
 )
-from mpishare.plans.message import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.host.parts import RoutePart, Sender
@@ -85,7 +84,6 @@ class CompiledRoute(HostRoute):
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower, parts.outgoing)),
-            zeroed=tuple(self._lower_zeroed(sends)) if setup.adds else (),
             is_reverse=setup.adds,
             is_rounded=setup.wire is not None,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
@@ -100,13 +98,6 @@ class CompiledRoute(HostRoute):
     def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
         name = layout.dtype.name if adds(self._context.compiled, layout.dtype) else None
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, name
-
-    def _lower_zeroed(self, sends: Sequence[Message]) -> Iterator[tuple[Any, ...]]:
-        for _, part in sent(sends, self._comm.rank):
-            layout = self._setup.mine[part.field]
-            cells = Cells.of_key(layout, part.key).turned(part.turn)
-            zeroed = self._lower_copy(part, cells, cells, by=cells, ends=(1, 1))
-            yield part.field, part.field, None, None, None, zeroed, ()
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
         block, rank = self._context.agreement.block, self._comm.ranks_here[sender.rank]

@@ -173,7 +173,7 @@ def lay_out(
                 readers.add(name.receiver)
     return RouteParts(
         [*outgoing.values()],
-        _by_sender(incoming if setup.adds else _own_first(incoming, mine, setup.mine)),
+        _by_sender((_in_order if setup.adds else _own_first)(incoming, mine, setup.mine)),
         [field in fields_read for field in range(len(setup.mine))],
         sorted(readers),
     )
@@ -210,6 +210,24 @@ def _own_first(
         return part.name.sender < mine, part.name.sender
 
     return [*block_for_cache(own, layouts), *sorted(others, key=from_mine_on)]
+
+
+def _in_order(
+    parts: Sequence[RoutePart], mine: int, layouts: Sequence[FieldLayout]
+) -> list[RoutePart]:
+    """Return parts that are added in their order, own cells of the same planes in blocks."""
+
+    def planes_of(part: RoutePart) -> Any:
+        has_blocks = part.name.sender == mine and _plane_nbytes(part, layouts[part.field])
+        return (part.field, part.key[0]) if has_blocks else None
+
+    found: list[RoutePart] = []
+    for _, of_sender in groupby(parts, key=lambda part: part.name.sender):
+        by_field = sorted(of_sender, key=lambda part: part.field)
+        for planes, group in groupby(by_field, key=planes_of):
+            some = [*group]
+            found += some if planes is None else block_for_cache(some, layouts)
+    return found
 
 
 def _by_sender(parts: Sequence[RoutePart]) -> list[Sender]:
