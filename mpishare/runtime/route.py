@@ -47,7 +47,7 @@ class Route(str):
 
     @property
     def in_order(self) -> Route:
-        """The route instead of this one for sums and for a rank to itself: without a kernel."""
+        """The route instead of this one without a kernel: for some sums, and a rank to itself."""
         return COPY if self.waits_in == "kernel" else self
 
 

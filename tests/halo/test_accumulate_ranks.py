@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpishare import UnsupportedError
+from mpishare import HaloExchange, UnsupportedError
 from tests.helpers.halos import (
     FORMS,
     HOST_FORMS,
@@ -136,6 +136,23 @@ def test_the_same_bits_whoever_comes_first(node, every_route):
             pause(mine, 0.002, 0.3)
             halo.accumulate(*arrays(fields))
             bits.add(b"".join(on_host(field.array).tobytes() for field in fields))
+    assert len(bits) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c8", "f4"])
+def test_all_routes_add_large_and_small_faces_in_one_order(node, monkeypatch, dtype):
+    """Faces in many chunks, with edges that belong to several."""
+    shape, rng = (6, 30004), np.random.default_rng([node.rank, 41])
+    given = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
+    bits = set()
+    for route in (None, "copy", "pinned") if node.backend == "cuda" else (None, "mpi"):
+        if route is not None:
+            monkeypatch.setenv("MPISHARE_ROUTE", route)
+        u = node.xp.asarray(given.astype(dtype))
+        same = {"periods": True, "corners": True, "node": node}
+        with HaloExchange(node.comm, u, 2, dims=(node.size, 1), **same) as halo:
+            halo.accumulate(u)
+        bits.add(on_host(u).tobytes())
     assert len(bits) == 1
 
 

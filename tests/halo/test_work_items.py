@@ -10,9 +10,26 @@ from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
 from mpishare.plans.cells import Box
-from mpishare.plans.exchange.cuda.records import AXES, ITEM_RECORD, PACK, PART_RECORD, UNPACK
+from mpishare.plans.exchange.cuda.records import (
+    ADD,
+    AXES,
+    ITEM_RECORD,
+    PACK,
+    PACK_AND_ZERO,
+    PART_RECORD,
+    PUT_LL_AND_ZERO,
+    UNPACK,
+)
+from mpishare.plans.exchange.cuda.regions import regions_of
 from mpishare.plans.exchange.cuda.strided import StridedCells
-from mpishare.plans.exchange.cuda.work_items import Slot, WorkList, chunks
+from mpishare.plans.exchange.cuda.work_items import (
+    Slot,
+    Source,
+    WorkList,
+    chunks,
+    packed_layout,
+    uses_ll,
+)
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Part
 
@@ -108,6 +125,57 @@ def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     waits = {flag: at for at, (flag, kind) in enumerate(items) if kind == UNPACK}
     assert all(packs[flag] < waits[flag] for flag in flags)
     assert waits[1] < packs[flags[-1]]  # and not after all others
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=2),
+    st.sampled_from([(40, 30), (300, 700), (2000, 900)]),
+    st.booleans(),
+)
+def test_regions_wait_for_chunks_that_are_sent_before_on_all_ranks(cut, shape, shares_gpu):
+    loaded = []
+    layout = FieldLayout(shape, (8 * shape[1], 8), np.dtype("f8"), 0)
+    lower = tuple(low for low, _ in cut)
+    near = Box(lower, tuple(n - high for (_, high), n in zip(cut, shape, strict=True)))
+    part = Part.of_box(0, layout, Box((0, 0), shape))
+    count, step = chunks(part.nbytes, shares_gpu=shares_gpu)
+    flags = () if uses_ll(part.nbytes) else [*range(32, 32 * count + 32, 32)]
+    slot = Slot(1 << 20, 0, flags, shares_gpu=shares_gpu)
+    work = WorkList([layout], [16], lambda array: loaded.append(array) or 0)
+    there = Source(Part.of_box(0, layout, near), packed_layout(part, 8), part.nbytes, slot)
+    work.add_region(Part.of_box(0, layout, near), [there])
+    work.add_copy(PACK_AND_ZERO if flags else PUT_LL_AND_ZERO, part, slot)
+    assert work.is_ll == (not flags)
+    work.load()
+    sent, added = 0, 0
+    for item in loaded[-1]:
+        if item["kind"] != ADD:
+            sent += item["nunits"] * item["part"]["unit"]
+            continue
+        assert item["first"] == added
+        added += int(item["nunits"])
+        row, column = divmod(added - 1, near.shape[1])
+        last = (near.lower[0] + row) * shape[1] + near.lower[1] + column
+        assert sent >= min(8 * last // step * step + step, part.nbytes)
+    assert added == near.size
+
+
+BOXES = st.tuples(*2 * [st.tuples(st.integers(0, 5), st.integers(1, 4))])
+
+
+@given(st.lists(BOXES, max_size=7))
+def test_regions_have_the_cells_of_their_boxes(pairs):
+    boxes = [Box((a, b), (a + n, b + m)) for (a, n), (b, m) in pairs]
+    right, found = {}, {}
+    for number, box in enumerate(boxes):
+        for cell in np.ndindex(10, 10):
+            if (Box(cell, tuple(at + 1 for at in cell)) & box).size:
+                right.setdefault(cell, []).append(number)
+    for region, numbers in regions_of(tuple(boxes)):
+        for cell in itertools.product(*map(range, region.lower, region.upper)):
+            assert cell not in found
+            found[cell] = [*numbers]
+    assert found == right
 
 
 # What the kernels have always read: the layout of the structs in C, little-endian.

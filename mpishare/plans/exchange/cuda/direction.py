@@ -24,9 +24,12 @@ MIN_NBYTES = 4 << 20
 
 
 class Direction:
-    """This rank's messages in one direction, and their routes."""
+    """This rank's messages in one direction, and their routes.
 
-    def __init__(self, setup: RoutedSetup) -> None:
+    `adds_in_kernel`: as that of `regions.py`, if the direction adds.
+    """
+
+    def __init__(self, setup: RoutedSetup, *, adds_in_kernel: bool = False) -> None:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
@@ -41,9 +44,11 @@ class Direction:
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
 
         def directed(rank: int, peer: int, route: Route) -> Route:
-            if setup.adds:  # sums keep an order, which one kernel cannot
+            if setup.adds and not adds_in_kernel:
                 return route.in_order
-            return LOCAL if route is COPY and peer == rank else route
+            # A rank adds its own ghosts by the kernel that adds those of others, if any.
+            is_local = not setup.adds or FUSED in setup.routes[rank].values()
+            return LOCAL if route is COPY and peer == rank and is_local else route
 
         self.routes = [
             {peer: directed(rank, peer, route) for peer, route in routes.items()}
@@ -116,8 +121,9 @@ class DirectParts:
         self._held: list[Any] = []
         uuids, ranks_here = setup.context.uuids, setup.comm.ranks_here
         is_any_in_window = any(place for places in setup.locations for place in places)
-        # What is rounded on the way goes through staging.
-        boxes = _boxes_received(setup) if is_any_in_window and not setup.wire else {}
+        # What is rounded on the way, or added, goes through staging.
+        is_stored = is_any_in_window and not (setup.wire or setup.adds)
+        boxes = _boxes_received(setup) if is_stored else {}
         self._boxes: dict[PartKey, Box] = {}
         for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED):
             box = boxes.get(key)

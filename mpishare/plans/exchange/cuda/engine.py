@@ -15,6 +15,7 @@ from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.exchange.cuda.fused import Fused
 from mpishare.plans.exchange.cuda.kernels import Launcher
+from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
@@ -58,14 +59,14 @@ class CudaEngine(CudaPlanEngine):
         self._layouts = setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
-        direction = Direction(setup)
+        direction = Direction(setup, adds_in_kernel=adds_in_kernel(setup))
         self._buffers: Buffers = Buffers(direction, comm, name)
         where = f"{name}, rank {comm.rank} of {comm.size}"
         self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        self._shifts = setup.shifts
+        self._shifts, self._adds = setup.shifts, setup.adds
         self._started: Sequence[Any] = ()
         self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
@@ -110,7 +111,7 @@ class CudaEngine(CudaPlanEngine):
             find = _finds(streamed, None if fused is None else handles[0])
             enqueue = self._after_slides(streamed.replay_nccl)
             self._try_exchange = replay_of(find, bind(order), enqueue=enqueue)
-        elif streamed is not None and streamed.has_graphs:
+        elif streamed is not None and streamed.has_graphs and not (self._adds and fused):
             find = _finds(streamed, None if fused is None else handles[1])
             self._bind_messages(find, replay_of, bind(order, own), bind())
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
@@ -221,13 +222,16 @@ class CudaEngine(CudaPlanEngine):
         self._prepared = None
 
     def exchange(self, fields: Sequence[Any], stream: Any) -> None:
-        """Do both on the user's stream; beside messages, fused neighbors run on the plan's own."""
+        """Do both on the user's stream; beside messages, fused neighbors run on the plan's own.
+
+        Not where they add: the sums of messages come after theirs.
+        """
         if self._try_exchange(fields, stream):
             return
         call = self.require(fields)
         entered = self._enter_call("exchange", call, stream)
         _, addresses, (streamed, fused) = call
-        if streamed is not None and fused is not None and streamed.has_messages:
+        if streamed is not None and streamed.has_messages and fused is not None and not self._adds:
             self._start(call, entered)
             self._wait(call, entered)
         else:

@@ -12,14 +12,6 @@
 // that nothing on its stream reads them any more.
 #include "ll_items.cuh"
 
-// Returns in one thread whether the flag reached the value; false: aborted.
-__device__ bool wait_for(const Word* flag, Word value, Wait wait) {
-    while (is_below(flag, value))
-        if (!wait.keep_waiting()) return false;
-    wait.end();
-    return true;
-}
-
 // The ghosts for which a block has waited last, in shared memory; null: aborted, or none.
 struct Waited {
     const Ghosts* ghosts;
@@ -42,6 +34,10 @@ __device__ void run_item(
     const Ghosts* ghosts = has_ghosts ? reinterpret_cast<const Ghosts*>(item.target) : nullptr;
     const Wait wait({item.stalled_on, abort}, &state->aborted, epoch);
     switch (item.kind) {
+#if ADDING
+        case ADD:
+        case PUT_LL_AND_ZERO:
+#endif
         case PUT_LL:
         case GET_LL:
             run_ll(item, {item.first, item.nunits}, field, packed, wait);

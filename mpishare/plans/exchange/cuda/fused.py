@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.exchange.cuda.kernels import THREADS
-from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.plans.exchange.cuda.records import (
+    GET_LL,
+    PACK,
+    PACK_AND_ZERO,
+    PUT_LL,
+    PUT_LL_AND_ZERO,
+    UNPACK,
+)
+from mpishare.plans.exchange.cuda.regions import added_regions
 from mpishare.plans.exchange.cuda.work_items import LL_UNIT
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.runtime.route import FUSED
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.exchange.cuda.kernels import Launcher
+    from mpishare.plans.exchange.cuda.work_items import WorkList
 
 # Beside other work, half the blocks with half the threads fill the links as well.
 _BLOCKS_DIVISOR_BESIDE = 2
@@ -40,21 +49,22 @@ class Fused:
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
         work = launcher.work_list(alignments)
+        by_flags, by_ll = (PACK_AND_ZERO, PUT_LL_AND_ZERO) if direction.adds else (PACK, PUT_LL)
         for key, part in direction.sent(FUSED):
             slot = buffers.slot(key, part)
-            work.add_copy(PACK if slot.flags else PUT_LL, part, slot)
+            work.add_copy(by_flags if slot.flags else by_ll, part, slot)
         for peer in direction.peers(FUSED):
             if (flag := buffers.silent_flag(direction.rank, peer)) is not None:
                 work.add_signal(PACK, flag)
-        # This rank's own cells go along, which saves a launch.
-        for part, target in direction.local():
-            work.add_local(part, target, shares_gpu=direction.shares_gpu(direction.rank))
         for peer in direction.peers(FUSED):
             if (flag := buffers.silent_flag(peer, direction.rank)) is not None:
                 work.add_signal(UNPACK, flag, buffers.flags.stalled_on(peer))
-        for key, part in direction.received(FUSED):
-            slot = buffers.slot(key, part)
-            work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
+        # This rank's own cells go along, which saves a launch.
+        if direction.adds:
+            for region, sources in added_regions(direction, buffers):
+                work.add_region(region, sources)
+        else:
+            self._add_copies(work, direction, buffers)
         self._is_ll = work.is_ll
         self._alignments = alignments
         prepare = launcher.for_fused(work, buffers.flags.abort)
@@ -66,6 +76,14 @@ class Fused:
         blocks = launcher.max_blocks
         self.alone = cache(blocks, THREADS, handles[0])
         self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, handles[1])
+
+    @staticmethod
+    def _add_copies(work: WorkList, direction: Direction, buffers: Buffers) -> None:
+        for part, target in direction.local():
+            work.add_local(part, target, shares_gpu=direction.shares_gpu(direction.rank))
+        for key, part in direction.received(FUSED):
+            slot = buffers.slot(key, part)
+            work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
 
     def is_for(self, alignments: Sequence[int]) -> bool:
         """Whether these launches serve fields of other alignments, too."""

@@ -3,6 +3,7 @@
 // An exchange of small parts is a chain of latencies. So there is a block per chunk, which takes no
 // ticket; items come as a parameter instead of by a dependent read of memory; and each block counts
 // the epochs for itself, which needs no atomics.
+#define ADD_DEPTH 1
 #include "ll_items.cuh"
 
 #ifndef NITEMS

@@ -2,6 +2,14 @@
 #include "work_items.cuh"
 #include "ll.cuh"
 
+// Returns in one thread whether the flag reached the value; false: aborted.
+__device__ bool wait_for(const Word* flag, Word value, Wait wait) {
+    while (is_below(flag, value))
+        if (!wait.keep_waiting()) return false;
+    wait.end();
+    return true;
+}
+
 // Units of a part.
 struct Range {
     unsigned first, nunits;
@@ -24,6 +32,7 @@ __device__ __forceinline__ void put_ll(
         const long long at = offset_of(item.part, unit);
         Unit data = SLIDING && at < 0 ? Unit() : *reinterpret_cast<Unit*>(field + at);
         LL<Unit>::of(data).put(words_of<Unit>(packed, unit), epoch << 32);
+        if (ADDING && item.kind == PUT_LL_AND_ZERO) *reinterpret_cast<Unit*>(field + at) = Unit();
     }
 }
 
@@ -57,10 +66,11 @@ __device__ __noinline__ void put_ll_narrow(
         for (unsigned k = 0; k < min(count, range.nunits - i); ++k) {
             const long long at = offset_of(item.part, unit + k);
             if (SLIDING && at < 0) continue;
-            const char* cell = field + at;
+            char* cell = field + at;
             unsigned bytes = nbytes == 2 ? *reinterpret_cast<const unsigned short*>(cell)
                                          : *reinterpret_cast<const unsigned char*>(cell);
             data |= bytes << 8 * nbytes * k;
+            if (ADDING && item.kind == PUT_LL_AND_ZERO) memset(cell, 0, nbytes);
         }
         LL<unsigned>::of(data).put(words_of<unsigned>(packed, unit >> shift), epoch << 32);
     }
@@ -140,12 +150,19 @@ __device__ __forceinline__ void run_ll(
     else get_ll_rounded<float>(item, range, field, packed, wait);
 }
 #else
-// Runs an item of kind PUT_LL or GET_LL by all threads of a block.
+#if ADDING
+#include "adding.cuh"
+#endif
+
+// Runs an item that travels by LL, by all threads of a block.
 __device__ __forceinline__ void run_ll(
     const Item& item, Range range, char* field, char* packed, const Wait& wait
 ) {
     const int nbytes = item.part.unit;
-    if (item.kind == PUT_LL) {
+#if ADDING
+    if (item.kind == ADD) return add_region(item, range, field, wait);
+#endif
+    if (item.kind == PUT_LL || (ADDING && item.kind == PUT_LL_AND_ZERO)) {
         if (nbytes == 8) put_ll<Word>(item, range, field, packed, wait.epoch);
         else if (nbytes == 4) put_ll<unsigned>(item, range, field, packed, wait.epoch);
         else put_ll_narrow(item, range, field, packed, wait.epoch);

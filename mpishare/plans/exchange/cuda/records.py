@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 AXES = 8
-PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY = range(7)
+PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD = range(9)
 
 PART_RECORD = np.dtype(
     [
@@ -44,6 +44,18 @@ ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiii")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 
+SOURCE_RECORD = np.dtype(
+    [
+        ("part", PART_RECORD),
+        ("packed", "<u8"),
+        ("parity_offset", "<i8"),
+        ("flags", "<u8"),
+        ("stalled_on", "<u8"),
+        ("chunk_nbytes", "<u4"),
+        ("flag_nbytes", "<u4"),
+    ]
+)
+
 SCALED = 256
 """Added to the `element` of an item whose `target` has factors behind its part."""
 FACTORS_RECORD = np.dtype(
@@ -71,5 +83,6 @@ RECORDS = {
     "Item": ITEM_RECORD,
     "Ghosts": GHOSTS_RECORD,
     "Factors": FACTORS_RECORD,
+    "Source": SOURCE_RECORD,
 }
 SIZE_OPTIONS = tuple(f"-D{name}_nbytes={record.itemsize}" for name, record in RECORDS.items())

@@ -19,6 +19,10 @@
 #ifndef SLIDING
 #define SLIDING 0
 #endif
+// Where what arrives is added (adding.cuh): a bit for each type of numbers.
+#ifndef ADDING
+#define ADDING 0
+#endif
 // Whether some rows of tiles are stored backwards.
 #ifndef REVERSED
 #define REVERSED 0
@@ -38,7 +42,7 @@ struct Part {
     int unit;
 };
 
-enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY };
+enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD };
 
 // A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
@@ -48,13 +52,15 @@ struct __align__(16) Item {
     long long parity_offset;        // from there to the buffer of odd epochs
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
     unsigned long long* stalled_on; // of what may wait: tells the host for which peer
-    const Part* target; // LOCAL: the destination; sums: the packed cells; fused: Ghosts or null
+    const Part* target; // LOCAL: the destination; sums: the packed cells, of ADD as `Source`s;
+                        // fused: Ghosts or null
                         // of a scaled item: one that has factors behind it (scaled.cuh)
     unsigned first;
     unsigned nunits;
     int kind;
     int element;                    // the type in which units are summed; scaled: 256 more
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
+                                    // ADD: the first is the number of sources
 };
 
 // Where the buffer of an epoch has the first unit of an item's part.
@@ -188,8 +194,8 @@ __device__ __forceinline__ Row row_of(const Part& part, char* field, unsigned fi
     return {field + part.first + part.step[0] * (first + threadIdx.x), part.step[0]};
 }
 
-template <class From, class To>
-__device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits) {
+template <class From, class To, bool ADDS = false>
+__device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits, bool zeroes = false) {
     const unsigned stride = blockDim.x;
     const long long from_step = from.step * stride, to_step = to.step * stride;
     unsigned i = threadIdx.x;
@@ -198,15 +204,27 @@ __device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits) {
 #pragma unroll
         for (int k = 0; k < ROW_DEPTH; ++k)
             unit[k] = *reinterpret_cast<From*>(from.at + k * from_step);
+        if constexpr (ADDS) {
+#pragma unroll
+            for (int k = 0; k < ROW_DEPTH; ++k)
+                unit[k] = *reinterpret_cast<To*>(to.at + k * to_step) + unit[k];
+        }
 #pragma unroll
         for (int k = 0; k < ROW_DEPTH; ++k)
             *reinterpret_cast<To*>(to.at + k * to_step) = carried<To>(unit[k]);
+#pragma unroll
+        for (int k = 0; ADDING && zeroes && k < ROW_DEPTH; ++k)
+            *reinterpret_cast<From*>(from.at + k * from_step) = From();
         from.at += ROW_DEPTH * from_step;
         to.at += ROW_DEPTH * to_step;
     }
 #pragma unroll 1
-    for (; i < nunits; i += stride, from.at += from_step, to.at += to_step)
-        *reinterpret_cast<To*>(to.at) = carried<To>(*reinterpret_cast<From*>(from.at));
+    for (; i < nunits; i += stride, from.at += from_step, to.at += to_step) {
+        From unit = *reinterpret_cast<From*>(from.at);
+        if constexpr (ADDS) unit = *reinterpret_cast<To*>(to.at) + unit;
+        *reinterpret_cast<To*>(to.at) = carried<To>(unit);
+        if (ADDING && zeroes) *reinterpret_cast<From*>(from.at) = From();
+    }
 }
 
 #ifdef WIRE
@@ -225,8 +243,9 @@ __device__ __forceinline__ void copy_rows(const Item& item, Row cells, Row other
     if (item.part.unit == 8) copy_row_of<double, SCATTERS>(item, from, to);
     else copy_row_of<float, SCATTERS>(item, from, to);
 #else
-    if (item.part.unit == 16) copy_row<uint4, uint4>(from, to, item.nunits);
-    else copy_row<unsigned long long, unsigned long long>(from, to, item.nunits);
+    const bool zeroes = ADDING && item.kind == PACK_AND_ZERO;
+    if (item.part.unit == 16) copy_row<uint4, uint4>(from, to, item.nunits, zeroes);
+    else copy_row<unsigned long long, unsigned long long>(from, to, item.nunits, zeroes);
 #endif
 }
 
@@ -263,7 +282,7 @@ __device__ __forceinline__ void move_item(const Item& item, const Fields& fields
     if (item.log_columns) return copy_tiles(item, packed, field);
 #endif
     if (item.kind == LOCAL) return scatter_item(item, field, fields.at[item.target->field]);
-    if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
+    if (is_row(item.part) && (ADDING || item.kind != PACK_AND_ZERO)) {
         const long long unit = packed_unit(item.part);
         const Row other = {packed + unit * (item.first + threadIdx.x), unit};
         return copy_rows<false>(item, row_of(item.part, field, item.first), other);

@@ -12,6 +12,7 @@ from mpishare.errors import UnsupportedError
 from mpishare.memory.numbers import ADDED, number_of
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import (
+    ADD,
     FACTORS_RECORD,
     FIELD,
     GET_LL,
@@ -22,8 +23,10 @@ from mpishare.plans.exchange.cuda.records import (
     PACK,
     PART_RECORD,
     PUT_LL,
+    PUT_LL_AND_ZERO,
     READY,
     SCALED,
+    SOURCE_RECORD,
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.strided import StridedCells
@@ -59,6 +62,12 @@ _MIN_TILED_NBYTES = 64 << 10
 LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 LL_CHUNK_NBYTES = 4096
 """Bytes for a block of fused_ll.cu: one pass of its threads."""
+# Regions have fewer items than parts where they are small, since there are many of them, and more
+# where they are large: to add moves half as much again as to copy.
+_SMALL_REGION_NBYTES = 8 << 10
+
+_BY_LL = (PUT_LL, PUT_LL_AND_ZERO, GET_LL, ADD)  # those that send first
+_WAITING = (UNPACK, GET_LL, ADD)
 
 
 @lru_cache(maxsize=64)
@@ -101,6 +110,15 @@ class Slot(NamedTuple):
     far: FieldLayout | None = None  # of the other end, where it may be in another order of axes
     stalled_on: int = 0  # address of the word that publishes this rank's wait for the other one
     shares_gpu: bool = False  # as `chunks` takes it
+
+
+class Source(NamedTuple):
+    """A part that has a number for each cell of a region."""
+
+    part: Part  # the region's cells in it
+    layout: FieldLayout  # of the packed part, or of the field that has this rank's own ghosts
+    nbytes: int  # of the whole part
+    slot: Slot  # at address 0 for this rank's own ghosts, which become zero
 
 
 class Item(NamedTuple):
@@ -157,6 +175,8 @@ class WorkList:
         self._items: list[Item] = []
         self._options: set[str] = set()
         self._max_ll_chunks = 1
+        self._has_flags = False  # of sources of regions
+        self._adding = 0  # a bit for each type in which cells are added
 
     def __len__(self) -> int:
         return sum(item.chunks for item in self._items)
@@ -164,7 +184,8 @@ class WorkList:
     def add_copy(self, kind: int, part: Part, slot: Slot) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
 
-        `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
+        `kind` is ``PACK``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``, or one that sets to zero what it
+        sends.
         """
         if slot.far is not None and slot.ghosts is None and kind in (PACK, UNPACK):
             near = part.seen(self._layouts[part.field])
@@ -174,7 +195,7 @@ class WorkList:
                 item = Item(b"", slot.address, slot.parity_offset, 0, slot.stalled_on, kind=kind)
                 self._add_tiles(item, part, order, slot.flags, shares_gpu=slot.shares_gpu)
                 return
-        cells = self._cells(part, LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
+        cells = self._cells(part, LL_UNIT if kind in _BY_LL else ALIGN)
         target = 0
         if slot.ghosts is not None:
             there = slot.ghosts.cells(cells.unit)
@@ -183,9 +204,10 @@ class WorkList:
                 self._add_ready(part.field, target)
             else:
                 cells = self._cells(part, there.unit)
-        if kind in (PUT_LL, GET_LL):
-            nchunks = -(-part.nbytes // LL_CHUNK_NBYTES)
-            self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
+        if kind in _BY_LL:
+            self._count_ll_chunks(part)
+        if kind == PUT_LL_AND_ZERO:
+            self._adding |= 1 << self._addend(part)[0]
         factors = self._factors(part) if kind in (UNPACK, GET_LL) else b""
         if factors:
             target = self._upload_target(_no_cells(), factors)
@@ -208,20 +230,42 @@ class WorkList:
         places = 0, 0, 0, 0, address
         self._add_part(part, cells, LOCAL, places, (), _scaled(factors), shares_gpu=shares_gpu)
 
+    def add_region(self, region: Part, sources: Sequence[Source]) -> None:
+        """Add what arrives to the cells of a region, source by source."""
+        element, size = self._addend(region)
+        self._adding |= 1 << element
+        steps = [chunks(n, shares_gpu=slot.shares_gpu)[1] for _, _, n, slot in sources]
+        has_flags = any(slot.flags for *_, slot in sources)
+        self._has_flags |= has_flags
+        is_small = not has_flags and uses_ll(region.nbytes)
+        step = _SMALL_REGION_NBYTES if is_small else padded(min(steps) // 2)
+        # So many chunks later than a region's chunk its cells may be in a part.
+        later = [
+            ((region.nbytes if is_small else step) - 1 + source.nbytes - region.nbytes) // of_part
+            for source, of_part in zip(sources, steps, strict=True)
+        ]
+        item = Item(
+            self._record(region, self._cells(region, size)),
+            target=self._upload_sources(sources, steps, size),
+            nunits=region.nbytes // size,
+            kind=ADD,
+            log_rows=len(sources),
+            element=element,
+            begin=max(later),
+            chunks=-(-region.nbytes // step),
+            step=step // size,
+        )
+        self._items.append(item)
+        self._count_ll_chunks(region)
+
     def add_sum(self, part: Part, slot: Slot, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
 
         `rows` selects some of the indices of a part; default: all of them.
         """
         dtype = self._layouts[part.field].dtype
-        number = number_of(dtype)
-        if number is None:
-            raise UnsupportedError(f"elements of {dtype} cannot be added on CUDA")
-        # A complex number is two reals, which are added separately.
-        size = dtype.itemsize // (2 if number.kind == "c" else 1)
-        packed = np.dtype(f"V{wire_nbytes(dtype.itemsize, dtype, self._wire)}")
-        steps = [prod(part.shape[axis + 1 :]) * packed.itemsize for axis in range(len(part.shape))]
-        whole = FieldLayout(part.shape, tuple(steps), packed, None)
+        added, size = self._addend(part)
+        whole = packed_layout(part, wire_nbytes(dtype.itemsize, dtype, self._wire))
         source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
         if rows is not None and part.indices is not None and part.axis is not None:
             source = Part.of_indices(part.field, whole, part.axis, rows)
@@ -230,13 +274,10 @@ class WorkList:
             part = part._replace(nbytes=wire_nbytes(part.nbytes, dtype, self._wire))
         on_way = wire_nbytes(size, dtype, self._wire)
         cells, there = self._cells(part, size), StridedCells.of(source, whole, on_way)
-        if (cells.unit, there.unit) != (size, on_way):
-            raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
         factors = self._factors(part)
         address = self._upload_target(self._record(source, there), factors)
         places = slot.address, slot.parity_offset, 0, 0, address
-        element = ADDED.index(number.added_as) + _scaled(factors)
-        self._add_part(part, cells, UNPACK, places, element=element)
+        self._add_part(part, cells, UNPACK, places, element=added + _scaled(factors))
 
     def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
         """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
@@ -249,12 +290,13 @@ class WorkList:
 
     @property
     def is_ll(self) -> bool:
-        return all(item.kind in (PUT_LL, GET_LL) for item in self._items)
+        return not self._has_flags and all(item.kind in _BY_LL for item in self._items)
 
     @property
     def options(self) -> tuple[str, ...]:
         """What the compiler is told, so that other plans have no code for it."""
-        return tuple(sorted(self._options))
+        adding = [f"-DADDING={self._adding}"] if self._adding else []
+        return *sorted(self._options), *adding
 
     @property
     def log_ll_chunks(self) -> int:
@@ -276,7 +318,7 @@ class WorkList:
             return _records(())
         parts = _records(self._items)
         begin, lengths, steps = np.array([item[-3:] for item in self._items]).T
-        waits = (parts["kind"] == UNPACK) | (parts["kind"] == GET_LL)
+        waits = np.isin(parts["kind"], _WAITING)
         place = 2 * begin + (2 * _AHEAD + 1) * waits
         part = np.repeat(np.arange(len(parts)), lengths)
         index = np.arange(len(part)) - (np.cumsum(lengths) - lengths)[part]
@@ -292,8 +334,10 @@ class WorkList:
 
     def ll_parts(self) -> np.ndarray[Any, Any]:
         """Return the parts that travel by LL, an item each: parts to send come first."""
-        kinds = PUT_LL, GET_LL
-        return _records([item for kind in kinds for item in self._items if item.kind == kind])
+        return _records([item for kind in _BY_LL for item in self._items if item.kind == kind])
+
+    def _count_ll_chunks(self, part: Part) -> None:
+        self._max_ll_chunks = max(self._max_ll_chunks, -(-part.nbytes // LL_CHUNK_NBYTES))
 
     def _add_ready(self, field: int, ghosts: int) -> None:
         """Signal that ghosts may be written, before any other item: the sender waits for it."""
@@ -304,6 +348,20 @@ class WorkList:
         record["part"] = np.frombuffer(self._record(ghosts.part, cells), PART_RECORD)
         record["field"], record["ready"] = ghosts.address, ghosts.ready
         return self._upload(record)
+
+    def _upload_sources(self, sources: Sequence[Source], steps: Sequence[int], size: int) -> int:
+        """Return the address of sources, which have chunks of `steps` bytes and units of `size`."""
+        records = np.zeros(len(sources), SOURCE_RECORD)
+        records["chunk_nbytes"] = steps
+        for record, (part, layout, _, slot) in zip(records, sources, strict=True):
+            cells = self._record(part, StridedCells.of(part, layout, size))
+            record["part"] = np.frombuffer(cells, PART_RECORD)[0]
+            record["packed"], record["parity_offset"] = slot.address, slot.parity_offset
+            record["stalled_on"] = slot.stalled_on
+            if slot.flags:
+                record["flags"] = slot.flags[0]
+                record["flag_nbytes"] = slot.flags[-1] - slot.flags[-2:][0]
+        return self._upload(records)
 
     def _cells(self, part: Part, widest: int) -> StridedCells:
         """Return the cells of a part in units of `widest` bytes at most."""
@@ -377,6 +435,17 @@ class WorkList:
         record["element"] = len(ADDED) + (size == 8) if is_pair else added
         return record.tobytes()
 
+    def _addend(self, part: Part) -> tuple[int, int]:
+        """Return the type of the addends, and its bytes: a complex number is two of them."""
+        dtype = self._layouts[part.field].dtype
+        number = number_of(dtype)
+        if number is None:
+            raise UnsupportedError(f"elements of {dtype} cannot be added on CUDA")
+        size = dtype.itemsize // (2 if number.kind == "c" else 1)
+        if self._cells(part, size).unit != size:
+            raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
+        return ADDED.index(number.added_as), size
+
     def _order(self, part: Part, sender: FieldLayout, receiver: FieldLayout) -> tuple[int, ...]:
         """Return the order in which chunks of a part travel, as `travel_order`."""
         if self._tiled_nbytes not in (None, sender.dtype.itemsize):
@@ -425,6 +494,12 @@ class WorkList:
                 begin=index,
             )
             self._items.append(chunk)
+
+
+def packed_layout(part: Part, itemsize: int) -> FieldLayout:
+    """Return the layout of a part where it lies packed, in elements of so many bytes."""
+    steps = tuple(prod(part.shape[axis + 1 :]) * itemsize for axis in range(len(part.shape)))
+    return FieldLayout(part.shape, steps, np.dtype(f"V{itemsize}"), None)
 
 
 def _scaled(factors: bytes) -> int:
