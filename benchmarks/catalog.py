@@ -15,6 +15,19 @@ UPPER_BOUNDS = "ceilings"
 DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 
 
+_SUMS = Case(
+    "accumulate1d",
+    "ghosts added to the cells that they shadow, beside the exchange",
+    {"host": ("sendrecv",), "cuda": ("staged",)},
+    "benchmarks.sums:run",
+    is_sized=True,
+    sizes={
+        "host": (8, 4 << 10, 64 << 10, 1 << 20),
+        "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20),
+    },
+    max_nbytes=1 << 20,
+    naxes=1,
+)
 _MESSAGES = Case(
     "messages1d",
     "halos by messages, as to another node, in a cart of one axis",
@@ -44,6 +57,8 @@ _CASES = (
         max_nbytes=16 << 20,
         naxes=3,
     ),
+    _SUMS,
+    replace(_SUMS, name="accumulate3d", summary="the same in a cart of three axes", naxes=3),
     Case(
         "faces",
         "ghosts across the last axis of a cube beside those across its first",

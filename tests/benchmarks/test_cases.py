@@ -89,12 +89,14 @@ def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    cases = ("faces", "calls", "fresh", "messages1d", "rows")
+    cases = ("faces", "calls", "fresh", "messages1d", "rows", "accumulate1d", "accumulate3d")
     rows = checked_rows(ranks, BENCHMARKS, *cases, "--max", "4KiB", "--repeat", "2")
     check_all_ok(rows)
     arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
     assert arms == {
         "faces": {"last axis", "first axis"},
+        "accumulate1d": {"accumulate", "exchange", "sendrecv"},
+        "accumulate3d": {"accumulate", "exchange", "sendrecv"},
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
         "messages1d": {"messages", "through the host", "persistent"},
         "rows": {"rows", "migrate", "sendrecv", "alltoallv"},
