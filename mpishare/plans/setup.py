@@ -297,11 +297,14 @@ def agree_on_routes(
     recvs: Sequence[Message],
     engine_class: Callable[[PlanSetup], object],
     outer: RoutedSetup | None = None,
+    *,
+    is_staged: bool = False,
 ) -> RoutedSetup:
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
     `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
-    messages belong, if they are not all of it.
+    messages belong, if they are not all of it. A plan that `is_staged` sends messages out of host
+    memory, whatever else there may be.
     """
     pairs, route = setup.context.report.pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
@@ -313,13 +316,13 @@ def agree_on_routes(
             "sends": pack_messages(sends),
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
-            "gpu memory": gpu_memory.ask(setup),
-            "nccl": nccl_choice.ask(setup),
+            "gpu memory": "" if is_staged else gpu_memory.ask(setup),
+            "nccl": None if is_staged else nccl_choice.ask(setup),
             "is compiled": _are_compiled(setup, recvs),
         }
 
     replies = begin_plan(setup, engine_class, choose)
-    chosen = _agreed_routes(setup, replies)
+    chosen = _agreed_routes(setup, replies, is_staged=is_staged)
     packed = [[reply[kind] for reply in replies] for kind in ("sends", "recvs")]
     sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
     return RoutedSetup(
@@ -351,10 +354,12 @@ def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
     return [place and Location(*place) for place in packed]
 
 
-def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:
+def _agreed_routes(
+    setup: PlanSetup, replies: Sequence[Any], *, is_staged: bool
+) -> list[dict[int, Route]]:
     """Return the routes of each rank; raise on all ranks if one of them is not allowed."""
     chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
-    has_messages = any(MESSAGES in each.values() for each in chosen)
+    has_messages = not is_staged and any(MESSAGES in each.values() for each in chosen)
     answers = [reply["gpu memory"] for reply in replies]
     between = MESSAGES
     if nccl_choice.settle(setup, [reply["nccl"] for reply in replies]):

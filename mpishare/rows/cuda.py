@@ -19,11 +19,13 @@ from mpishare.plans.gpu.fields import place_of
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.plans.layout import require_number
 from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count, require_like, require_numbers
-from mpishare.runtime.route import FUSED
+from mpishare.rows.cuda_messages import CudaMessages
+from mpishare.rows.cuda_slots import CudaSlots, fits, words_of
+from mpishare.rows.messages import guarded
+from mpishare.runtime.route import FUSED, GPU_MESSAGES, MESSAGES, NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,43 +53,45 @@ class CudaRows(CudaPlanEngine):
         where = f"{setup.name}, rank {self.rank} of {self.size}"
         self.launcher = PlanLauncher(setup.context, where)
         self._offsets = form.offsets(form.room)
-        self.slot = records.HEADER_NBYTES + self._offsets[-1]
-        ranks = list(setup.comm.ranks_here)
-        nbytes = {rank: 2 * self.slot * form.nkeys[rank] for rank in ranks}
-        others = sorted({key.rank for key in form.keys} - {self.rank})
-        self._buffers = PlanBuffers(setup.comm, setup.name, nbytes, others, 0, [])
+        routes, self._host_routes, self.busy = setup.my_routes, setup.host_routes, setup.busy
+        far = {at for at, key in enumerate(form.keys) if routes[key.rank] is MESSAGES}
+        self.slots = self._buffers = CudaSlots(setup, form, far)
+        self._messages = CudaMessages(setup.comm, form, self.slots, far)
+        self.migration: Any = None
         self.lanes, self.placed = records.Lanes(), records.Lanes()
         self._spans, self._nrows = records.Spans(), ctypes.c_int64(0)
+        self._sent_keys = ctypes.c_uint32(records.ALL_KEYS)
         self._take = _TakeArguments()
         self._held: list[Any] = []  # memory of migrations
         self._launches: dict[Any, driver.Launch] = {}
         self._seen: dict[Any, Any] = {}  # arrays by their ids, which may be reused
         self._is_open = self._has_come = False
-        self._sent_on: Any = None  # the stream of the last start
+        self._epoch, self._traded = 0, 0  # calls begun; the last one whose messages have come
+        self._counted: Any = None  # results of the call that is open, once the host has them
+        self._sent_on: Any = None  # the stream and the rows of the last start
         self._make(self._build)
         self._join_order()
 
     def _build(self) -> None:
         """Map the slots of the peers, and load the kernels."""
         self._buffers.attach(0)
-        form, launcher = self.form, self.launcher
-        ranks = list(self._comm.ranks_here)
-        keys = np.zeros(max(1, len(form.keys)), records.KEY)
-        for place, key in enumerate(form.keys):
-            theirs = self._buffers.address_of(key.rank) + 2 * self.slot * key.place
-            mine = self._buffers.address_of(self.rank) + 2 * self.slot * place
-            keys[place] = theirs, mine, ranks.index(key.rank), 0
-        sizes = records.Sizes(launcher.upload(keys), len(form.keys), form.room, self.slot)
+        launcher = self.launcher
+        self.slots.fill()
+        self._messages.make_slots()
+        sizes = self.slots.sizes(launcher)
         device = launcher.zeros(records.DEVICE_NBYTES)
         results = launcher.zeros(8 * records.RESULTS)
-        self.results = _view(results, (records.RESULTS,), np.dtype(np.int64), launcher)
-        host = Host(self._flags.stalled_on(ranks[0]), self._flags.abort)
+        self.results = view(results, (records.RESULTS,), np.dtype(np.int64), launcher)
+        first = next(iter(self._comm.ranks_here))
+        host = Host(self._flags.stalled_on(first), self._flags.abort)
         self.ends = [device, results]  # of the arguments of all kernels
         self.sizes, take = sizes, self._take
-        self._send_arguments = [sizes, self.lanes, self._spans, self._nrows, *self.ends]
+        self._send_arguments = [
+            *(sizes, self.lanes, self._spans, self._nrows, self._sent_keys, *self.ends)
+        ]
         self._take_arguments = [
-            *(sizes, self.placed, take.first, take.last, take.given, take.capacity),
-            *(take.result, take.kept, take.goals, self.rank, *self.ends, host),
+            *(sizes, self.placed, take.first, take.last, take.rounds, take.given, take.capacity),
+            *(take.result, take.goals, self.rank, *self.ends, host),
         ]
         for name in ("send_rows", "take_rows", "migrate_rows"):
             kernel(_SOURCE, name, (), self._device)
@@ -174,6 +178,25 @@ class CudaRows(CudaPlanEngine):
 
     # --- calls
 
+    def _enter(self, call: str, fields: Sequence[Any], stream: Any) -> StreamInfo:
+        entered = super()._enter(call, fields, stream)
+        if entered[3] and self._host_routes:
+            raise UnsupportedError(
+                f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
+                f"routes {self._host_routes} need the host at every call. Call it outside"
+            )
+        return entered
+
+    def begin(self, entered: StreamInfo) -> None:
+        """Let a call that sends come after the last one; a captured one grows no slots."""
+        self._follow(entered)
+        if not entered[3]:
+            self.slots.grow()
+            if self.migration is not None:
+                self.migration.keep(entered)
+            if self.slots.is_changed:
+                self.slots.publish(entered[0])
+
     def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
         rows = self.set_lanes(self.lanes, columns)
         if any(column.shape[0] != rows for column in columns):
@@ -183,16 +206,72 @@ class CudaRows(CudaPlanEngine):
         )
         entered = self._enter("start", columns, stream)
         self._nrows.value = rows
-        self._follow(entered)
-        launch = self.launch("send_rows", self.blocks_for(count), self._send_arguments)
-        launch.enqueue(entered[0])
-        self.begin_epoch(entered)
+        self.begin(entered)
+        self._send(entered, count)
+        self.begin_epoch(entered, spans)
 
-    def begin_epoch(self, entered: StreamInfo) -> None:
-        """Note that rows were sent."""
+    def _send(self, entered: StreamInfo, rows: int, keys: int = records.ALL_KEYS) -> None:
+        self._sent_keys.value = keys
+        launch = self.launch("send_rows", self.blocks_for(rows), self._send_arguments)
+        launch.enqueue(entered[0])
+
+    def begin_epoch(self, entered: StreamInfo, held: Any = None) -> None:
+        """Note that rows were sent; the kernel that waits may read what is `held`."""
         self._flags.calls[0] += 1
-        self._is_open, self._has_come, self._sent_on = True, False, entered
+        self._epoch += 1
+        self._is_open, self._has_come, self._sent_on = True, False, (entered, held)
+        self._counted = None
         self._leave(entered)
+
+    def _receive_messages(self, entered: StreamInfo) -> None:
+        """Trade messages with other nodes, once in a call. Host-blocking."""
+        if not self._messages or self._traded == self._epoch:
+            return
+        self._traded = self._epoch
+
+        def again(keys: int) -> None:
+            self._send(entered, self._nrows.value, keys)
+
+        def trade() -> None:
+            self._messages.trade(f"{self.name}: wait", self._epoch, entered[0], again)
+
+        guarded(self, "wait", trade)
+
+    def fail(self, call: str, error: BaseException) -> None:
+        """Leave the node: the others may have had this call's rows, or wait for them."""
+        if self.agreement.failure is None:
+            self.agreement.leave(f"{self.name}: {call}", error)
+
+    def _overflowing(self) -> list[int]:
+        """Return the places of which more came than a slot holds, once the host has counts."""
+        found, room = self._counted, self.form.room
+        came, scales = found[records.CAME :], found[records.SCALES :]
+        return [at for at in range(len(self.form.keys)) if came[at] > scales[at] * room]
+
+    def _is_sending(self) -> bool:
+        """Whether rows go in rounds, once the host has counts."""
+        sent, keys, room = self._counted[records.SENT :], self.slots.keys, self.form.room
+        return any(sent[at] > keys[at]["scale"] * room for at in range(len(self.form.keys)))
+
+    def _gather(self, entered: StreamInfo) -> bool:
+        """Take all rows into slots that have room, where `counts` saw more; whether any did."""
+        if self._counted is None or not (places := self._overflowing()) or entered[3]:
+            return False
+        epoch = int(self._counted[records.EPOCH])
+        for place in places:
+            count = int(self._counted[records.CAME + place])
+            self.slots.enlarge(place, count, is_needed=True)
+            rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
+            self.placed.copy(self.lanes)
+            columns = self.slots.columns_at(rows, scale)
+            for lane in self.placed.of[: self.placed.count]:
+                lane.column = columns[self._offsets.index(lane.slot)]
+            self._take_rows(entered, place, place + 1, count, rounds=records.ROUNDS)
+            header = int(self.slots.keys[place]["mine"]) + (epoch & 1) * records.HEADER_NBYTES
+            self.slots.upload(
+                header + 8 * records.ROWS, np.array([rows, scale], np.uint64), entered[0]
+            )
+        return True
 
     def _set_span(self, to: Any, span: Span | None, rows: int) -> int:
         """Store the rows for a key; return how many there may be."""
@@ -215,11 +294,13 @@ class CudaRows(CudaPlanEngine):
         ]
         entered = self._enter("wait", [each for arrays in into.values() for each in arrays], stream)
         self._follow(entered)
-        for place, lanes, rows in found:
+        is_over = self._counted is not None and not (self._gather(entered) or self._is_sending())
+        for at, (place, lanes, rows) in enumerate(found, start=1):
             self.placed.copy(lanes)
-            self._take_rows(entered, place, place + 1, rows)
-        if not into and not self._has_come:
-            self._take_rows(entered, 0, 0, 0)
+            rounds = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
+            self._take_rows(entered, place, place + 1, rows, rounds=rounds)
+        if not (found or is_over):
+            self._take_rows(entered, 0, 0, 0, rounds=records.LAST_ROUNDS)
         self._is_open = False
         self._leave(entered)
 
@@ -228,7 +309,9 @@ class CudaRows(CudaPlanEngine):
         entered = self._enter("wait", columns, stream)
         result = self.new_count(count, entered)
         self._follow(entered)
-        self.take_all(entered, capacity, count, result)
+        if self._gather(entered):
+            self.set_lanes(self.placed, columns)
+        self.take_all(entered, capacity, count, result, rounds=records.LAST_ROUNDS)
         return result
 
     def new_count(self, count: Any, entered: StreamInfo) -> Any:
@@ -254,15 +337,17 @@ class CudaRows(CudaPlanEngine):
         capacity: int,
         count: Any = 0,
         result: Any = None,
-        kept: tuple[int, int] = (0, 0),
+        goals: int = 0,
+        rounds: int = records.NO_ROUNDS,
     ) -> None:
-        """Enqueue the kernel that waits; `kept` are addresses of a migration's memory and goals."""
+        """Enqueue the kernel that waits; `goals` is the address of those of a migration."""
+        self._receive_messages(entered)
         take = self._take
         records.set_bound(take.given, count)
         take.first.value, take.last.value, take.capacity.value = first, last, capacity
         take.result.value = 0 if result is None else result.data.ptr
-        take.kept.value, take.goals.value = kept
-        blocks = self.blocks_for(self.form.room * (last - first))
+        take.goals.value, take.rounds.value = goals, rounds
+        blocks = self.blocks_for(self.form.room * sum(self.slots.scales[first:last]))
         launch = self.launch("take_rows", blocks, self._take_arguments)
         self._in_order(lambda: launch.enqueue(entered[0]), entered)
         self._has_come = True
@@ -273,10 +358,12 @@ class CudaRows(CudaPlanEngine):
         capacity: int,
         count: Any,
         result: Any,
-        kept: tuple[int, int] = (0, 0),
+        goals: int = 0,
+        rounds: int = records.NO_ROUNDS,
     ) -> None:
         """Let the stream append the rows of all peers to the columns that are placed."""
-        self._take_rows(entered, 0, len(self.form.keys), capacity, count, result, kept)
+        keys = len(self.form.keys)
+        self._take_rows(entered, 0, keys, capacity, count, result, goals, rounds)
         self._is_open = False
         self._leave(entered)
 
@@ -304,15 +391,17 @@ class CudaRows(CudaPlanEngine):
             raise CapacityError(f"{where}: {beyond} rows came beyond the end of arrays")
         if cut:
             raise CapacityError(
-                f"{where}: a peer, or this rank, had more rows than room={self.form.room}, and "
-                "only these travelled. Make the plan with more room"
+                f"{where}: more rows came or went than a slot of room={self.form.room} holds, and "
+                "wait had no arrays for them. Give it arrays, or call counts before it"
             )
+        if self._is_open:
+            self._counted = found
         return found
 
     def _poll(self) -> None:
         """Let the stream of `start` wait for the rows, unless it did."""
         if self._is_open and not self._has_come:
-            entered = self._sent_on
+            entered, _ = self._sent_on
             self._follow(entered)
             self._take_rows(entered, 0, 0, 0)
             self._leave(entered)
@@ -328,13 +417,18 @@ class CudaRows(CudaPlanEngine):
         return self.results[records.CAME : records.CAME + len(self.form.keys)]
 
     def received(self, place: int) -> list[Any]:
-        found = self.fetch("received")
-        count, parity = int(found[records.CAME + place]), int(found[records.EPOCH]) & 1
-        slot = self._buffers.address_of(self.rank) + (2 * place + parity) * self.slot
-        begin = slot + records.HEADER_NBYTES
+        found, form = self.fetch("received"), self.form
+        count, rows, scale = (
+            int(found[each + place]) for each in (records.CAME, records.AT, records.SCALES)
+        )
+        if count > scale * form.room:
+            raise CapacityError(
+                f"{self.name}: received failed: {count} rows came in rounds, into the arrays that "
+                "wait was given. Call counts before wait to have them here too"
+            )
         return [
-            _view(begin + offset, (count, *column.shape), column.dtype, self._buffers)
-            for column, offset in zip(self.form.columns, self._offsets, strict=False)
+            view(begin, (count, *column.shape), column.dtype, self._buffers)
+            for column, begin in zip(form.columns, self.slots.columns_at(rows, scale), strict=True)
         ]
 
     # --- memory of migrations
@@ -355,6 +449,7 @@ class CudaRows(CudaPlanEngine):
     def _close_launches(self) -> None:
         self._launches.clear()
         self._seen.clear()
+        self._messages.close()
         while self._held:
             self._held.pop().close()
         self.launcher.close()
@@ -364,7 +459,7 @@ def _is_on_gpu(number: Any) -> bool:
     return hasattr(number, "__cuda_array_interface__")
 
 
-def _view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
+def view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
     """Return an array of CuPy for memory of the plan."""
     memory = cupy.cuda.UnownedMemory(address, prod(shape) * dtype.itemsize, owner)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -377,33 +472,32 @@ class _TakeArguments:
         self.given = records.Bound()
         self.first, self.last = ctypes.c_int32(0), ctypes.c_int32(0)
         self.capacity, self.result = ctypes.c_uint64(0), ctypes.c_uint64(0)
-        self.kept, self.goals = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.goals, self.rounds = ctypes.c_uint64(0), ctypes.c_int32(0)
 
 
 def _require_routes(setup: RoutedSetup) -> None:
-    """Raise on all ranks if two of them cannot store into each other's memory from kernels."""
+    """Raise on all ranks if two of them can neither store into each other's memory nor use MPI."""
+    forced = setup.same["MPISHARE_ROUTE"]
+    if forced in (NCCL, GPU_MESSAGES):
+        raise UnsupportedError(f"MPISHARE_ROUTE={forced}: rows travel by fused, or by mpi")
     slow = {
         (rank, peer): route
         for rank, mine in enumerate(setup.routes)
         for peer, route in mine.items()
-        if route is not FUSED and rank != peer
+        if route not in (FUSED, MESSAGES) and rank != peer
     }
     if slow:
         ranks = name_ranks({rank for pair in slow for rank in pair})
         raise UnsupportedError(
-            f"rows in GPU memory travel by route fused alone, and {ranks} have "
+            f"rows in GPU memory travel within a node by route fused alone, and {ranks} have "
             f"{', '.join(sorted({*slow.values()}))}. Start MPS where ranks share a GPU "
             "(python -m mpishare.mps), or give NumPy arrays"
         )
 
 
 def _require_size(name: str, form: Form) -> None:
-    words = sum(column.nbytes // records.word_of(column.nbytes) for column in form.columns)
-    nkeys = max(form.nkeys)
-    most = form.room * nkeys
-    nbytes = form.offsets(form.room)[-1]
-    are_many = words > records.MAX_LANES or nkeys > records.MAX_KEYS
-    if are_many or most * words >= 1 << 30 or nbytes >= 1 << 32:
+    words, nkeys = words_of(form), max(form.nkeys)
+    if words > records.MAX_LANES or nkeys > records.MAX_KEYS or not fits(form, 1):
         raise UnsupportedError(
             f"{name} on GPUs: rows of {words} words of up to 16 bytes, {nkeys} peers and "
             f"{form.room} rows each; allowed are {records.MAX_LANES} words and {records.MAX_KEYS} "

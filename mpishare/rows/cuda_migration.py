@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
 from mpishare.rows import records
+from mpishare.rows.cuda import view
+from mpishare.rows.cuda_slots import fits
 
 if TYPE_CHECKING:
+    from mpishare.backends import StreamInfo
     from mpishare.rows.cuda import CudaRows
 
 _ROWS_OF_BLOCK = 4096  # whose goals a block looks through
@@ -28,8 +32,8 @@ class CudaMigration:
         goals[0] = records.DROPPED
         for place, key in reversed([*enumerate(form.keys)]):
             goals[key.rank + 1] = place
-        side = (engine.slot - records.HEADER_NBYTES) * 2 * len(form.keys)
-        self._kept = engine.allocate(2 * side)
+        self._granted = 0  # how many times `room` rows a peer may send
+        engine.migration = self
         self._scratch, self._capacity = records.Scratch(), 0
         self._scratch.of_blocks = engine.allocate(4 * records.GOALS * launcher.max_blocks)
         self._count, self._rows = records.Bound(), ctypes.c_uint32(0)
@@ -60,12 +64,35 @@ class CudaMigration:
         most = min(engine.form.room * len(engine.form.keys), capacity)
         blocks = max(engine.blocks_for(most), -(-capacity // _ROWS_OF_BLOCK))
         launch = engine.launch("migrate_rows", blocks, self._arguments)
-        engine._follow(entered)
+        engine.begin(entered)
         engine._in_order(lambda: launch.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
         engine.placed.copy(engine.lanes)
-        engine.take_all(entered, capacity, 0, result, (self._kept, address))
+        engine.take_all(entered, capacity, 0, result, address)
         return result
+
+    def keep(self, entered: StreamInfo) -> None:
+        """Have memory for what is kept, if slots have grown, and for as much as peers may send."""
+        engine, slots, before = self._engine, self._engine.slots, self._granted
+        granted = max((each for each in slots.scales if fits(engine.form, each)), default=1)
+        if granted <= before:
+            return
+        unit = 2 * len(slots.scales)  # of one side, in slots
+        kept = engine.allocate(2 * granted * unit * slots.slot)
+        with on_stream(borrowed(entered[0])):
+            for side in range(2 if before else 0):
+                old, new = (
+                    slots.columns_at(at + side * scale * unit * slots.slot, scale * unit)
+                    for at, scale in ((int(slots.table["kept"][0]), before), (kept, granted))
+                )
+                for column, begin, to in zip(engine.form.columns, old, new, strict=True):
+                    shape = (before * unit * engine.form.room * column.nbytes,)
+                    source, target = (
+                        view(each, shape, np.dtype("u1"), self) for each in (begin, to)
+                    )
+                    target[...] = source
+        slots.table["kept"], slots.table["most"] = kept, granted * engine.form.room
+        self._granted, slots.is_changed = granted, True
 
     def _reserve(self, capacity: int, *, is_captured: bool) -> None:
         """Have scratch memory for so many rows; that of before may be in use until the end."""

@@ -42,14 +42,14 @@ class RowExchange(RoutedPlan):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        The ranks. On GPUs of one node.
+        The ranks, of any number of nodes.
     columns : sequence of dtype, or of (dtype, shape)
         What a row has: ``["f8"] * 7 + ["u8"]``, ``[("f4", (3,)), "i8"]``. Records too. On GPUs a
         row has at most 64 words of up to 16 bytes.
     room : int
-        Rows of one peer that memory is held for, the same on all ranks. On the host more rows take
-        larger slots, which the two ranks make between themselves. On GPUs it is a bound: of more
-        rows the first `room` travel, and both ranks raise `CapacityError` at their next host wait.
+        Rows of one peer that memory is held for at first, the same on all ranks. More rows take
+        larger slots, which the two ranks make between themselves; on GPUs from one of the next
+        calls on, until when they come in rounds.
     peers : sequence of int, optional
         The ranks with which this one exchanges rows, itself perhaps; they name it too. Default:
         all.
@@ -71,7 +71,7 @@ class RowExchange(RoutedPlan):
     TypeError, ValueError
         If an argument is wrong, or two ranks do not name each other.
     UnsupportedError
-        On GPUs between nodes or without MPS on a shared GPU, and for very long rows.
+        On GPUs without MPS on a shared GPU, and for very long rows.
     PeerError
         If another rank's arguments are wrong; `MismatchError` if they differ where they must not.
 
@@ -126,7 +126,9 @@ class RowExchange(RoutedPlan):
             keys = keys_of(agreed.geometry, agreed.setup.comm.rank)
             kinds, rows = agreed.kept
             self._form = form = Form(kinds, rows, keys, [*map(len, agreed.geometry)])
-            setup: RoutedSetup = agree_on_routes(agreed.setup, [], *form.messages(), engine_class)
+            setup: RoutedSetup = agree_on_routes(
+                agreed.setup, [], *form.messages(), engine_class, is_staged=True
+            )
             self._engine: RowEngine = engine_class(setup)(setup, form)
             self._busy, self._place_of = setup.busy, {key.name: at for at, key in enumerate(keys)}
             self._was_started = self._has_migration = False
@@ -162,6 +164,8 @@ class RowExchange(RoutedPlan):
             If columns or rows are not right; nothing was sent then.
         EpochError
             If an exchange is open.
+        UnsupportedError
+            If the stream is captured, and there are peers on other nodes.
         """
         self._check_free("start")
         try:
@@ -184,13 +188,15 @@ class RowExchange(RoutedPlan):
     ) -> Any:
         """End what `start` began: the rows of all peers have come.
 
-        Collective over the plan's ranks. Stream-ordered on CUDA, else host-blocking.
+        Collective over the plan's ranks. Stream-ordered on CUDA; host-blocking on hosts, and where
+        there are peers on other nodes.
 
         Parameters
         ----------
         into : dict, or sequence of arrays with `at`
             For each peer arrays with at least as many rows as come; the first ones are written.
-            Rows of peers that are left out stay where they are, for `received`.
+            Rows of peers that are left out stay where they are, for `received`; on GPUs call
+            `counts` before if they may be more than `room`.
         stream : stream, optional
             As in `start`.
         at : "append", optional
@@ -238,7 +244,8 @@ class RowExchange(RoutedPlan):
         Raises
         ------
         CapacityError
-            On GPUs, if rows did not fit since the last host wait.
+            On GPUs, if since the last host wait rows did not fit into arrays, or `wait` left out
+            rows that no slot had room for.
         ValueError
             On GPUs, if the bounds of rows were not right since then.
         """
@@ -263,7 +270,8 @@ class RowExchange(RoutedPlan):
     def received(self, peer: Any) -> list[AnyArray]:
         """Return the rows of a peer where they came, one array a column; as `counts`.
 
-        They may be read until the next `start`, and on GPUs until the plan is closed.
+        They may be read until the next `start`, and on GPUs until the plan is closed. There it
+        raises `CapacityError` for rows that came in rounds, into the arrays of `wait`.
         """
         self._check_came("received")
         try:

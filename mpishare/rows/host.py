@@ -9,12 +9,11 @@ import numpy as np
 
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
-from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_number, require_writeable
 from mpishare.rows.calls import Span, int_of, require_count, require_like, require_numbers
-from mpishare.rows.messages import MessageIn, MessageOut
+from mpishare.rows.messages import MessageIn, MessageOut, guarded, late, wait_for_messages
 from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
 
@@ -40,7 +39,7 @@ class HostRows(PlanEngine):
 
     def __init__(self, setup: RoutedSetup, form: Form) -> None:
         self.name, self.form, self.rank = setup.name, form, setup.comm.rank
-        self._setup, self._comm, self._busy = setup, setup.comm, setup.busy
+        self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
         self._agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         self._headers = Headers(setup.comm, setup.name, form)
@@ -124,12 +123,12 @@ class HostRows(PlanEngine):
             self._sent = [count for _, count, _ in parts]
             self._is_open = True
 
-        self._make("start", announce)
+        guarded(self, "start", announce)
 
     def receive(self) -> None:
         """Wait until the rows of all peers have come."""
         if self._is_open:
-            self._make("wait", self._receive)
+            guarded(self, "wait", self._receive)
 
     def _receive(self) -> None:
         spins = self._setup.context.spins_per_yield
@@ -137,17 +136,6 @@ class HostRows(PlanEngine):
             self._wait()
         self._open_all()
         self._is_open = False
-
-    def _make(self, call: str, step: Callable[[], None]) -> None:
-        """Make a step of a call, marked as under way; leave the node where it fails."""
-        self._busy[0] = 1
-        try:
-            step()
-        except BaseException as error:
-            self.fail(call, error)
-            raise
-        finally:
-            self._busy[0] = 0
 
     def _open_all(self) -> None:
         try:
@@ -199,28 +187,14 @@ class HostRows(PlanEngine):
     # --- waits
 
     def _late(self) -> list[int]:
-        """Return the ranks whose rows have not come, and those whose messages are not sent."""
-        pairs = zip(self.form.keys, self._in, self._out, strict=True)
-        return sorted(
-            {
-                key.rank
-                for key, each, out in pairs
-                if not (each.has_come(self._epoch) and out.is_sent())
-            }
-        )
+        return late(self.form.keys, self._in, self._out, self._epoch)
 
     def _wait(self) -> None:
-        call, comm, agreement = f"{self.name}: wait", self._comm, self._agreement
+        call = f"{self.name}: wait"
         if all(isinstance(each, Incoming) for each in self._in):
-            comm.wait(call, self._late)
-            return
-
-        def late_here() -> list[int]:
-            return [comm.ranks_here[rank] for rank in self._late() if rank in comm.ranks_here]
-
-        with WaitMonitor(agreement, call, late_here, agreement.check_whole) as monitor:
-            if not monitor.poll(lambda: not self._late()):
-                raise comm.timed_out(call, self._late())
+            self._comm.wait(call, self._late)
+        else:
+            wait_for_messages(self._comm, call, self._late)
 
     def fail(self, call: str, error: BaseException) -> None:
         """Leave the node: the others may have had this call's rows, or wait for them."""

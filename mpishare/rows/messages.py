@@ -1,4 +1,4 @@
-"""Rows that go to ranks of other nodes: in one message, whose last word is their number."""
+"""Rows that go to ranks of other nodes: in one message, whose last words say how many they are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination.mpi_agreement import never_free
+from mpishare.coordination.waits import WaitMonitor
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from mpishare.plans.comm import PlanComm
     from mpishare.rows.form import Form, Key
+    from mpishare.rows.slots import Incoming, Outgoing
+
+_WORDS = 3
+"""The rows; what the peer may send by the next migration, and how many there are: on GPUs."""
 
 
 class MessageOut:
@@ -23,19 +30,19 @@ class MessageOut:
         self._form, self._comm = form, comm.comm
         self._where = key.rank, comm.first_tag + key.tag
         self._request: Any = None
-        self._data = np.empty(0, np.uint8)
+        self._data, self._count = np.empty(0, np.uint8), 0
 
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: int, credit: int = 0, wanted: int = 0) -> None:
         """Make a buffer for the rows, before anything is sent."""
-        nbytes = self._form.offsets(count)[-1]
-        self._data = np.empty(nbytes + 8, np.uint8)
-        self._data[nbytes:].view(np.int64)[0] = count
+        nbytes, self._count = self._form.offsets(count)[-1], count
+        self._data = np.empty(nbytes + 8 * _WORDS, np.uint8)
+        self._data[nbytes:].view(np.int64)[:] = count, credit, wanted
 
     def slot(self, epoch: int) -> list[Any]:  # noqa: ARG002
         """Return the columns of the message."""
-        return views_of(self._form, self._data, int(self._data[-8:].view(np.int64)[0]))
+        return views_of(self._form, self._data, self._count)
 
-    def send(self, count: int, epoch: int) -> None:  # noqa: ARG002
+    def send(self, count: int = 0, epoch: int = 0) -> None:  # noqa: ARG002
         """Send the rows."""
         self._request = self._comm.Isend(self._data, *self._where)
 
@@ -64,7 +71,7 @@ class MessageIn:
         self._request: Any = None
         self._data = np.empty(0, np.uint8)
         self._epoch = 0  # the last that has come
-        self.count = 0
+        self.count = self.credit = self.wanted = 0
         self.columns: list[Any] = []
 
     def has_come(self, epoch: int) -> bool:
@@ -88,10 +95,48 @@ class MessageIn:
 
     def open(self, epoch: int) -> None:  # noqa: ARG002
         """Find the rows that have come."""
-        self.count = int(self._data[-8:].view(np.int64)[0])
+        words = self._data[-8 * _WORDS :].view(np.int64)
+        self.count, self.credit, self.wanted = map(int, words)
         self.columns = views_of(self._form, self._data, self.count)
 
     def close(self) -> None:
         """Leave a message under way to MPI, with its buffer."""
         if self._request is not None:
             never_free([self._request], [self._data])
+
+
+def late(
+    keys: Sequence[Key],
+    ins: Sequence[Incoming | MessageIn],
+    outs: Sequence[Outgoing | MessageOut],
+    epoch: int,
+) -> list[int]:
+    """Return the ranks whose rows have not come, and those whose messages are not sent."""
+    pairs = zip(keys, ins, outs, strict=True)
+    return sorted(
+        {key.rank for key, each, out in pairs if not (each.has_come(epoch) and out.is_sent())}
+    )
+
+
+def wait_for_messages(comm: PlanComm, call: str, pending: Callable[[], list[int]]) -> None:
+    """Wait on the host until no rank of the plan is pending, with the node's deadline."""
+    agreement, here = comm.context.agreement, comm.ranks_here
+
+    def late_here() -> list[int]:
+        return [here[rank] for rank in pending() if rank in here]
+
+    with WaitMonitor(agreement, call, late_here, agreement.check_whole) as monitor:
+        if not monitor.poll(lambda: not pending()):
+            raise comm.timed_out(call, pending())
+
+
+def guarded(engine: Any, call: str, step: Callable[[], Any]) -> Any:
+    """Make a step of a call, marked as under way; leave the node where it fails."""
+    engine.busy[0] = 1
+    try:
+        return step()
+    except BaseException as error:
+        engine.fail(call, error)
+        raise
+    finally:
+        engine.busy[0] = 0

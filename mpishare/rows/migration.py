@@ -70,8 +70,8 @@ class Migration:
     ) -> Any:
         """Move each row to the rank that `to` names; return the new count of this rank's rows.
 
-        Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else
-        host-blocking. Rows that stay come first; behind them are those that came, peer by peer, in
+        Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else, and
+        with peers on other nodes, host-blocking. Rows that stay come first; behind them are those that came, peer by peer, in
         the order that they had at their peer. The same rows give the same bits.
 
         Parameters
@@ -99,6 +99,8 @@ class Migration:
             If an argument is not right; nothing was done then.
         EpochError
             If an exchange of the plan is open.
+        UnsupportedError
+            If the stream is captured, and there are peers on other nodes.
         """
         swap = self._swap
         swap._check_free("migrate")

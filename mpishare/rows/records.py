@@ -6,9 +6,13 @@ import ctypes
 from operator import index
 from typing import Any
 
+import numpy as np
+
 MAX_KEYS, MAX_LANES, GOALS = 32, 64, 34
 DROPPED, STRANGER = MAX_KEYS, MAX_KEYS + 1  # goals behind those of the keys
-HEADER_NBYTES, DEVICE_NBYTES = 128, 128
+HEADER_NBYTES, OFFER_NBYTES, DEVICE_NBYTES = 128, 512, 4352
+NO_ROUNDS, ROUNDS, LAST_ROUNDS = range(3)
+ALL_KEYS = (1 << 32) - 1
 WARPS, THREADS = 16, 512  # of a block
 _U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
 
@@ -54,9 +58,12 @@ class Spans(ctypes.Structure):
 
 
 class Sizes(ctypes.Structure):
-    """The table of the keys, and the sizes of a slot."""
+    """The table of the keys, what they need, and the sizes of a slot."""
 
-    _fields_ = (("keys", _U64), ("nkeys", _I32), ("room", _U32), ("slot", _U64))
+    _fields_ = (
+        *(("table", _U64), ("needed", _U64)),
+        *(("nkeys", _I32), ("room", _U32), ("slot", _U64)),
+    )
 
 
 class Scratch(ctypes.Structure):
@@ -65,11 +72,21 @@ class Scratch(ctypes.Structure):
     _fields_ = tuple((name, _U64) for name in ("listed", "gone", "goes_to", "of_blocks", "shifted"))
 
 
-KEY = [("theirs", "<u8"), ("mine", "<u8"), ("peer", "<i4"), ("unused", "<i4")]
+_KEY = [(name, "<u8") for name in ("theirs", "mine", "mine_rows", "rows", "there")]
+TABLE = np.dtype(
+    [
+        *(("kept", "<u8"), ("most", "<u8")),
+        ("keys", [*_KEY, ("peer", "<i4"), ("scale", "<u4")], MAX_KEYS),
+    ]
+)
+
+# Words of a header, and of what a rank offers a peer: the first is what its GPU needs.
+COUNT, CREDIT, WANTED, ROWS, SCALE = range(5)
+NEEDED, OFFERED, WHERE, NBYTES, HANDLE = range(5)
 
 # Words of int64 for the host.
-CAME, SENT, STUCK = 0, MAX_KEYS, 2 * MAX_KEYS
-LEFT, STRANGERS, KEPT, CUT, BEYOND, OUTSIDE, EPOCH, RESULTS = range(3 * MAX_KEYS, 3 * MAX_KEYS + 8)
+CAME, SENT, STUCK, AT, SCALES = range(0, 5 * MAX_KEYS, MAX_KEYS)
+LEFT, STRANGERS, KEPT, CUT, BEYOND, OUTSIDE, EPOCH, RESULTS = range(5 * MAX_KEYS, 5 * MAX_KEYS + 8)
 
 
 def word_of(nbytes: int, address: int = 0) -> int:

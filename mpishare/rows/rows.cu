@@ -1,24 +1,29 @@
 // Rows of columns that go to other ranks: selected, packed and announced by one kernel, awaited and
 // unpacked by another one.
 //
-// A slot has a header, then the columns of up to `room` rows. A rank has two slots for each of its
-// keys, in its own memory, which the peer writes in even epochs and in odd ones. The peer overwrites
-// a slot two epochs later: it has seen this rank's next epoch then, which followed the reads of the
-// slot on this rank's stream.
+// A slot has the columns of up to `room` rows, or of `scale` times as many. A rank has two slots and
+// two headers for each of its keys, in its own memory, which the peer writes in even epochs and in
+// odd ones. The peer overwrites a slot two epochs later: it has seen this rank's next epoch then,
+// which followed the reads of the slot on this rank's stream.
+//
+// Of rows that are started, those that a slot has no room for follow in rounds, in the kernel that
+// waits: the peer tells which rounds it has taken, in the header of what it sends.
 //
 // A tile is one word of 32 rows in a row: each warp moves one after another.
 #include "wait.cuh"
 
 const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
-const unsigned CUT = 1u << 31;
+const unsigned TOP = 1u << 31, ALL = ~0u, SEND = 1, TAKE = 2;
 
 // A word of each row: of this many bytes, in a column of the caller and in a slot.
 struct Lane {
     char* column;
     unsigned slot, at, stride, nbytes; // `slot` is where the column begins, `at` the word in a row
     __device__ char* of_caller(Word row) const { return column + row * stride + at; }
-    __device__ char* of_slot(char* rows, Word row) const { return rows + slot + row * stride + at; }
+    __device__ char* of_slot(char* rows, Word scale, Word row) const {
+        return rows + slot * scale + row * stride + at;
+    }
 };
 struct Lanes {
     Lane of[MAX_LANES + 1]; // the goals of a migration stand behind the last
@@ -43,31 +48,49 @@ struct Span {
 struct Spans {
     Span of[MAX_KEYS];
 };
+struct Header {
+    Word count;       // the epoch in the upper half
+    Word credit;      // how many rows the peer may send by a migration of the next epoch
+    Word wanted;      // how many there are, though they may not all be sent
+    Word rows, scale; // where they are, 0 for the first slots
+    Word round;       // of the epoch: how many rounds were sent
+    Word taken;       // of the other direction: how many were read, ALL if none will be
+};
 struct Key {
-    char *theirs, *mine; // the slots for even epochs
-    int peer, unused;
+    char *theirs, *mine, *mine_rows; // headers and the first slots, for even epochs
+    char* rows;                      // the slots of the peer, and their address there if larger
+    Word there;
+    int peer;
+    unsigned scale; // of the slots of the peer
+};
+struct Table { // of the host, which changes it on the stream
+    char* kept; // what a migration keeps
+    Word most;  // how many rows it grants a peer
+    Key keys[MAX_KEYS];
 };
 struct Sizes {
-    const Key* keys;
+    const Table* table;
+    Word* needed; // for the host: at a distance of OFFER_NBYTES, how many rows came at most
     int nkeys;
     unsigned room;
     Word slot; // bytes
 };
-struct Header {
-    Word count; // the epoch in the upper half; CUT if there were more rows
-    Word credit; // how many rows the peer may send by a migration of the next epoch
-};
-const unsigned HEADER_NBYTES = 128;
+const unsigned HEADER_NBYTES = 128, OFFER_NBYTES = 512;
 // What stays from launch to launch.
 struct Device {
     State state;
-    unsigned barrier, packed, ended, withheld; // `withheld`: of the credit that was announced
+    unsigned barrier, packed, ended, credit; // `credit`: that of the last epoch
     Word stays, kept, kept_side, stuck;
-    unsigned holes, unused;
+    unsigned holes, goes_on;
+    unsigned given[MAX_KEYS], taken[MAX_KEYS], todo[MAX_KEYS]; // rounds
+    // What was started, if it takes rounds.
+    Lanes lanes;
+    Spans spans;
+    long long lows[MAX_KEYS], nrows;
 };
-// For the host: the counts of all keys, then what went wrong since it looked.
+// For the host: the counts of all keys, where rows are, then what went wrong since it looked.
 struct Results {
-    long long came[MAX_KEYS], sent[MAX_KEYS], stuck[MAX_KEYS];
+    long long came[MAX_KEYS], sent[MAX_KEYS], stuck[MAX_KEYS], at[MAX_KEYS], scale[MAX_KEYS];
     long long left, strangers, kept, cut, beyond, outside, epoch;
 };
 struct Scratch {
@@ -101,21 +124,28 @@ __device__ __forceinline__ void for_tiles(unsigned rows, unsigned lanes, Move mo
     }
 }
 
-__device__ __forceinline__ char* slot_of(char* even, const Sizes& sizes, Word epoch) {
-    return even + (epoch & 1) * sizes.slot;
+__device__ __forceinline__ Header* header_of(char* even, Word epoch) {
+    return reinterpret_cast<Header*>(even + (epoch & 1) * HEADER_NBYTES);
+}
+// The slot of the peer to which a key leads.
+__device__ __forceinline__ char* slot_of(const Key& key, const Sizes& sizes, Word epoch) {
+    return key.rows + (epoch & 1) * key.scale * sizes.slot;
 }
 
 // Waits for all blocks of this launch, as cooperative groups do: all of them have room at once.
-__device__ __forceinline__ void meet(unsigned* barrier) {
+// Returns false once waits are to be given up, as a block may have ended then.
+__device__ __forceinline__ bool meet(Device* device) {
+    bool is_whole = true;
     __syncthreads();
     if (gridDim.x > 1 && threadIdx.x == 0) {
         __threadfence();
-        const unsigned mine = blockIdx.x ? 1 : CUT - (gridDim.x - 1);
-        const unsigned before = atomicAdd(barrier, mine);
-        while (!((before ^ *const_cast<volatile unsigned*>(barrier)) & CUT)) {}
+        const unsigned mine = blockIdx.x ? 1 : TOP - (gridDim.x - 1);
+        const unsigned before = atomicAdd(&device->barrier, mine);
+        while (is_whole && !((before ^ *const_cast<volatile unsigned*>(&device->barrier)) & TOP))
+            is_whole = !*const_cast<volatile unsigned*>(&device->state.aborted);
         __threadfence();
     }
-    __syncthreads();
+    return __syncthreads_and(is_whole);
 }
 
 // Whether this block is the last one that comes here.
@@ -132,37 +162,54 @@ __device__ __forceinline__ bool is_last(unsigned* done) {
     return found;
 }
 
-// Announces the rows of all keys, once every block has packed its own.
+// Announces the rows of the keys, once every block has packed its own.
 __device__ __forceinline__ void announce(
     const Sizes& sizes, Device* device, Results* results, Word epoch, const unsigned* counts,
-    bool are_cut
+    const unsigned* wanted, unsigned keys
 ) {
     if (!is_last(&device->packed)) return;
-    const unsigned key = threadIdx.x, room = sizes.room, nkeys = sizes.nkeys;
+    const unsigned at = threadIdx.x, nkeys = sizes.nkeys;
     // What is kept, and what may come now, has room in twice what all may send.
-    const Word taken = device->kept + static_cast<Word>(nkeys) * (room - device->withheld);
-    const Word all = 2ull * nkeys * room, free = taken < all ? (all - taken) / nkeys : 0;
-    const unsigned credit = free < room ? static_cast<unsigned>(free) : room;
+    const Word last = epoch == 1 ? sizes.room : device->credit;
+    const Word taken = device->kept + nkeys * last, all = 2 * nkeys * sizes.table->most;
+    const Word free = taken < all ? (all - taken) / nkeys : 0;
+    const Word most = free < sizes.table->most ? free : sizes.table->most;
+    const Word credit = keys == ALL ? most : device->credit;
     __syncthreads();
-    if (key >= nkeys) return;
-    if (key == 0) device->withheld = room - credit;
-    const bool is_cut = are_cut && counts[key] > room;
-    const Word count = counts[key] < room ? counts[key] : room;
-    results->sent[key] = count;
-    if (is_cut) results->cut = 1;
-    Header* header = reinterpret_cast<Header*>(slot_of(sizes.keys[key].theirs, sizes, epoch));
-    header->credit = credit;
+    if (at >= nkeys || !(keys >> at & 1)) return;
+    if (at == 0) device->credit = static_cast<unsigned>(credit);
+    const Key& key = sizes.table->keys[at];
+    device->given[at] = 1, device->taken[at] = 0;
+    results->sent[at] = counts[at];
+    Header* header = header_of(key.theirs, epoch);
+    header->credit = credit, header->wanted = wanted[at], header->scale = key.scale;
+    header->rows = key.there ? key.there + (epoch & 1) * key.scale * sizes.slot : 0;
     __threadfence_system();
-    store_release(&header->count, epoch << 32 | (is_cut ? CUT : 0) | count);
+    store_release(&header->count, epoch << 32 | counts[at]);
 }
 
+// Copies words of some rows of a span to a slot, from the row `begin` of those for the key on.
+__device__ __forceinline__ void pack_word(
+    const Span& span, long long low, Word begin, unsigned i, long long nrows, const Lane& lane,
+    char* slot, unsigned scale, Results* results
+) {
+    long long row = low + begin + i;
+    if (span.numbers)
+        row = span.nbytes == 4 ? static_cast<const int*>(span.numbers)[row]
+                               : static_cast<const long long*>(span.numbers)[row];
+    if (row < 0 || row >= nrows) results->outside = 1;
+    else copy_word(lane.of_slot(slot, scale, i), lane.of_caller(row), lane.nbytes);
+}
+
+// With `keys` other than ALL: once more, for keys whose slots are larger now.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) send_rows(
     const Sizes sizes, const __grid_constant__ Lanes lanes, const __grid_constant__ Spans spans,
-    long long nrows, Device* device, Results* results
+    long long nrows, unsigned keys, Device* device, Results* results
 ) {
     __shared__ unsigned counts[MAX_KEYS], begins[MAX_KEYS + 1];
     __shared__ long long lows[MAX_KEYS];
-    const Word epoch = epoch_of(&device->state);
+    const Word epoch = epoch_of(&device->state) - (keys != ALL);
+    bool is_more = false;
     if (threadIdx.x < sizes.nkeys) {
         const Span& span = spans.of[threadIdx.x];
         long long low = span.low.get(), high = span.high.get();
@@ -171,34 +218,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) send_rows(
             low = high = 0;
         }
         lows[threadIdx.x] = low;
-        counts[threadIdx.x] = static_cast<unsigned>(high - low);
+        counts[threadIdx.x] = keys >> threadIdx.x & 1 ? static_cast<unsigned>(high - low) : 0;
+        is_more = counts[threadIdx.x] > sizes.room * sizes.table->keys[threadIdx.x].scale;
     }
-    __syncthreads();
+    is_more = __syncthreads_or(is_more);
     if (threadIdx.x == 0) {
         begins[0] = 0;
         for (int key = 0; key < sizes.nkeys; ++key)
-            begins[key + 1] = begins[key] + min(counts[key], sizes.room);
+            begins[key + 1] = begins[key] + min(counts[key], sizes.room * sizes.table->keys[key].scale);
+        if (is_more && blockIdx.x == 0)
+            device->lanes = lanes, device->spans = spans, device->nrows = nrows;
     }
     __syncthreads();
+    if (is_more && blockIdx.x == 0 && threadIdx.x < sizes.nkeys)
+        device->lows[threadIdx.x] = lows[threadIdx.x];
     for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned at, unsigned place) {
         int key = 0;
         while (place >= begins[key + 1]) ++key;
-        const Span& span = spans.of[key];
-        const unsigned i = place - begins[key];
-        long long row = lows[key] + i;
-        if (span.numbers)
-            row = span.nbytes == 4 ? static_cast<const int*>(span.numbers)[i]
-                                   : static_cast<const long long*>(span.numbers)[i];
-        if (row < 0 || row >= nrows) {
-            results->outside = 1;
-            return;
-        }
-        const Lane& lane = lanes.of[at];
-        char* slot = slot_of(sizes.keys[key].theirs, sizes, epoch) + HEADER_NBYTES;
-        copy_word(lane.of_slot(slot, i), lane.of_caller(row), lane.nbytes);
+        pack_word(spans.of[key], lows[key], 0, place - begins[key], nrows, lanes.of[at],
+                  slot_of(sizes.table->keys[key], sizes, epoch), sizes.table->keys[key].scale, results);
     });
-    announce(sizes, device, results, epoch, counts, true);
-    if (threadIdx.x == 0) count_launch(&device->state);
+    announce(sizes, device, results, epoch, counts, counts, keys);
+    if (threadIdx.x == 0 && keys == ALL) count_launch(&device->state);
 }
 
 // How many of `count` places a condition holds for, which holds for the first ones.
@@ -340,14 +381,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
         // How many may leave: all that are dropped, none that have no peer.
         rooms[threadIdx.x] = threadIdx.x == DROPPED ? ~0u : 0;
         if (threadIdx.x < sizes.nkeys) {
-            const char* mine = sizes.keys[threadIdx.x].mine;
-            const Header* last =
-                reinterpret_cast<const Header*>(slot_of(const_cast<char*>(mine), sizes, epoch - 1));
-            rooms[threadIdx.x] = epoch == 1 ? sizes.room
-                                            : min(sizes.room, static_cast<unsigned>(last->credit));
+            const Key& key = sizes.table->keys[threadIdx.x];
+            const Word credit = epoch == 1 ? sizes.room : header_of(key.mine, epoch - 1)->credit;
+            rooms[threadIdx.x] = min(sizes.room * key.scale, static_cast<unsigned>(credit));
         }
     }
-    meet(&device->barrier);
+    if (!meet(device)) return;
     sum_blocks(scratch.of_blocks, totals, before);
 
     // --- their places
@@ -361,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
     __syncwarp();
     for (int goal = lane; goal < GOALS; goal += 32) of_warps[warp][goal] += before[goal];
     __syncwarp();
-    const unsigned stays = count - ngone;
+    const unsigned stays = count - ngone, stride = ~TOP / max(1, sizes.nkeys);
     for_listed(part, scratch.listed, to, goal_of, nranks,
                [&](unsigned row, int goal, unsigned rank, unsigned same) {
                    const unsigned place = goal == HOME ? 0 : of_warps[warp][goal] + rank;
@@ -370,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
                    if (goes) {
                        const unsigned at = first + __popc(all & ((1u << lane) - 1));
                        scratch.gone[at] = row;
-                       scratch.goes_to[at] = goal == DROPPED ? -1 : static_cast<int>(goal * sizes.room + place);
+                       scratch.goes_to[at] = goal == DROPPED ? -1 : static_cast<int>(goal * stride + place);
                    }
                    first += __popc(all);
                    const unsigned holes = __popc(__ballot_sync(~0u, goes && row < stays));
@@ -379,20 +418,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
                    if (goal != HOME && rank == 0) of_warps[warp][goal] += same;
                    __syncwarp();
                });
-    meet(&device->barrier);
+    if (!meet(device)) return;
 
     // --- packed
     for_tiles(ngone, lanes.count, [&](unsigned at, unsigned place) {
         const int where = scratch.goes_to[place];
         if (where < 0) return;
         const Lane& lane = lanes.of[at];
-        const unsigned key = where / sizes.room, i = where % sizes.room;
-        char* slot = slot_of(sizes.keys[key].theirs, sizes, epoch) + HEADER_NBYTES;
-        copy_word(lane.of_slot(slot, i), lane.of_caller(scratch.gone[place]), lane.nbytes);
+        const Key& key = sizes.table->keys[where / stride];
+        copy_word(lane.of_slot(slot_of(key, sizes, epoch), key.scale, where % stride),
+                  lane.of_caller(scratch.gone[place]), lane.nbytes);
     });
     __syncthreads();
     if (threadIdx.x < GOALS) before[threadIdx.x] = min(totals[threadIdx.x], rooms[threadIdx.x]);
-    announce(sizes, device, results, epoch, before, false);
+    announce(sizes, device, results, epoch, before, totals, ALL);
 
     // --- the gaps closed: each thread overwrites only words that it packed itself
     const unsigned holes = *const_cast<volatile unsigned*>(&device->holes);
@@ -406,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
             to[scratch.gone[place]] = to[filler_of(place, scratch.gone, ngone, count)];
         });
     } else if (ngone) {
-        meet(&device->barrier);
+        if (!meet(device)) return;
         const unsigned start = scratch.gone[0];
         for (int at = 0; at <= lanes.count; ++at) { // the goals too
             const Lane& lane = lanes.of[at];
@@ -415,7 +454,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
                 copy_word(scratch.shifted + static_cast<Word>(place) * 16, lane.of_caller(from),
                           lane.nbytes);
             });
-            meet(&device->barrier);
+            if (!meet(device)) return;
             for_tiles(stays > start ? stays - start : 0, 1, [&](unsigned, unsigned place) {
                 copy_word(lane.of_caller(start + place),
                           scratch.shifted + static_cast<Word>(place) * 16, lane.nbytes);
@@ -435,69 +474,167 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
     if (threadIdx.x == 0) count_launch(&device->state);
 }
 
+// Where the rows of a key are.
+struct Arrived {
+    char* rows;
+    unsigned count, scale;
+};
+
+// What block 0 does between two rounds, a thread for each key: it tells the peers what was done in
+// the last one, and waits until something can be done for any key. Returns whether there is.
+__device__ __forceinline__ void find_round(
+    const Sizes& sizes, const Arrived* arrived, bool is_mine, bool is_last_launch, unsigned& step,
+    Device* device, Results* results, const Host& host, Word epoch
+) {
+    const unsigned at = threadIdx.x;
+    const bool is_key = at < sizes.nkeys;
+    const Key& key = sizes.table->keys[is_key ? at : 0];
+    Header *mine = header_of(key.mine, epoch), *theirs = header_of(key.theirs, epoch);
+    const Word tag = epoch << 32, room = sizes.room * key.scale;
+    unsigned given = device->given[at % MAX_KEYS], taken = device->taken[at % MAX_KEYS];
+    bool sends = false, takes = false, is_any, is_open;
+    if (is_key && arrived[at].count > sizes.room * arrived[at].scale) {
+        if (step & TAKE) ++taken;
+        else if (is_last_launch && !taken) taken = ALL, results->cut = 1;
+        if (taken) store_release(&theirs->taken, tag | taken);
+        takes = is_mine && static_cast<Word>(taken) * sizes.room * arrived[at].scale < arrived[at].count;
+    }
+    if (step & SEND) store_release(&theirs->round, tag | ++given);
+    if (is_key && given != ALL) sends = given * room < results->sent[at];
+    Wait wait(host, &device->state.aborted, epoch);
+    do {
+        const Word seen = sends ? load_acquire(&mine->taken) : 0;
+        if (seen == (tag | ALL)) given = ALL, results->cut = 1, sends = false;
+        step = sends && seen >= (tag | given) ? SEND : 0;
+        if (takes && load_acquire(&mine->round) > (tag | taken)) step |= TAKE;
+        is_any = __syncthreads_or(step);
+        is_open = __syncthreads_or(takes || (is_last_launch && sends));
+        if (!is_any && (takes || sends)) is_open &= wait.keep_waiting(key.peer);
+        is_open = __syncthreads_and(is_open);
+    } while (!is_any && is_open);
+    if (wait.polls >= POLLS_PER_HOST_CHECK) host.stalled_on[key.peer] = 0;
+    if (is_key) device->given[at] = given, device->taken[at] = taken, device->todo[at] = step;
+    if (at == 0) device->goes_on = is_any;
+}
+
+// Trades rounds behind the first until all that comes for the keys from `first` to `last` is placed,
+// and in the last launch of a call all that goes is sent. Peers whose rows have no place by then are
+// told so.
+template <class Put>
+__device__ __forceinline__ void trade_rounds(
+    const Sizes& sizes, const Arrived* arrived, int first, int last, bool is_last_launch,
+    Device* device, Results* results, const Host& host, Word epoch, unsigned nlanes, Put put
+) {
+    const bool is_mine = static_cast<int>(threadIdx.x) >= first && static_cast<int>(threadIdx.x) < last;
+    const volatile Device& now = *device;
+    for (unsigned step = is_mine ? TAKE : 0;;) {
+        __threadfence_system();
+        if (!meet(device)) return;
+        if (blockIdx.x == 0)
+            find_round(sizes, arrived, is_mine, is_last_launch, step, device, results, host, epoch);
+        if (!meet(device) || !now.goes_on) return;
+        for (int at_key = 0; at_key < sizes.nkeys; ++at_key) {
+            const Key& key = sizes.table->keys[at_key];
+            const Arrived& from = arrived[at_key];
+            const unsigned todo = now.todo[at_key];
+            const Word room = sizes.room * key.scale, begin = now.given[at_key] * room;
+            const Word sent = results->sent[at_key];
+            if (todo & SEND)
+                for_tiles(min(room, sent - begin), device->lanes.count, [&](unsigned at, unsigned i) {
+                    pack_word(device->spans.of[at_key], device->lows[at_key], begin, i,
+                              device->nrows, device->lanes.of[at], slot_of(key, sizes, epoch),
+                              key.scale, results);
+                });
+            const Word slot = sizes.room * from.scale, done = now.taken[at_key] * slot;
+            if (todo & TAKE)
+                for_tiles(min(slot, from.count - done), nlanes, [&](unsigned at, unsigned i) {
+                    put(at, at_key, done + i, i);
+                });
+        }
+    }
+}
+
 // Waits for all peers, then places the rows of the keys from `first` to `last` one after another.
-// With `kept`, for a migration: what was kept comes first, and what has no room is kept.
+// With `to`, for a migration: what was kept comes first, and what has no room is kept. `rounds` is 0
+// for none, 2 in the last launch of a call, else 1.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
-    const Sizes sizes, const __grid_constant__ Lanes lanes, int first, int last, const Bound given,
-    Word capacity, long long* count_at, char* kept, int* to, int me, Device* device,
+    const Sizes sizes, const __grid_constant__ Lanes lanes, int first, int last, int rounds,
+    const Bound given, Word capacity, long long* count_at, int* to, int me, Device* device,
     Results* results, const Host host
 ) {
-    __shared__ unsigned counts[MAX_KEYS], begins[MAX_KEYS + 2];
+    __shared__ unsigned begins[MAX_KEYS + 2];
+    __shared__ Arrived arrived[MAX_KEYS];
     const Word epoch = epoch_of(&device->state) - 1;
-    bool has_come = true;
+    bool has_come = true, is_more = false;
     if (threadIdx.x < sizes.nkeys) {
-        const Key& key = sizes.keys[threadIdx.x];
-        const Word* word = &reinterpret_cast<Header*>(slot_of(key.mine, sizes, epoch))->count;
+        const unsigned at = threadIdx.x;
+        const Key& key = sizes.table->keys[at];
+        Header* header = header_of(key.mine, epoch);
         Wait wait(host, &device->state.aborted, epoch);
         Word seen;
-        while (has_come && ((seen = load_acquire(word)) ^ epoch << 32) >> 32)
+        while (has_come && ((seen = load_acquire(&header->count)) ^ epoch << 32) >> 32)
             has_come = wait.keep_waiting(key.peer);
         if (wait.polls >= POLLS_PER_HOST_CHECK) host.stalled_on[key.peer] = 0;
-        const unsigned count = static_cast<unsigned>(seen);
-        counts[threadIdx.x] = count & ~CUT;
-        if (blockIdx.x == 0 && has_come) {
-            results->came[threadIdx.x] = count & ~CUT;
-            results->epoch = epoch;
-            if (count & CUT) results->cut = 1;
+        if (has_come) {
+            char* rows = header->rows ? reinterpret_cast<char*>(header->rows)
+                                      : key.mine_rows + (epoch & 1) * sizes.slot;
+            arrived[at] = {rows, static_cast<unsigned>(seen), static_cast<unsigned>(header->scale)};
+            const Word room = sizes.room * header->scale;
+            is_more = arrived[at].count > room || results->sent[at] > sizes.room * key.scale;
+            if (blockIdx.x == 0) {
+                results->came[at] = arrived[at].count;
+                results->at[at] = reinterpret_cast<long long>(rows);
+                results->scale[at] = header->scale;
+                results->epoch = epoch;
+                if (header->wanted > room) sizes.needed[at * (OFFER_NBYTES / 8)] = header->wanted;
+            }
         }
     }
     if (!__syncthreads_and(has_come)) return;
-    const unsigned was_kept = kept ? static_cast<unsigned>(device->kept) : 0;
+    is_more = __syncthreads_or(is_more);
+    const unsigned was_kept = to ? static_cast<unsigned>(device->kept) : 0;
     if (threadIdx.x == 0) {
         begins[0] = was_kept; // behind it key `first`
         for (int key = first; key < last; ++key)
-            begins[key - first + 1] = begins[key - first] + counts[key];
+            begins[key - first + 1] = begins[key - first] + arrived[key].count;
     }
     __syncthreads();
     const unsigned all = begins[last - first];
-    const Word base = kept ? device->stays : static_cast<Word>(given.get());
+    const Word base = to ? device->stays : static_cast<Word>(given.get());
     const Word room = base < capacity ? capacity - base : 0;
     const unsigned fits = all < room ? all : static_cast<unsigned>(room);
     // Of what is kept there are two sides, each for twice what all peers may send.
-    const Word side = (sizes.slot - HEADER_NBYTES) * sizes.nkeys * 2;
-    char* old_side = kept + device->kept_side * side;
-    char* new_side = kept + (device->kept_side ^ 1) * side;
+    const Word side = sizes.table->most / sizes.room * sizes.nkeys * 2;
+    char* old_side = sizes.table->kept + device->kept_side * side * sizes.slot;
+    char* new_side = sizes.table->kept + (device->kept_side ^ 1) * side * sizes.slot;
+    const auto put = [&](unsigned at, int key, Word row, unsigned i) {
+        const Lane& lane = lanes.of[at];
+        const Word place = begins[key - first] + row;
+        const char* from = lane.of_slot(arrived[key].rows, arrived[key].scale, i);
+        if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
+        else if (to) copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
+    };
     for_tiles(all, lanes.count, [&](unsigned at, unsigned place) {
         const Lane& lane = lanes.of[at];
-        // On a side a column begins at so many times its place in a slot.
-        const Word of_side = static_cast<Word>(lane.slot) * (sizes.nkeys * 2 - 1);
-        const char* from;
         if (place < was_kept) {
-            from = lane.of_slot(old_side + of_side, place);
-        } else {
-            int at_key = 0;
-            while (place >= begins[at_key + 1]) ++at_key;
-            char* slot = slot_of(sizes.keys[first + at_key].mine, sizes, epoch) + HEADER_NBYTES;
-            from = lane.of_slot(slot, place - begins[at_key]);
+            const char* from = lane.of_slot(old_side, side, place);
+            if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
+            else copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
+            return;
         }
-        if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
-        else if (kept) copy_word(lane.of_slot(new_side + of_side, place - fits), from, lane.nbytes);
+        int key = first;
+        while (place >= begins[key - first + 1]) ++key;
+        const unsigned i = place - begins[key - first];
+        if (i < sizes.room * arrived[key].scale) put(at, key, i, i);
     });
+    if (rounds && is_more)
+        trade_rounds(sizes, arrived, first, last, rounds == 2, device, results, host, epoch,
+                     lanes.count, put);
     if (to)
         for_tiles(fits, 1, [&](unsigned, unsigned place) { to[base + place] = me; });
     if (is_last(&device->ended) && threadIdx.x == 0) {
         if (count_at) *count_at = base + fits;
-        if (kept) {
+        if (to) {
             device->kept = results->kept = all - fits;
             device->kept_side ^= 1;
             results->left = device->stuck + all - fits;

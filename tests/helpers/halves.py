@@ -15,6 +15,14 @@ WORLD = MPI.COMM_WORLD
 HALF = -(-WORLD.size // 2)
 
 
+def device_of_half() -> int:
+    """A GPU for each rank, or for each half: ranks do not know who uses theirs elsewhere."""
+    import cupy
+
+    ngpus = int(cupy.cuda.runtime.getDeviceCount())
+    return WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
+
+
 @contextmanager
 def node_of_half(device: int) -> Iterator[mpishare.Node]:
     """Yield the node of this rank's half, on a GPU. Collective.

@@ -24,7 +24,7 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
-from tests.helpers.halves import HALF, WORLD, node_of_half
+from tests.helpers.halves import HALF, WORLD, device_of_half, node_of_half
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -37,14 +37,9 @@ def no_nccl():
 @pytest.fixture(scope="module")
 def half():
     """The node of one half of the ranks, which take the other half for another machine."""
-    import cupy
-
-    ngpus = cupy.cuda.runtime.getDeviceCount()
-    # Ranks do not know that those of another machine use their GPU: each half has its own.
-    device = WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nccl, "load", no_nccl)
-        with node_of_half(device) as node:
+        with node_of_half(device_of_half()) as node:
             yield node
 
 

@@ -16,7 +16,19 @@ STRUCTS = [
     if isinstance(each, type) and issubclass(each, ctypes.Structure)
 ]
 STRUCTS.append(Host)
+ARRAYS = {
+    "came": records.CAME,
+    "sent": records.SENT,
+    "stuck": records.STUCK,
+    "at": records.AT,
+    "scale": records.SCALES,
+}
+HEADER = ("COUNT", "CREDIT", "WANTED", "ROWS", "SCALE")
 WORDS = ("left", "strangers", "kept", "cut", "beyond", "outside", "epoch")
+CONSTANTS = (
+    *("MAX_KEYS", "MAX_LANES", "GOALS", "DROPPED", "STRANGER", "WARPS"),
+    *("HEADER_NBYTES", "OFFER_NBYTES"),
+)
 
 
 def asserted(moved: int = 0) -> str:
@@ -27,12 +39,15 @@ def asserted(moved: int = 0) -> str:
         for name, *_ in each._fields_
     }
     offsets |= {("Results", each): 8 * getattr(records, each.upper()) for each in WORDS}
-    offsets |= {("Results", "sent"): 8 * records.SENT, ("Results", "stuck"): 8 * records.STUCK}
+    offsets |= {("Results", each): 8 * at for each, at in ARRAYS.items()}
+    offsets |= {("Header", each.lower()): 8 * getattr(records, each) for each in HEADER}
+    offsets |= {("Table", name): at for name, (_, at) in records.TABLE.fields.items()}
     facts = [f"sizeof({name}) == {size + moved}" for name, size in sizes.items()]
     facts += [f"__builtin_offsetof({s}, {f}) == {at + moved}" for (s, f), at in offsets.items()]
     facts += [f"sizeof(Results) == {8 * records.RESULTS + moved}"]
+    facts += [f"sizeof(Table) == {records.TABLE.itemsize + moved}"]
     facts += [f"sizeof(Device) <= {records.DEVICE_NBYTES - 10 * moved}"]
-    for name in ("MAX_KEYS", "MAX_LANES", "GOALS", "DROPPED", "STRANGER", "WARPS", "HEADER_NBYTES"):
+    for name in CONSTANTS:
         facts.append(f"{name} == {getattr(records, name) + moved}")
     return "\n".join(f'static_assert({fact}, "{fact}");' for fact in facts)
 

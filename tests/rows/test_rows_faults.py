@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, LIMIT_S, play
 from tests.helpers.scenes_halo import play_on
 from tests.helpers.stage import Stage
 
@@ -29,9 +29,14 @@ def test_random_rows_over_nodes(nodes):
     play_on(nodes, random_rows, shared=True).ended_well()
 
 
-def missed(stage: Stage, call: str, is_killed: bool) -> None:
+def missed(stage: Stage, call: str, is_killed: bool, per_node: int = 0) -> None:
+    from mpishare.runtime import places
+
+    place = places.place
+    if per_node:
+        places.place = lambda: [*place(), stage.rank // per_node]
     stage.quiet()
-    node = stage.node(timeout_s=60.0 if is_killed else 2.0)
+    node = stage.node(timeout_s=60.0 if is_killed and not per_node else 2.0)
     swap = mpishare.RowExchange(stage.world, ["f8"], 4, node=node)
     move = mpishare.Migration(swap)
     xp, to = node.xp, node.xp.full(8, node.rank, "i4")
@@ -68,6 +73,23 @@ def test_all_survivors_name_the_killed_rank(call, backend):
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(call, backend):
     played = play(3, missed, call, False, survivable=True, backend=backend)
     played.others_give_up()
+
+
+@pytest.mark.parametrize(
+    ("n", "per_node", "is_killed"),
+    [(3, 2, False), (2, 1, False), pytest.param(2, 1, True, marks=pytest.mark.kills)],
+    ids=["late", "late elsewhere", "killed elsewhere"],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", ["exchange", "migrate"])
+def test_ranks_of_two_nodes_go_on_by_the_deadline(call, backend, n, per_node, is_killed):
+    played = play(n, missed, call, is_killed, per_node, survivable=True, backend=backend)
+    told = [played.told(rank, "first") for rank in (0, 2)[: n - 1]]
+    for first in told:
+        assert first.error in ("PeerTimeout", "PeerError"), played.describe()
+        assert first.seconds < 3 + LIMIT_S
+    assert any("rank 1 " in first.text for first in told), played.describe()
+    played.worked((0, 2)[: n - 1], "close")
 
 
 def grows(stage: Stage) -> None:

@@ -53,6 +53,11 @@ class PinnedFlags:
         for peer in streamed:  # which may pack a first call
             self._view[self._index(self.rank, self._in_row(1, peer))] = 1
 
+    @property
+    def staging(self) -> memoryview:
+        """The pinned memory behind the flags, as the host has it."""
+        return NO_WORDS if self._memory is None else self._memory.buffer[8 * self._count :]
+
     def ready(self, sender: int, receiver: int) -> int:
         """Return the address of the sender's flag: its cells are packed."""
         return self._address_of(sender, self._in_row(0, receiver))

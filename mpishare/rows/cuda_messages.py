@@ -1,0 +1,118 @@
+"""Rows in GPU memory that go to ranks of other nodes: kernels pack them in pinned host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.rows import records
+from mpishare.rows.messages import MessageIn, MessageOut, late, wait_for_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.plans.comm import PlanComm
+    from mpishare.rows.cuda_slots import CudaSlots
+    from mpishare.rows.form import Form
+
+    Array = np.ndarray[Any, Any]
+
+
+class CudaMessages:
+    """The rows of one plan that travel by messages: those of the keys at these places."""
+
+    def __init__(self, comm: PlanComm, form: Form, slots: CudaSlots, places: set[int]) -> None:
+        self._comm, self._context, self._form, self._slots = comm, comm.context, form, slots
+        self._keys = {place: form.keys[place] for place in sorted(places)}
+        self._outs = {at: MessageOut(comm, form, key) for at, key in self._keys.items()}
+        self._ins = {at: MessageIn(comm, form, key) for at, key in self._keys.items()}
+        self._pinned: dict[int, Array] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def make_slots(self) -> None:
+        """Have memory for the kernels to pack in, once the table is made."""
+        for place in self._keys:
+            self._reserve(place, 1)
+
+    def _reserve(self, place: int, scale: int) -> None:
+        headers = 2 * records.HEADER_NBYTES
+        nbytes = headers + 2 * scale * self._slots.slot
+        memory = cupy.cuda.alloc_pinned_memory(nbytes)
+        self._pinned[place] = np.frombuffer(memory, np.uint8, nbytes)
+        self._pinned[place][:headers] = 0
+        key = self._slots.keys[place]
+        key["theirs"], key["rows"], key["scale"] = memory.ptr, memory.ptr + headers, scale
+        self._slots.is_changed = True
+
+    def _header(self, place: int, epoch: int) -> Array:
+        begin = (epoch & 1) * records.HEADER_NBYTES
+        return self._pinned[place][begin : begin + records.HEADER_NBYTES].view(np.uint64)
+
+    def trade(self, call: str, epoch: int, stream: int, again: Callable[[int], None]) -> None:
+        """Send what was packed, and upload what comes. Host-blocking.
+
+        `again` enqueues that some keys are packed once more.
+        """
+        if more := self._take_packed(call, epoch):
+            self._slots.publish(stream)
+            again(more)
+            self._take_packed(call, epoch)
+        for out in self._outs.values():
+            out.send()
+        pairs = [*self._keys.values()], [*self._ins.values()], [*self._outs.values()]
+        wait_for_messages(self._comm, call, lambda: late(*pairs, epoch))
+        for place, each in self._ins.items():
+            each.open(epoch)
+            self._upload(place, each, epoch, stream)
+
+    def _take_packed(self, call: str, epoch: int) -> int:
+        """Copy what was packed into messages; return the keys whose rows had no room, as bits."""
+        tag = epoch & 0xFFFFFFFF
+
+        def is_packed() -> bool:
+            return all(int(self._header(at, epoch)[0]) >> 32 == tag for at in self._keys)
+
+        self._context.wait_until(is_packed, call)
+        self._context.memory_barrier()
+        self._slots.held.clear()  # the stream is past these
+        more = 0
+        for place, out in self._outs.items():
+            count, credit, wanted = map(int, self._header(place, epoch)[: records.ROWS])
+            count &= 0xFFFFFFFF
+            scale = int(self._slots.keys[place]["scale"])
+            if count <= scale * self._form.room:
+                out.reserve(count, credit, wanted)
+                self._copy(place, scale, epoch, out.slot(epoch))
+            else:
+                more |= 1 << place
+            if wanted > scale * self._form.room:
+                self._reserve(place, self._slots.scale_for(wanted))
+        return more
+
+    def _copy(self, place: int, scale: int, epoch: int, columns: list[Array]) -> None:
+        begin = 2 * records.HEADER_NBYTES + (epoch & 1) * scale * self._slots.slot
+        packed = self._pinned[place]
+        for column, at in zip(columns, self._slots.columns_at(begin, scale), strict=True):
+            column[...] = packed[at : at + column.nbytes].view(column.dtype).reshape(column.shape)
+
+    def _upload(self, place: int, came: MessageIn, epoch: int, stream: int) -> None:
+        slots = self._slots
+        if came.count > slots.scales[place] * self._form.room:
+            slots.enlarge(place, came.count, is_needed=True)
+        scale, rows = slots.scales[place], slots.slot_at(place, epoch)
+        for column, address in zip(came.columns, slots.columns_at(rows, scale), strict=True):
+            if came.count:
+                slots.upload(address, column, stream)
+        words = epoch << 32 | came.count, came.credit, came.wanted, rows, scale
+        header = int(slots.keys[place]["mine"]) + (epoch & 1) * records.HEADER_NBYTES
+        slots.upload(header, np.array(words, np.uint64), stream)
+
+    def close(self) -> None:
+        """Leave messages under way to MPI."""
+        for place, out in self._outs.items():
+            out.close()
+            self._ins[place].close()

@@ -1,0 +1,183 @@
+"""Slots of rows in GPU memory, and the larger ones that a receiver makes and its peer takes.
+
+Kernels tell the host how many rows came at most. A rank whose slots were too small for these makes
+larger ones at its next call, and writes their handle to pinned memory, where the sender finds it at
+its own next call. Nobody waits for the other: each header has the address of its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.memory.handle import Handle
+from mpishare.plans.gpu.staging import PlanBuffers
+from mpishare.rows import records
+
+if TYPE_CHECKING:
+    from mpishare.backends.suballocator import Suballocation
+    from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.gpu.launch import PlanLauncher
+    from mpishare.rows.form import Form
+
+_MOST_WORDS = 1 << 30
+
+log = logging.getLogger("mpishare.rows")
+
+
+class CudaSlots(PlanBuffers):
+    """The headers and slots of one plan. Collective to make; `far` are places of other nodes."""
+
+    def __init__(self, setup: RoutedSetup, form: Form, far: set[int]) -> None:
+        comm = setup.comm
+        self._form, self._me, self._far, self._context = form, comm.rank, far, setup.context
+        self._backend: Any = setup.context.backend
+        self.slot = form.offsets(form.room)[-1]
+        self._first, begin = {}, 0  # offers of each rank
+        for rank in comm.ranks_here:
+            self._first[rank] = begin
+            begin += form.nkeys[rank]
+        nbytes = {
+            rank: 2 * (records.HEADER_NBYTES + self.slot) * form.nkeys[rank] for rank in self._first
+        }
+        near = {key.rank for place, key in enumerate(form.keys) if place not in far}
+        others = sorted(near - {comm.rank})
+        super().__init__(comm, setup.name, nbytes, others, begin * records.OFFER_NBYTES, [])
+        self._larger: list[Suballocation] = []
+        self._opened: list[Suballocation] = []
+        self.held: list[Any] = []  # what is uploaded
+        self.is_changed = False  # the table, since it was published
+        self.table = np.zeros(1, records.TABLE)
+        self.keys = self.table["keys"][0]
+        self._table_at = 0
+        # Of what comes: addresses of slots for even epochs, and for how many times `room` rows.
+        self.bases, self.scales = [0] * len(form.keys), [1] * len(form.keys)
+
+    def fill(self) -> None:
+        """Fill the table, once the slots are mapped."""
+        ranks, form = [*self._first], self._form
+        for place, key in enumerate(form.keys):
+            mine, mine_rows = self._places(self._me, place)
+            self.bases[place] = mine_rows
+            theirs, rows = (0, 0) if place in self._far else self._places(key.rank, key.place)
+            peer = 0 if place in self._far else ranks.index(key.rank)
+            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1
+        self.table["most"] = form.room
+
+    def sizes(self, launcher: PlanLauncher) -> records.Sizes:
+        """Describe the table to the kernels."""
+        form, self._table_at = self._form, launcher.upload(self.table)
+        needed = self.flags.staging_address + records.OFFER_NBYTES * self._first[self._me]
+        return records.Sizes(self._table_at, needed, len(form.keys), form.room, self.slot)
+
+    def _places(self, rank: int, place: int) -> tuple[int, int]:
+        """Return the addresses of the headers and the first slots of a rank's key."""
+        base, headers = self.address_of(rank), 2 * records.HEADER_NBYTES
+        rows = base + headers * self._form.nkeys[rank] + 2 * self.slot * place
+        return base + headers * place, rows
+
+    def _offer(self, rank: int, place: int) -> memoryview[int]:
+        begin = records.OFFER_NBYTES * (self._first[rank] + place)
+        return self.flags.staging[begin : begin + records.OFFER_NBYTES].cast("Q")
+
+    def slot_at(self, place: int, epoch: int) -> int:
+        """Return the address of a slot of rows that come."""
+        return self.bases[place] + (epoch & 1) * self.scales[place] * self.slot
+
+    def columns_at(self, address: int, scale: int) -> list[int]:
+        """Return where the columns of a slot begin."""
+        return [address + scale * each for each in self._form.offsets(self._form.room)[:-1]]
+
+    def grow(self) -> None:
+        """Make larger slots where rows did not fit, and take those of peers."""
+        form = self._form
+        for place, key in enumerate(form.keys):
+            needed = self._offer(self._me, place)[records.NEEDED]
+            if needed > self.scales[place] * form.room:
+                self.enlarge(place, needed)
+            if place not in self._far and key.rank != self._me:
+                self._take(place, self._offer(key.rank, key.place))
+
+    def enlarge(self, place: int, rows: int, *, is_needed: bool = False) -> None:
+        """Make a larger slot for what comes; where it is allowed, unless it `is_needed` at once."""
+        form, key = self._form, self._form.keys[place]
+        scale = self.scale_for(rows)
+        is_offered = fits(form, scale)
+        if not (is_offered or is_needed):
+            return
+        log.info(
+            "%s: %d rows from rank %d: slots for %d from now on",
+            *(self._name, rows, key.rank, scale * form.room),
+        )
+        block = self._context.suballocator.allocate(2 * scale * self.slot)
+        self._larger.append(block)
+        self.bases[place], self.scales[place] = block.address, scale
+        if place in self._far or not is_offered:
+            return
+        if key.rank == self._me:
+            self._set(key.place, block.address, block.address, scale)
+        else:
+            handle = self._context.handle(
+                block.token, block.offset, block.nbytes, block.memory.nbytes
+            ).encode()
+            words = self._offer(self._me, place)
+            words.cast("B")[8 * records.HANDLE : 8 * records.HANDLE + len(handle)] = handle
+            words[records.WHERE], words[records.NBYTES] = block.address, len(handle)
+            self._context.memory_barrier()
+            words[records.OFFERED] = scale
+
+    def scale_for(self, rows: int) -> int:
+        """Return the size of slots for so many rows, with room for half as many more."""
+        return -(-(rows + rows // 2) // self._form.room)
+
+    def _take(self, place: int, words: memoryview[int]) -> None:
+        """Send to the slots that a peer offers, if they are larger."""
+        scale = words[records.OFFERED]
+        if scale <= self.keys[place]["scale"]:
+            return
+        self._context.memory_barrier()
+        begin = 8 * records.HANDLE
+        text = bytes(words.cast("B")[begin : begin + words[records.NBYTES]]).decode()
+        block = self._context.suballocator.open(Handle.unpack(text))
+        self._opened.append(block)
+        self._set(place, block.address, words[records.WHERE], scale)
+
+    def _set(self, place: int, rows: int, there: int, scale: int) -> None:
+        key = self.keys[place]
+        key["rows"], key["there"], key["scale"] = rows, there, scale
+        self.is_changed = True
+
+    def upload(self, address: int, array: np.ndarray[Any, Any], stream: int) -> None:
+        """Copy an array on the stream, and hold it."""
+        self.held.append(array)
+        self._backend.upload(address, array, stream)
+
+    def publish(self, stream: int) -> None:
+        """Let kernels see the table, from here on the stream."""
+        self.upload(self._table_at, self.table.copy(), stream)
+        self.is_changed = False
+
+    def release(self) -> None:
+        """Unmap the slots of others."""
+        while self._opened:
+            self._opened.pop().close()
+        super().release()
+
+    def close(self) -> None:
+        """Free this rank's slots, once all ranks have released them."""
+        while self._larger:
+            self._larger.pop().close()
+        super().close()
+
+
+def words_of(form: Form) -> int:
+    """Return the words of a row, if its columns are as aligned as their memory."""
+    return sum(column.nbytes // records.word_of(column.nbytes) for column in form.columns)
+
+
+def fits(form: Form, scale: int) -> bool:
+    """Whether slots for so many times `room` rows are not too large."""
+    rows, nbytes = scale * form.room * max(form.nkeys), scale * form.offsets(form.room)[-1]
+    return rows * words_of(form) < _MOST_WORDS and nbytes < 1 << 32
