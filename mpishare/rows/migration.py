@@ -70,9 +70,10 @@ class Migration:
     ) -> Any:
         """Move each row to the rank that `to` names; return the new count of this rank's rows.
 
-        Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else, and
-        with peers on other nodes, host-blocking. Rows that stay come first; behind them are those that came, peer by peer, in
-        the order that they had at their peer. The same rows give the same bits.
+        Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else,
+        and with peers on other nodes, host-blocking. Rows that stay come first; behind them are
+        those that came, peer by peer, in the order that they had at their peer. The same rows give
+        the same bits, where slots have room for them.
 
         Parameters
         ----------
