@@ -201,8 +201,10 @@ class CudaRows(CudaPlanEngine):
         rows = self.set_lanes(self.lanes, columns)
         if any(column.shape[0] != rows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
+        rooms = self.slots.rooms
         count = sum(
-            self._set_span(self._spans.of[place], span, rows) for place, span in enumerate(spans)
+            self._set_span(self._spans.of[place], span, rows, rooms[place])
+            for place, span in enumerate(spans)
         )
         entered = self._enter("start", columns, stream)
         self._nrows.value = rows
@@ -242,39 +244,32 @@ class CudaRows(CudaPlanEngine):
         if self.agreement.failure is None:
             self.agreement.leave(f"{self.name}: {call}", error)
 
-    def _overflowing(self) -> list[int]:
-        """Return the places of which more came than a slot holds, once the host has counts."""
-        found, room = self._counted, self.form.room
-        came, scales = found[records.CAME :], found[records.SCALES :]
-        return [at for at in range(len(self.form.keys)) if came[at] > scales[at] * room]
-
-    def _is_sending(self) -> bool:
-        """Whether rows go in rounds, once the host has counts."""
-        sent, keys, room = self._counted[records.SENT :], self.slots.keys, self.form.room
-        return any(sent[at] > keys[at]["scale"] * room for at in range(len(self.form.keys)))
-
     def _gather(self, entered: StreamInfo) -> bool:
-        """Take all rows into slots that have room, where `counts` saw more; whether any did."""
-        if self._counted is None or not (places := self._overflowing()) or entered[3]:
-            return False
-        epoch = int(self._counted[records.EPOCH])
-        for place in places:
-            count = int(self._counted[records.CAME + place])
+        """Take all rows into slots that have room, where `counts` saw more.
+
+        Return whether the host knows that no rows travel in rounds.
+        """
+        found, is_over = self._counted, self._counted is not None
+        for place, room in enumerate(self.slots.rooms if is_over else ()):
+            is_over &= bool(found[records.SENT + place] <= room)
+            count = int(found[records.CAME + place])
+            if count <= found[records.SCALES + place] * self.form.room:
+                continue
+            is_over, epoch = False, int(found[records.EPOCH])
             self.slots.enlarge(place, count, is_needed=True)
             rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
             self.placed.copy(self.lanes)
             columns = self.slots.columns_at(rows, scale)
             for lane in self.placed.of[: self.placed.count]:
                 lane.column = columns[self._offsets.index(lane.slot)]
-            self._take_rows(entered, place, place + 1, count, rounds=records.ROUNDS)
-            header = int(self.slots.keys[place]["mine"]) + (epoch & 1) * records.HEADER_NBYTES
-            self.slots.upload(
-                header + 8 * records.ROWS, np.array([rows, scale], np.uint64), entered[0]
-            )
-        return True
+            self.take(entered, place, place + 1, count, rounds=records.ROUNDS)
+            words = np.array([rows, scale], np.uint64)
+            header = self.slots.header_at(place, epoch)
+            self.slots.upload(header + 8 * records.ROWS, words, entered[0])
+        return is_over
 
-    def _set_span(self, to: Any, span: Span | None, rows: int) -> int:
-        """Store the rows for a key; return how many there may be."""
+    def _set_span(self, to: Any, span: Span | None, rows: int, room: int) -> int:
+        """Store the rows for a key; return how many go at once at most."""
         low, high, numbers = (0, 0, None) if span is None else span
         to.numbers, to.most = 0, rows
         if numbers is not None:
@@ -286,7 +281,7 @@ class CudaRows(CudaPlanEngine):
             raise ValueError(f"rows {first} to {last} of {to.most}")
         records.set_bound(to.low, low)
         records.set_bound(to.high, high)
-        return min(last - first, self.form.room)
+        return min(last - first, room)
 
     def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
         found = [
@@ -294,25 +289,31 @@ class CudaRows(CudaPlanEngine):
         ]
         entered = self._enter("wait", [each for arrays in into.values() for each in arrays], stream)
         self._follow(entered)
-        is_over = self._counted is not None and not (self._gather(entered) or self._is_sending())
+        is_over = self._gather(entered)
         for at, (place, lanes, rows) in enumerate(found, start=1):
             self.placed.copy(lanes)
             rounds = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
-            self._take_rows(entered, place, place + 1, rows, rounds=rounds)
+            self.take(entered, place, place + 1, rows, rounds=rounds)
         if not (found or is_over):
-            self._take_rows(entered, 0, 0, 0, rounds=records.LAST_ROUNDS)
-        self._is_open = False
-        self._leave(entered)
+            self.take(entered, 0, 0, 0, rounds=records.LAST_ROUNDS)
+        self.end(entered)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        capacity = self.set_lanes(self.placed, columns)
+        lanes, capacity = self._known("columns", columns, self._describe)
         entered = self._enter("wait", columns, stream)
         result = self.new_count(count, entered)
         self._follow(entered)
-        if self._gather(entered):
-            self.set_lanes(self.placed, columns)
-        self.take_all(entered, capacity, count, result, rounds=records.LAST_ROUNDS)
+        self._gather(entered)
+        self.placed.copy(lanes)
+        keys, rounds = len(self.form.keys), records.LAST_ROUNDS
+        self.take(entered, 0, keys, capacity, count, result, rounds=rounds)
+        self.end(entered)
         return result
+
+    def end(self, entered: StreamInfo) -> None:
+        """Note that all rows have come."""
+        self._is_open = False
+        self._leave(entered)
 
     def new_count(self, count: Any, entered: StreamInfo) -> Any:
         """Return the array for the new count, given the old one; raise for one that is none."""
@@ -329,7 +330,7 @@ class CudaRows(CudaPlanEngine):
         with on_stream(borrowed(entered[0])):
             return cupy.empty((), np.int64)
 
-    def _take_rows(
+    def take(
         self,
         entered: StreamInfo,
         first: int,
@@ -340,7 +341,10 @@ class CudaRows(CudaPlanEngine):
         goals: int = 0,
         rounds: int = records.NO_ROUNDS,
     ) -> None:
-        """Enqueue the kernel that waits; `goals` is the address of those of a migration."""
+        """Let the stream append the rows of some keys to the columns that are placed.
+
+        `goals` is the address of those of a migration.
+        """
         self._receive_messages(entered)
         take = self._take
         records.set_bound(take.given, count)
@@ -352,25 +356,10 @@ class CudaRows(CudaPlanEngine):
         self._in_order(lambda: launch.enqueue(entered[0]), entered)
         self._has_come = True
 
-    def take_all(
-        self,
-        entered: StreamInfo,
-        capacity: int,
-        count: Any,
-        result: Any,
-        goals: int = 0,
-        rounds: int = records.NO_ROUNDS,
-    ) -> None:
-        """Let the stream append the rows of all peers to the columns that are placed."""
-        keys = len(self.form.keys)
-        self._take_rows(entered, 0, keys, capacity, count, result, goals, rounds)
-        self._is_open = False
-        self._leave(entered)
-
     # --- what came
 
-    def fetch(self, call: str) -> np.ndarray[Any, Any]:
-        """Return all results, once the stream has them; raise for what went wrong."""
+    def look(self, call: str) -> np.ndarray[Any, Any]:
+        """Return all results, once the stream has them."""
         if recording.current() is not None:
             raise UnsupportedError(
                 f"{self.name}: {call} waits for the GPU, which a captured function cannot"
@@ -380,8 +369,14 @@ class CudaRows(CudaPlanEngine):
         self._context.synchronize(stream, f"{self.name}: {call}")
         with on_stream(stream):
             found: np.ndarray[Any, Any] = self.results.get()
-            cut, beyond, outside = found[records.CUT : records.OUTSIDE + 1]
-            if cut or beyond or outside:
+        return found
+
+    def fetch(self, call: str) -> np.ndarray[Any, Any]:
+        """Return all results as `look`; raise for what went wrong since the last time."""
+        found = self.look(call)
+        cut, beyond, outside = found[records.CUT : records.OUTSIDE + 1]
+        if cut or beyond or outside:
+            with on_stream(stream := borrowed(self._chain.handle or 0)):
                 self.results[records.CUT : records.OUTSIDE + 1] = 0
                 stream.synchronize()
         where = f"{self.name}: {call} failed"
@@ -403,7 +398,7 @@ class CudaRows(CudaPlanEngine):
         if self._is_open and not self._has_come:
             entered, _ = self._sent_on
             self._follow(entered)
-            self._take_rows(entered, 0, 0, 0)
+            self.take(entered, 0, 0, 0)
             self._leave(entered)
 
     def counts(self) -> tuple[list[int], list[int]]:

@@ -44,9 +44,8 @@ class CudaMessages:
         memory = cupy.cuda.alloc_pinned_memory(nbytes)
         self._pinned[place] = np.frombuffer(memory, np.uint8, nbytes)
         self._pinned[place][:headers] = 0
-        key = self._slots.keys[place]
-        key["theirs"], key["rows"], key["scale"] = memory.ptr, memory.ptr + headers, scale
-        self._slots.is_changed = True
+        self._slots.keys[place]["theirs"] = memory.ptr
+        self._slots.set(place, memory.ptr + headers, 0, scale)
 
     def _header(self, place: int, epoch: int) -> Array:
         begin = (epoch & 1) * records.HEADER_NBYTES
@@ -83,13 +82,13 @@ class CudaMessages:
         for place, out in self._outs.items():
             count, credit, wanted = map(int, self._header(place, epoch)[: records.ROWS])
             count &= 0xFFFFFFFF
-            scale = int(self._slots.keys[place]["scale"])
-            if count <= scale * self._form.room:
+            room = self._slots.rooms[place]
+            if count <= room:
                 out.reserve(count, credit, wanted)
-                self._copy(place, scale, epoch, out.slot(epoch))
+                self._copy(place, room // self._form.room, epoch, out.slot(epoch))
             else:
                 more |= 1 << place
-            if wanted > scale * self._form.room:
+            if wanted > room:
                 self._reserve(place, self._slots.scale_for(wanted))
         return more
 
@@ -108,8 +107,7 @@ class CudaMessages:
             if came.count:
                 slots.upload(address, column, stream)
         words = epoch << 32 | came.count, came.credit, came.wanted, rows, scale
-        header = int(slots.keys[place]["mine"]) + (epoch & 1) * records.HEADER_NBYTES
-        slots.upload(header, np.array(words, np.uint64), stream)
+        slots.upload(slots.header_at(place, epoch), np.array(words, np.uint64), stream)
 
     def close(self) -> None:
         """Leave messages under way to MPI."""

@@ -61,14 +61,15 @@ class CudaMigration:
         lanes.of[at] = records.Lane(address, 0, 0, 4, 4)
         records.set_bound(self._count, count)
         self._rows.value, self._to.value = capacity, address
-        most = min(engine.form.room * len(engine.form.keys), capacity)
+        most = min(sum(engine.slots.rooms), capacity)
         blocks = max(engine.blocks_for(most), -(-capacity // _ROWS_OF_BLOCK))
         launch = engine.launch("migrate_rows", blocks, self._arguments)
         engine.begin(entered)
         engine._in_order(lambda: launch.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
         engine.placed.copy(engine.lanes)
-        engine.take_all(entered, capacity, 0, result, address)
+        engine.take(entered, 0, len(engine.form.keys), capacity, 0, result, address)
+        engine.end(entered)
         return result
 
     def keep(self, entered: StreamInfo) -> None:
@@ -116,3 +117,7 @@ class CudaMigration:
         keys = enumerate(self._engine.form.keys)
         stuck = {key.name: int(of_keys[at]) for at, key in keys if of_keys[at]}
         return stuck, int(found[records.STRANGERS]), int(found[records.KEPT])
+
+    def kept(self) -> int:
+        """Return how many rows wait for longer arrays; host-blocking."""
+        return int(self._engine.look("close")[records.KEPT])

@@ -54,6 +54,7 @@ class CudaSlots(PlanBuffers):
         self._table_at = 0
         # Of what comes: addresses of slots for even epochs, and for how many times `room` rows.
         self.bases, self.scales = [0] * len(form.keys), [1] * len(form.keys)
+        self.rooms = [form.room] * len(form.keys)  # rows that go at once
 
     def fill(self) -> None:
         """Fill the table, once the slots are mapped."""
@@ -117,7 +118,7 @@ class CudaSlots(PlanBuffers):
         if place in self._far or not is_offered:
             return
         if key.rank == self._me:
-            self._set(key.place, block.address, block.address, scale)
+            self.set(key.place, block.address, block.address, scale)
         else:
             handle = self._context.handle(
                 block.token, block.offset, block.nbytes, block.memory.nbytes
@@ -135,19 +136,24 @@ class CudaSlots(PlanBuffers):
     def _take(self, place: int, words: memoryview[int]) -> None:
         """Send to the slots that a peer offers, if they are larger."""
         scale = words[records.OFFERED]
-        if scale <= self.keys[place]["scale"]:
+        if scale * self._form.room <= self.rooms[place]:
             return
         self._context.memory_barrier()
         begin = 8 * records.HANDLE
         text = bytes(words.cast("B")[begin : begin + words[records.NBYTES]]).decode()
         block = self._context.suballocator.open(Handle.unpack(text))
         self._opened.append(block)
-        self._set(place, block.address, words[records.WHERE], scale)
+        self.set(place, block.address, words[records.WHERE], scale)
 
-    def _set(self, place: int, rows: int, there: int, scale: int) -> None:
+    def set(self, place: int, rows: int, there: int, scale: int) -> None:
+        """Have the rows of a key packed elsewhere, once the table is published."""
         key = self.keys[place]
         key["rows"], key["there"], key["scale"] = rows, there, scale
-        self.is_changed = True
+        self.rooms[place], self.is_changed = scale * self._form.room, True
+
+    def header_at(self, place: int, epoch: int) -> int:
+        """Return the address of the header of rows that come."""
+        return int(self.keys[place]["mine"]) + (epoch & 1) * records.HEADER_NBYTES
 
     def upload(self, address: int, array: np.ndarray[Any, Any], stream: int) -> None:
         """Copy an array on the stream, and hold it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -111,7 +112,8 @@ class RowExchange(RoutedPlan):
     ) -> None:
         def find() -> tuple[GivenFields, Description]:
             require_backend(backend)
-            kinds, rows = columns_of(columns), room_of(room)
+            kinds = columns_of(columns)
+            rows = room_of(room, kinds)
             names = names_of(comm, peers, dims, periods)
             nbytes = sum(kind.nbytes for kind in kinds)
             layout = FieldLayout((rows, nbytes), (nbytes, 1), np.dtype("u1"), None)
@@ -131,7 +133,8 @@ class RowExchange(RoutedPlan):
             )
             self._engine: RowEngine = engine_class(setup)(setup, form)
             self._busy, self._place_of = setup.busy, {key.name: at for at, key in enumerate(keys)}
-            self._was_started = self._has_migration = False
+            self._was_started = False
+            self._migration: Any = None
             self._open_on_routes(setup)
 
     @property
@@ -229,6 +232,21 @@ class RowExchange(RoutedPlan):
             raise self._named("wait", error) from None
         self._open = None
         return count
+
+    def close(self) -> None:
+        """Close the plan on all its ranks, as all plans; a `ResourceWarning` tells of lost rows."""
+        is_right = not self._is_closed and sys.exc_info()[0] is None
+        kept = 0
+        if is_right and self._migration is not None:
+            self._check("close")
+            kept = self._migration.kept()
+        super().close()
+        if kept:
+            self._context.warn(
+                f"{self.name} was closed with {kept} rows that came into full arrays and are lost. "
+                "Call migrate with longer arrays until check raises no error",
+                stacklevel=2,
+            )
 
     def _into(self, into: Any) -> dict[int, list[Any]]:
         if not hasattr(into, "items"):

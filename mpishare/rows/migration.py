@@ -50,11 +50,11 @@ class Migration:
             raise TypeError(f"swap must be a RowExchange, not {swap!r}")
         is_stable = require_bool("", "stable", stable)
         swap._check("Migration")
-        if swap._has_migration:
+        if swap._migration is not None:
             raise ValueError(f"{swap.name} has a Migration, which may keep rows: use that one")
         self._swap = swap
         self._engine = migration_class(swap._setup)(swap._engine, stable=is_stable)
-        swap._has_migration = True
+        swap._migration = self._engine
 
     @property
     def left(self) -> AnyArray:

@@ -1,5 +1,7 @@
 """Rows and migrations against NumPy, on either backend, and what is refused."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -122,13 +124,15 @@ def test_no_row_is_written_into_arrays_that_are_too_short(node, ring):
     assert on_host(ring.received((0, -1))[1]).tolist() == [0, 1, 2]
 
 
-def test_more_rows_than_room(node, ring):
-    """They all come; the two ranks make a larger slot for the next call."""
+def test_more_rows_than_room(node, ring, caplog):
+    """They all come; the two ranks make a larger slot for the next call, and tell so."""
+    caplog.set_level("INFO", "mpishare.rows")
     for count in (20, 7, 41, 1000):
         ring.start(columns_of(node, count), {(0, 1): (0, count)})
         assert ring.counts() == {(0, -1): count, (0, 1): 0}
         ring.wait()
         assert on_host(ring.received((0, -1))[1]).tolist() == [*range(count)]
+    assert len([each for each in caplog.messages if "from now on" in each]) == 3
 
 
 @TWO
@@ -180,6 +184,17 @@ def test_no_row_is_lost_where_arrays_stay_full(node, ring):
     if me == 1:
         assert sorted(on_host(longer[1]).tolist()) == [*range(200)]
         assert (on_host(longer[0]) == 0.5 * on_host(longer[1])).all()
+
+
+@TWO
+def test_a_plan_that_is_closed_with_rows(node):
+    """Those that it kept are lost, and it says so."""
+    swap = RowExchange(node.comm, ["f8"], node=node)
+    to = node.xp.full(2, 1 if node.rank == 0 else node.rank, "i4")
+    Migration(swap).migrate([node.xp.zeros(2)], to, 2)
+    said = pytest.warns(ResourceWarning, match="closed with 2 rows that came into full arrays")
+    with said if node.rank == 1 else nullcontext():
+        swap.close()
 
 
 def test_goals_that_are_no_peers(node):
@@ -239,7 +254,7 @@ def test_what_a_call_refuses(node, ring, change, said):
         ([], {}, "columns must be dtypes"),
         (["O"], {}, "Python objects"),
         (["f8"], {"room": 0}, "room must be"),
-        (["f8"], {"room": 2**31}, "room must be"),
+        (["f8"], {"room": 10**9}, "room must be an int from 1 to 134217728, which is 1 GiB"),
         (["f8"], {"peers": [-1]}, "peers must be ranks"),
         (["f8"], {"periods": True}, "periods= is for dims="),
         (["f8"], {"dims": [0], "peers": [0]}, "are both given"),
