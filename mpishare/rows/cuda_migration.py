@@ -12,7 +12,6 @@ from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
 from mpishare.rows import records
 from mpishare.rows.cuda import view
-from mpishare.rows.cuda_slots import fits
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
@@ -75,8 +74,8 @@ class CudaMigration:
     def keep(self, entered: StreamInfo) -> None:
         """Have memory for what is kept, if slots have grown, and for as much as peers may send."""
         engine, slots, before = self._engine, self._engine.slots, self._granted
-        granted = max((each for each in slots.scales if fits(engine.form, each)), default=1)
-        if granted <= before:
+        granted = slots.largest
+        if granted == before:
             return
         unit = 2 * len(slots.scales)  # of one side, in slots
         kept = engine.allocate(2 * granted * unit * slots.slot)

@@ -8,6 +8,7 @@ its own next call. Nobody waits for the other: each header has the address of it
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class CudaSlots(PlanBuffers):
         near = {key.rank for place, key in enumerate(form.keys) if place not in far}
         others = sorted(near - {comm.rank})
         super().__init__(comm, setup.name, nbytes, others, begin * records.OFFER_NBYTES, [])
-        self._larger: list[Suballocation] = []
+        self._larger: list[list[Suballocation]] = [[] for _ in form.keys]  # the newest last
+        self._offers: list[tuple[memoryview[int], memoryview[int]]] = []  # mine, and those for me
         self._opened: list[Suballocation] = []
         self.held: list[Any] = []  # what is uploaded
         self.is_changed = False  # the table, since it was published
@@ -55,6 +57,7 @@ class CudaSlots(PlanBuffers):
         # Of what comes: addresses of slots for even epochs, and for how many times `room` rows.
         self.bases, self.scales = [0] * len(form.keys), [1] * len(form.keys)
         self.rooms = [form.room] * len(form.keys)  # rows that go at once
+        self.largest = 1  # the scale of the largest slot that may be offered
 
     def fill(self) -> None:
         """Fill the table, once the slots are mapped."""
@@ -62,9 +65,13 @@ class CudaSlots(PlanBuffers):
         for place, key in enumerate(form.keys):
             mine, mine_rows = self._places(self._me, place)
             self.bases[place] = mine_rows
-            theirs, rows = (0, 0) if place in self._far else self._places(key.rank, key.place)
-            peer = 0 if place in self._far else ranks.index(key.rank)
+            is_far = place in self._far
+            theirs, rows = (0, 0) if is_far else self._places(key.rank, key.place)
+            peer = 0 if is_far else ranks.index(key.rank)
             self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1
+            given = self._offer(self._me, place)
+            given[records.TAKEN] = given[records.OFFERED] = 1
+            self._offers.append((given, given if is_far else self._offer(key.rank, key.place)))
         self.table["most"] = form.room
 
     def sizes(self, launcher: PlanLauncher) -> records.Sizes:
@@ -92,58 +99,61 @@ class CudaSlots(PlanBuffers):
         return [address + scale * each for each in self._form.offsets(self._form.room)[:-1]]
 
     def grow(self) -> None:
-        """Make larger slots where rows did not fit, and take those of peers."""
+        """Make larger slots where rows did not fit, offer them, and take those of peers."""
         form = self._form
-        for place, key in enumerate(form.keys):
-            needed = self._offer(self._me, place)[records.NEEDED]
-            if needed > self.scales[place] * form.room:
-                self.enlarge(place, needed)
-            if place not in self._far and key.rank != self._me:
-                self._take(place, self._offer(key.rank, key.place))
+        for place, (mine, theirs) in enumerate(self._offers):
+            if mine[records.NEEDED] > self.scales[place] * form.room:
+                self.enlarge(place, mine[records.NEEDED], is_needed=False)
+            if self.scales[place] > mine[records.OFFERED] == mine[records.TAKEN]:
+                self._give(place, mine)
+            if theirs[records.OFFERED] > theirs[records.TAKEN]:
+                self._take(place, theirs)
 
-    def enlarge(self, place: int, rows: int, *, is_needed: bool = False) -> None:
-        """Make a larger slot for what comes; where it is allowed, unless it `is_needed` at once."""
-        form, key = self._form, self._form.keys[place]
+    def enlarge(self, place: int, rows: int, *, is_needed: bool) -> None:
+        """Make a larger slot for what comes; one that is too large only if it `is_needed` now."""
         scale = self.scale_for(rows)
-        is_offered = fits(form, scale)
-        if not (is_offered or is_needed):
+        if fits(self._form, scale):
+            self.largest = max(self.largest, scale)
+        elif not is_needed:
             return
-        log.info(
-            "%s: %d rows from rank %d: slots for %d from now on",
-            *(self._name, rows, key.rank, scale * form.room),
-        )
-        block = self._context.suballocator.allocate(2 * scale * self.slot)
-        self._larger.append(block)
-        self.bases[place], self.scales[place] = block.address, scale
-        if place in self._far or not is_offered:
-            return
-        if key.rank == self._me:
-            self.set(key.place, block.address, block.address, scale)
-        else:
-            handle = self._context.handle(
-                block.token, block.offset, block.nbytes, block.memory.nbytes
-            ).encode()
-            words = self._offer(self._me, place)
-            words.cast("B")[8 * records.HANDLE : 8 * records.HANDLE + len(handle)] = handle
-            words[records.WHERE], words[records.NBYTES] = block.address, len(handle)
-            self._context.memory_barrier()
-            words[records.OFFERED] = scale
+        rank, room = self._form.keys[place].rank, scale * self._form.room
+        log.info("%s: %d rows of rank %d: slots for %d from now on", self._name, rows, rank, room)
+        self._larger[place].append(self._context.suballocator.allocate(2 * scale * self.slot))
+        self.bases[place], self.scales[place] = self._larger[place][-1].address, scale
 
     def scale_for(self, rows: int) -> int:
         """Return the size of slots for so many rows, with room for half as many more."""
         return -(-(rows + rows // 2) // self._form.room)
 
-    def _take(self, place: int, words: memoryview[int]) -> None:
-        """Send to the slots that a peer offers, if they are larger."""
-        scale = words[records.OFFERED]
-        if scale * self._form.room <= self.rooms[place]:
+    def _give(self, place: int, words: memoryview[int]) -> None:
+        """Offer a slot to its sender, which has taken the last one that was offered."""
+        scale = self.scales[place]
+        if place in self._far or not fits(self._form, scale):
+            words[records.TAKEN] = words[records.OFFERED] = scale  # there is no offer
             return
-        self._context.memory_barrier()
+        block = self._larger[place][-1]
+        handle = self._context.handle(
+            block.token, block.offset, block.nbytes, block.memory.nbytes
+        ).encode()
         begin = 8 * records.HANDLE
-        text = bytes(words.cast("B")[begin : begin + words[records.NBYTES]]).decode()
-        block = self._context.suballocator.open(Handle.unpack(text))
-        self._opened.append(block)
-        self.set(place, block.address, words[records.WHERE], scale)
+        words.cast("B")[begin : begin + len(handle)] = handle
+        words[records.WHERE], words[records.NBYTES] = block.address, len(handle)
+        self._context.memory_barrier()
+        words[records.OFFERED] = scale
+
+    def _take(self, place: int, words: memoryview[int]) -> None:
+        """Send to the slots that a peer, or this rank itself, offers."""
+        self._context.memory_barrier()
+        scale, where = words[records.OFFERED], words[records.WHERE]
+        address = where
+        if self._form.keys[place].rank != self._me:
+            begin = 8 * records.HANDLE
+            text = bytes(words.cast("B")[begin : begin + words[records.NBYTES]]).decode()
+            self._opened.append(self._context.suballocator.open(Handle.unpack(text)))
+            address = self._opened[-1].address
+        self.set(place, address, where, scale)
+        self._context.memory_barrier()
+        words[records.TAKEN] = scale
 
     def set(self, place: int, rows: int, there: int, scale: int) -> None:
         """Have the rows of a key packed elsewhere, once the table is published."""
@@ -173,8 +183,10 @@ class CudaSlots(PlanBuffers):
 
     def close(self) -> None:
         """Free this rank's slots, once all ranks have released them."""
-        while self._larger:
-            self._larger.pop().close()
+        self._offers.clear()
+        for block in chain(*self._larger):
+            block.close()
+        self._larger.clear()
         super().close()
 
 
