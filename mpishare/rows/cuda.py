@@ -196,6 +196,7 @@ class CudaRows(CudaPlanEngine):
                 self.migration.keep(entered)
             if self.slots.is_changed:
                 self.slots.publish(entered[0])
+                self.staging_nbytes = self.slots.nbytes
 
     def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
         rows = self.set_lanes(self.lanes, columns)

@@ -60,10 +60,10 @@ class CudaMigration:
         lanes.of[at] = records.Lane(address, 0, 0, 4, 4)
         records.set_bound(self._count, count)
         self._rows.value, self._to.value = capacity, address
+        engine.begin(entered)
         most = min(sum(engine.slots.rooms), capacity)
         blocks = max(engine.blocks_for(most), -(-capacity // _ROWS_OF_BLOCK))
         launch = engine.launch("migrate_rows", blocks, self._arguments)
-        engine.begin(entered)
         engine._in_order(lambda: launch.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
         engine.placed.copy(engine.lanes)

@@ -90,6 +90,11 @@ class CudaSlots(PlanBuffers):
         begin = records.OFFER_NBYTES * (self._first[rank] + place)
         return self.flags.staging[begin : begin + records.OFFER_NBYTES].cast("Q")
 
+    @property
+    def nbytes(self) -> int:
+        """Size of this rank's own slots, and of the node's pinned memory."""
+        return super().nbytes + sum(block.nbytes for block in chain(*self._larger))
+
     def slot_at(self, place: int, epoch: int) -> int:
         """Return the address of a slot of rows that come."""
         return self.bases[place] + (epoch & 1) * self.scales[place] * self.slot

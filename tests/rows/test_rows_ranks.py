@@ -127,12 +127,16 @@ def test_no_row_is_written_into_arrays_that_are_too_short(node, ring):
 def test_more_rows_than_room(node, ring, caplog):
     """They all come; the two ranks make a larger slot for the next call, and tell so."""
     caplog.set_level("INFO", "mpishare.rows")
+    before = ring.staging_nbytes
     for count in (20, 7, 41, 1000):
         ring.start(columns_of(node, count), {(0, 1): (0, count)})
         assert ring.counts() == {(0, -1): count, (0, 1): 0}
         ring.wait()
         assert on_host(ring.received((0, -1))[1]).tolist() == [*range(count)]
     assert len([each for each in caplog.messages if "from now on" in each]) == 3
+    ring.start(columns_of(node, 1), {})
+    ring.wait()
+    assert ring.staging_nbytes > before + 2 * 1000 * 16
 
 
 @TWO
