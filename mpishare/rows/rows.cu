@@ -14,6 +14,7 @@
 
 const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
+const unsigned POLLS_OF_MEETING = 64; // which last as long as a look of a whole block
 const unsigned TOP = 1u << 31, ALL = ~0u, SEND = 1, TAKE = 2;
 
 // A word of each row: of this many bytes, in a column of the caller and in a slot.
@@ -481,7 +482,7 @@ struct Arrived {
 };
 
 // What block 0 does between two rounds, a thread for each key: it tells the peers what was done in
-// the last one, and waits until something can be done for any key. Returns whether there is.
+// the last one, and waits until something can be done for any key.
 __device__ __forceinline__ void find_round(
     const Sizes& sizes, const Arrived* arrived, bool is_mine, bool is_last_launch, unsigned& step,
     Device* device, Results* results, const Host& host, Word epoch
@@ -509,7 +510,10 @@ __device__ __forceinline__ void find_round(
         if (takes && load_acquire(&mine->round) > (tag | taken)) step |= TAKE;
         is_any = __syncthreads_or(step);
         is_open = __syncthreads_or(takes || (is_last_launch && sends));
-        if (!is_any && (takes || sends)) is_open &= wait.keep_waiting(key.peer);
+        if (!is_any && (takes || sends)) {
+            wait.polls += POLLS_OF_MEETING - 1;
+            is_open &= wait.keep_waiting(key.peer);
+        }
         is_open = __syncthreads_and(is_open);
     } while (!is_any && is_open);
     if (wait.polls >= POLLS_PER_HOST_CHECK) host.stalled_on[key.peer] = 0;

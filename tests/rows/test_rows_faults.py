@@ -46,6 +46,14 @@ def missed(stage: Stage, call: str, is_killed: bool, per_node: int = 0) -> None:
         swap.wait()
         node.synchronize()
 
+    def start() -> None:
+        swap.start([xp.zeros(99)], dict.fromkeys(swap.peers, (0, 99)))
+
+    def rounds() -> None:
+        start()
+        swap.wait([xp.zeros(300)], at="append", count=0)
+        node.synchronize()
+
     def migrate() -> None:
         move.migrate([xp.zeros(8)], to, 4)
         node.synchronize()
@@ -54,8 +62,11 @@ def missed(stage: Stage, call: str, is_killed: bool, per_node: int = 0) -> None:
         exchange()
         migrate()
     node.barrier()
+    if call == "rounds" and stage.rank == 1:
+        start()
     if not stage.is_missing(dies=is_killed):
-        stage.attempt("first", exchange if call == "exchange" else migrate)
+        calls = {"exchange": exchange, "migrate": migrate, "rounds": rounds}
+        stage.attempt("first", calls[call])
         stage.attempt("then", exchange)
         stage.attempt("close", node.close)
     stage.end()
@@ -72,6 +83,19 @@ def test_all_survivors_name_the_killed_rank(call, backend):
 @pytest.mark.parametrize("call", ["exchange", "migrate"])
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(call, backend):
     played = play(3, missed, call, False, survivable=True, backend=backend)
+    played.others_give_up()
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+def test_a_rank_that_is_killed_between_rounds():
+    played = play(3, missed, "rounds", True, survivable=True, backend="cuda")
+    played.survivors_name(1, of=(0, 2))
+
+
+@pytest.mark.gpu
+def test_a_rank_that_takes_no_rounds():
+    played = play(3, missed, "rounds", False, survivable=True, backend="cuda")
     played.others_give_up()
 
 
