@@ -90,7 +90,7 @@ class CudaRows(CudaPlanEngine):
             *(sizes, self.lanes, self._spans, self._nrows, self._sent_keys, *self.ends)
         ]
         self._take_arguments = [
-            *(sizes, self.placed, take.first, take.last, take.rounds, take.given, take.capacity),
+            *(sizes, self.placed, take.first, take.last, take.kind, take.given, take.capacity),
             *(take.result, take.goals, self.rank, *self.ends, host),
         ]
         for name in ("send_rows", "take_rows", "migrate_rows"):
@@ -263,7 +263,7 @@ class CudaRows(CudaPlanEngine):
             columns = self.slots.columns_at(rows, scale)
             for lane in self.placed.of[: self.placed.count]:
                 lane.column = columns[self._offsets.index(lane.slot)]
-            self.take(entered, place, place + 1, count, rounds=records.ROUNDS)
+            self.take(entered, place, place + 1, count, kind=records.ROUNDS)
             words = np.array([rows, scale], np.uint64)
             header = self.slots.header_at(place, epoch)
             self.slots.upload(header + 8 * records.ROWS, words, entered[0])
@@ -293,10 +293,10 @@ class CudaRows(CudaPlanEngine):
         is_over = self._gather(entered)
         for at, (place, lanes, rows) in enumerate(found, start=1):
             self.placed.copy(lanes)
-            rounds = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
-            self.take(entered, place, place + 1, rows, rounds=rounds)
+            kind = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
+            self.take(entered, place, place + 1, rows, kind=kind)
         if not (found or is_over):
-            self.take(entered, 0, 0, 0, rounds=records.LAST_ROUNDS)
+            self.take(entered, 0, 0, 0, kind=records.LAST_ROUNDS)
         self.end(entered)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
@@ -306,8 +306,8 @@ class CudaRows(CudaPlanEngine):
         self._follow(entered)
         self._gather(entered)
         self.placed.copy(lanes)
-        keys, rounds = len(self.form.keys), records.LAST_ROUNDS
-        self.take(entered, 0, keys, capacity, count, result, rounds=rounds)
+        keys, kind = len(self.form.keys), records.LAST_ROUNDS
+        self.take(entered, 0, keys, capacity, count, result, kind=kind)
         self.end(entered)
         return result
 
@@ -340,7 +340,7 @@ class CudaRows(CudaPlanEngine):
         count: Any = 0,
         result: Any = None,
         goals: int = 0,
-        rounds: int = records.NO_ROUNDS,
+        kind: int = records.NO_ROUNDS,
     ) -> None:
         """Let the stream append the rows of some keys to the columns that are placed.
 
@@ -351,7 +351,7 @@ class CudaRows(CudaPlanEngine):
         records.set_bound(take.given, count)
         take.first.value, take.last.value, take.capacity.value = first, last, capacity
         take.result.value = 0 if result is None else result.data.ptr
-        take.goals.value, take.rounds.value = goals, rounds
+        take.goals.value, take.kind.value = goals, kind
         blocks = self.blocks_for(self.form.room * sum(self.slots.scales[first:last]))
         launch = self.launch("take_rows", blocks, self._take_arguments)
         self._in_order(lambda: launch.enqueue(entered[0]), entered)
@@ -468,7 +468,7 @@ class _TakeArguments:
         self.given = records.Bound()
         self.first, self.last = ctypes.c_int32(0), ctypes.c_int32(0)
         self.capacity, self.result = ctypes.c_uint64(0), ctypes.c_uint64(0)
-        self.goals, self.rounds = ctypes.c_uint64(0), ctypes.c_int32(0)
+        self.goals, self.kind = ctypes.c_uint64(0), ctypes.c_int32(0)
 
 
 def _require_routes(setup: RoutedSetup) -> None:

@@ -67,7 +67,8 @@ class CudaMigration:
         engine._in_order(lambda: launch.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
         engine.placed.copy(engine.lanes)
-        engine.take(entered, 0, len(engine.form.keys), capacity, 0, result, address)
+        keys, kind = len(engine.form.keys), records.MIGRATION
+        engine.take(entered, 0, keys, capacity, 0, result, address, kind)
         engine.end(entered)
         return result
 

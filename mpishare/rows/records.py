@@ -11,7 +11,7 @@ import numpy as np
 MAX_KEYS, MAX_LANES, GOALS = 32, 64, 34
 DROPPED, STRANGER = MAX_KEYS, MAX_KEYS + 1  # goals behind those of the keys
 HEADER_NBYTES, OFFER_NBYTES, DEVICE_NBYTES = 128, 512, 4352
-NO_ROUNDS, ROUNDS, LAST_ROUNDS = range(3)
+NO_ROUNDS, ROUNDS, LAST_ROUNDS, MIGRATION = range(4)  # kinds of `take_rows`
 ALL_KEYS = (1 << 32) - 1
 WARPS, THREADS = 16, 512  # of a block
 _U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64

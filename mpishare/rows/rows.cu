@@ -16,6 +16,7 @@ const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
 const unsigned POLLS_OF_MEETING = 64; // which last as long as a look of a whole block
 const unsigned TOP = 1u << 31, ALL = ~0u, SEND = 1, TAKE = 2;
+const int ROUNDS = 1, LAST_ROUNDS = 2, MIGRATION = 3;
 
 // A word of each row: of this many bytes, in a column of the caller and in a slot.
 struct Lane {
@@ -559,16 +560,17 @@ __device__ __forceinline__ void trade_rounds(
 }
 
 // Waits for all peers, then places the rows of the keys from `first` to `last` one after another.
-// With `to`, for a migration: what was kept comes first, and what has no room is kept. `rounds` is 0
-// for none, 2 in the last launch of a call, else 1.
+// For a migration: what was kept comes first, and what has no room is kept. Other kinds of launches
+// trade no rounds, or rounds amid a call or in its last launch.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
-    const Sizes sizes, const __grid_constant__ Lanes lanes, int first, int last, int rounds,
+    const Sizes sizes, const __grid_constant__ Lanes lanes, int first, int last, int kind,
     const Bound given, Word capacity, long long* count_at, int* to, int me, Device* device,
     Results* results, const Host host
 ) {
     __shared__ unsigned begins[MAX_KEYS + 2];
     __shared__ Arrived arrived[MAX_KEYS];
     const Word epoch = epoch_of(&device->state) - 1;
+    const bool keeps = kind == MIGRATION;
     bool has_come = true, is_more = false;
     if (threadIdx.x < sizes.nkeys) {
         const unsigned at = threadIdx.x;
@@ -596,7 +598,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
     }
     if (!__syncthreads_and(has_come)) return;
     is_more = __syncthreads_or(is_more);
-    const unsigned was_kept = to ? static_cast<unsigned>(device->kept) : 0;
+    const unsigned was_kept = keeps ? static_cast<unsigned>(device->kept) : 0;
     if (threadIdx.x == 0) {
         begins[0] = was_kept; // behind it key `first`
         for (int key = first; key < last; ++key)
@@ -604,7 +606,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
     }
     __syncthreads();
     const unsigned all = begins[last - first];
-    const Word base = to ? device->stays : static_cast<Word>(given.get());
+    const Word base = keeps ? device->stays : static_cast<Word>(given.get());
     const Word room = base < capacity ? capacity - base : 0;
     const unsigned fits = all < room ? all : static_cast<unsigned>(room);
     // Of what is kept there are two sides, each for twice what all peers may send.
@@ -616,7 +618,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
         const Word place = begins[key - first] + row;
         const char* from = lane.of_slot(arrived[key].rows, arrived[key].scale, i);
         if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
-        else if (to) copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
+        else if (keeps) copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
     };
     for_tiles(all, lanes.count, [&](unsigned at, unsigned place) {
         const Lane& lane = lanes.of[at];
@@ -631,14 +633,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
         const unsigned i = place - begins[key - first];
         if (i < sizes.room * arrived[key].scale) put(at, key, i, i);
     });
-    if (rounds && is_more)
-        trade_rounds(sizes, arrived, first, last, rounds == 2, device, results, host, epoch,
+    if ((kind == ROUNDS || kind == LAST_ROUNDS) && is_more)
+        trade_rounds(sizes, arrived, first, last, kind == LAST_ROUNDS, device, results, host, epoch,
                      lanes.count, put);
-    if (to)
+    if (keeps)
         for_tiles(fits, 1, [&](unsigned, unsigned place) { to[base + place] = me; });
     if (is_last(&device->ended) && threadIdx.x == 0) {
         if (count_at) *count_at = base + fits;
-        if (to) {
+        if (keeps) {
             device->kept = results->kept = all - fits;
             device->kept_side ^= 1;
             results->left = device->stuck + all - fits;
