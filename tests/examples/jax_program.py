@@ -83,6 +83,21 @@ def steps_in_a_loop(node):
             np.testing.assert_allclose(found, whole[here], rtol=1e-12, atol=1e-14)
 
 
+def two_plans_keep_their_order(node):
+    """Exchanges that do not depend on each other are made in one order on all ranks."""
+    rows, whole, here, u = setup(node)
+    others = setup(node)[0]
+
+    def both(v, w):
+        for _ in range(20):
+            v, w = mpishare.jax.exchange(rows, v), mpishare.jax.exchange(others, w)
+        return v, w
+
+    v, w = jax.jit(both)(u, 2 * u)
+    np.testing.assert_array_equal(2 * v, w)
+    np.testing.assert_array_equal(v[1:-1], whole[here])
+
+
 def independent_exchanges_keep_their_order(node):
     """XLA runs first what is ready first, which is another one on each rank here."""
     halo, whole, here, u = setup(node)
@@ -208,7 +223,7 @@ def what_is_refused(node):
 CHECKS = {
     check.__name__: check
     for check in (
-        is_padded, steps_in_a_loop,
+        is_padded, steps_in_a_loop, two_plans_keep_their_order,
         independent_exchanges_keep_their_order, several_fields, any_fields, gradients,
         no_graph_records_the_host, what_is_refused,
     )

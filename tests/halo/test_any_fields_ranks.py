@@ -35,7 +35,6 @@ BLOCK = Layout(6, None)  # four cells and two ghosts
 
 
 def seen(plan):
-    """How many combinations it knows."""
     return int(re.search(r"any fields, (\d+) seen", repr(plan))[1])
 
 

@@ -61,7 +61,6 @@ def without_cells(size, place):
 
 
 def edge_cases(size):
-    """What chance may leave out."""
     for width, wraps in itertools.product(
         [((1, 0),), ((0, 2),), ((0, 0),), ((3, 1),)], [False, True]
     ):

@@ -41,7 +41,6 @@ def on(node, array):
 
 
 def dot(node, x, y):
-    """The sum over all ranks of x . y."""
     return node.comm.allreduce(float((x.detach() * y.detach()).sum()))
 
 

@@ -32,9 +32,6 @@ FORMS = ("C", "F", "turned", "strided", "offset")
 HOST_FORMS = (*FORMS, "unaligned")
 
 
-# --- where everything is
-
-
 @dataclass(frozen=True)
 class Case:
     """A grid of blocks with ghosts around them."""
@@ -173,9 +170,6 @@ def even_case(
     return Case(dims, periods, tuple((cells,) * n for n in dims), (pairs,) * prod(dims), corners)
 
 
-# --- fields
-
-
 @dataclass(frozen=True)
 class Kind:
     """A field of a plan."""
@@ -246,7 +240,6 @@ def _mixed(keys: np.ndarray) -> np.ndarray:
 
 
 def _raw(array) -> np.ndarray:
-    """The bytes of each element."""
     array = on_host(array)
     return np.frombuffer(array.tobytes(), "u1").reshape(*array.shape, array.dtype.itemsize)
 
@@ -360,7 +353,6 @@ def put(fields: list[Field], salt: int) -> None:
 
 
 def exchange_by(halo, *given, halves: bool, between: Callable[[], object] = lambda: None) -> None:
-    """Exchange by one call, or by a start and a wait."""
     if halves:
         halo.start(*given)
         between()
@@ -378,9 +370,6 @@ def exchange_step(halo, fields: list[Field], salt: int, *given) -> None:
 
 def arrays(fields: list[Field]) -> list:
     return [field.array for field in fields]
-
-
-# --- plans
 
 
 def make_cart(comm, case: Case):
@@ -583,9 +572,6 @@ def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool =
         assert words in error.failures[odd]
 
 
-# --- a block for each field
-
-
 def random_staggered(
     node, comm, seed: int, dtypes: tuple[str, ...], forms: tuple[str, ...]
 ) -> tuple[mpishare.HaloExchange, list[Case], list[Field]]:
@@ -641,9 +627,6 @@ def accumulate_staggered(node, comm, seed: int, dtypes: tuple[str, ...]) -> None
                 assert np.array_equal(on_host(field.array), right), f"seed {seed}: {cases}"
 
 
-# --- accumulate
-
-
 def weights(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) -> np.ndarray:
     """What `rank` holds in every element, owned or ghost, before an accumulation: integers."""
     shape = kind.spread(case.cells[rank]).shape
@@ -670,9 +653,6 @@ def accumulated(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) ->
     values = total[numbers[field.owned]]
     found[field.owned] = (values if found.dtype.kind == "c" else values.real).astype(found.dtype)
     return found
-
-
-# --- neighbors by index
 
 
 @dataclass(frozen=True)

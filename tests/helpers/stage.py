@@ -114,7 +114,6 @@ class Stage:
         return ring(node, field, width, comm or self.world, **options)
 
     def make(self, what: str, node: mpishare.Node) -> Any:
-        """An object of all ranks, of any kind."""
         made = {
             "plan": lambda: self.ring(node, node.xp.zeros(4)),
             "plan of any fields": lambda: self.ring(node, mpishare.Layout(6, None)),
@@ -241,7 +240,6 @@ class Stage:
             node.barrier()
 
     def second_node(self, comm: object) -> None:
-        """The same, which tells "second node"."""
         self.attempt("second node", self.use_another_node, comm)
 
     def gather(self, value: object) -> list:

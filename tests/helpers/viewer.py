@@ -62,7 +62,6 @@ class Remote:
     """`viewer("expression or statements")` returns its value."""
 
     def begin(self, source: str) -> None:
-        """Let it run source."""
         raise NotImplementedError
 
     def told(self) -> dict[str, Any]:

@@ -27,7 +27,6 @@ def some(shape, dtype, seed=0):
 
 
 def put(node, array, values):
-    """Write from host memory, and wait."""
     array[...] = node.xp.asarray(values)
     node.synchronize()
 

@@ -204,6 +204,18 @@ def test_memory_that_is_shared_in_place(node, make, copy):
     mine[...] = 0
 
 
+@pytest.mark.parametrize("make", [*SHARED, *REFUSED], ids=name_of)
+def test_memory_of_every_kind_can_be_copied(node, make):
+    source = make()
+    win = node.share_each(source, copy=True)
+    assert bool((as_floats(win.array) == 0).all())
+    as_floats(win.array)[...] = 5
+    node.synchronize()
+    values = source if isinstance(source, np.ndarray) else as_cupy(source).get()
+    assert not values.any()
+    win.fence()
+
+
 @pytest.mark.parametrize("make", REFUSED, ids=name_of)
 def test_memory_that_is_refused(node, make, caplog):
     source = make()
