@@ -194,9 +194,9 @@ class CudaRows(CudaPlanEngine):
             self.slots.grow()
             if self.migration is not None:
                 self.migration.keep(entered)
+            self.staging_nbytes = self.slots.nbytes
             if self.slots.is_changed:
                 self.slots.publish(entered[0])
-                self.staging_nbytes = self.slots.nbytes
 
     def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
         rows = self.set_lanes(self.lanes, columns)
