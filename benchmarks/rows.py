@@ -79,7 +79,8 @@ class _Exchange(_Rows):
         self.swap = mpishare.RowExchange(
             session.comm,
             ["f8"] * _COLUMNS,
-            max(nrows, 1),
+            # Two ranks are each other's neighbor on both sides, which `migrate` fills one by one.
+            max(nrows * (2 if session.comm.size == 2 else 1), 1),
             dims=[session.comm.size],
             periods=True,
             node=session.node,

@@ -157,7 +157,8 @@ class RowExchange(RoutedPlan):
             For each peer the rows that go there: ``(low, high)``; an array of row numbers, int32 or
             int64; or ``(numbers, n)``, of which the first n count. `low`, `high` and `n` are ints,
             or int32 or int64 scalars in the memory of the columns. They are copied, so they may
-            overlap. A peer that is left out gets none.
+            overlap. A peer that is left out gets none. Numbers and scalars are not written until
+            `wait`, either.
         stream : stream, optional
             The stream that writes the columns. Default: the current one of their library.
 

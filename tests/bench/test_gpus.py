@@ -76,7 +76,8 @@ def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
     words = ["allreduce", "--against", "all", "--min", "8", "--max", "64KiB"]
     _, rows = measured(2, "benchmarks", *words)
     own = {row["arm"] for row in rows if row["kind"] == "own"}
-    assert own == {"reduce", "reduce graph", "reduce graph of 20", "complex128"}
+    dots = {"dot", "exact", "exact dot"}
+    assert own == {"reduce", "reduce graph", "reduce graph of 20", "complex128", *dots}
     assert not failed(rows, "own")
     assert {"staged", "float", "nccl", "nccl graph of 20"} <= {row["arm"] for row in rows}
 
