@@ -87,13 +87,14 @@ class Plasma:
         came = np.empty_like(counts)
         comm.Alltoall(counts, came)
         left = n - len(leaving)
+        end = left + int(came.sum())
         gaps, last = leaving[leaving < left], left + xp.flatnonzero(self.to[left:n] == comm.rank)
         for column in self.columns:
-            received = np.empty(came.sum(), column.dtype)
+            received = np.empty(end - left, column.dtype)
             comm.Alltoallv((on_host(column[leaving])[order], counts), (received, came))
             column[gaps] = column[last]
-            column[left : left + len(received)] = xp.asarray(received)
-        self.count[...] = left + len(received)
+            column[left:end] = xp.asarray(received)
+        self.count[...] = end
 
     def find_field(self):
         """Add up the charges, and solve Gauss's law: the field has no mean."""
@@ -174,8 +175,8 @@ def main(words=None):
         plasma.find_field()
         if options.step == "staged":
             plasma.move = plasma.migrate_through_host
-        is_captured = options.step == "captured"
-        step = mpishare.capture(node, plasma.advance) if is_captured else plasma.advance
+        captured = mpishare.capture(node, plasma.advance) if options.step == "captured" else None
+        step = captured or plasma.advance
         amplitudes, begin = [], time.perf_counter()
         for _ in range(options.steps):
             step()
@@ -187,8 +188,8 @@ def main(words=None):
         n = int(plasma.count)
         ids = comm.gather(plasma.columns[2][:n].tolist())
         rate = damping(0.05 * np.arange(1, options.steps + 1), np.array(amplitudes))
-        if is_captured:
-            step.close()
+        if captured:
+            captured.close()
         plasma.close()
     found = {"rate": float(rate), "expected": RATE, "ranks": comm.size, "backend": node.backend}
     found |= {"step": options.step, "step_us": 1e6 * seconds / options.steps}

@@ -125,7 +125,6 @@ def exchange_within(module, layout, words, copies, **others):
         "receivers": (),
         "senders": ((0, at, at, 0, tuple(map(of_field, copies))),),
         "out": (),
-        "zeroed": (),
         "is_reverse": False,
         "is_rounded": False,
         "nbytes": 1,
@@ -225,7 +224,7 @@ NUMBERS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8", "c8", "c1
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("skew", [0, 1], ids=["aligned", "at odd addresses"])
 def test_sums_are_those_of_numpy(module, dtype, skew):
-    """Of boxes and of places, some of which come twice, in their order; what was sent is zeroed."""
+    """Of boxes and of places, two at some of them, in their order; what is sent is zeroed."""
     dtype = np.dtype(dtype)
     rng = np.random.default_rng([dtype.itemsize, skew])
     for number in range(40):
@@ -238,22 +237,20 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
             array[...] = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
         to, source = ((slice(0, 3),), (slice(4, 7),))
         if number % 4 > 1:
-            to, source = (rng.integers(0, 3, 6),), (rng.integers(4, 8, 6),)
+            to, source = (rng.integers(0, 3, 6),), (4 + rng.permutation(8)[:6],)
         if number % 8 == 7:  # in runs
-            to, source = (np.tile(np.arange(8), 3),), (8 + np.arange(24) % 8,)
+            to, source = (np.tile(np.arange(4), 3),), (4 + np.arange(12),)
         right = array.copy()
         add(right, to, right[source])
         right[source] = 0
         layout, words = layout_of(array), np.zeros(128, "u8")
         ends = Cells.of_key(layout, to), Cells.of_key(layout, source)
-        zeroed = lower(ends[1], ends[1], dtype.itemsize, by=ends[1])
         exchange = exchange_within(
             module,
             layout,
             words,
             [lower(*ends, dtype.itemsize, by=ends[0])],
             fields=((dtype, shape, array.strides, layout.span_nbytes, False, dtype.name),),
-            zeroed=(of_field(zeroed),),
             is_reverse=True,
         )
         assert exchange.try_exchange((array,))
