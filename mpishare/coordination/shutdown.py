@@ -99,7 +99,7 @@ class Shutdown:
                 # end.
                 ending = [*filter(block.is_being_killed, self._agreement.others)]
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
-                remove_abandoned()
+                wait_briefly(lambda: not remove_abandoned())
             finally:
                 abort_because(failure, self._let_others_abort)
 
