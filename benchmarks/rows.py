@@ -41,7 +41,7 @@ def run(session: Session, case: Case) -> None:
 
 
 class _Rows(Variant):
-    """Columns of which every fifth row goes to one neighbor or the other."""
+    """Columns, every fifth row of which goes to a neighbor, to either in turn."""
 
     def __init__(self, session: Session, nrows: int) -> None:
         self.session, self.comm, self.nrows = session, session.comm, nrows

@@ -178,15 +178,6 @@ class CudaRows(CudaPlanEngine):
 
     # --- calls
 
-    def _enter(self, call: str, fields: Sequence[Any], stream: Any) -> StreamInfo:
-        entered = super()._enter(call, fields, stream)
-        if entered[3] and self._host_routes:
-            raise UnsupportedError(
-                f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
-                f"routes {self._host_routes} need the host at every call. Call it outside"
-            )
-        return entered
-
     def begin(self, entered: StreamInfo) -> None:
         """Let a call that sends come after the last one; a captured one grows no slots."""
         self._follow(entered)

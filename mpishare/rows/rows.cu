@@ -6,8 +6,8 @@
 // odd ones. The peer overwrites a slot two epochs later: it has seen this rank's next epoch then,
 // which followed the reads of the slot on this rank's stream.
 //
-// Of rows that are started, those that a slot has no room for follow in rounds, in the kernel that
-// waits: the peer tells which rounds it has taken, in the header of what it sends.
+// Started rows that do not fit into a slot follow in rounds, in the kernel that waits: the peer tells
+// which rounds it has taken, in the header of what it sends.
 //
 // A tile is one word of 32 rows in a row: each warp moves one after another.
 #include "wait.cuh"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
+from mpishare.errors import UnsupportedError
 from mpishare.plans.gpu.fields import current_stream, is_captured
 from mpishare.runtime.launch_order import LaunchOrder
 from mpishare.runtime.stream_chain import StreamChain
@@ -30,6 +31,7 @@ class CudaPlanEngine:
     _buffers: PlanBuffers
     _flags: PinnedFlags
     _has_stream_waits: bool  # on any rank
+    _host_routes: Sequence[str] = ()  # of all ranks: all refuse a capture or none does
 
     def __init__(self, setup: PlanSetup, chain: StreamChain | None = None) -> None:
         self._comm, self._context, self.name = setup.comm, setup.context, setup.name
@@ -81,6 +83,12 @@ class CudaPlanEngine:
         *_, is_captured = entered
         if not is_captured:
             recording.require_none(f"{self.name}: {call}", "its stream is not the captured one")
+        elif self._host_routes:
+            raise UnsupportedError(
+                f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
+                f"routes {self._host_routes} need the host at every call. Call it outside of the "
+                "capture, or refuse these routes with require=."
+            )
         return entered
 
     def _record(self) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import UnsupportedError
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
@@ -75,7 +74,7 @@ class CudaEngine(CudaPlanEngine):
         self._forked, self._packed, self._joined = self._events
         if direction.has_fused or self._buffers.nccl is not None:
             self._join_order()
-        self._host_routes = setup.host_routes  # of all ranks: all refuse a capture or none does
+        self._host_routes = setup.host_routes
         self._has_stream_waits = _has_stream_waits(setup)
         self._as_fields = setup.as_fields
         # Replays of calls with fields that were seen; they return False, with nothing done, for
@@ -398,13 +397,6 @@ class CudaEngine(CudaPlanEngine):
     def _enter_call(self, name: str, call: Call, stream: Any) -> StreamInfo:
         """Return the stream of a call, ordered after the plan's last call."""
         entered = self._enter(name, call[0], stream)
-        *_, is_captured = entered
-        if is_captured and self._host_routes:
-            raise UnsupportedError(
-                f"{self.name}: {name} failed: the stream is being captured into a graph, and the "
-                f"routes {self._host_routes} need the host at every exchange. "
-                "Call it outside of the capture, or refuse these routes with require=."
-            )
         self._follow(entered)
         if name != "wait":
             self._launcher.slides.enqueue(entered[0], self._shifts.values)

@@ -67,7 +67,7 @@ def added_regions(direction: Direction, buffers: Buffers) -> Iterator[tuple[Part
 
 
 def _are_boxes(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
-    """Whether all parts are boxes as they are, and those that are added few."""
+    """Whether all parts are plain boxes, and few of them are added to one field."""
     parts = [part for message in (*sends, *recvs) for part in message.parts]
     added = Counter(part.field for message in recvs for part in message.parts)
     return all(
