@@ -107,6 +107,17 @@ def test_fields_of_many_kinds(half):
 
 
 @TWO
+@pytest.mark.parametrize("form", ["C", "offset"])
+def test_large_faces_beside_strided_and_small_ones(half, form):
+    """Large ones stay where they are, unless a field begins at an odd address."""
+    case = even_case((WORLD.size,), True, 4)
+    kinds = [Kind("f8", "C", (40_000,)), Kind("f8", "F", (40_000,)), Kind("f4", form, (3,))]
+    with exchanging(half, case, kinds, comm=WORLD, axes=(0,)) as (halo, fields):
+        for step in range(1, 5):  # called, and replayed
+            exchange_step(halo, fields, step)
+
+
+@TWO
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_reductions_are_folded_in_the_order_of_nodes(half, op):
     """To the bit, of any form, small and shared."""

@@ -43,13 +43,15 @@ class Buffers(PlanBuffers):
         each = self._direction
         sends, recvs = (each.by(all_, NCCL) for all_ in (each.sends, each.recvs))
         if nccl is not None and (sends or recvs):
-            self.nccl = NcclMessages(self._comm, nccl.ranks, sends, recvs)
+            self.nccl = NcclMessages(
+                self._comm, nccl.ranks, sends, recvs, each.layouts, packs=each.packs
+            )
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
         if sends or recvs:
             self.mpi = MpiBuffers(
                 self._comm, self._name, sends, recvs, each.layouts,
-                on_gpu=on_gpu, packs=each.adds or each.wire is not None,
+                on_gpu=on_gpu, packs=each.packs,
             )  # fmt: skip
 
     @property

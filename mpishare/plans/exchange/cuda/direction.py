@@ -34,6 +34,7 @@ class Direction:
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
         self.adds, self.wire = setup.adds, setup.wire
+        self.packs = setup.adds or setup.wire is not None  # what arrives is not what is stored
 
         self.sends = narrowed(setup.my_sends, setup.mine, setup.wire)
         self.recvs = narrowed(setup.my_recvs, setup.mine, setup.wire)

@@ -240,7 +240,7 @@ class CudaEngine(CudaPlanEngine):
                 self._launch_in_order(fused.alone, entered, addresses)
             if streamed is not None:
                 streamed.receive(addresses)
-                self._send_by_nccl(streamed, entered)
+                self._send_by_nccl(streamed, entered, addresses)
             self._flags.calls[0] += 1
             self._wait_streamed(call, entered)
         self._leave(entered)
@@ -263,7 +263,7 @@ class CudaEngine(CudaPlanEngine):
             # the other fills.
             self._backend.record(self._packed, handle)
             self._backend.wait_event(self._packed, self._stream)
-            self._send_by_nccl(streamed, own)
+            self._send_by_nccl(streamed, own, addresses)
         if streamed is not None:
             streamed.receive(addresses)  # which takes the host longer than the launch
         self._flags.calls[0] += 1
@@ -278,10 +278,13 @@ class CudaEngine(CudaPlanEngine):
         if fused is not None and not is_on_own:
             self._join(handle)
 
-    def _send_by_nccl(self, streamed: StreamedRoutes, entered: StreamInfo) -> None:
+    def _send_by_nccl(
+        self, streamed: StreamedRoutes, entered: StreamInfo, addresses: tuple[int, ...]
+    ) -> None:
         """Enqueue the messages of NCCL: its kernel waits for other ranks as ours do."""
         if (messages := streamed.nccl) is not None:
-            self._in_order(lambda: messages.enqueue(entered[0]), entered)
+            send = messages.bind(addresses)
+            self._in_order(lambda: send(entered[0]), entered)
 
     def _wait_streamed(self, call: Call, entered: StreamInfo) -> None:
         fields, addresses, (streamed, _) = call

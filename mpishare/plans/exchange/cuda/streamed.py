@@ -17,7 +17,7 @@ from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
 from mpishare.plans.gpu.graphs import GraphCache
-from mpishare.plans.message import received
+from mpishare.plans.message import ALIGN, received
 from mpishare.runtime.route import COPY, PINNED
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
     """Two graphs by `key_of` the fields' addresses."""
-    Replayed = MpiMessages | tuple[int, int]
-    """Messages in place, or the graphs that pack and unpack."""
+    Replayed = MpiMessages | tuple[int, int, Callable[[int], None] | None]
+    """Messages in place, or the graphs that pack and unpack, and the messages of NCCL between."""
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -68,7 +68,7 @@ class StreamedRoutes:
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
         ]
-        by_nccl = [] if self.nccl is None else self.nccl.received
+        _, by_nccl = self._by_nccl(alignments)
 
         def unpack(messages: Iterable[Packed]) -> driver.Launch:
             work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
@@ -92,7 +92,7 @@ class StreamedRoutes:
         kind = PACK_AND_ZERO if direction.adds else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
         by_mpi = [] if self._mpi is None else [*chain.from_iterable(self._mpi.sent)]
-        by_nccl = [] if self.nccl is None else [*chain.from_iterable(self.nccl.sent)]
+        by_nccl = [*chain.from_iterable(self._by_nccl(alignments)[0])]
         local = () if direction.has_fused else [*direction.local()]
 
         def pack(parts: Packed) -> driver.Launch:
@@ -104,6 +104,11 @@ class StreamedRoutes:
         self._pack = pack(by_stream + by_nccl + by_mpi)
         if self._in_place is not None and (self._has_signals or local):
             self._beside_in_place = pack(by_stream)
+
+    def _by_nccl(self, alignments: Sequence[int]) -> tuple[list[Packed], list[Packed]]:
+        """Return what is packed and unpacked for NCCL, of fields of these alignments."""
+        are_aligned = min(alignments, default=0) == ALIGN
+        return ([], []) if self.nccl is None else self.nccl.packed(are_aligned=are_aligned)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
         """Pack and unpack by graphs from now on, if an exchange is only messages of one kind.
@@ -136,7 +141,10 @@ class StreamedRoutes:
             if messages is not None:
                 return messages
         pack, unpack = self._handles[0].get(key), self._handles[1].get(key)
-        return None if pack is None or unpack is None else (pack, unpack)
+        group = None if self.nccl is None else self.nccl.bound.get(key)
+        if pack is None or unpack is None or (group is None and self.nccl is not None):
+            return None
+        return pack, unpack, group
 
     def replay_pack(self, found: Replayed, stream: int, where: str) -> None:
         """Enqueue the part of a replay that precedes other routes."""
@@ -184,15 +192,17 @@ class StreamedRoutes:
         self._backend.record(mpi.unpacked, stream)
 
     def replay_nccl(
-        self, found: tuple[int | None, tuple[int, int]], stream: int, where: str
+        self,
+        found: tuple[int | None, tuple[int, int, Callable[[int], None]]],
+        stream: int,
+        where: str,
     ) -> None:
         """Do an exchange by NCCL, and by the graph of the fused kernel, if any, before it."""
-        nccl: Any = self.nccl
-        kernel, (pack, unpack) = found
+        kernel, (pack, unpack, send) = found
         launch_graph(pack, stream, where)
         if kernel is not None:
             launch_graph(kernel, stream, where)
-        nccl.enqueue(stream)
+        send(stream)
         launch_graph(unpack, stream, where)
 
     def replay_alone(self, addresses: tuple[int, ...], stream: int, where: str) -> None:  # noqa: ARG002
