@@ -75,8 +75,9 @@ def expected(comm, fields, seams, shift=None, *, adds=False):
         values, scale = all_fields.values[dtype], np.conj(seam.scale) if adds else seam.scale
         cells = before[dtype][target if adds else source]
         cells = cells if scale == 1 else cells * np.array(scale).astype(dtype)
-        if adds:  # one after the other, for a cell that is read twice
-            for at, cell in zip(source.ravel(), cells.ravel(), strict=True):
+        if adds:  # one after the other along a ring, for a cell that is read twice
+            ways = (np.moveaxis(each, seam.along or 0, 0) for each in (source, cells))
+            for at, cell in zip(*map(np.ravel, ways), strict=True):
                 values[at] = values[at] + cell
         else:
             values[target] = cells if seam.offset == 0 else cells + np.array(seam.offset, dtype)
