@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,7 @@ class Report:
             return None
         return "compiled" if self.native_missing is None else "python"
 
-    @property
+    @cached_property  # each `Node.launch` reads it
     def time_sliced_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
         return time_sliced_gpus(self.members)
