@@ -1,4 +1,4 @@
-"""MPI windows for GPU memory, ordered on streams."""
+"""Ghost cells, sums and particles between the GPUs of MPI ranks, ordered on streams."""
 
 from mpishare import device as device  # for `mpishare.device.include`
 from mpishare import seams as seams  # for `mpishare.seams.blocks`

@@ -22,7 +22,7 @@ KINDS = {
     "fresh": ("fresh fields", "sendrecv fresh"),
 }
 ORDERS = {"`Window.fence`": ("fence",), "`Node.barrier`": ("node.barrier",)}
-#: The faces in the table of the README, and its columns.
+#: The faces in the brief table, and its columns.
 BRIEF_SIZES = (8, 4 << 10, 64 << 10, 1 << 20)
 BRIEF_RANKS = (8, 32)
 MPIS = ("MPICH", "Open MPI")

@@ -63,11 +63,11 @@ def charts(*names: str) -> Callable[[Path], list[str]]:
 
 #: The tables of each page, by their marks, and the figures.
 PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
-    "README.md": {"cores": of_cores(halos.cores_in_brief)},
     "docs/performance.md": {
         "halos-drawn": charts("halo1d-gpus2", "halo3d-gpus2", "halo1d-mps"),
         "halos": brief,
         "cores-drawn": charts("halo1d-mpich", "halo3d-mpich", "halo1d-openmpi", "halo3d-openmpi"),
+        "cores-in-brief": of_cores(halos.cores_in_brief),
         "cores": of_cores(halos.cores_in_full),
         "newest-drawn": charts("halo1d", "ring", "allreduce"),
         "newest": lambda folder: of_runs(folder, "newest-", others.newest, is_whole=False),

@@ -68,6 +68,7 @@ def bench(n: int, *words: str) -> Result:
         ("mpishare.bench", "list", "allreduce    the sum "),
         ("mpishare.bench", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
         ("mpishare.info", "--help", "usage:"),
+        ("mpishare", "--help", "python -m mpishare.info "),
     ],
 )
 def test_list_and_help_start_neither_mpi_nor_cupy(module: str, words: str, once: str) -> None:
