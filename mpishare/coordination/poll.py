@@ -61,19 +61,20 @@ def poll(
     *,
     warn: Callable[[float], object] | None = None,
     pause_s: float = 0.0,
+    sleeps: bool = True,
 ) -> bool:
     """Wait on the host until `is_done`, at most `timeout_s` from now; return whether it came.
 
     `look` is called between two checks, to watch the other ranks and to let MPI progress; its
     exception ends the wait. `warn` is called once, with the seconds waited, after `STRAGGLER_S`.
     `pause_s` is the sleep between two checks where latency does not matter; by default a share of
-    the time waited so far.
+    the time waited so far, and none unless it `sleeps`.
     """
     begin = time.monotonic()
     waited_s = 0.0
     while not is_done():
         sleep_s = pause_s or min(_SLEPT_SHARE * waited_s, _MAX_SLEEP_S)
-        if sleep_s >= _MIN_SLEEP_S:
+        if sleeps and sleep_s >= _MIN_SLEEP_S:
             time.sleep(sleep_s)
         else:
             # With more ranks than cores, the awaited rank may need this very core.

@@ -99,7 +99,8 @@ class MpiMessages:
         def pending() -> list[int]:
             return self._ranks_here(self._pending())
 
-        with WaitMonitor(agreement, self._call, pending, agreement.check_whole) as monitor:
+        check = agreement.check_whole
+        with WaitMonitor(agreement, self._call, pending, check, moves=True) as monitor:
             if not monitor.poll(partial(self._testall, self._requests)):
                 raise self._comm.timed_out(self._call, self._pending())
 

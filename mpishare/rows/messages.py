@@ -125,7 +125,8 @@ def wait_for_messages(comm: PlanComm, call: str, pending: Callable[[], list[int]
     def late_here() -> list[int]:
         return [here[rank] for rank in pending() if rank in here]
 
-    with WaitMonitor(agreement, call, late_here, agreement.check_whole) as monitor:
+    check = agreement.check_whole
+    with WaitMonitor(agreement, call, late_here, check, moves=True) as monitor:
         if not monitor.poll(lambda: not pending()):
             raise comm.timed_out(call, pending())
 

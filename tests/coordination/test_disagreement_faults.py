@@ -61,3 +61,25 @@ def in_turn(stage: Stage) -> None:
 
 def test_control_a_late_rank_of_several_nodes_is_awaited():
     play(3, in_turn).ended_well()
+
+
+def exchange(stage: Stage, is_one_call: bool) -> None:
+    """Wait for messages of each other that take 1.5 s, in the calls of one plan or of two."""
+    from mpishare.coordination.waits import WaitMonitor
+    from mpishare.plans.node_cache import context_of
+
+    agreement = context_of(stage.node()).agreement
+    call = f"HaloExchange {1 if is_one_call else stage.rank}: wait"
+    peers, end = [1 - stage.rank], time.monotonic() + 1.5
+    with WaitMonitor(agreement, call, lambda: peers, agreement.check_whole, moves=True) as monitor:
+        if is_one_call:
+            assert monitor.poll(lambda: time.monotonic() > end)
+        else:
+            errors = mpishare.MismatchError, mpishare.PeerError
+            stage.raises(errors, lambda: monitor.poll(lambda: time.monotonic() > end))
+    stage.end()
+
+
+@pytest.mark.parametrize("is_one_call", [True, False])
+def test_long_messages_of_one_call_are_no_circle(is_one_call):
+    play(2, exchange, is_one_call).ended_well()

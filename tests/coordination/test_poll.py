@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from mpishare.coordination import poll as module
 from mpishare.coordination.poll import poll
 
@@ -32,6 +34,11 @@ def test_it_sleeps_for_a_share_of_its_time_at_most(monkeypatch):
     assert all(seconds <= waited_s / 32 for seconds, waited_s in slept)
     assert max(seconds for seconds, _ in slept) <= 2e-3
     assert slept[0][1] > 1e-3  # what is over by then was waited for without a sleep
+
+
+def test_it_does_not_sleep_where_checks_move_messages_on(monkeypatch):
+    monkeypatch.setattr(module.time, "sleep", lambda _: pytest.fail("it slept"))
+    assert not poll(bool, 0.2, sleeps=False)
 
 
 def test_what_comes_ends_it():
