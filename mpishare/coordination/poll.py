@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SPINS = 400
 
 _BRIEF_LOOKS = 200
-_SLEPT_SHARE = 1 / 64
+_SLEPT_SHARE = 1 / 256
 _MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us late
 # A wait that takes this long is worth a warning that names the stragglers.
 STRAGGLER_S = 30.0
