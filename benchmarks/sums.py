@@ -26,6 +26,8 @@ def run(session: Session, case: Case) -> None:
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
     comparison.add("accumulate", partial(_Sums, grid, _accumulate))
+    comparison.add("sums given back", partial(_Given, grid, _give_back))
+    comparison.add("in two calls", partial(_Given, grid, _in_two_calls))
     comparison.add("exchange", partial(Exchange, grid, halo_exchange))
     name = "staged" if grid.session.on_cuda else "sendrecv"
     comparison.add_baseline(name, partial(_Sums, grid, _by_hand))
@@ -58,11 +60,49 @@ class _Sums(Exchange[Grid]):
             self.check.compare(field, right, xp.empty(right.shape, bool))
 
 
-def _accumulate(grid: Grid, *fields: Any) -> Bound:
-    halo = mpishare.HaloExchange(
+class _Given(_Sums):
+    """Gives the sums back. All ranks have the same numbers, which grow from step to step."""
+
+    def fill(self, token: int) -> None:
+        for field in self.fields:
+            field[...] = 0
+            field[self._owned()] = token
+
+    def verify(self, token: int) -> None:
+        xp = self.problem.session.node.xp
+        for field in self.fields:
+            self.check.add(xp.count_nonzero(field[self._owned()] < token))
+            for side in self.problem.sides:
+                self.check.add(xp.count_nonzero(field[side.into] != field[side.out]))
+
+    def _owned(self) -> Any:
+        return (slice(self.problem.width, -self.problem.width),) * self.problem.naxes
+
+
+def _plan(grid: Grid, fields: Any) -> mpishare.HaloExchange:
+    return mpishare.HaloExchange(
         grid.cart, fields, grid.width, corners=grid.corners, axes=grid.axes, node=grid.session.node
     )
+
+
+def _accumulate(grid: Grid, *fields: Any) -> Bound:
+    halo = _plan(grid, fields)
     return partial(halo.accumulate, *fields), halo.close
+
+
+def _give_back(grid: Grid, *fields: Any) -> Bound:
+    halo = _plan(grid, fields)
+    return partial(halo.accumulate, *fields, give_back=True), halo.close
+
+
+def _in_two_calls(grid: Grid, *fields: Any) -> Bound:
+    halo = _plan(grid, fields)
+
+    def add_and_exchange() -> None:
+        halo.accumulate(*fields)
+        halo.exchange(*fields)
+
+    return add_and_exchange, halo.close
 
 
 def _by_hand(grid: Grid, *fields: Any) -> Bound:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import Array, Stream
-    from mpishare.plans.engine import Engine, RoutedSetup
+    from mpishare.plans.engine import Engine, RoutedSetup, WholeEngine
     from mpishare.plans.setup import AgreedFields
 
 
@@ -140,11 +140,19 @@ class Plan(RoutedPlan):
         self._forward.wait(opened, stream)
         self._open = None
 
-    def accumulate(self, *fields: Array, stream: Stream | None = None) -> None:
+    def accumulate(
+        self, *fields: Array, give_back: bool = False, stream: Stream | None = None
+    ) -> None:
         """Add every ghost to the cell that it shadows, then set it to zero: the reverse.
 
         Collective over the plan's ranks; the first call allocates, host-blocking. In a
-        fixed order: the same ghosts give the same bits. Parameters and errors as `exchange`.
+        fixed order: the same ghosts give the same bits. Fields, stream and errors as `exchange`.
+
+        Parameters
+        ----------
+        give_back : bool
+            Whether the ghosts get the sums of the cells that they shadow, and not zero: the bits of
+            an `exchange` afterwards, by one call. The same on all ranks.
 
         Raises
         ------
@@ -155,19 +163,25 @@ class Plan(RoutedPlan):
             self._refuse("accumulate")
         try:
             pair = self._fields.pair_for("accumulate", fields, stream)
-            reverse = pair.reverse or self._reverse_of(pair, fields, stream)
-            reverse.exchange(fields, stream)
+            engine = pair.giving_back if give_back else pair.reverse
+            if engine is None:
+                engine = self._reverse_of(pair, fields, stream, gives_back=give_back)
+            engine.exchange(fields, stream)
         except (TypeError, ValueError) as error:
             raise self._named("accumulate", error) from None
 
-    def _reverse_of(self, pair: EnginePair, fields: Sequence[Any], stream: Any) -> Engine:
+    def _reverse_of(
+        self, pair: EnginePair, fields: Sequence[Any], stream: Any, *, gives_back: bool
+    ) -> WholeEngine:
         self._check("accumulate")
 
         def check() -> Sequence[Any]:
             pair.forward.require(fields)
             return fields
 
-        return self._make_reverse("accumulate", pair, check, stream)
+        make = pair.make_giving_back if gives_back else pair.make_reverse
+        made: WholeEngine = self._make_reverse("accumulate", pair, check, stream, make)
+        return made
 
     def _refuse(self, call: str) -> None:
         """Raise if the plan cannot be called now, or not without fields."""
@@ -194,7 +208,7 @@ class Plan(RoutedPlan):
         return f"{fields}, routes={self._named_routes()}{wire}"
 
     @property
-    def _engines(self) -> list[Engine]:
+    def _engines(self) -> list[WholeEngine]:
         return self._fields.engines
 
     @property

@@ -164,14 +164,19 @@ class SeamExchange(Plan):
         super().start(*fields, stream=stream)
 
     def accumulate(
-        self, *fields: Array, shift: Shift | None = None, stream: Stream | None = None
+        self,
+        *fields: Array,
+        shift: Shift | None = None,
+        give_back: bool = False,
+        stream: Stream | None = None,
     ) -> None:
         """Do the adjoint: add what is written to what is read, then set it to zero.
 
         ``theirs[box] += conj(scale) * mine[into]``, turned back, then ``mine[into] = 0``. Offsets
         have no part in it, shifts are those given. Sources may overlap: a cell gets its sums in the
         order of the readers' ranks, of their lists, and of the cells along a ring. Collective; the
-        first call allocates, host-blocking. Parameters and errors as `exchange`.
+        first call allocates, host-blocking. `give_back` as `HaloExchange.accumulate`: seams then
+        bring the sums, scaled and with their offsets. Other parameters and errors as `exchange`.
 
         Raises
         ------
@@ -179,7 +184,7 @@ class SeamExchange(Plan):
             If a field's elements are no numbers.
         """
         self._take("accumulate", shift)
-        super().accumulate(*fields, stream=stream)
+        super().accumulate(*fields, give_back=give_back, stream=stream)
 
     def _take(self, call: str, shift: Shift | None) -> None:
         """Take the shifts of a call, or raise before anything is done."""

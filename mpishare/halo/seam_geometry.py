@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.halo.seam import PackedSeam, box_in
-from mpishare.plans.cells import Box, Turn
+from mpishare.plans.cells import Box, Turn, meet
 from mpishare.plans.message import Factors, Message, Part
 from mpishare.plans.rings import Cut, Slide
 
@@ -112,30 +112,18 @@ def _require_apart(reads: Sequence[Read]) -> None:
             sources.setdefault(field, []).append((read, box))
     for field, writers in writes.items():
         targets = [each.into for each in writers]
-        for second, first in np.argwhere(np.tril(_meet(targets, targets), -1)):
+        for second, first in np.argwhere(np.tril(meet(targets, targets), -1)):
             raise ValueError(
                 f"{writers[second].name} and {writers[first].name} write the same cells: shorten "
                 "one of them, or bring corners by a second plan"
             )
         there = sources.get(field, [])
-        for at, by in np.argwhere(_meet([box for _, box in there], targets)):
+        for at, by in np.argwhere(meet([box for _, box in there], targets)):
             read, box = there[at]
             raise ValueError(
                 f"{read.name} reads {_text(box)} of field {field[1]} of rank {field[0]}, in which "
                 f"{writers[by].name} writes"
             )
-
-
-def _meet(boxes: Sequence[Box], others: Sequence[Box]) -> np.ndarray[Any, Any]:
-    """Return which boxes of a field share cells with which others: at once, since all ranks ask."""
-    found = np.ones((len(boxes), len(others)), bool)
-    for axis in range(len(others[0].lower)):
-        lower, upper = (
-            [[getattr(box, end)[axis] for box in each] for each in (boxes, others)]
-            for end in ("lower", "upper")
-        )
-        found &= np.maximum.outer(*lower) < np.minimum.outer(*upper)
-    return found
 
 
 def _text(box: Box) -> str:

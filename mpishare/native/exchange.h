@@ -94,7 +94,8 @@ typedef struct {
     uint64_t epoch;
     long long windows_version;
     bool is_rounded; /* doubles go through floats */
-    bool is_reverse; /* cells are added, in the order of the senders */
+    bool adds;       /* what arrives is added */
+    bool is_reverse; /* in the order of the senders, and what is sent is zero afterwards */
     bool is_located; /* any field */
     bool reads_windows; /* where other ranks have their fields */
     bool is_published;

@@ -110,7 +110,7 @@ static int read_factors(Exchange *self, PyObject *spec, Factors **factors)
     const int offsets = read_element(offset, (*factors)->offset);
     (*factors)->scales = scales > 0;
     (*factors)->offsets = offsets > 0;
-    (*factors)->adds = self->is_reverse;
+    (*factors)->adds = self->adds;
     return scales < 0 || offsets < 0 ? -1 : 0;
 }
 
@@ -201,7 +201,7 @@ static int read_field(Exchange *self, PyObject *spec, void *made)
     field->ndim = (int)PyTuple_Size(shape);
     field->is_located = is_located;
     self->is_located |= is_located;
-    if (require(field->numbers || !self->is_reverse, "the elements of a field cannot be added") ||
+    if (require(field->numbers || !self->adds, "the elements of a field cannot be added") ||
         require(PyTuple_Size(strides) == field->ndim, "a stride for each axis") ||
         read_extents(self, shape, field->ndim, &field->shape) ||
         read_extents(self, strides, field->ndim, &field->strides))
@@ -225,7 +225,7 @@ static int read_receiver(Exchange *self, PyObject *spec, void *made)
 /* Lets the elements of a copy be computed with, whole ones at a time, where they are. */
 static int let_compute(const Exchange *self, const Adding *numbers, Copy *copy)
 {
-    if (!copy->factors && !self->is_reverse)
+    if (!copy->factors && !self->adds)
         return 0;
     if (require(numbers, "no factors of such elements"))
         return -1;
@@ -292,16 +292,16 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     static char *names[] = {"owner",      "context",    "agreement", "recordings",
                             "array_type", "busy",       "words",     "fields",
                             "receivers",  "senders",    "out",
-                            "is_reverse", "is_rounded", "nbytes",    "looks_per_yield",
-                            NULL};
+                            "adds",       "is_reverse", "is_rounded", "nbytes",
+                            "looks_per_yield", NULL};
     PyObject *owner, *busy, *fields, *receivers, *senders, *out;
     unsigned long long ready, consumed, even, odd;
-    int is_reverse, is_rounded;
+    int adds, is_reverse, is_rounded;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOO!OO!(KKKK)OOOOppni", names, &owner, &self->context,
+            arguments, keywords, "OOOO!OO!(KKKK)OOOOpppni", names, &owner, &self->context,
             &self->agreement, &PyList_Type, &self->recordings, &self->array_type,
             &PyByteArray_Type, &busy, &ready, &consumed, &even, &odd, &fields, &receivers, &senders,
-            &out, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
+            &out, &adds, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
         return -1;
     self->owner = Py_NewRef(owner);
     self->held = Py_BuildValue("[OOOOO]", self->context, self->agreement, self->recordings,
@@ -315,6 +315,7 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     self->tables[0] = (uint64_t *)(uintptr_t)even;
     self->tables[1] = (uint64_t *)(uintptr_t)odd;
     self->windows_version = -1;
+    self->adds = adds;
     self->is_reverse = is_reverse;
     self->is_rounded = is_rounded;
     if (read_fields(self, fields) ||

@@ -18,7 +18,7 @@ from mpishare.runtime.context import NodeObject
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
+    from mpishare.plans.engine import PlanEngine, PlanSetup, RoutedSetup
     from mpishare.plans.exchange.pair import EnginePair
 
 
@@ -251,12 +251,17 @@ class RoutedPlan(BasePlan):
         self._open = None
 
     def _make_reverse(
-        self, call: str, pair: EnginePair, check: Callable[[], Sequence[Any]], stream: Any
-    ) -> Engine:
+        self,
+        call: str,
+        pair: EnginePair,
+        check: Callable[[], Sequence[Any]],
+        stream: Any,
+        make: Callable[[], Any],
+    ) -> Any:
         """Make the engine of the reverse, at its first call. Collective, host-blocking.
 
         `check` returns the fields of this rank's call, which are those of the pair: all ranks agree
-        that these are right before any of them allocates.
+        that these are right before any of them allocates. `make` is one of the pair's own.
         """
 
         def work() -> None:
@@ -270,7 +275,7 @@ class RoutedPlan(BasePlan):
 
         with self._context.agreement.collective():
             self._setup.comm.step(f"{self.name}: {call}", work)
-            return pair.make_reverse()
+            return make()
 
     def _end_call(self) -> None:
         if self._open is not None:

@@ -103,6 +103,18 @@ class Box:
         return cls(tuple(lower), tuple(upper))
 
 
+def meet(boxes: Sequence[Box], others: Sequence[Box]) -> Array:
+    """Return which boxes of a field share cells with which others: at once, for all."""
+    found = np.ones((len(boxes), len(others)), bool)
+    for axis in range(len(others[0].lower)):
+        lower, upper = (
+            [[getattr(box, end)[axis] for box in each] for each in (boxes, others)]
+            for end in ("lower", "upper")
+        )
+        found &= np.maximum.outer(*lower) < np.minimum.outer(*upper)
+    return found
+
+
 class Turn(NamedTuple):
     """How the axes of a field lie in a box that travels: one of them turned, then reversed."""
 

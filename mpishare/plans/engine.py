@@ -95,8 +95,8 @@ class RoutedSetup(PlanSetup):
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.
     calls: tuple[str, str] = ("exchange", "accumulate")
-    # Whether it adds what arrives and zeroes what it sends.
-    adds: bool = False
+    adds: bool = False  # what arrives
+    zeroes: bool = False  # what it sends
     shifts: Shifts = field(default_factory=Shifts)  # of parts that slide
     # Layouts of the arrays that calls on GPUs get, where not `mine`, and their axes made those.
     given: Sequence[FieldLayout] = ()
@@ -128,7 +128,25 @@ class RoutedSetup(PlanSetup):
             recvs=self.sends,
             calls=self.calls[::-1],
             adds=adds,
+            zeroes=adds,
             is_compiled=self.is_reverse_compiled if adds else self.is_compiled,
+        )
+
+    def both_ways(self) -> RoutedSetup:
+        """Return the setup of both directions at once: either end adds what the other one has."""
+        tags = (message.tag for messages in self.sends for message in messages)
+        above = 1 + max(tags, default=0)
+
+        def both(ours: Any, theirs: Any) -> list[Any]:
+            return [*ours, *(each._replace(tag=above + each.tag) for each in theirs)]
+
+        return replace(
+            self.turned(adds=True),
+            zeroes=False,
+            my_sends=both(self.my_sends, self.my_recvs),
+            my_recvs=both(self.my_recvs, self.my_sends),
+            sends=[*map(both, self.sends, self.recvs)],
+            recvs=[*map(both, self.recvs, self.sends)],
         )
 
 
@@ -175,7 +193,15 @@ class PlanEngine(Protocol):
         ...
 
 
-class Engine(PlanEngine, Protocol):
+class WholeEngine(PlanEngine, Protocol):
+    """Makes calls that cannot be made in halves: see `Engine`."""
+
+    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
+        """Start and wait in one call."""
+        ...
+
+
+class Engine(WholeEngine, Protocol):
     """Moves the cells of one plan in the direction of its `RoutedSetup`.
 
     Making one is collective over the plan and host-blocking; methods are local unless stated
@@ -187,8 +213,11 @@ class Engine(PlanEngine, Protocol):
         """Raise unless a call may be made with these fields."""
         ...
 
-    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
-        """Start and wait in one call."""
+    def giving_back(self, make_reverse: Callable[[], Engine]) -> WholeEngine:
+        """Return the call that adds what comes back, and brings the sums: of a forward engine.
+
+        Collective and host-blocking, as `make_reverse`, which returns the engine that adds.
+        """
         ...
 
     def start(self, fields: Sequence[Any], stream: Any) -> None:

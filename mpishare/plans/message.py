@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.plans.cells import Box, Cells, Turn
+from mpishare.plans.cells import Box, Cells, Turn, meet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -279,6 +279,25 @@ def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:
     step = int(indices[1]) - first if len(indices) > 1 else 1
     is_equal = step > 0 and bool((np.diff(indices) == step).all())
     return slice(first, last + 1, step) if is_equal else None
+
+
+def are_sent_once(messages: Iterable[Message], layouts: Sequence[FieldLayout]) -> bool:
+    """Whether no cell is sent twice: to two ranks, or two times to one; unknown of rings."""
+    of_fields: dict[int, list[Part]] = {}
+    for message in messages:
+        for part in message.parts:
+            of_fields.setdefault(part.field, []).append(part)
+    return all(_are_apart(parts, layouts[field]) for field, parts in of_fields.items())
+
+
+def _are_apart(parts: Sequence[Part], layout: FieldLayout) -> bool:
+    boxes, axis = [part.box for part in parts if part.box is not None], parts[0].axis
+    if len(boxes) == len(parts):
+        return not np.tril(meet(boxes, boxes), -1).any()
+    if axis is None:
+        return False
+    places = np.concatenate([np.arange(layout.shape[axis])[part.key[axis]] for part in parts])
+    return len(np.unique(places)) == len(places)
 
 
 def padded(nbytes: int, align: int = ALIGN) -> int:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         Stream,
     )
     from mpishare.node import Node
-    from mpishare.plans.engine import Engine
+    from mpishare.plans.engine import Engine, WholeEngine
     from mpishare.redistribution.distribution import Distribution
     from mpishare.windows.window import Window
 
@@ -382,12 +382,12 @@ class Redistribute(RoutedPlan):
             except (TypeError, ValueError) as error:
                 raise self._named("backward", error) from None
 
-        engine = self._make_reverse("backward", self._pair, check, stream)
+        engine = self._make_reverse("backward", self._pair, check, stream, self._pair.make_reverse)
         self._backward = _Way(engine, there.written, there.read, -1, there.on_gpu)
         return self._backward
 
     @property
-    def _engines(self) -> list[Engine]:
+    def _engines(self) -> list[WholeEngine]:
         return self._pair.engines
 
     def __repr__(self) -> str:

@@ -125,6 +125,7 @@ def exchange_within(module, layout, words, copies, **others):
         "receivers": (),
         "senders": ((0, at, at, 0, tuple(map(of_field, copies))),),
         "out": (),
+        "adds": False,
         "is_reverse": False,
         "is_rounded": False,
         "nbytes": 1,
@@ -251,6 +252,7 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
             words,
             [lower(*ends, dtype.itemsize, by=ends[0])],
             fields=((dtype, shape, array.strides, layout.span_nbytes, False, dtype.name),),
+            adds=True,
             is_reverse=True,
         )
         assert exchange.try_exchange((array,))

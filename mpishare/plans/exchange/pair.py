@@ -11,12 +11,14 @@ from mpishare.plans.layout import require_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup, WholeEngine
     from mpishare.plans.layout import Layout
 
 
 class EnginePair:
     """Engines for fields of agreed layouts; the reverse, which `adds`, is made at its first use.
+
+    So is the call that gives back what was added.
 
     Collective to make, host-blocking.
     """
@@ -25,6 +27,7 @@ class EnginePair:
         self.setup, self._adds = setup, adds
         self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
+        self.giving_back: WholeEngine | None = None
 
     def require_reverse(self) -> None:
         """Raise `TypeError` if elements cannot be added: on the ranks that have such fields."""
@@ -39,6 +42,13 @@ class EnginePair:
             turned = self.setup.turned(adds=self._adds)
             self.reverse = engine_class(turned)(turned)
         return self.reverse
+
+    def make_giving_back(self) -> WholeEngine:
+        """Return the call that adds and gives the sums back, as `make_reverse`."""
+        if self.giving_back is None:
+            self.require_reverse()
+            self.giving_back = self.forward.giving_back(self.make_reverse)
+        return self.giving_back
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
         """Return itself, as `AnyFields` would; the engines check the fields."""
@@ -55,8 +65,9 @@ class EnginePair:
             layout.require(replace(given.of_field(), device=layout.device), f"field {number}")
 
     @property
-    def engines(self) -> list[Engine]:
-        return [self.forward] if self.reverse is None else [self.forward, self.reverse]
+    def engines(self) -> list[WholeEngine]:
+        made = self.giving_back, self.forward, self.reverse  # its graphs are closed first
+        return [each for each in made if each is not None]
 
     @property
     def setups(self) -> list[RoutedSetup]:

@@ -21,6 +21,18 @@ def key_of(addresses: tuple[int, ...]) -> Any:
     return addresses if len(addresses) > 1 else addresses[0]
 
 
+class _InTurn:
+    """The launches of two caches, on the fields that the pointers of the first one name."""
+
+    def __init__(self, first: GraphCache, second: GraphCache) -> None:
+        self._first, self._second = first, second
+
+    def enqueue(self, stream: int) -> None:
+        self._second.pointers[:] = self._first.pointers[:]
+        self._first.launch.enqueue(stream)
+        self._second.launch.enqueue(stream)
+
+
 class GraphCache:
     """A launch, and graphs of it for fields that come again, while these are few.
 
@@ -31,13 +43,18 @@ class GraphCache:
     def __init__(
         self, pointers: Any, where: str, launch: Enqueued, capturing: int, handles: dict[Any, int]
     ) -> None:
-        self._pointers = pointers
+        self.pointers = pointers
         self._where = where
-        self._launch = launch
+        self.launch = launch
         self._capturing = capturing
         self.handles = handles
         self._sights: dict[tuple[int, ...], int] = {}  # launches without a graph
         self._graphs: dict[tuple[int, ...], Replay] = {}
+
+    def then(self, other: GraphCache, capturing: int) -> GraphCache:
+        """Return the cache of both launches, one after the other, for the same fields."""
+        both = _InTurn(self, other)
+        return GraphCache(self.pointers, self._where, both, capturing, {})
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Enqueue the launch for fields at these addresses: as a graph, unless it is captured."""
@@ -46,8 +63,8 @@ class GraphCache:
             if graph is not None:
                 graph.enqueue(stream)
                 return
-        self._pointers[:] = [*addresses]
-        self._launch.enqueue(stream)
+        self.pointers[:] = [*addresses]
+        self.launch.enqueue(stream)
 
     def _make(self, addresses: tuple[int, ...]) -> Replay | None:
         """Return a graph for fields that came often enough, else None."""
@@ -63,8 +80,8 @@ class GraphCache:
             self.handles.pop(key_of(oldest))
             self._graphs.pop(oldest).close()
         del sights[addresses]
-        self._pointers[:] = [*addresses]
-        graph = self._graphs[addresses] = Replay(self._launch, self._capturing, self._where)
+        self.pointers[:] = [*addresses]
+        graph = self._graphs[addresses] = Replay(self.launch, self._capturing, self._where)
         self.handles[key_of(addresses)] = graph.handle
         return graph
 

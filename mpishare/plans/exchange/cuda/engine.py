@@ -17,6 +17,7 @@ from mpishare.plans.exchange.cuda.kernels import Launcher
 from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
+from mpishare.plans.exchange.in_turn import InTurn
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -26,7 +27,7 @@ from mpishare.runtime.route import LOCAL, NCCL
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
-    from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.engine import Engine, RoutedSetup, WholeEngine
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
@@ -116,6 +117,41 @@ class CudaEngine(CudaPlanEngine):
         elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
             enqueue = self._after_slides(streamed.replay_alone)
             self._try_exchange = replay_of(self._usual_addresses, bind(order), enqueue=enqueue)
+
+    def giving_back(self, make_reverse: Callable[[], Engine]) -> WholeEngine:
+        """See `Engine.giving_back`: one graph of two kernels, where either way is one kernel."""
+        reverse: Any = make_reverse()
+        first, second = reverse._only_kernel, self._only_kernel
+        if first is None or second is None:
+            return InTurn(reverse, self, self.agreement)
+        graphs = first.then(second, self._stream)
+
+        def launch_first(key: Any, handle: int) -> bool:
+            is_made = self._launch_first(graphs, key, handle)
+            reverse._flags.calls[0] += is_made
+            return is_made
+
+        def enqueue(graph: Any, handle: int, where: str) -> None:
+            reverse._flags.calls[0] += 1
+            launch_graph(graph, handle, where)
+
+        try_both = bind_replay(
+            self._layouts,
+            graphs.handles.get,
+            bind_last_stream(self._chain, self.agreement, self._device, self._order),
+            self._flags,
+            self._chain.name,
+            launch_first,
+            enqueue,
+        )
+        return InTurn(reverse, self, self.agreement, try_both, graphs)
+
+    @property
+    def _only_kernel(self) -> GraphCache | None:
+        """The launch of an exchange of well aligned fields that is the fused kernel and no more."""
+        streamed, fused = self._launches[0]
+        is_only = streamed is None and not self._launcher.slides and self._layouts
+        return fused.alone if fused is not None and is_only else None
 
     def _bind_messages(
         self,

@@ -12,18 +12,20 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.exchange.host.compiled_route import CompiledRoute
 from mpishare.plans.exchange.host.messages import MessageRoute
+from mpishare.plans.exchange.in_turn import InTurn
 from mpishare.plans.layout import (
     FieldLayout,
     as_numpy,
     require_number,
     require_writeable,
 )
+from mpishare.plans.message import are_sent_once
 from mpishare.runtime.route import HOST, MESSAGES, for_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.engine import Engine, RoutedSetup, WholeEngine
     from mpishare.plans.exchange.host.route import Array, HostRoute
     from mpishare.runtime.route import Route
 
@@ -65,7 +67,7 @@ class HostEngine(PlanEngine):
     """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make."""
 
     def __init__(self, setup: RoutedSetup) -> None:
-        self._name, self._call = setup.name, setup.full_call
+        self._setup, self._name, self._call = setup, setup.name, setup.full_call
         self._agreement = setup.context.agreement
         self._layouts = setup.mine
         count = len(setup.mine)
@@ -114,6 +116,13 @@ class HostEngine(PlanEngine):
 
         return call
 
+    def giving_back(self, make_reverse: Callable[[], Engine]) -> WholeEngine:
+        """See `Engine.giving_back`: in one round, where only two ranks have each cell."""
+        setup = self._setup
+        if all(setup.comm.step(setup.name, partial(_are_pairs, setup))):
+            return HostEngine(setup.both_ways())
+        return InTurn(make_reverse(), self, self._agreement)
+
     def require(self, fields: Sequence[Any]) -> Sequence[Array]:
         """Check the fields of a call: in C where it knows them, else in Python, which raises.
 
@@ -149,6 +158,21 @@ class HostEngine(PlanEngine):
         """Unmap the shared memory, and free the MPI requests."""
         for each in self._routes:
             each.close()
+
+
+def _are_pairs(setup: RoutedSetup) -> bool:
+    """Whether the cells of this rank are copied once at most, as they are, and by other ranks.
+
+    Then both have the same two numbers to add, and a sum of two has no order.
+    """
+    messages = (*setup.my_sends, *setup.my_recvs)
+    parts = (part for message in messages for part in message.parts)
+    return (
+        setup.wire is None
+        and all(message.peer != setup.comm.rank for message in messages)
+        and all(part.factors is None for part in parts)
+        and are_sent_once(setup.my_sends, setup.mine)
+    )
 
 
 def _never(_: Any) -> bool:

@@ -58,11 +58,11 @@ class MessageRoute(HostRoute):
         for part, place, key, packed in self._places(self._incoming, arrays):
             cells = off_wire(packed, self._setup.wire, place.dtype)
             cells = cells if part.factors is None else part.factors.of(cells)
-            if self._adds:
+            if self._setup.adds:
                 add(place, key, cells)
             else:
                 place[key] = cells
-        for _, place, key, _ in self._places(self._outgoing, arrays) if self._adds else ():
+        for _, place, key, _ in self._places(self._outgoing, arrays) if self._setup.zeroes else ():
             place[key] = 0
 
     def _places(

@@ -173,7 +173,7 @@ def lay_out(
                 readers.add(name.receiver)
     return RouteParts(
         [*outgoing.values()],
-        _by_sender((_in_order if setup.adds else _own_first)(incoming, mine, setup.mine)),
+        _by_sender((_in_order if setup.zeroes else _own_first)(incoming, mine, setup.mine)),
         [field in fields_read for field in range(len(setup.mine))],
         sorted(readers),
     )

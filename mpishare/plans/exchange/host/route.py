@@ -29,7 +29,7 @@ class HostRoute(ABC):
     staging_nbytes = 0
 
     def __init__(self, setup: RoutedSetup) -> None:
-        self._setup, self._comm, self._adds = setup, setup.comm, setup.adds
+        self._setup, self._comm = setup, setup.comm
 
     @abstractmethod
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -41,7 +41,7 @@ class HostRoute(ABC):
 
     @abstractmethod
     def wait(self, arrays: Sequence[Array]) -> None:
-        """Receive into the same fields; where the setup adds, then zero what was sent."""
+        """Receive into the same fields; then zero what was sent, where the setup does."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,60 @@
+"""Sums that are given back in GPU memory: replayed as one graph, in captures, on two streams."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.halos import on_host
+
+
+def ring(node, u):
+    return mpishare.HaloExchange(
+        node.comm, u, 1, dims=(node.size,), axes=0, periods=True, node=node
+    )
+
+
+def both_calls(halo, u):
+    halo.accumulate(u)
+    halo.exchange(u)
+
+
+@pytest.mark.parametrize("count", [1, 3000, 100_000])
+def test_replays_have_the_bits_of_two_calls(node, stream_route, count):
+    """Of one array and of many in turn, plainly, as graphs, replayed."""
+    rng = np.random.default_rng(node.rank)
+    values = [rng.standard_normal((6, count)) for _ in range(3)]
+    fields = [node.xp.asarray(each) for each in values]
+    with ring(node, fields[0]) as halo:
+        for field, each in zip(fields, values, strict=True):
+            right = node.xp.asarray(each)
+            for step in range(5):
+                both_calls(halo, right)
+                halo.accumulate(field, give_back=True)
+                assert (on_host(field) == on_host(right)).all(), step
+                if step == 2:  # on another stream
+                    with node.xp.cuda.Stream(non_blocking=True) as other:
+                        both_calls(halo, right)
+                        halo.accumulate(field, give_back=True)
+                    node.synchronize(other)
+
+
+def test_in_a_graph(node, stream, stream_route):
+    """A plan beside it, which uses the GPU between its two kernels."""
+    values = np.random.default_rng(node.rank).standard_normal((6, 50))
+    u, v, right = (node.xp.asarray(values) for _ in range(3))
+    with ring(node, u) as halo, ring(node, v) as other:
+        skip_without_graphs(halo)
+        halo.accumulate(u, give_back=True)
+        both_calls(halo, right)
+        node.synchronize()
+        graphs = []
+        with captured(stream, graphs):
+            halo.accumulate(u, give_back=True)
+            other.exchange(v)
+        for _ in range(5):
+            graphs[0].launch(stream)
+            both_calls(halo, right)
+        node.synchronize()
+        assert (on_host(u) == on_host(right)).all()
+        graphs.clear()
