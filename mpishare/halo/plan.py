@@ -31,6 +31,7 @@ class Plan(RoutedPlan):
     _log = logging.getLogger("mpishare.halo")
     _noun = "an exchange"
     _ranges = "exchange", "start", "wait", "accumulate"
+    _has_offsets = False  # on any rank: an exchange is linear without
 
     def __init__(self, agreed: AgreedFields, cells: FieldCells) -> None:
         self._fields: EnginePair | AnyFields

@@ -110,6 +110,7 @@ class SeamExchange(Plan):
             names = {read.seam.shift for read in reads if read.seam.shift is not None}
             self.shifts: tuple[str, ...] = tuple(sorted(names))
             self._shifts = Shifts(len(names))
+            self._has_offsets = any(read.seam.factors[1] for read in reads)
             numbers = {name: number for number, name in enumerate(self.shifts)}
             messages = messages_of(reads, setup.comm.rank, setup.layouts, numbers)
             routed = agree_on_routes(setup, agreed.arrays, *messages, engine_class)

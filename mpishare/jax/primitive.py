@@ -12,6 +12,7 @@ of the result, and makes such calls in the order of its program, the same on all
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,13 +26,13 @@ from mpishare.halo import Layout
 from mpishare.halo.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _primitive = Primitive("mpishare_exchange")
 _primitive.multiple_results = True
 
 
-def exchange(plan: Plan, *fields: Any) -> Any:
+def exchange(plan: Plan, *fields: Any, shift: Mapping[str, int] | None = None) -> Any:
     """Return the fields with every ghost brought up to date.
 
     Collective over the plan's ranks, when the compiled program comes to it. It works inside
@@ -44,11 +45,13 @@ def exchange(plan: Plan, *fields: Any) -> Any:
 
     Parameters
     ----------
-    plan : HaloExchange or NeighborExchange
+    plan : HaloExchange, NeighborExchange or SeamExchange
         Made for a `Layout` in C order, one for each field, or for one without dtype, on a node of
         JAX's own GPU, or of ``backend="host"`` where JAX computes on the CPU.
     *fields : array of JAX
         Of the shapes and dtypes that the plan was made for.
+    shift : dict of str to int, optional
+        Of a `SeamExchange`: ints that are known when JAX traces.
 
     Returns
     -------
@@ -60,9 +63,10 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     TypeError
         If the first argument is no such plan, or a field is not an array.
     NotImplementedError
-        Under `jax.vmap`, and what uses it: `jax.jacfwd`, `jax.jacrev` and `jax.hessian`.
+        Under `jax.vmap`, and what uses it: `jax.jacfwd`, `jax.jacrev` and `jax.hessian`. Under
+        derivatives, if seams have offsets.
     ValueError
-        If a field has another shape or dtype than the plan was made for.
+        If a field has another shape or dtype than the plan was made for, or shifts other names.
     ClosedError
         If the plan is closed.
 
@@ -86,8 +90,8 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     """
     if not isinstance(plan, Plan):
         raise TypeError(
-            "mpishare.jax.exchange failed: it takes a HaloExchange or a NeighborExchange, then its "
-            f"fields, not {type(plan).__name__} first"
+            "mpishare.jax.exchange failed: it takes the plan of an exchange, then its fields, "
+            f" not {type(plan).__name__} first"
         )
     if plan.is_closed:
         raise plan._closed(f"{plan.name}: exchange")
@@ -105,8 +109,19 @@ def exchange(plan: Plan, *fields: Any) -> Any:
         pair.require_like(layouts)
     except ValueError as error:
         raise plan._named("exchange", error) from None
-    found = _primitive.bind(*fields, plan=plan, is_reverse=False)
+    given = tuple(sorted((shift or {}).items()))
+    if [name for name, _ in given] != [*getattr(plan, "shifts", ())]:
+        raise ValueError(
+            f"{plan.name}: exchange failed: shift= names {[name for name, _ in given]}, and the "
+            f"plan {[*getattr(plan, 'shifts', ())]}"
+        )
+    found = _primitive.bind(*fields, plan=plan, is_reverse=False, shift=given)
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _call_of(plan: Plan, shift: Any, *, is_reverse: bool) -> Callable[..., None]:
+    call: Any = plan.accumulate if is_reverse else plan.exchange
+    return partial(call, shift=dict(shift)) if shift else call
 
 
 def _shapes(fields: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
@@ -118,12 +133,12 @@ def _layouts(fields: Sequence[Any]) -> list[Layout]:
 
 
 def _lower_on_host(
-    context: mlir.LoweringRuleContext, *fields: Any, plan: Plan, is_reverse: bool
+    context: mlir.LoweringRuleContext, *fields: Any, plan: Plan, is_reverse: bool, shift: Any
 ) -> Any:
     def run(*arrays: Any) -> list[np.ndarray[Any, Any]]:
         copies = [np.array(array) for array in arrays]
         with plan._in_this_thread():
-            (plan.accumulate if is_reverse else plan.exchange)(*copies)
+            _call_of(plan, shift, is_reverse=is_reverse)(*copies)
         return copies
 
     (effect,), tokens = _EFFECTS, context.tokens_in
@@ -140,13 +155,13 @@ def _lower_on_host(
     return results
 
 
-def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
+def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool, shift: Any) -> Any:
     def run(context: Any, buffers: list[Any], *_: Any) -> None:
         # XLA also calls at the stages that prepare its program, where there is nothing to move.
         if context.stage != ExecutionStage.EXECUTE:
             return
         with plan._in_this_thread():
-            call = plan.accumulate if is_reverse else plan.exchange
+            call = _call_of(plan, shift, is_reverse=is_reverse)
             call(*buffers, stream=int(context.stream))
 
     call = buffer_callback(
@@ -166,22 +181,31 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
 _EFFECTS = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().jaxpr.effects
 
 
-def _now(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
-    return _primitive.bind(*fields, plan=plan, is_reverse=is_reverse)
+def _now(*fields: Any, **params: Any) -> Any:
+    return _primitive.bind(*fields, **params)
 
 
-def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> Any:
+def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool, shift: Any) -> Any:
     given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted]
     if not is_reverse:
         # It allocates, which cannot be recorded, and so not be left to the first call. All ranks
         # come here, as they trace the same program.
         jax.effects_barrier()
         plan._fields.pair_for("accumulate", _layouts(given), None).make_reverse()
-    return _primitive.bind(*given, plan=plan, is_reverse=not is_reverse)
+    # Accumulate has the conjugates of complex factors, as an adjoint has; a transpose has none.
+    given = [jax.numpy.conj(each) for each in given]
+    found = _primitive.bind(*given, plan=plan, is_reverse=not is_reverse, shift=shift)
+    return [jax.numpy.conj(each) for each in found]
 
 
-def _tangents(fields: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _tangents(fields: Sequence[Any], tangents: Sequence[Any], plan: Plan, **rest: Any) -> Any:
     """Exchange the tangents too: that is the tangent of the exchange, which is linear."""
+    if plan._has_offsets:
+        raise NotImplementedError(
+            f"{plan.name}: exchange failed: it has no derivative, since seams have offsets. Add "
+            "these to the ghosts afterwards"
+        )
+    params = {"plan": plan, **rest}
     results = _primitive.bind(*fields, **params)
     given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in tangents]
     return results, _primitive.bind(*given, **params)
@@ -195,7 +219,7 @@ def _refuse_batch(*_: Any, plan: Plan, **__: Any) -> Any:
     )
 
 
-_primitive.def_impl(jax.jit(_now, static_argnames=("plan", "is_reverse")))
+_primitive.def_impl(jax.jit(_now, static_argnames=("plan", "is_reverse", "shift")))
 _primitive.def_effectful_abstract_eval(lambda *fields, **_: (list(fields), _EFFECTS))
 ad.primitive_jvps[_primitive] = _tangents
 ad.primitive_transposes[_primitive] = _transpose

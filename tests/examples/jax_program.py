@@ -189,6 +189,34 @@ def no_graph_records_the_host(node):
     assert "xla_buffer_python_gpu_callback_cmd_buffer" not in program, program
 
 
+def seams(node):
+    """Fields of other shapes on each rank, or none; rings by shifts; factors, and their slopes."""
+    wide = mpishare.Layout(6 + WORLD.rank, "c16")
+    fields = [mpishare.Layout((4, 3), "c16"), wide] * (WORLD.rank < 2)
+    ring = [(rank, 1, np.s_[3:6]) for rank in range(min(WORLD.size, 2))]
+    listed = [
+        mpishare.Seam((0, np.s_[:1, :]), (0, 0, np.s_[1:2, :]), flip=(1,), scale=2j),
+        mpishare.Seam((1, np.s_[:2]), ring, along=0, shift="by"),
+    ] * (WORLD.rank < 2)
+    plan = mpishare.SeamExchange(WORLD, fields, listed, node=node, backend=node.backend)
+    u = [jnp.arange(np.prod(each.shape), dtype="c16").reshape(each.shape) for each in fields]
+    found = jax.jit(lambda *v: mpishare.jax.exchange(plan, *v, shift={"by": 4}))(*u)
+    if WORLD.rank < 2:
+        assert found[0][0].tolist() == [10j, 8j, 6j]
+        assert found[1].tolist() == [4, 5, *range(2, 6 + WORLD.rank)]
+    with pytest.raises(ValueError, match="shift= names"):
+        mpishare.jax.exchange(plan, *u)
+    alone = [mpishare.Seam((0, np.s_[:1]), (0, 0, np.s_[2:3]), scale=1 - 2j)]
+    plan = mpishare.SeamExchange(MPI.COMM_SELF, [wide], alone, node=node)
+    v = jnp.arange(6.0 + WORLD.rank) + 1j
+    check_grads(lambda w: mpishare.jax.exchange(plan, w), (v,), order=2, modes=("fwd", "rev"))
+    alone = [mpishare.Seam((0, np.s_[:1]), (0, 0, np.s_[2:3]), offset=1)]
+    plan = mpishare.SeamExchange(MPI.COMM_SELF, [wide], alone, node=node)
+    assert mpishare.jax.exchange(plan, v)[0] == v[2] + 1
+    with pytest.raises(NotImplementedError, match="seams have offsets"):
+        jax.jvp(lambda w: mpishare.jax.exchange(plan, w), (v,), (v,))
+
+
 def what_is_refused(node):
     halo, _, _, u = setup(node)
     one = lambda v: mpishare.jax.exchange(halo, v)  # noqa: E731
@@ -213,7 +241,7 @@ def what_is_refused(node):
     total.reduce(copy)
     np.testing.assert_allclose(float(copy.sum()), WORLD.allreduce(float(u.sum())))
     for first in (total, u):
-        with pytest.raises(TypeError, match="takes a HaloExchange or a NeighborExchange"):
+        with pytest.raises(TypeError, match="takes the plan of an exchange"):
             mpishare.jax.exchange(first, u)
     halo.close()
     with pytest.raises(mpishare.ClosedError, match="the plan is closed"):
@@ -225,7 +253,7 @@ CHECKS = {
     for check in (
         is_padded, steps_in_a_loop, two_plans_keep_their_order,
         independent_exchanges_keep_their_order, several_fields, any_fields, gradients,
-        no_graph_records_the_host, what_is_refused,
+        no_graph_records_the_host, seams, what_is_refused,
     )
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ NAMES = (
     "several_fields",
     "any_fields",
     "gradients",
+    "seams",
     "what_is_refused",
 )
 # On a GPU exchanges are made in the order of XLA's program, which is to be the same on all ranks.
