@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, cached_property, partial
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 
 from mpishare.halo import geometry
@@ -17,7 +16,7 @@ from mpishare.halo.geometry import (
 from mpishare.halo.plan import Plan
 from mpishare.halo.regions import Regions
 from mpishare.memory.arguments import is_int, require_bool
-from mpishare.plans.message import Message, Part
+from mpishare.plans.message import Part, gather_messages
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 from mpishare.plans.wire import require_wire
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
     from mpishare.plans.setup import AgreedFields
 
 
@@ -389,21 +389,17 @@ class _GridCells:
         """Return the messages of each field's transfers: each with its peer, and its box here."""
         # Over all directions, so that a tag does not depend on `corners`.
         tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
-        boxes: dict[tuple[int, int], dict[int, Box]] = {}
-        for field, given in enumerate(transfers):
-            for direction, peer, box in given:
-                boxes.setdefault((tags[direction], peer), {})[field] = box
         axes = dict(zip(setup.mine, setup.same["axes"], strict=True))
 
         @cache
         def part(layout: FieldLayout, box: Box) -> Part:
             return Part.of_box(0, layout, box.along(axes[layout], layout.shape))
 
-        def message(tag: int, peer: int) -> Message:
-            found = boxes[tag, peer].items()
-            return Message.of(peer, tag, [part(setup.mine[n], box).of_field(n) for n, box in found])
-
-        return [*starmap(message, sorted(boxes))]
+        return gather_messages(
+            (tags[direction], peer, part(setup.mine[field], box).of_field(field))
+            for field, given in enumerate(transfers)
+            for direction, peer, box in given
+        )
 
 
 def _blocks(packed: Sequence[Any], count: int) -> list[Block]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from itertools import starmap
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.memory.arguments import is_int
-from mpishare.plans.message import Message, Part, parts_of_fields
+from mpishare.plans.message import Part, gather_messages, parts_of_fields
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 from mpishare.plans.wire import require_wire
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
 
     Places = dict[int, np.ndarray[Any, Any]]
 
@@ -200,14 +201,16 @@ class _PlaceCells:
         """Return a message with cells of all fields for each peer; empty ones are left out."""
         axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
 
-        def message(peer: int, indices: Any) -> Message:
-            def part(layout: FieldLayout) -> Part:
-                return Part.of_indices(0, layout, axis_of[layout], indices)
-
-            return Message.of(peer, 0, parts_of_fields(setup.mine, part))
+        def part(indices: Any, layout: FieldLayout) -> Part:
+            return Part.of_indices(0, layout, axis_of[layout], indices)
 
         sends, recvs = (
-            [each for each in starmap(message, sorted(places.items())) if each.parts]
+            gather_messages(
+                (0, peer, each)
+                for peer, indices in places.items()
+                for each in parts_of_fields(setup.mine, partial(part, indices))
+                if each.nbytes
+            )
             for places in self._places
         )
         return sends, recvs

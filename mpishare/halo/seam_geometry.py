@@ -9,13 +9,14 @@ import numpy as np
 
 from mpishare.halo.seam import PackedSeam, box_in
 from mpishare.plans.cells import Box, Turn, meet
-from mpishare.plans.message import Factors, Message, Part
+from mpishare.plans.message import Factors, Part, gather_messages
 from mpishare.plans.rings import Cut, Slide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
 
     Layouts = Sequence[Sequence[FieldLayout]]
 
@@ -138,22 +139,17 @@ def messages_of(
 
     `shifts` numbers the names of shifts.
     """
-    sends: dict[int, list[Part]] = {}
-    recvs: dict[int, list[Part]] = {}
+    sends, recvs = [], []
     for read in reads:
         if rank == read.reader[0] or any(rank == peer for (peer, _), _ in read.pieces):
             for end in _ends(read, shifts):
                 if rank == end.source[0]:
                     part = end.part(read, layouts, is_source=True)
-                    sends.setdefault(read.reader[0], []).append(part)
+                    sends.append((0, read.reader[0], part))
                 if rank == read.reader[0]:
                     part = end.part(read, layouts, is_source=False)
-                    recvs.setdefault(end.source[0], []).append(part)
-    sent, received = (
-        [Message.of(peer, 0, parts) for peer, parts in sorted(each.items())]
-        for each in (sends, recvs)
-    )
-    return sent, received
+                    recvs.append((0, end.source[0], part))
+    return gather_messages(sends), gather_messages(recvs)
 
 
 class _Ends(NamedTuple):

@@ -89,6 +89,14 @@ class Box:
             rest = rest.within(axis, start, stop)
         return tuple(box for box in found if box.size)
 
+    def without(self, *others: Box) -> list[Box]:
+        """Return disjoint boxes of the cells that are in none of the others."""
+        rest = [self]
+        for other in others:
+            pairs = [(box, box & other) for box in rest]
+            rest = [r for box, both in pairs for r in (box.outside(both) if both.size else (box,))]
+        return rest
+
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.lower, self.upper))

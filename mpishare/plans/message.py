@@ -171,6 +171,14 @@ class Message(NamedTuple):
         return found
 
 
+def gather_messages(parts: Iterable[tuple[int, int, Part]]) -> list[Message]:
+    """Return a message for each tag and peer, in their order, of parts given with both."""
+    found: dict[tuple[int, int], list[Part]] = {}
+    for tag, peer, part in parts:
+        found.setdefault((tag, peer), []).append(part)
+    return [Message.of(peer, tag, found[tag, peer]) for tag, peer in sorted(found)]
+
+
 class PartInfo(NamedTuple):
     """The description of a part for other ranks; `box` is None for indices."""
 

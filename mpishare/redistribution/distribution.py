@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mpishare.memory.arguments import is_int
-from mpishare.plans.cells import Box
+from mpishare.plans.cells import Box, meet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,11 +101,9 @@ def _checked(name: str, given: Box, shape: Sequence[int]) -> Box:
 
 def require_disjoint(name: str, boxes: Sequence[Box], then: str) -> None:
     """Raise `ValueError` if two ranks have the same cell; `then` is how the message ends."""
-    for rank, box in enumerate(boxes):
-        for other in range(rank):
-            both = box & boxes[other]
-            if both.size:
-                raise ValueError(f"ranks {other} and {rank} both have {both} of the {name}: {then}")
+    for rank, other in np.argwhere(np.tril(meet(boxes, boxes), -1)):
+        both = boxes[rank] & boxes[other]
+        raise ValueError(f"ranks {other} and {rank} both have {both} of the {name}: {then}")
 
 
 def require_covered(wanted: Sequence[Box], there: Sequence[Box], what: str) -> None:
@@ -114,26 +112,8 @@ def require_covered(wanted: Sequence[Box], there: Sequence[Box], what: str) -> N
     `what` is the message, with the places of ``{rank}`` and ``{box}``.
     """
     for rank, box in enumerate(wanted):
-        overlaps = [box & each for each in there]
-        if sum(each.size for each in overlaps) < box.size:
-            lacking = next(_outside(box, overlaps))
-            raise ValueError(what.format(rank=rank, box=lacking))
-
-
-def _outside(box: Box, others: Sequence[Box]) -> Any:
-    """Yield boxes of the cells that are in none of the others."""
-    for at, other in enumerate(others):
-        both = box & other
-        if not both.size:
-            continue
-        for axis, (first, last) in enumerate(zip(both.lower, both.upper, strict=True)):
-            for begin, end in ((box.lower[axis], first), (last, box.upper[axis])):
-                if begin < end:
-                    yield from _outside(box.within(axis, begin, end), others[at + 1 :])
-            box = box.within(axis, first, last)
-        return
-    if box.size:
-        yield box
+        if sum((box & each).size for each in there) < box.size:
+            raise ValueError(what.format(rank=rank, box=box.without(*there)[0]))
 
 
 def _cut(parts: Sequence[int], shape: Sequence[int], rank: int) -> Box:

@@ -88,11 +88,6 @@ def regions_of(boxes: tuple[Box, ...]) -> list[tuple[Box, tuple[int, ...]]]:
                 continue
             found.append((common, (*numbers, number)))
             found += [(each, numbers) for each in region.outside(common)]
-            rest = [each for part in rest for each in _without(part, common)]
+            rest = [each for part in rest for each in part.without(common)]
         found += [(each, (number,)) for each in rest]
     return found
-
-
-def _without(box: Box, other: Box) -> tuple[Box, ...]:
-    common = box & other
-    return box.outside(common) if common.size else (box,)
