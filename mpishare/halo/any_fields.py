@@ -21,7 +21,7 @@ from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup, WholeEngine
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
     from mpishare.plans.message import Message
     from mpishare.plans.setup import Description
 
@@ -85,7 +85,7 @@ class AnyFields:
         self._started.wait(fields, stream)
 
     @property
-    def engines(self) -> list[WholeEngine]:
+    def engines(self) -> list[Engine]:
         return [engine for pair in self._pairs.values() for engine in pair.engines]
 
     @property

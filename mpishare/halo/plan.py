@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import Array, Stream
-    from mpishare.plans.engine import Engine, RoutedSetup, WholeEngine
+    from mpishare.plans.engine import Engine, RoutedSetup
     from mpishare.plans.setup import AgreedFields
 
 
@@ -164,25 +164,23 @@ class Plan(RoutedPlan):
             self._refuse("accumulate")
         try:
             pair = self._fields.pair_for("accumulate", fields, stream)
-            engine = pair.giving_back if give_back else pair.reverse
-            if engine is None:
-                engine = self._reverse_of(pair, fields, stream, gives_back=give_back)
-            engine.exchange(fields, stream)
+            if give_back:
+                made = pair.giving_back or self._make(pair, pair.make_giving_back, fields, stream)
+                made(fields, stream)
+            else:
+                made = pair.reverse or self._make(pair, pair.make_reverse, fields, stream)
+                made.exchange(fields, stream)
         except (TypeError, ValueError) as error:
             raise self._named("accumulate", error) from None
 
-    def _reverse_of(
-        self, pair: EnginePair, fields: Sequence[Any], stream: Any, *, gives_back: bool
-    ) -> WholeEngine:
+    def _make(self, pair: EnginePair, make: Any, fields: Sequence[Any], stream: Any) -> Any:
         self._check("accumulate")
 
         def check() -> Sequence[Any]:
             pair.forward.require(fields)
             return fields
 
-        make = pair.make_giving_back if gives_back else pair.make_reverse
-        made: WholeEngine = self._make_reverse("accumulate", pair, check, stream, make)
-        return made
+        return self._make_reverse("accumulate", pair, check, stream, make)
 
     def _refuse(self, call: str) -> None:
         """Raise if the plan cannot be called now, or not without fields."""
@@ -209,7 +207,7 @@ class Plan(RoutedPlan):
         return f"{fields}, routes={self._named_routes()}{wire}"
 
     @property
-    def _engines(self) -> list[WholeEngine]:
+    def _engines(self) -> list[Engine]:
         return self._fields.engines
 
     @property

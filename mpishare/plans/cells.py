@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,16 +112,16 @@ class Box:
         return cls(tuple(lower), tuple(upper))
 
 
-def meet(boxes: Sequence[Box], others: Sequence[Box]) -> Array:
+def meet(boxes: Sequence[Box], others: Sequence[Box]) -> Any:
     """Return which boxes of a field share cells with which others: at once, for all."""
-    found = np.ones((len(boxes), len(others)), bool)
-    for axis in range(len(others[0].lower)):
-        lower, upper = (
-            [[getattr(box, end)[axis] for box in each] for each in (boxes, others)]
-            for end in ("lower", "upper")
-        )
-        found &= np.maximum.outer(*lower) < np.minimum.outer(*upper)
-    return found
+    ndim = len(others[0].lower)
+    lower, other_lower, upper, other_upper = (
+        np.array([getattr(box, end) for box in each], np.int64).reshape(len(each), ndim)
+        for end in ("lower", "upper")
+        for each in (boxes, others)
+    )
+    first, last = np.maximum(lower[:, None], other_lower), np.minimum(upper[:, None], other_upper)
+    return (first < last).all(-1)
 
 
 class Turn(NamedTuple):
@@ -281,6 +282,19 @@ def lower(to: Cells, source: Cells, itemsize: int, *, by: Cells, sliding: int = 
     offsets, and of the bytes at each place instead of `nbytes`. Behind them is the number of the
     loop over the axis that is `sliding`, if any is.
     """
+    if to.places or source.places or by.places:
+        return _lower(to, source, itemsize, by, sliding)
+    return _lower_known(to[:3], source[:3], itemsize, by[:3], sliding)
+
+
+@lru_cache(maxsize=2048)
+def _lower_known(to: Any, source: Any, itemsize: int, by: Any, sliding: int) -> Lowered:
+    """Lower cells that have no places: fields of one shape have the same."""
+    ends = [Cells._make((*each, {})) for each in (to, source, by)]
+    return _lower(ends[0], ends[1], itemsize, ends[2], sliding)
+
+
+def _lower(to: Cells, source: Cells, itemsize: int, by: Cells, sliding: int) -> Lowered:
     if 0 in to.shape:
         return None
     run, *outer = loops((to, source), itemsize, by.by_stride(), sliding)

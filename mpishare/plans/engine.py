@@ -6,6 +6,7 @@ Fields in host memory are moved by `mpishare.plans.exchange.host`, fields in GPU
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,8 +14,6 @@ from mpishare.plans.node_cache import release_node
 from mpishare.plans.rings import Shifts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
     from mpishare.runtime.stream_chain import StreamChain
+
+
+FieldsCall = Callable[[Sequence[Any], Any], Any]
+"""Called with the fields and the ``stream=`` of a call."""
 
 
 class Holdings:
@@ -193,15 +196,7 @@ class PlanEngine(Protocol):
         ...
 
 
-class WholeEngine(PlanEngine, Protocol):
-    """Makes calls that cannot be made in halves: see `Engine`."""
-
-    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
-        """Start and wait in one call."""
-        ...
-
-
-class Engine(WholeEngine, Protocol):
+class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in the direction of its `RoutedSetup`.
 
     Making one is collective over the plan and host-blocking; methods are local unless stated
@@ -213,7 +208,11 @@ class Engine(WholeEngine, Protocol):
         """Raise unless a call may be made with these fields."""
         ...
 
-    def giving_back(self, make_reverse: Callable[[], Engine]) -> WholeEngine:
+    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
+        """Start and wait in one call."""
+        ...
+
+    def giving_back(self, make_reverse: Callable[[], Engine]) -> FieldsCall:
         """Return the call that adds what comes back, and brings the sums: of a forward engine.
 
         Collective and host-blocking, as `make_reverse`, which returns the engine that adds.

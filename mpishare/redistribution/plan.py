@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         Stream,
     )
     from mpishare.node import Node
-    from mpishare.plans.engine import Engine, WholeEngine
+    from mpishare.plans.engine import Engine
     from mpishare.redistribution.distribution import Distribution
     from mpishare.windows.window import Window
 
@@ -387,7 +387,7 @@ class Redistribute(RoutedPlan):
         return self._backward
 
     @property
-    def _engines(self) -> list[WholeEngine]:
+    def _engines(self) -> list[Engine]:
         return self._pair.engines
 
     def __repr__(self) -> str:

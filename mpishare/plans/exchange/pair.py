@@ -11,7 +11,7 @@ from mpishare.plans.layout import require_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup, WholeEngine
+    from mpishare.plans.engine import Engine, FieldsCall, PlanSetup, RoutedSetup
     from mpishare.plans.layout import Layout
 
 
@@ -27,7 +27,7 @@ class EnginePair:
         self.setup, self._adds = setup, adds
         self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
-        self.giving_back: WholeEngine | None = None
+        self.giving_back: FieldsCall | None = None
 
     def require_reverse(self) -> None:
         """Raise `TypeError` if elements cannot be added: on the ranks that have such fields."""
@@ -43,8 +43,8 @@ class EnginePair:
             self.reverse = engine_class(turned)(turned)
         return self.reverse
 
-    def make_giving_back(self) -> WholeEngine:
-        """Return the call that adds and gives the sums back, as `make_reverse`."""
+    def make_giving_back(self) -> FieldsCall:
+        """Return the call that adds and gives the sums back: as `make_reverse`."""
         if self.giving_back is None:
             self.require_reverse()
             self.giving_back = self.forward.giving_back(self.make_reverse)
@@ -65,9 +65,8 @@ class EnginePair:
             layout.require(replace(given.of_field(), device=layout.device), f"field {number}")
 
     @property
-    def engines(self) -> list[WholeEngine]:
-        made = self.giving_back, self.forward, self.reverse  # its graphs are closed first
-        return [each for each in made if each is not None]
+    def engines(self) -> list[Engine]:
+        return [self.forward] if self.reverse is None else [self.forward, self.reverse]
 
     @property
     def setups(self) -> list[RoutedSetup]:

@@ -17,7 +17,7 @@ from mpishare.plans.exchange.cuda.kernels import Launcher
 from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
-from mpishare.plans.exchange.in_turn import InTurn
+from mpishare.plans.exchange.in_turn import in_turn
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -27,7 +27,7 @@ from mpishare.runtime.route import LOCAL, NCCL
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
-    from mpishare.plans.engine import Engine, RoutedSetup, WholeEngine
+    from mpishare.plans.engine import Engine, FieldsCall, RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
@@ -64,6 +64,7 @@ class CudaEngine(CudaPlanEngine):
         where = f"{name}, rank {comm.rank} of {comm.size}"
         self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
+        self._both: GraphCache | None = None
         self._events: list[Any] = []
         self._stream = 0
         self._shifts, self._adds = setup.shifts, setup.adds
@@ -118,13 +119,13 @@ class CudaEngine(CudaPlanEngine):
             enqueue = self._after_slides(streamed.replay_alone)
             self._try_exchange = replay_of(self._usual_addresses, bind(order), enqueue=enqueue)
 
-    def giving_back(self, make_reverse: Callable[[], Engine]) -> WholeEngine:
+    def giving_back(self, make_reverse: Callable[[], Engine]) -> FieldsCall:
         """See `Engine.giving_back`: one graph of two kernels, where either way is one kernel."""
         reverse: Any = make_reverse()
         first, second = reverse._only_kernel, self._only_kernel
         if first is None or second is None:
-            return InTurn(reverse, self, self.agreement)
-        graphs = first.then(second, self._stream)
+            return in_turn(reverse, self, self.agreement)
+        self._both = graphs = first.then(second, self._stream)
 
         def launch_first(key: Any, handle: int) -> bool:
             is_made = self._launch_first(graphs, key, handle)
@@ -144,7 +145,7 @@ class CudaEngine(CudaPlanEngine):
             launch_first,
             enqueue,
         )
-        return InTurn(reverse, self, self.agreement, try_both, graphs)
+        return in_turn(reverse, self, self.agreement, try_both)
 
     @property
     def _only_kernel(self) -> GraphCache | None:
@@ -352,6 +353,8 @@ class CudaEngine(CudaPlanEngine):
             for each in launches:
                 if each is not None:
                     each.close()
+        if self._both is not None:
+            self._both.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
