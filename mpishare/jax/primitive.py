@@ -91,7 +91,7 @@ def exchange(plan: Plan, *fields: Any, shift: Mapping[str, int] | None = None) -
     if not isinstance(plan, Plan):
         raise TypeError(
             "mpishare.jax.exchange failed: it takes the plan of an exchange, then its fields, "
-            f" not {type(plan).__name__} first"
+            f"not {type(plan).__name__} first"
         )
     if plan.is_closed:
         raise plan._closed(f"{plan.name}: exchange")
@@ -110,11 +110,9 @@ def exchange(plan: Plan, *fields: Any, shift: Mapping[str, int] | None = None) -
     except ValueError as error:
         raise plan._named("exchange", error) from None
     given = tuple(sorted((shift or {}).items()))
-    if [name for name, _ in given] != [*getattr(plan, "shifts", ())]:
-        raise ValueError(
-            f"{plan.name}: exchange failed: shift= names {[name for name, _ in given]}, and the "
-            f"plan {[*getattr(plan, 'shifts', ())]}"
-        )
+    wanted = getattr(plan, "shifts", ())
+    if tuple(dict(given)) != wanted:
+        raise ValueError(f"{plan.name}: exchange failed: shift= must name {wanted}, not {shift!r}")
     found = _primitive.bind(*fields, plan=plan, is_reverse=False, shift=given)
     return found[0] if len(found) == 1 else tuple(found)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.plans.cells import Box, Cells, Turn, meet
+from mpishare.plans.cells import Box, Cells, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -290,22 +290,15 @@ def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:
 
 
 def are_sent_once(messages: Iterable[Message], layouts: Sequence[FieldLayout]) -> bool:
-    """Whether no cell is sent twice: to two ranks, or two times to one; unknown of rings."""
-    of_fields: dict[int, list[Part]] = {}
-    for message in messages:
-        for part in message.parts:
-            of_fields.setdefault(part.field, []).append(part)
-    return all(_are_apart(parts, layouts[field]) for field, parts in of_fields.items())
-
-
-def _are_apart(parts: Sequence[Part], layout: FieldLayout) -> bool:
-    boxes, axis = [part.box for part in parts if part.box is not None], parts[0].axis
-    if len(boxes) == len(parts):
-        return not np.tril(meet(boxes, boxes), -1).any()
-    if axis is None:
-        return False
-    places = np.concatenate([np.arange(layout.shape[axis])[part.key[axis]] for part in parts])
-    return len(np.unique(places)) == len(places)
+    """Whether no cell is sent twice: to two ranks, or two times to one."""
+    is_sent = [np.zeros(each.shape, bool) for each in layouts]
+    for part in (part for message in messages for part in message.parts):
+        known, indices = is_sent[part.field], part.indices
+        repeats = indices is not None and len(np.unique(indices)) < len(indices)
+        if repeats or known[part.key].any():
+            return False
+        known[part.key] = True
+    return True
 
 
 def padded(nbytes: int, align: int = ALIGN) -> int:

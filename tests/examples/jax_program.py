@@ -204,7 +204,7 @@ def seams(node):
     if WORLD.rank < 2:
         assert found[0][0].tolist() == [10j, 8j, 6j]
         assert found[1].tolist() == [4, 5, *range(2, 6 + WORLD.rank)]
-    with pytest.raises(ValueError, match="shift= names"):
+    with pytest.raises(ValueError, match="shift= must name"):
         mpishare.jax.exchange(plan, *u)
     alone = [mpishare.Seam((0, np.s_[:1]), (0, 0, np.s_[2:3]), scale=1 - 2j)]
     plan = mpishare.SeamExchange(MPI.COMM_SELF, [wide], alone, node=node)
