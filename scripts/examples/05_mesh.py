@@ -31,7 +31,7 @@ with mpishare.Node() as node:
     values = xp.asarray(np.stack([numbers, 10.0 * numbers], axis=1))
     field[:OWNED] = values[:OWNED]
     exchange.exchange(field)
-    copies_are_right = bool((field == values).all())
+    right = {"copies": bool((field == values).all())}
 
     # Ghosts to owners: count the edges of other ranks that end at my vertices.
     field[...] = 0
@@ -40,12 +40,20 @@ with mpishare.Node() as node:
     field[OWNED:] = xp.asarray(counts)[:, None]
     exchange.accumulate(field)
     cut_anywhere = edges[edges[:, 0] // OWNED != edges[:, 1] // OWNED, 1]
-    right = np.bincount(cut_anywhere, minlength=total)[first : first + OWNED]
-    sums_are_right = bool((field[:OWNED] == xp.asarray(right)[:, None]).all())
+    sums = np.bincount(cut_anywhere, minlength=total)[first : first + OWNED]
+    right["sums"] = bool((field[:OWNED] == xp.asarray(sums)[:, None]).all())
+
+    # Both ways: all ranks add what their edges give a vertex, and each of them gets the sum.
+    order = np.argsort(numbers)
+    ends = order[np.searchsorted(numbers, mine.ravel(), sorter=order)]
+    field[...] = xp.asarray(np.bincount(ends, minlength=len(numbers)))[:, None]
+    exchange.accumulate(field, give_back=True)
+    degrees = np.bincount(edges.ravel(), minlength=total)[numbers]
+    right["degrees"] = bool((field == xp.asarray(degrees)[:, None]).all())
     exchange.close()
 
-    if not (copies_are_right and sums_are_right):
-        raise SystemExit(f"rank {comm.rank}: WRONG: {copies_are_right=}, {sums_are_right=}")
+    if not all(right.values()):
+        raise SystemExit(f"rank {comm.rank}: WRONG: {right=}")
     sizes = comm.gather(len(ghosts))
     if comm.rank == 0:
         print(f"{total} vertices on {comm.size} ranks, ghosts {sizes}: right")
