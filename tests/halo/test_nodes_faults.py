@@ -60,6 +60,12 @@ def reverse_and_meshes(stage: Stage) -> None:
                     for field in fields:
                         right = accumulated(case, field.kind, rank, seed + step)
                         assert np.array_equal(field.array, right), f"seed {seed}, step {step}"
+                halo.exchange(*arrays(fields))
+                bits = [field.array.tobytes() for field in fields]
+                for field in fields:
+                    field.array[...] = weights(case, field.kind, rank, seed + 2)
+                halo.accumulate(*arrays(fields), give_back=True)
+                assert [field.array.tobytes() for field in fields] == bits, f"seed {seed}"
         for seed in range(20):
             graph = random_graph(np.random.default_rng([seed, 2]), n)
             mine = graph_field(np, graph, rank, Kind("V3", others=(2,), axes=(0,)))

@@ -74,6 +74,12 @@ def test_sums_go_back(half, cupy):
             assert ends.max() >= 2
             total = WORLD.allreduce(float(cupy.asnumpy(field).sum()))
             assert total == WORLD.allreduce(float(field.size))
+        halo.exchange(field)
+        right = field.copy()
+        for _ in range(3):
+            field[...] = 1
+            halo.accumulate(field, give_back=True)
+            assert bool((field == right).all())
 
 
 @TWO
