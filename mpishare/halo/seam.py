@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from mpishare.memory.arguments import is_int, items_of
+from mpishare.memory.arguments import axes_of, is_int, items_of
 from mpishare.memory.numbers import number_of
 from mpishare.plans.cells import Box
 
@@ -90,7 +90,7 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
         raise ValueError(f"into names field {field}, and this rank has {len(layouts)}")
     layout = layouts[field]
     ndim = len(layout.shape)
-    axes = _axes("axes", () if seam.axes is None else seam.axes, ndim)
+    axes = axes_of("axes", () if seam.axes is None else seam.axes, ndim)
     axes += range(len(axes), ndim)  # those behind are as they are
     if sorted(axes) != list(range(ndim)):
         raise ValueError(f"axes must name each of {ndim} axes once, not {seam.axes!r}")
@@ -106,9 +106,9 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
         field,
         box_in("into", spans_of("into", box, ndim), layout.shape).pack(),
         axes,
-        _axes("flip", seam.flip, ndim),
+        axes_of("flip", seam.flip, ndim),
         [_element("scale", seam.scale, 1, layout), _element("offset", seam.offset, 0, layout)],
-        _axes("along", [seam.along], ndim)[0] if is_ring else None,
+        axes_of("along", [seam.along], ndim)[0] if is_ring else None,
         index(seam.start),
         seam.shift,
         [_piece(each, ndim) for each in sources],
@@ -127,20 +127,6 @@ def _piece(source: Any, ndim: int) -> tuple[int, int, list[tuple[int | None, int
     wanted = "source must be a rank, a field and a box, or a list"
     rank, field, box = _place(wanted, source, 2)
     return rank, field, spans_of("source", box, ndim)
-
-
-def _axes(name: str, given: Any, ndim: int) -> list[int]:
-    """Return axes of a field, counted from its first one."""
-    items = items_of(given)
-    if items is None or not all(map(is_int, items)):
-        raise TypeError(f"{name} must be ints that name axes, not {given!r}")
-    for axis in items:
-        if not -ndim <= axis < ndim:
-            raise ValueError(f"{name} names axis {axis}, and the field has {ndim}")
-    axes = [index(axis) % ndim for axis in items]
-    if len({*axes}) < len(axes):
-        raise ValueError(f"{name} names an axis twice: {given!r}")
-    return axes
 
 
 def spans_of(name: str, box: Any, ndim: int) -> list[tuple[int | None, int | None]]:

@@ -49,6 +49,20 @@ def items_of(value: Any) -> list[Any] | None:
     return None
 
 
+def axes_of(name: str, given: Any, ndim: int) -> list[int]:
+    """Return axes of a field, counted from its first one; `name` is that of the argument."""
+    items = items_of(given)
+    if items is None or not all(map(is_int, items)):
+        raise TypeError(f"{name} must be ints that name axes, not {given!r}")
+    for axis in items:
+        if not -ndim <= axis < ndim:
+            raise ValueError(f"{name} names axis {axis}, and there are {ndim}")
+    axes = [operator.index(axis) % ndim for axis in items]
+    if len({*axes}) < len(axes):
+        raise ValueError(f"{name} names an axis twice: {given!r}")
+    return axes
+
+
 def ghosts_of(width: Any, naxes: int) -> tuple[tuple[int, int], ...] | None:
     """Return the ghosts at both ends of each axis, (low, high); None if `width` is none of these.
 

@@ -7,14 +7,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
 from mpishare.coordination import recording
 from mpishare.errors import MpiShareError
-from mpishare.memory.arguments import is_int, require_bool, shape_of
+from mpishare.memory.arguments import axes_of, require_bool, shape_of
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.cells import Box
@@ -497,16 +496,10 @@ def _dtype_of(given: Any) -> np.dtype[Any]:
 
 def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
     """Return the order of the target's axes."""
-    if permute is None:
-        return tuple(range(ndim))
-    try:
-        order = tuple(index(axis) for axis in permute if is_int(axis))
-    except TypeError:
-        order = ()
-    order = tuple(axis + ndim if axis < 0 else axis for axis in order)
-    if sorted(order) != list(range(ndim)):
+    order = range(ndim) if permute is None else axes_of("permute", permute, ndim)
+    if len(order) != ndim:
         raise ValueError(f"permute must name each of {ndim} axes once, not {permute!r}")
-    return order
+    return tuple(order)
 
 
 def _require_cells(sources: Sequence[Box], targets: Sequence[Box]) -> str:

@@ -39,6 +39,9 @@ def _within_node(setup: RoutedSetup) -> HostRoute:
     return CompiledRoute(setup) if setup.is_compiled and is_known else MessageRoute(setup)
 
 
+# Two ranks with a cache of 2 MB: one round took 0.8 of two at this size, 1.4 at twice as much.
+_MAX_ROUND_NBYTES = 1 << 20
+
 ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {
     MESSAGES: MessageRoute,
     HOST: _within_node,
@@ -166,12 +169,14 @@ class HostEngine(PlanEngine):
 def _are_pairs(setup: RoutedSetup) -> bool:
     """Whether the cells of this rank are copied once at most, as they are, and by other ranks.
 
-    Then both have the same two numbers to add, and a sum of two has no order.
+    Then both have the same two numbers to add, and a sum of two has no order. Of many cells two
+    rounds take less: those of the exchange may be read where they are.
     """
     messages = (*setup.my_sends, *setup.my_recvs)
     parts = (part for message in messages for part in message.parts)
     return (
         setup.wire is None
+        and sum(message.nbytes for message in setup.my_sends) <= _MAX_ROUND_NBYTES
         and all(message.peer != setup.comm.rank for message in messages)
         and all(part.factors is None for part in parts)
         and are_sent_once(setup.my_sends, setup.mine)
