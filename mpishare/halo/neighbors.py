@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from functools import partial
+from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.memory.arguments import is_int
-from mpishare.plans.message import Part, gather_messages, parts_of_fields
+from mpishare.plans.message import Part, gather_messages
 from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 from mpishare.plans.wire import require_wire
 
@@ -199,21 +199,22 @@ class _PlaceCells:
 
     def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
         """Return a message with cells of all fields for each peer; empty ones are left out."""
-        axis_of = dict(zip(setup.mine, setup.same["axis"], strict=True))
-
-        def part(indices: Any, layout: FieldLayout) -> Part:
-            return Part.of_indices(0, layout, axis_of[layout], indices)
-
-        sends, recvs = (
-            gather_messages(
-                (0, peer, each)
-                for peer, indices in places.items()
-                for each in parts_of_fields(setup.mine, partial(part, indices))
-                if each.nbytes
-            )
-            for places in self._places
-        )
+        sends, recvs = (self._messages(setup, places) for places in self._places)
         return sends, recvs
+
+    def _messages(self, setup: PlanSetup, places: Places) -> list[Message]:
+        axes = dict(zip(setup.mine, setup.same["axis"], strict=True))
+
+        @cache
+        def part(layout: FieldLayout, peer: int) -> Part:
+            return Part.of_indices(0, layout, axes[layout], places[peer])
+
+        return gather_messages(
+            (0, peer, part(layout, peer).of_field(field))
+            for peer in places
+            for field, layout in enumerate(setup.mine)
+            if part(layout, peer).nbytes
+        )
 
 
 def _axes_of(given: GivenFields, axis: Any, wire: Any) -> tuple[dict[str, Any], int]:

@@ -11,7 +11,7 @@ import numpy as np
 from mpishare.plans.cells import Box, Cells, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.rings import Slide
@@ -270,15 +270,6 @@ def parts_sent(
             if message.route == route and (receivers is None or message.peer in receivers):
                 for number, part in enumerate(message.parts):
                     yield PartKey(sender, message.peer, message.tag, part.field, number), part
-
-
-def parts_of_fields(
-    layouts: Sequence[FieldLayout], make: Callable[[FieldLayout], Part]
-) -> Iterator[Part]:
-    """Yield the parts of all fields, made once for each layout: its fields have the same cells."""
-    made = {layout: make(layout) for layout in dict.fromkeys(layouts)}
-    for field, layout in enumerate(layouts):
-        yield made[layout].of_field(field)
 
 
 def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:
