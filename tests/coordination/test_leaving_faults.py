@@ -85,7 +85,7 @@ def test_a_keyboard_interrupt_in_a_wait(place):
 
 def amid_waits(stage: Stage, raises: bool) -> None:
     """A handler on rank 0 raises, or calls and closes what it meets, amid each kind of wait."""
-    for name in ("exchange", "accumulate", "wait", "reduce", "fence", "barrier"):
+    for name in ("exchange", "accumulate", "give back", "wait", "reduce", "fence", "barrier"):
         node = stage.node(timeout_s=10.0)
         window, numbers = node.allocate_each(66, fill=1.0), np.ones(4)
         u = window.array
@@ -94,6 +94,7 @@ def amid_waits(stage: Stage, raises: bool) -> None:
         calls = {
             "exchange": lambda halo=halo, u=u: halo.exchange(u),
             "accumulate": lambda halo=halo, u=u: halo.accumulate(u),
+            "give back": lambda halo=halo, u=u: halo.accumulate(u, give_back=True),
             "wait": lambda halo=halo, u=u: (halo.start(u), halo.wait()),
             "reduce": lambda total=total, numbers=numbers: total.reduce(numbers),
             "fence": window.fence,
@@ -119,8 +120,8 @@ def amid_waits(stage: Stage, raises: bool) -> None:
             stage.world.recv(source=0)
         if not raises:
             calls[name]()
-            theirs = 2.0 - stage.rank if name in ("exchange", "wait") else 1.0 + stage.rank
-            assert name == "accumulate" or u[0] == u[-1] == theirs
+            right = dict.fromkeys(("exchange", "wait"), 2.0 - stage.rank) | {"give back": 3.0}
+            assert name == "accumulate" or u[0] == u[-1] == right.get(name, 1.0 + stage.rank)
             assert name != "reduce" or numbers.tolist() == [3.0] * 4
         elif stage.rank == 0:
             stage.raises(LookupError, calls[name])

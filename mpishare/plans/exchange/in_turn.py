@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 def in_turn(
-    reverse: Engine, forward: Engine, agreement: Agreement, try_both: FieldsCall | None = None
+    name: str,
+    agreement: Agreement,
+    reverse: Engine,
+    forward: Engine,
+    try_both: FieldsCall | None = None,
 ) -> FieldsCall:
-    """Return the call of both; `try_both` makes them at once, or returns False, nothing done."""
+    """Return the call of both; `try_both` makes them at once, or returns False."""
 
     def call(fields: Sequence[Any], stream: Any) -> None:
         if try_both is not None and try_both(fields, stream):
@@ -22,8 +26,8 @@ def in_turn(
         reverse.exchange(fields, stream)
         try:
             forward.exchange(fields, stream)
-        except BaseException as error:
-            agreement.leave("accumulate", error)  # in between the others wait for this rank
+        except BaseException as error:  # the others wait for this rank
+            agreement.leave(f"{name}: accumulate", error)
             raise
 
     return call

@@ -124,7 +124,7 @@ class CudaEngine(CudaPlanEngine):
         reverse: Any = make_reverse()
         first, second = reverse._only_kernel, self._only_kernel
         if first is None or second is None:
-            return in_turn(reverse, self, self.agreement)
+            return in_turn(self.name, self.agreement, reverse, self)
         self._both = graphs = first.then(second, self._stream)
 
         def launch_first(key: Any, handle: int) -> bool:
@@ -145,7 +145,7 @@ class CudaEngine(CudaPlanEngine):
             launch_first,
             enqueue,
         )
-        return in_turn(reverse, self, self.agreement, try_both)
+        return in_turn(self.name, self.agreement, reverse, self, try_both)
 
     @property
     def _only_kernel(self) -> GraphCache | None:

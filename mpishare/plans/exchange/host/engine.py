@@ -123,7 +123,7 @@ class HostEngine(PlanEngine):
         """See `Engine.giving_back`: in one round, where only two ranks have each cell."""
         setup = self._setup
         if not all(setup.comm.step(setup.name, partial(_are_pairs, setup))):
-            return in_turn(make_reverse(), self, self._agreement)
+            return in_turn(self._name, self._agreement, make_reverse(), self)
         both = HostEngine(setup.both_ways())
         self._routes += both._routes
         self.staging_nbytes += both.staging_nbytes
