@@ -196,14 +196,10 @@ def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool, shi
     return [jax.numpy.conj(each) for each in found]
 
 
-def _tangents(fields: Sequence[Any], tangents: Sequence[Any], plan: Plan, **rest: Any) -> Any:
+def _tangents(fields: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     """Exchange the tangents too: that is the tangent of the exchange, which is linear."""
-    if plan._has_offsets:
-        raise NotImplementedError(
-            f"{plan.name}: exchange failed: it has no derivative, since seams have offsets. Add "
-            "these to the ghosts afterwards"
-        )
-    params = {"plan": plan, **rest}
+    if (plan := params["plan"])._has_offsets:
+        raise NotImplementedError(f"{plan.name}: exchange failed: its offsets have no derivative")
     results = _primitive.bind(*fields, **params)
     given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in tangents]
     return results, _primitive.bind(*given, **params)

@@ -213,7 +213,7 @@ def seams(node):
     alone = [mpishare.Seam((0, np.s_[:1]), (0, 0, np.s_[2:3]), offset=1)]
     plan = mpishare.SeamExchange(MPI.COMM_SELF, [wide], alone, node=node)
     assert mpishare.jax.exchange(plan, v)[0] == v[2] + 1
-    with pytest.raises(NotImplementedError, match="seams have offsets"):
+    with pytest.raises(NotImplementedError, match="offsets have no derivative"):
         jax.jvp(lambda w: mpishare.jax.exchange(plan, w), (v,), (v,))
 
 
