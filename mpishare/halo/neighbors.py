@@ -199,8 +199,7 @@ class _PlaceCells:
 
     def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
         """Return a message with cells of all fields for each peer; empty ones are left out."""
-        sends, recvs = (self._messages(setup, places) for places in self._places)
-        return sends, recvs
+        return self._messages(setup, self._places[0]), self._messages(setup, self._places[1])
 
     def _messages(self, setup: PlanSetup, places: Places) -> list[Message]:
         axes = dict(zip(setup.mine, setup.same["axis"], strict=True))
