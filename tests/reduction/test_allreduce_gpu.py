@@ -5,6 +5,7 @@ others count what is wrong, and the host reads the count at the end.
 """
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -234,6 +235,27 @@ def test_dots_of_views_and_of_other_shapes_on_each_rank(node, stream_route, cupy
                 assert total.dot(a, b, out=out) is out
                 expected = right if a is not b else node.comm.allreduce(float((a * b).sum()))
                 assert float(out[0, 0]) == expected
+
+
+def test_dots_of_arrays_that_may_only_be_read(node, cupy):
+    """Such as those that XLA hands to a callback."""
+
+    def read_only(array):
+        interface = {**array.__cuda_array_interface__, "data": (array.data.ptr, True)}
+        return SimpleNamespace(__cuda_array_interface__=interface)
+
+    x, out = cupy.arange(5.0), cupy.zeros(())
+    stream = cupy.cuda.get_current_stream()
+    with Allreduce(node.comm, x, node=node) as total:
+        for _ in range(3):
+            total.dot(read_only(x), read_only(x), out=out, stream=stream)
+            assert float(out) == 30 * node.size
+        for call in (
+            lambda: total.reduce(read_only(x)),
+            lambda: total.dot(x, x, out=read_only(out)),
+        ):
+            with pytest.raises(ValueError, match="is read-only"):
+                call()
 
 
 def test_the_same_bits_in_every_run(node, stream, cupy):

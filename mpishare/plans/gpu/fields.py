@@ -32,12 +32,12 @@ def cuda_layout(field: Any, name: str) -> FieldLayout:
     return check_layout(place_of(field, name)[1], name)
 
 
-def place_of(field: Any, name: str) -> tuple[int, FieldLayout]:
+def place_of(field: Any, name: str, *, is_written: bool = True) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array in GPU memory."""
     if isinstance(field, _Array):
         layout = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
         return field.data.ptr, layout
-    return _inspect(field, name)
+    return _inspect(field, name, is_written=is_written)
 
 
 class DeviceScalar(NamedTuple):
@@ -106,7 +106,7 @@ def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
     return bool(backend.enter(stream)[3])
 
 
-def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
+def _inspect(field: Any, name: str, *, is_written: bool = True) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
     field = array_of(field)
     refuse_gradient(field, name)
@@ -128,7 +128,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     except (AttributeError, RuntimeError, TypeError) as error:
         raise TypeError(f"{name} is not an array in GPU memory: {error}") from error
     address, is_read_only = interface["data"]
-    if is_read_only:
+    if is_read_only and is_written:
         raise ValueError(f"{name} is read-only, and the call writes into it: give a copy")
     array = cupy.asarray(field)
     return address, FieldLayout(array.shape, array.strides, array.dtype, array.data.device_id)

@@ -10,9 +10,10 @@ import cupy
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
 from mpishare.plans import nccl_choice, routes
-from mpishare.plans.gpu.fields import addresses_of, cuda_layout
+from mpishare.plans.gpu.fields import addresses_of, place_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
+from mpishare.plans.layout import check_layout
 from mpishare.reduction.cuda.group import Buffers, Group, InOrder, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
@@ -154,8 +155,7 @@ class CudaReduce(CudaPlanEngine):
         if last is not None and last.try_fast((x, y, out), stream):
             return out
         fields = x, y, out
-        layouts = self._dot_layouts(x, y, out)
-        addresses = addresses_of(fields, layouts)
+        addresses, layouts = self._places_of_dot(x, y, out)
         self._require_aligned(addresses)
         prepared = self._dots.get(layouts) or self._prepare_dot(layouts)
         entered = self._enter("dot", fields, stream)
@@ -189,22 +189,26 @@ class CudaReduce(CudaPlanEngine):
         with on_stream(borrowed(self._backend.stream(stream)[0])):
             return cupy.empty((), self._dtype)
 
-    def _dot_layouts(self, x: Any, y: Any, out: Any) -> tuple[FieldLayout, ...]:
-        """Return the layouts of the arrays of a dot product, or raise if they do not fit."""
-        found = []
+    def _places_of_dot(
+        self, x: Any, y: Any, out: Any
+    ) -> tuple[tuple[int, ...], tuple[FieldLayout, ...]]:
+        """Return addresses and layouts of the arrays of a dot product; raise if they do not fit."""
+        addresses, found = [], []
         for name, array in (("x", x), ("y", y), ("out", out)):
-            layout = cuda_layout(array, name)
+            address, layout = place_of(array, name, is_written=array is out)
+            check_layout(layout, name)
             if layout.dtype != self._dtype:
                 raise ValueError(f"{name} has dtype {layout.dtype} instead of {self._dtype}")
             if layout.device != self._device:
                 raise ValueError(f"{name} is on GPU {layout.device} instead of {self._device}")
+            addresses.append(address)
             found.append(layout)
         of_x, of_y, of_out = found
         if of_x.shape != of_y.shape:
             raise ValueError(f"x has shape {of_x.shape}, y has {of_y.shape}: they must be the same")
         if prod(of_out.shape) != 1:
             raise ValueError(f"out has shape {of_out.shape}: it must be of one element")
-        return tuple(found)
+        return tuple(addresses), tuple(found)
 
     def _prepare_dot(self, layouts: tuple[FieldLayout, ...]) -> PreparedCall:
         """Make the launches of dot products of arrays with these layouts."""
