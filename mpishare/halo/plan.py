@@ -14,9 +14,7 @@ from mpishare.plans.setup import agree_on_routes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
-    from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import Array, Stream
     from mpishare.plans.engine import Engine, RoutedSetup
     from mpishare.plans.setup import AgreedFields
@@ -31,7 +29,6 @@ class Plan(RoutedPlan):
     _log = logging.getLogger("mpishare.halo")
     _noun = "an exchange"
     _ranges = "exchange", "start", "wait", "accumulate"
-    _has_offsets = False  # on any rank: an exchange is linear without
 
     def __init__(self, agreed: AgreedFields, cells: FieldCells) -> None:
         self._fields: EnginePair | AnyFields
@@ -188,12 +185,6 @@ class Plan(RoutedPlan):
         if not self._setup.mine:
             return  # of a rank without fields
         raise TypeError(f"{self.name}: {call} failed: no fields are given. Pass them: {call}(u)")
-
-    def _in_this_thread(self) -> AbstractContextManager[None]:
-        """Make the calls of the block in the calling thread, and none in the node's own."""
-        self._context.backend.make_current()
-        agreement: Agreement = self._context.agreement
-        return agreement.in_this_thread()
 
     def __repr__(self) -> str:
         """Name the plan, its fields and its routes."""

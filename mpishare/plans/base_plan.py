@@ -17,8 +17,10 @@ from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
-    from mpishare.plans.engine import PlanEngine, PlanSetup, RoutedSetup
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
     from mpishare.plans.exchange.pair import EnginePair
 
 
@@ -33,6 +35,7 @@ class BasePlan(NodeObject):
     _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
     _setup: PlanSetup
+    _has_offsets = False  # on any rank: without, an exchange is linear
 
     def _open_on(self, setup: PlanSetup) -> None:
         """Register with the node, once the engines are made."""
@@ -172,6 +175,17 @@ class BasePlan(NodeObject):
         """Whether a call of the plan waits on the host."""
         raise NotImplementedError
 
+    @property
+    def _needs_host(self) -> bool:
+        """Whether the host is needed at every call, so that no graph can record it."""
+        raise NotImplementedError
+
+    def _in_this_thread(self) -> AbstractContextManager[None]:
+        """Make the calls of the block in the calling thread, and none in the node's own."""
+        self._context.backend.make_current()
+        agreement: Agreement = self._context.agreement
+        return agreement.in_this_thread()
+
     def _refused(self, call: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
 
@@ -227,6 +241,10 @@ class RoutedPlan(BasePlan):
 
     def _is_under_way(self) -> bool:
         return bool(self._setup.busy[0])
+
+    @property
+    def _needs_host(self) -> bool:
+        return bool(self._setup.host_routes)
 
     def _check_free(self, call: str) -> None:
         """Raise unless a call may begin now."""

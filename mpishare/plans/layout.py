@@ -240,9 +240,9 @@ def refuse_jax(field: Any, name: str) -> None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(field, jax.Array):
         raise TypeError(
-            f"{name} is a JAX array, which cannot be written. For a halo make the plan for a "
-            "Layout, and call u = mpishare.jax.exchange(plan, u); for an Allreduce or a "
-            "Redistribute copy it, node.xp.array(u)."
+            f"{name} is a JAX array, which cannot be written. Make the plan for a Layout, and call "
+            "u = mpishare.jax.exchange(plan, u), or reduce and dot of mpishare.jax for an "
+            "Allreduce; for a Redistribute copy it, node.xp.array(u)."
         )
 
 

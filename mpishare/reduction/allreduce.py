@@ -238,11 +238,7 @@ class Allreduce(BasePlan):
             Where the plan's operation is not ``"sum"``. Other errors as in `reduce`.
         """
         self._check("dot")
-        if self._operation.name != "sum":
-            raise ValueError(
-                f"{self.name}: dot failed: it is a sum, and the plan's op is "
-                f"{self._operation.name!r}. Make another Allreduce for it"
-            )
+        self._require_sum()
         self._is_amid = True
         try:
             if self._across:
@@ -317,6 +313,17 @@ class Allreduce(BasePlan):
     def _elements(self, setup: PlanSetup) -> Operation:
         """Return how elements are combined: the sum of two is rounded once anyhow."""
         return self._operation if self._exact is None or setup.comm.size < 3 else self._exact
+
+    def _require_sum(self) -> None:
+        if self._operation.name != "sum":
+            raise ValueError(
+                f"{self.name}: dot failed: it is a sum, and the plan's op is "
+                f"{self._operation.name!r}. Make another Allreduce for it"
+            )
+
+    @property
+    def _needs_host(self) -> bool:
+        return bool(self._across)
 
     def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
         if self._engine.is_captured([x], stream):

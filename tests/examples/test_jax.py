@@ -1,4 +1,4 @@
-"""`mpishare.jax`: exchanges of JAX arrays in compiled programs, and their gradients."""
+"""`mpishare.jax`: exchanges and sums of JAX arrays in compiled programs, and their gradients."""
 
 import sys
 
@@ -19,14 +19,26 @@ NAMES = (
     "gradients",
     "seams",
     "what_is_refused",
+    "totals",
+    "a_conjugate_gradient",
+    "gradients_of_sums",
+    "no_graph_records_messages",
+    "what_sums_refuse",
 )
-# On a GPU exchanges are made in the order of XLA's program, which is to be the same on all ranks.
+# On a GPU calls are made in the order of XLA's program, which is to be the same on all ranks.
 ON_THE_HOST = (*NAMES, "independent_exchanges_keep_their_order", "no_graph_records_the_host")
+OF_SUMS = ("totals", "a_conjugate_gradient", "gradients_of_sums")
 
 
-def run(backend: str, *names: str, **env: str) -> Result:
-    command = [sys.executable, "-m", "tests.examples.jax_program", *names]
-    return run_ranks(RANKS, command, timeout_s=120, env={"MPISHARE_BACKEND": backend, **env})
+def run(backend: str, *names: str, ranks: int = RANKS, messages: str = "", **env: str) -> Result:
+    command = [sys.executable, "-m", "tests.examples.jax_program", messages, *names]
+    return run_ranks(ranks, command, timeout_s=120, env={"MPISHARE_BACKEND": backend, **env})
+
+
+def require_right(names: tuple[str, ...], result: Result, ranks: int = RANKS) -> None:
+    assert result.returncode == 0, result.describe()
+    for name in names:
+        assert result.stdout.count(f"{name}: right") == ranks, result.describe()
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +58,43 @@ def test_all_ended_well(on_the_host: Result) -> None:
     assert on_the_host.returncode == 0, on_the_host.describe()
 
 
+def test_the_same_residuals_on_three_ranks() -> None:
+    names = ("a_conjugate_gradient",)
+    require_right(names, run("host", *names, ranks=3), 3)
+
+
+def test_sums_over_two_nodes_on_the_host() -> None:
+    names = (*OF_SUMS, "no_graph_records_messages")
+    require_right(names, run("host", *names, messages="mpi"))
+
+
+def test_sums_without_the_compiled_part() -> None:
+    require_right(OF_SUMS, run("host", *OF_SUMS, MPISHARE_HOST_CODE="python"))
+
+
 # XLA may record calls whose ranks wait on streams, and replay them without Python.
-ON_STREAMS = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients")
-BY_ROUTE = [(ON_STREAMS, {"MPISHARE_ROUTE": route}) for route in ("pinned", "nccl")]
+ON_STREAMS = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients", *OF_SUMS)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("names", "env"),
-    [*(((name,), {}) for name in NAMES), *BY_ROUTE],
-    ids=[*NAMES, "pinned", "nccl"],
-)
-def test_on_gpus(names: tuple[str, ...], env: dict[str, str]) -> None:
-    result = run("cuda", *names, **env)
-    assert result.returncode == 0, result.describe()
-    for name in names:
-        assert result.stdout.count(f"{name}: right") == RANKS, result.describe()
+@pytest.mark.parametrize("name", NAMES)
+def test_on_gpus(name: str) -> None:
+    require_right((name,), run("cuda", name))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ["pinned", "nccl"])
+def test_by_route(route: str) -> None:
+    require_right(ON_STREAMS, run("cuda", *ON_STREAMS, MPISHARE_ROUTE=route))
+
+
+@pytest.mark.gpu
+def test_sums_of_one_gpu() -> None:
+    require_right(OF_SUMS, run("cuda", *OF_SUMS, ranks=1), 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("messages", ["nccl", "mpi"])
+def test_sums_over_two_nodes_on_gpus(messages: str) -> None:
+    names = OF_SUMS if messages == "nccl" else (*OF_SUMS, "no_graph_records_messages")
+    require_right(names, run("cuda", *names, messages=messages))

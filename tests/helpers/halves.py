@@ -24,8 +24,8 @@ def device_of_half() -> int:
 
 
 @contextmanager
-def node_of_half(device: int) -> Iterator[mpishare.Node]:
-    """Yield the node of this rank's half, on a GPU. Collective.
+def node_of_half(device: int | None, backend: str = "cuda") -> Iterator[mpishare.Node]:
+    """Yield the node of this rank's half, on a GPU unless told otherwise. Collective.
 
     To NCCL each rank is a host, so that ranks may share a GPU; its messages go by sockets.
     """
@@ -35,8 +35,7 @@ def node_of_half(device: int) -> Iterator[mpishare.Node]:
         patch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "lo")
         with pytest.MonkeyPatch.context() as while_made:
             while_made.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
-            node = mpishare.Node(WORLD, device=device, timeout_s=30)
-        assert node.backend == "cuda"
+            node = mpishare.Node(WORLD, device=device, backend=backend, timeout_s=30)
         with node:
             yield node
 
