@@ -1,7 +1,9 @@
 /* Exact sums of a process: of the products of two rows, and of the elements of a few ranks.
  *
- * Vectors of doubles hold a sum without error: two for the products as rounded, two for what they
- * lack, and two more where these leave something. What those leave as well goes into digits. Compiled
+ * Integers hold a sum without error. A number is cut into pieces, each the multiple of a power of two:
+ * added to 1.5 times a much larger power, it is rounded to such a multiple, and the bits of the sum
+ * count them. What is left goes on to smaller pieces, and what a product lacks to those of the next.
+ * Blocks of numbers that leave more than the last piece holds are added digit by digit. Compiled
  * without contraction: see setup.py. */
 
 #include "module.h"
@@ -13,9 +15,10 @@
 
 #define INLINED static inline __attribute__((always_inline))
 
-enum { LANES = 4, GROUPS = 2, STEPS = 16, BLOCK = STEPS * GROUPS * LANES };
-enum { RUN = 32, RUNS_PER_CARRY = 1 << 16 }; /* of blocks before narrow sums are tried again */
-enum { HIGH, LOW = 2, WIDE = 4, PARTS = 6 };
+enum { LANES = 4, STEPS = 32, BLOCK = STEPS * LANES };
+enum { PIECES = 4, BITS = 51, MARGIN = 8 }; /* a later block may have larger numbers */
+/* Of blocks: 51 bits, twice for each step, are added in 64. */
+enum { RUN = 32, RUNS_PER_CARRY = 1 << 16 };
 
 /* The bits of 2^-960, from which on what a product lacks is a double. */
 static const long long SMALLEST = (1023ll - 960) << 52;
@@ -23,8 +26,10 @@ static const long long SMALLEST = (1023ll - 960) << 52;
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 typedef long long Masks __attribute__((vector_size(LANES * sizeof(long long))));
 typedef struct {
-    Lanes part[PARTS][GROUPS];
-} Expansion;
+    Lanes shift[PIECES]; /* 1.5 * 2^(unit + 52) */
+    Masks count[PIECES]; /* of multiples of 2^unit */
+    int unit[PIECES];
+} Pieces;
 
 /* --- digits */
 
@@ -73,19 +78,50 @@ static void carry(long long *words)
     words[DIGITS - 1] += over;
 }
 
-/* --- vectors */
+/* --- pieces */
 
-INLINED void add_lanes(Lanes *sum, Lanes *number)
+/* Begins a sum of numbers as large as those of a block. */
+static void begin_pieces(Pieces *sum, const double *x, const double *y)
 {
-    const Lanes now = *sum + *number, part = now - *sum;
-    *number = (*sum - (now - part)) + (*number - part);
-    *sum = now;
+    Bits largest = 0;
+    int unit;
+    for (int at = 0; at < BLOCK; at++) {
+        const Bits size = bits_of(y ? x[at] * y[at] : x[at]) & INT64_MAX;
+        largest = size > largest ? size : largest;
+    }
+    mantissa_of(double_of(largest), &unit);
+    unit += 53 + MARGIN - BITS;
+    for (int at = 0; at < PIECES; at++, unit -= BITS) {
+        const int within = unit < -1074 ? -1074 : unit > 971 ? 971 : unit;
+        const double shift = double_of((Bits)(within + 52 + 1023) << 52 | 1ull << 51);
+        sum->unit[at] = within;
+        for (int lane = 0; lane < LANES; lane++) {
+            sum->shift[at][lane] = shift;
+            sum->count[at][lane] = 0;
+        }
+    }
 }
 
-INLINED void add_to_pair(Lanes (*pair)[GROUPS], int group, Lanes *number)
+static void end_pieces(long long *words, const Pieces *sum)
 {
-    add_lanes(&pair[0][group], number);
-    add_lanes(&pair[1][group], number);
+    for (int at = 0; at < PIECES; at++) {
+        __int128 count = 0;
+        for (int lane = 0; lane < LANES; lane++)
+            count += sum->count[at][lane];
+        add_bits(words, count < 0 ? -(Long)count : (Long)count, sum->unit[at], count < 0);
+    }
+}
+
+/* Cuts numbers into so many pieces, and adds what is left to the bits of `left`. */
+INLINED void add_pieces(Pieces *sum, const Lanes *numbers, int first, int npieces, Masks *left)
+{
+    Lanes rest = *numbers;
+    for (int at = first; at < first + npieces; at++) {
+        const Lanes shifted = rest + sum->shift[at];
+        sum->count[at] += (Masks)shifted - (Masks)sum->shift[at];
+        rest -= shifted - sum->shift[at];
+    }
+    *left |= (Masks)rest;
 }
 
 /* Of Veltkamp and Dekker; NaN where x or y is too large to be split. */
@@ -97,75 +133,67 @@ INLINED void lacking_of_product(const Lanes *x, const Lanes *y, const Lanes *pro
     *lacking = ((x_high * y_high - *product) + x_high * y_low + x_low * y_high) + x_low * y_low;
 }
 
-/* Adds a block of products, of x alone without y; returns false, with nothing done, where the
- * expansion cannot hold them: something is left, which is NaN beyond the range of doubles, or what a
- * product lacks may be no double. */
-INLINED bool add_block(Expansion *sum, const double *x, const double *y, bool has_fma, bool is_wide)
+/* Adds a block of products, of x alone without y; returns false, with nothing done, where pieces
+ * cannot hold them: something is left, is out of range, or what a product lacks may be no double. */
+INLINED bool add_block(Pieces *sum, const double *x, const double *y, bool has_fma, int npieces)
 {
-    Expansion now = *sum;
-    Masks left = {0}, is_small = {0}; /* in their sign bits */
-    for (int step = 0; step < STEPS; step++)
-        for (int group = 0; group < GROUPS; group++) {
-            const size_t at = (size_t)(step * GROUPS + group) * LANES;
-            Lanes a, b, product, lacking = {0};
-            memcpy(&a, x + at, sizeof a);
-            product = a;
-            if (y != NULL) {
-                memcpy(&b, y + at, sizeof b);
-                product = a * b;
-                if (has_fma)
-                    for (int lane = 0; lane < LANES; lane++)
-                        lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
-                else
-                    lacking_of_product(&a, &b, &product, &lacking);
-                const Masks size = (Masks)product & INT64_MAX;
-                is_small |= (size - SMALLEST) & ~((a == 0) | (b == 0));
-            }
-            add_to_pair(now.part + HIGH, group, &product);
-            if (y != NULL)
-                add_to_pair(now.part + LOW, group, &lacking);
-            if (is_wide)
-                add_to_pair(now.part + WIDE, group, &product);
-            if (is_wide && y != NULL)
-                add_to_pair(now.part + WIDE, group, &lacking);
-            left |= (Masks)product | (Masks)lacking; /* zeros are positive here */
+    Pieces now = *sum;
+    Masks left = {0}, outside = {0}, is_small = {0}; /* in the sign bits */
+    for (int step = 0; step < STEPS; step++) {
+        Lanes a, b, product, lacking;
+        memcpy(&a, x + step * LANES, sizeof a);
+        product = a;
+        if (y != NULL) {
+            memcpy(&b, y + step * LANES, sizeof b);
+            product = a * b;
+            if (has_fma)
+                for (int lane = 0; lane < LANES; lane++)
+                    lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
+            else
+                lacking_of_product(&a, &b, &product, &lacking);
+            const Masks size = (Masks)product & INT64_MAX;
+            is_small |= (size - SMALLEST) & ~((a == 0) | (b == 0));
+            add_pieces(&now, &lacking, 1, npieces, &left);
         }
-    left |= is_small & INT64_MIN;
+        outside |= (Masks)(product + now.shift[0]) ^ (Masks)now.shift[0];
+        add_pieces(&now, &product, 0, npieces, &left);
+    }
+    left = (left & INT64_MAX) | (outside >> 52) | (is_small & INT64_MIN);
     if (left[0] | left[1] | left[2] | left[3])
         return false;
     *sum = now;
     return true;
 }
 
-INLINED size_t add_while_held(Expansion *sum, const double *x, const double *y, size_t nblocks,
-                              bool has_fma, bool is_wide)
+INLINED size_t add_while_held(Pieces *sum, const double *x, const double *y, size_t nblocks,
+                              bool has_fma, int npieces)
 {
-    Expansion now = *sum;
+    Pieces now = *sum;
     size_t block = 0;
     while (block < nblocks &&
-           add_block(&now, x + block * BLOCK, y ? y + block * BLOCK : NULL, has_fma, is_wide))
+           add_block(&now, x + block * BLOCK, y ? y + block * BLOCK : NULL, has_fma, npieces))
         block++;
     *sum = now;
     return block;
 }
 
-/* Adds blocks up to the first that the expansion cannot hold; returns how many. */
-typedef size_t AddBlocks(Expansion *sum, const double *x, const double *y, size_t nblocks,
+/* Adds blocks up to the first that pieces cannot hold; returns how many. */
+typedef size_t AddBlocks(Pieces *sum, const double *x, const double *y, size_t nblocks,
                          bool is_wide);
 
-INLINED size_t add_blocks(Expansion *sum, const double *x, const double *y, size_t nblocks,
+INLINED size_t add_blocks(Pieces *sum, const double *x, const double *y, size_t nblocks,
                           bool is_wide, bool has_fma)
 {
     if (y == NULL && is_wide)
-        return add_while_held(sum, x, NULL, nblocks, has_fma, true);
+        return add_while_held(sum, x, NULL, nblocks, has_fma, 3);
     if (y == NULL)
-        return add_while_held(sum, x, NULL, nblocks, has_fma, false);
+        return add_while_held(sum, x, NULL, nblocks, has_fma, 2);
     if (is_wide)
-        return add_while_held(sum, x, y, nblocks, has_fma, true);
-    return add_while_held(sum, x, y, nblocks, has_fma, false);
+        return add_while_held(sum, x, y, nblocks, has_fma, 3);
+    return add_while_held(sum, x, y, nblocks, has_fma, 2);
 }
 
-static size_t add_blocks_portably(Expansion *sum, const double *x, const double *y, size_t nblocks,
+static size_t add_blocks_portably(Pieces *sum, const double *x, const double *y, size_t nblocks,
                                   bool is_wide)
 {
 #if defined(__aarch64__)
@@ -177,7 +205,7 @@ static size_t add_blocks_portably(Expansion *sum, const double *x, const double 
 
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) static size_t
-add_blocks_by_fma(Expansion *sum, const double *x, const double *y, size_t nblocks, bool is_wide)
+add_blocks_by_fma(Pieces *sum, const double *x, const double *y, size_t nblocks, bool is_wide)
 {
     return add_blocks(sum, x, y, nblocks, is_wide, true);
 }
@@ -212,22 +240,25 @@ static void add_rows(long long *words, const double *x, const double *y, size_t 
                      bool is_portable)
 {
     AddBlocks *const add = choose(is_portable);
-    Expansion sum = {0};
+    if (y != NULL && count > 0 && y[0] == 1 && !memcmp(y, y + 1, (count - 1) * sizeof *y))
+        y = NULL; /* a sum, which takes half the time */
+    Pieces sum;
     const size_t nblocks = count / BLOCK;
     size_t at = 0, runs = 0, zeros = 0;
     while (at < nblocks) {
-        const double *others = y ? y + at * BLOCK : NULL;
-        at += add(&sum, x + at * BLOCK, others, nblocks - at, false);
         const size_t end = at + RUN < nblocks ? at + RUN : nblocks;
-        others = y ? y + at * BLOCK : NULL;
-        at += add(&sum, x + at * BLOCK, others, end - at, true);
+        for (int is_wide = 0; is_wide < 2 && at < end; is_wide++) {
+            const double *first = x + at * BLOCK, *second = y ? y + at * BLOCK : NULL;
+            begin_pieces(&sum, first, second);
+            at += add(&sum, first, second, end - at, is_wide);
+            end_pieces(words, &sum);
+        }
         add_digits(words, x, y, at * BLOCK, end * BLOCK);
         at = end;
         if (++runs % RUNS_PER_CARRY == 0)
             carry(words);
     }
     add_digits(words, x, y, at * BLOCK, count);
-    add_digits(words, &sum.part[0][0][0], NULL, 0, sizeof sum / sizeof(double));
     carry(words);
     while (zeros < count && is_negative_zero(x[zeros], y ? y[zeros] : 1))
         zeros++; /* they count where all terms are such */
