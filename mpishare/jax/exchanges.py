@@ -115,5 +115,6 @@ _exchange = Collective(
     "exchange",
     "Make the plan for fields with the axis of the batch, and name by axes= those that the grid "
     "cuts",
+    is_sum=False,
 )
 _exchange.make_linear(_transposed)

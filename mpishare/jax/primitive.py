@@ -3,12 +3,16 @@
 XLA reaches a plan by a callback. On the host that carries the token of ordered effects: all ranks
 must make their calls in the same order, and XLA runs beside each other what has no data in common.
 `io_callback` carries it too, but first makes arrays of JAX of its arguments, which takes longer
-than an exchange. On a GPU it is a buffer callback: XLA hands out its stream and the memory of the
-results, and makes such calls in the order of its program, the same on all ranks.
+than an exchange. XLA's threads take numbers too small to be normal for zeros, which is switched off
+for sums: they have the same bits there as elsewhere. On a GPU it is a buffer callback: XLA
+hands out its stream and the memory of the results, and makes such calls in the order of its
+program, the same on all ranks.
 """
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -20,12 +24,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.plans.base_plan import BasePlan
 
 # The effect that keeps ordered callbacks in order has no public name.
 _EFFECTS = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().jaxpr.effects
+
+_LIBC = ctypes.CDLL(None)
+_Fenv, _DEFAULT_FENV = ctypes.c_char * 64, ctypes.c_void_p(-1)  # room for a fenv_t; FE_DFL_ENV
 
 
 class Collective(Primitive):  # type: ignore[misc]
@@ -39,9 +46,15 @@ class Collective(Primitive):  # type: ignore[misc]
     multiple_results = True
 
     def __init__(
-        self, call: str, no_batch: str, results: Callable[..., Sequence[Any]] | None = None
+        self,
+        call: str,
+        no_batch: str,
+        results: Callable[..., Sequence[Any]] | None = None,
+        *,
+        is_sum: bool = True,
     ) -> None:
         super().__init__(f"mpishare_{call}")
+        self._is_sum = is_sum
         self._call, self._no_batch, self._is_in_place = call, no_batch, results is None
         self._avals = results or (lambda *arrays: arrays)
         self.def_impl(jax.jit(self.bind, static_argnames=("plan", "method", "shift")))
@@ -85,7 +98,8 @@ class Collective(Primitive):  # type: ignore[misc]
             else:
                 results = [np.empty(each.shape, each.dtype) for each in context.avals_out]
                 given = [*map(np.asarray, arrays), *results]
-            _call(given, None, **params)
+            with _keeping_denormals() if self._is_sum else nullcontext():
+                _call(given, None, **params)
             return results
 
         (effect,), tokens = _EFFECTS, context.tokens_in
@@ -120,6 +134,17 @@ class Collective(Primitive):  # type: ignore[misc]
             f"{plan.name}: {self._call} failed: it cannot be mapped by jax.vmap, nor by "
             f"jax.jacfwd, jax.jacrev and jax.hessian, which use that. {self._no_batch}"
         )
+
+
+@contextmanager
+def _keeping_denormals() -> Iterator[None]:
+    kept = _Fenv()
+    _LIBC.fegetenv(kept)
+    _LIBC.fesetenv(_DEFAULT_FENV)
+    try:
+        yield
+    finally:
+        _LIBC.fesetenv(kept)
 
 
 def _call(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.plans.engine import Engine, PlanEngine, PlanSetup, RoutedSetup
+    from mpishare.plans.engine import PlanEngine, PlanSetup, RoutedSetup
     from mpishare.plans.exchange.pair import EnginePair
 
 
