@@ -38,6 +38,8 @@ class CudaPlanEngine:
         self.agreement = setup.context.agreement
         backend: Any = setup.context.backend
         self._backend, self._device = backend, int(backend.device.ordinal)
+        # Others may have made another GPU the current one: JAX does where it finds its GPUs.
+        backend.make_current()
         self._chain = StreamChain(backend, setup.name) if chain is None else chain
         self._order: LaunchOrder | None = None  # of kernels that wait
 

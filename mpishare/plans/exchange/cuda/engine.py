@@ -54,8 +54,6 @@ class CudaEngine(CudaPlanEngine):
     def __init__(self, setup: RoutedSetup) -> None:
         super().__init__(setup, setup.chain)
         comm, name = setup.comm, setup.name
-        # Others may have made another GPU the current one: JAX does where it finds its GPUs.
-        self._backend.make_current()
         self._layouts = setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
