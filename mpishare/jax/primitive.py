@@ -4,9 +4,10 @@ XLA reaches a plan by a callback. On the host that carries the token of ordered 
 must make their calls in the same order, and XLA runs beside each other what has no data in common.
 `io_callback` carries it too, but first makes arrays of JAX of its arguments, which takes longer
 than an exchange. XLA's threads take numbers too small to be normal for zeros, which is switched off
-for sums: they have the same bits there as elsewhere. On a GPU it is a buffer callback: XLA
-hands out its stream and the memory of the results, and makes such calls in the order of its
-program, the same on all ranks.
+for sums: they have the same bits there as elsewhere.
+
+On a GPU it is a buffer callback: XLA hands out its stream and the memory of the results, and makes
+such calls in the order of its program, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class Collective(Primitive):  # type: ignore[misc]
                 raise NotImplementedError(
                     f"{plan.name}: {self._call} failed: its offsets have no derivative"
                 )
+            results = self.bind(*arrays, **params)
             found = self.bind(*map(_or_zeros, given, arrays), **params)
             pairs = zip(given, found, strict=True)
-            return self.bind(*arrays, **params), [g if _is_of_integers(g) else f for g, f in pairs]
+            return results, [g if _is_of_integers(g) else f for g, f in pairs]
 
         def transpose(
             wanted: Sequence[Any], *arrays: Any, plan: Any, method: str, **rest: Any
