@@ -77,9 +77,9 @@ ON_STREAMS = ("steps_in_a_loop", "two_plans_keep_their_order", "gradients", *OF_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_on_gpus(name: str) -> None:
-    require_right((name,), run("cuda", name))
+@pytest.mark.parametrize("names", [(name,) for name in NAMES], ids=NAMES)
+def test_on_gpus(names: tuple[str, ...]) -> None:
+    require_right(names, run("cuda", *names))
 
 
 @pytest.mark.gpu
