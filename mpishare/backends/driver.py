@@ -10,7 +10,7 @@ import ctypes
 import functools
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cupy
 from cuda.bindings import driver
@@ -306,7 +306,7 @@ class Launch:
     ) -> None:
         self._where = where
         held = [
-            ctypes.c_uint64(operator.index(each)) if isinstance(each, SupportsIndex) else each
+            ctypes.c_uint64(operator.index(each)) if hasattr(each, "__index__") else each
             for each in arguments
         ]
         self._arguments = held

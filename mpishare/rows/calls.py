@@ -60,10 +60,10 @@ def int_of(number: Any, name: str) -> int:
     return index(number)
 
 
-def spans_of(places: Mapping[Any, int], given: Mapping[Any, Any]) -> list[Span | None]:
-    """Return the rows of each key as a span, given the places of the keys in order."""
+def spans_of(places: Mapping[Any, int], given: Mapping[Any, Any]) -> dict[int, Span]:
+    """Return the rows of keys as spans by the places of the keys."""
     require_peers(places, given)
-    return [_span_of(given[name]) if name in given else None for name in places]
+    return {places[name]: _span_of(rows) for name, rows in given.items()}
 
 
 def require_peers(places: Mapping[Any, int], given: Mapping[Any, Any]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import cupy
 import numpy as np
@@ -15,33 +13,40 @@ from mpishare.backends import driver
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination import recording
 from mpishare.errors import CapacityError, UnsupportedError, name_ranks
-from mpishare.plans.gpu.fields import place_of
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.layout import require_number
+from mpishare.plans.gpu.repeats import Repeated, SeenCalls
+from mpishare.plans.gpu.replay import bind_last_stream
+from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
-from mpishare.rows.calls import int_of, require_count, require_like, require_numbers
+from mpishare.rows.calls import int_of, require_count
+from mpishare.rows.cuda_calls import Sending, Words, parted
 from mpishare.rows.cuda_messages import CudaMessages
 from mpishare.rows.cuda_slots import CudaSlots, fits, words_of
 from mpishare.rows.messages import guarded
 from mpishare.runtime.route import FUSED, GPU_MESSAGES, MESSAGES, NCCL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.rows.calls import Span
     from mpishare.rows.form import Form
 
 _SOURCE = Path(__file__).with_name("rows.cu")
 _ROWS_OF_TILE = 32
-_MAX_SEEN = 256
+_DOWNLOAD = 2  # cudaMemcpyDeviceToHost
+_WHERE = records.CAME, records.AT, records.SCALES
 
 
 class CudaRows(CudaPlanEngine):
-    """The rows of one plan in GPU memory. Collective to make, host-blocking."""
+    """The rows of one plan in GPU memory. Collective to make, host-blocking.
+
+    Calls are remembered by their arrays. `start_again`, `wait_again` and the `migrate_again` of a
+    migration make one as before if nothing but ints has changed, on the same stream, while slots
+    need not grow; else they return False, with nothing done.
+    """
 
     _has_stream_waits = False
 
@@ -52,169 +57,176 @@ class CudaRows(CudaPlanEngine):
         _require_size(setup.name, form)
         where = f"{setup.name}, rank {self.rank} of {self.size}"
         self.launcher = PlanLauncher(setup.context, where)
-        self._offsets = form.offsets(form.room)
         routes, self._host_routes, self.busy = setup.my_routes, setup.host_routes, setup.busy
         far = {at for at, key in enumerate(form.keys) if routes[key.rank] is MESSAGES}
         self.slots = self._buffers = CudaSlots(setup, form, far)
         self._messages = CudaMessages(setup.comm, form, self.slots, far)
         self.migration: Any = None
-        self.lanes, self.placed = records.Lanes(), records.Lanes()
-        self._spans, self._nrows = records.Spans(), ctypes.c_int64(0)
-        self._sent_keys = ctypes.c_uint32(records.ALL_KEYS)
-        self._take = _TakeArguments()
-        self._held: list[Any] = []  # memory of migrations
-        self._launches: dict[Any, driver.Launch] = {}
-        self._seen: dict[Any, Any] = {}  # arrays by their ids, which may be reused
+        self.places, self.words = form.places, Words(form, self._device)
+        self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
+        self._memory: list[Any] = []  # of migrations
+        self._stream = 0  # for captures
         self._is_open = self._has_come = False
         self._epoch, self._traded = 0, 0  # calls begun; the last one whose messages have come
-        self._counted: Any = None  # results of the call that is open, once the host has them
-        self._sent_on: Any = None  # the stream and the rows of the last start
+        # Results of the call that is open once the host has them, and whether it takes rounds.
+        self._counted: list[int] | None = None
+        self._has_more = False
+        # The last start; its stream, None for the last one of the plan; what rounds may read.
+        self._sent: tuple[Sending, StreamInfo | None, Any]
         self._make(self._build)
         self._join_order()
+        chain, agreement = self._chain, self.agreement
+        self._last_stream = bind_last_stream(chain, agreement, self._device, self._order)
 
     def _build(self) -> None:
         """Map the slots of the peers, and load the kernels."""
+        self._stream = int(self._backend.new_stream())
         self._buffers.attach(0)
         launcher = self.launcher
         self.slots.fill()
         self._messages.make_slots()
-        sizes = self.slots.sizes(launcher)
-        device = launcher.zeros(records.DEVICE_NBYTES)
-        results = launcher.zeros(8 * records.RESULTS)
+        self.sizes = self.slots.sizes(launcher)
+        nbytes = 8 * records.RESULTS
+        state, results = launcher.zeros(records.DEVICE_NBYTES), launcher.zeros(nbytes)
         self.results = view(results, (records.RESULTS,), np.dtype(np.int64), launcher)
+        self._found = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.int64, nbytes // 8)
         first = next(iter(self._comm.ranks_here))
-        host = Host(self._flags.stalled_on(first), self._flags.abort)
-        self.ends = [device, results]  # of the arguments of all kernels
-        self.sizes, take = sizes, self._take
-        self._send_arguments = [
-            *(sizes, self.lanes, self._spans, self._nrows, self._sent_keys, *self.ends)
-        ]
-        self._take_arguments = [
-            *(sizes, self.placed, take.first, take.last, take.kind, take.given, take.capacity),
-            *(take.result, take.goals, self.rank, *self.ends, host),
-        ]
+        self._host = Host(self._flags.stalled_on(first), self._flags.abort)
+        self._state = state, results
         for name in ("send_rows", "take_rows", "migrate_rows"):
             kernel(_SOURCE, name, (), self._device)
+        self._poll_all = self.repeated(self.take(records.Lanes(), 0, 0, 0, records.NO_ROUNDS))
         launcher.load(0)
         self._context.drain(self.name)
 
-    def launch(self, name: str, blocks: int, arguments: Sequence[Any]) -> driver.Launch:
-        """Return the launch of a kernel, whose arguments are read when it is enqueued."""
-        blocks = 1 << max(0, blocks - 1).bit_length()
-        blocks = min(blocks, self.launcher.max_blocks)
-        found = self._launches.get((name, blocks))
-        if found is None:
-            function = kernel(_SOURCE, name, (), self._device)
-            found = self._launches[name, blocks] = driver.Launch(
-                function, blocks, records.THREADS, arguments, self.launcher.where
-            )
-        return found
+    # --- launches
 
-    def blocks_for(self, rows: int) -> int:
+    def launch(self, name: str, blocks: int, arguments: Sequence[Any], *last: Any) -> driver.Launch:
+        """Return the launch of a kernel; arguments of ctypes are read when it is enqueued."""
+        function = kernel(_SOURCE, name, (), self._device)
+        blocks = min(1 << max(0, blocks - 1).bit_length(), self.launcher.max_blocks)
+        each = self.sizes, *arguments, *self._state, *last
+        return driver.Launch(function, blocks, records.THREADS, each, self.launcher.where)
+
+    def take(
+        self,
+        lanes: records.Lanes,
+        first: int,
+        last: int,
+        capacity: int,
+        kind: int,
+        *,
+        count: Any = 0,
+        result: Any = None,
+        goals: int = 0,
+    ) -> driver.Launch:
+        """Return the launch that appends the rows of some keys to columns.
+
+        `goals` is the address of those of a migration.
+        """
+        blocks = self.blocks_for(self.form.room * sum(self.slots.scales[first:last]), lanes.count)
+        to, bound = 0 if result is None else result.data.ptr, self.bound_of(count, result)
+        arguments = lanes, first, last, kind, bound, capacity, to, goals, self.rank
+        return self.launch("take_rows", blocks, arguments, self._host)
+
+    def bound_of(self, count: Any, result: Any) -> records.Bound:
+        """Return a count for kernels, given the `new_count` for it."""
+        if count is result:
+            return records.Bound(result.data.ptr, 0, result.itemsize)
+        return records.Bound(0, int_of(count, "count"))
+
+    def repeated(self, *launches: driver.Launch) -> Repeated:
+        """Return launches that may come again."""
+        return Repeated(launches, self._stream, self.launcher.where)
+
+    def blocks_for(self, rows: int, lanes: int) -> int:
         """Return the blocks with which each warp moves a word of some rows."""
-        tiles = -(-rows // _ROWS_OF_TILE) * self.lanes.count
-        return max(1, -(-int(tiles) // records.WARPS))
+        return max(1, -(-(-(-rows // _ROWS_OF_TILE) * lanes) // records.WARPS))
 
-    # --- checks
+    # --- calls that come again
 
-    def set_lanes(self, lanes: records.Lanes, columns: Sequence[Any]) -> int:
-        """Let the kernels use these columns; return the rows of the shortest."""
-        described, rows = self._known("columns", columns, self._describe)
-        lanes.copy(described)
-        return int(rows)
+    def remember(self, form: Any, arrays: Sequence[Any], call: Repeated) -> None:
+        """Let a call come again, unless the host trades messages in it."""
+        if not self._messages:
+            call.tensors_on = self._device if arrays and is_tensor(arrays[0]) else None
+            self._calls.put(form, arrays, call)
 
-    def _known(
-        self, name: str, arrays: Sequence[Any], describe: Callable[[Sequence[Any]], Any]
-    ) -> Any:
-        """Return what `describe` says of arrays used by this name, or said at an earlier call."""
-        key = (name, *map(id, arrays))
-        seen = self._seen.get(key)
-        if seen is None or any(
-            each() is not array or shape != array.shape
-            for (each, shape), array in zip(seen[0], arrays, strict=True)
-        ):
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-            described = describe(arrays)
-            seen = self._seen[key] = [(ref(each), each.shape) for each in arrays], described
-        return seen[1]
+    def again(
+        self, form: Any, arrays: Sequence[Any], ints: Sequence[int] = (), *, sends: bool
+    ) -> bool:
+        """Make a call as before, if it is remembered, and slots are as they were."""
+        call = self._calls.get(form, arrays)
+        if call is None or (handle := self._last_stream(call.tensors_on)) is None:
+            return False
+        if sends:
+            if bytes(self.slots.offers) != self.slots.settled:
+                return False
+            if call.ints != ints:
+                call.set(ints)
+            self._flags.calls[0] += 1
+            self._epoch += 1
+            self._counted, self._has_more = None, False
+        call.repeat(handle)
+        self._is_open, self._has_come = False, True
+        return True
 
-    def _describe(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
-        """Return the words of columns, and the rows of the shortest."""
-        form = self.form
-        require_number(columns, len(form.columns))
-        lanes, at = records.Lanes(), 0
-        for number, (given, column) in enumerate(zip(columns, form.columns, strict=True)):
-            address, layout = place_of(given, f"column {number}")
-            require_like(layout, column, number, is_contiguous=layout.is_packed("C"))
-            if layout.device != self._device:
-                raise ValueError(
-                    f"column {number} is on GPU {layout.device} instead of {self._device}"
-                )
-            word = records.word_of(column.nbytes, address)
-            for begin in range(0, column.nbytes, word):
-                if at == records.MAX_LANES:
-                    raise ValueError(
-                        f"rows have more than {at} words, as column {number} begins at {address:#x}"
-                    )
-                slot = self._offsets[number]
-                lanes.of[at] = records.Lane(address, slot, begin, column.nbytes, word)
-                at += 1
-        lanes.count = at
-        return lanes, min(column.shape[0] for column in columns)
+    def start_again(self, columns: Any, rows: Any, stream: Any) -> bool:
+        if stream is not None or type(columns) is not list or type(rows) is not dict:
+            return False
+        form, arrays, ints = parted(columns, rows)
+        if not self.again(form, arrays, ints, sends=True):
+            return False
+        self._is_open, self._has_come = True, False
+        self._sent = self._sent[0], None, [*rows.values()]
+        return True
 
-    def look_at(self, array: Any, name: str) -> tuple[int, int, int]:
-        """Return the address of an array of ints along one axis, its length, and bytes of each."""
-
-        def describe(arrays: Sequence[Any]) -> tuple[int, int, int]:
-            address, layout = place_of(arrays[0], name)
-            require_numbers(layout, name)
-            if not layout.is_packed("C"):
-                raise ValueError(f"{name} are not contiguous: give a copy")
-            return address, layout.shape[0], layout.dtype.itemsize
-
-        address, length, nbytes = self._known(name, [array], describe)
-        return address, length, nbytes
+    def wait_again(self, into: Any, stream: Any, at: Any, count: Any) -> bool:
+        if stream is not None or self._has_more:
+            return False
+        if type(into) is list:
+            return self.again(at, [*into, count], sends=False)
+        if at is not None or count is not None or type(into) is not dict:
+            return False
+        form: list[Any] = []
+        arrays: list[Any] = []
+        for name, each in into.items():
+            if type(each) is not list:
+                return False
+            form += name, len(each)
+            arrays += each
+        return self.again(tuple(form), arrays, sends=False)
 
     # --- calls
 
     def begin(self, entered: StreamInfo) -> None:
         """Let a call that sends come after the last one; a captured one grows no slots."""
         self._follow(entered)
-        if not entered[3]:
-            self.slots.grow()
+        if not entered[3] and self.slots.grow():
             if self.migration is not None:
                 self.migration.keep(entered)
             self.staging_nbytes = self.slots.nbytes
+            if not self.slots.settled:
+                self._calls.clear()  # their launches are for smaller slots
             if self.slots.is_changed:
                 self.slots.publish(entered[0])
 
-    def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
-        rows = self.set_lanes(self.lanes, columns)
-        if any(column.shape[0] != rows for column in columns):
-            raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
-        rooms = self.slots.rooms
-        count = sum(
-            self._set_span(self._spans.of[place], span, rows, rooms[place])
-            for place, span in enumerate(spans)
-        )
+    def start(self, columns: list[Any], rows: Mapping[Any, Any], stream: Any) -> None:
+        call = Sending(self, columns, rows, self._stream)
         entered = self._enter("start", columns, stream)
-        self._nrows.value = rows
         self.begin(entered)
-        self._send(entered, count)
-        self.begin_epoch(entered, spans)
+        call.enqueue(entered[0])
+        self.begin_epoch(entered)
+        self._sent = call, entered, call.held
+        if type(rows) is dict:
+            form, arrays, _ = parted(columns, rows)
+            self.remember(form, arrays, call)
 
-    def _send(self, entered: StreamInfo, rows: int, keys: int = records.ALL_KEYS) -> None:
-        self._sent_keys.value = keys
-        launch = self.launch("send_rows", self.blocks_for(rows), self._send_arguments)
-        launch.enqueue(entered[0])
-
-    def begin_epoch(self, entered: StreamInfo, held: Any = None) -> None:
-        """Note that rows were sent; the kernel that waits may read what is `held`."""
+    def begin_epoch(self, entered: StreamInfo) -> None:
+        """Note that rows were sent."""
         self._flags.calls[0] += 1
         self._epoch += 1
-        self._is_open, self._has_come, self._sent_on = True, False, (entered, held)
-        self._counted = None
+        self._is_open, self._has_come = True, False
+        self._counted, self._has_more = None, False
         self._leave(entered)
 
     def _receive_messages(self, entered: StreamInfo) -> None:
@@ -224,7 +236,7 @@ class CudaRows(CudaPlanEngine):
         self._traded = self._epoch
 
         def again(keys: int) -> None:
-            self._send(entered, self._nrows.value, keys)
+            self._sent[0].launch(keys).enqueue(entered[0])
 
         def trade() -> None:
             self._messages.trade(f"{self.name}: wait", self._epoch, entered[0], again)
@@ -236,71 +248,61 @@ class CudaRows(CudaPlanEngine):
         if self.agreement.failure is None:
             self.agreement.leave(f"{self.name}: {call}", error)
 
-    def _gather(self, entered: StreamInfo) -> bool:
-        """Take all rows into slots that have room, where `counts` saw more.
-
-        Return whether the host knows that no rows travel in rounds.
-        """
-        found, is_over = self._counted, self._counted is not None
-        for place, room in enumerate(self.slots.rooms if is_over else ()):
-            is_over &= bool(found[records.SENT + place] <= room)
-            count = int(found[records.CAME + place])
+    def _gather(self, entered: StreamInfo) -> None:
+        """Take all rows into slots that have room, where `counts` saw more."""
+        if not self._has_more or (found := self._counted) is None:
+            return
+        epoch = found[records.EPOCH]
+        for place in range(len(self.form.keys)):
+            count = found[records.CAME + place]
             if count <= found[records.SCALES + place] * self.form.room:
                 continue
-            is_over, epoch = False, int(found[records.EPOCH])
             self.slots.enlarge(place, count, is_needed=True)
             rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
-            self.placed.copy(self.lanes)
-            columns = self.slots.columns_at(rows, scale)
-            for lane in self.placed.of[: self.placed.count]:
-                lane.column = columns[self._offsets.index(lane.slot)]
-            self.take(entered, place, place + 1, count, kind=records.ROUNDS)
+            lanes = self.words.in_slot(self._sent[0].lanes, rows, scale)
+            self.receive(
+                entered, self.repeated(self.take(lanes, place, place + 1, count, records.ROUNDS))
+            )
             words = np.array([rows, scale], np.uint64)
             header = self.slots.header_at(place, epoch)
             self.slots.upload(header + 8 * records.ROWS, words, entered[0])
-        return is_over
 
-    def _set_span(self, to: Any, span: Span | None, rows: int, room: int) -> int:
-        """Store the rows for a key; return how many go at once at most."""
-        low, high, numbers = (0, 0, None) if span is None else span
-        to.numbers, to.most = 0, rows
-        if numbers is not None:
-            to.numbers, to.most, to.nbytes = self.look_at(numbers, "row numbers")
-            high = to.most if high is None else high
-        first = 0 if _is_on_gpu(low) else int_of(low, "low")
-        last = to.most if _is_on_gpu(high) else int_of(high, "high" if numbers is None else "n")
-        if not 0 <= first <= last <= to.most:
-            raise ValueError(f"rows {first} to {last} of {to.most}")
-        records.set_bound(to.low, low)
-        records.set_bound(to.high, high)
-        return min(last - first, room)
-
-    def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
-        found = [
-            (at, *self._known("columns", arrays, self._describe)) for at, arrays in into.items()
-        ]
-        entered = self._enter("wait", [each for arrays in into.values() for each in arrays], stream)
+    def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
+        arrays = [each for columns in into.values() for each in columns]
+        found = [(self.places[name], *self.words.of(columns)) for name, columns in into.items()]
+        entered = self._enter("wait", arrays, stream)
         self._follow(entered)
-        is_over = self._gather(entered)
+        self._gather(entered)
+        launches = []
         for at, (place, lanes, rows) in enumerate(found, start=1):
-            self.placed.copy(lanes)
             kind = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
-            self.take(entered, place, place + 1, rows, kind=kind)
-        if not (found or is_over):
-            self.take(entered, 0, 0, 0, kind=records.LAST_ROUNDS)
+            launches.append(self.take(lanes, place, place + 1, rows, kind))
+        if not found and (self._has_more or self._counted is None):
+            launches.append(self.take(records.Lanes(), 0, 0, 0, records.LAST_ROUNDS))
+        self.receive(entered, call := self.repeated(*launches))
         self.end(entered)
+        if found:
+            form = [each for name, columns in into.items() for each in (name, len(columns))]
+            self.remember(tuple(form), arrays, call)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        lanes, capacity = self._known("columns", columns, self._describe)
+        lanes, capacity = self.words.of(columns)
         entered = self._enter("wait", columns, stream)
         result = self.new_count(count, entered)
         self._follow(entered)
         self._gather(entered)
-        self.placed.copy(lanes)
         keys, kind = len(self.form.keys), records.LAST_ROUNDS
-        self.take(entered, 0, keys, capacity, count, result, kind=kind)
+        call = self.repeated(self.take(lanes, 0, keys, capacity, kind, count=count, result=result))
+        self.receive(entered, call)
         self.end(entered)
+        self.remember("append", [*columns, count], call)
         return result
+
+    def receive(self, entered: StreamInfo, launches: Repeated) -> None:
+        """Let the stream wait for the rows of all peers, and take them."""
+        self._receive_messages(entered)
+        self._in_order(lambda: launches.enqueue(entered[0]), entered)
+        self._has_come = True
 
     def end(self, entered: StreamInfo) -> None:
         """Note that all rows have come."""
@@ -309,7 +311,7 @@ class CudaRows(CudaPlanEngine):
 
     def new_count(self, count: Any, entered: StreamInfo) -> Any:
         """Return the array for the new count, given the old one; raise for one that is none."""
-        if _is_on_gpu(count):
+        if hasattr(count, "__cuda_array_interface__"):
             require_count(count)
             return count
         if int_of(count, "count") < 0:
@@ -322,48 +324,23 @@ class CudaRows(CudaPlanEngine):
         with on_stream(borrowed(entered[0])):
             return cupy.empty((), np.int64)
 
-    def take(
-        self,
-        entered: StreamInfo,
-        first: int,
-        last: int,
-        capacity: int,
-        count: Any = 0,
-        result: Any = None,
-        goals: int = 0,
-        kind: int = records.NO_ROUNDS,
-    ) -> None:
-        """Let the stream append the rows of some keys to the columns that are placed.
-
-        `goals` is the address of those of a migration.
-        """
-        self._receive_messages(entered)
-        take = self._take
-        records.set_bound(take.given, count)
-        take.first.value, take.last.value, take.capacity.value = first, last, capacity
-        take.result.value = 0 if result is None else result.data.ptr
-        take.goals.value, take.kind.value = goals, kind
-        blocks = self.blocks_for(self.form.room * sum(self.slots.scales[first:last]))
-        launch = self.launch("take_rows", blocks, self._take_arguments)
-        self._in_order(lambda: launch.enqueue(entered[0]), entered)
-        self._has_come = True
-
     # --- what came
 
-    def look(self, call: str) -> np.ndarray[Any, Any]:
+    def look(self, call: str) -> list[int]:
         """Return all results, once the stream has them."""
         if recording.current() is not None:
             raise UnsupportedError(
                 f"{self.name}: {call} waits for the GPU, which a captured function cannot"
             )
         self._poll()
-        stream = borrowed(self._chain.handle or 0)
-        self._context.synchronize(stream, f"{self.name}: {call}")
-        with on_stream(stream):
-            found: np.ndarray[Any, Any] = self.results.get()
-        return found
+        handle, backend, found = self._chain.handle or 0, self._backend, self._found
+        download = cupy.cuda.runtime.memcpyAsync
+        download(found.ctypes.data, self.results.data.ptr, found.nbytes, _DOWNLOAD, handle)
+        self._context.wait_until(lambda: backend.is_done(handle), f"{self.name}: {call}")
+        counted: list[int] = found.tolist()
+        return counted
 
-    def fetch(self, call: str) -> np.ndarray[Any, Any]:
+    def fetch(self, call: str) -> list[int]:
         """Return all results as `look`; raise for what went wrong since the last time."""
         found = self.look(call)
         cut, beyond, outside = found[records.CUT : records.OUTSIDE + 1]
@@ -383,19 +360,24 @@ class CudaRows(CudaPlanEngine):
             )
         if self._is_open:
             self._counted = found
+            self._has_more = any(
+                found[records.SENT + at] > room
+                or found[records.CAME + at] > found[records.SCALES + at] * self.form.room
+                for at, room in enumerate(self.slots.rooms)
+            )
         return found
 
     def _poll(self) -> None:
         """Let the stream of `start` wait for the rows, unless it did."""
         if self._is_open and not self._has_come:
-            entered, _ = self._sent_on
+            entered = self._sent[1] or self._chain.last
             self._follow(entered)
-            self.take(entered, 0, 0, 0)
+            self.receive(entered, self._poll_all)
             self._leave(entered)
 
     def counts(self) -> tuple[list[int], list[int]]:
         found, nkeys = self.fetch("counts"), len(self.form.keys)
-        came, sent = (found[at : at + nkeys].tolist() for at in (records.CAME, records.SENT))
+        came, sent = (found[at : at + nkeys] for at in (records.CAME, records.SENT))
         return came, sent
 
     @property
@@ -405,9 +387,7 @@ class CudaRows(CudaPlanEngine):
 
     def received(self, place: int) -> list[Any]:
         found, form = self.fetch("received"), self.form
-        count, rows, scale = (
-            int(found[each + place]) for each in (records.CAME, records.AT, records.SCALES)
-        )
+        count, rows, scale = (found[each + place] for each in _WHERE)
         if count > scale * form.room:
             raise CapacityError(
                 f"{self.name}: received failed: {count} rows came in rounds, into the arrays that "
@@ -423,7 +403,7 @@ class CudaRows(CudaPlanEngine):
     def allocate(self, nbytes: int) -> int:
         """Return the address of memory on this GPU, until the engine closes."""
         block = self._context.suballocator.allocate(max(nbytes, 1))
-        self._held.append(block)
+        self._memory.append(block)
         return int(block.address)
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
@@ -434,32 +414,19 @@ class CudaRows(CudaPlanEngine):
         return address
 
     def _close_launches(self) -> None:
-        self._launches.clear()
-        self._seen.clear()
+        self._calls.clear()
         self._messages.close()
-        while self._held:
-            self._held.pop().close()
+        while self._memory:
+            self._memory.pop().close()
+        if self._stream:
+            self._backend.close_stream(self._stream)
         self.launcher.close()
-
-
-def _is_on_gpu(number: Any) -> bool:
-    return hasattr(number, "__cuda_array_interface__")
 
 
 def view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
     """Return an array of CuPy for memory of the plan."""
     memory = cupy.cuda.UnownedMemory(address, prod(shape) * dtype.itemsize, owner)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-
-class _TakeArguments:
-    """The arguments of `take_rows` that change from call to call."""
-
-    def __init__(self) -> None:
-        self.given = records.Bound()
-        self.first, self.last = ctypes.c_int32(0), ctypes.c_int32(0)
-        self.capacity, self.result = ctypes.c_uint64(0), ctypes.c_uint64(0)
-        self.goals, self.kind = ctypes.c_uint64(0), ctypes.c_int32(0)
 
 
 def _require_routes(setup: RoutedSetup) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,10 @@ from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
 from mpishare.rows import records
 from mpishare.rows.cuda import view
+from mpishare.rows.cuda_calls import address_of_ints
 
 if TYPE_CHECKING:
-    from mpishare.backends import StreamInfo
+    from mpishare.backends import StreamInfo, driver
     from mpishare.rows.cuda import CudaRows
 
 _ROWS_OF_BLOCK = 4096  # whose goals a block looks through
@@ -32,23 +32,23 @@ class CudaMigration:
         for place, key in reversed([*enumerate(form.keys)]):
             goals[key.rank + 1] = place
         self._granted = 0  # how many times `room` rows a peer may send
-        engine.migration = self
+        engine.migration, engine.slots.settled = self, b""
         self._scratch, self._capacity = records.Scratch(), 0
         self._scratch.of_blocks = engine.allocate(4 * records.GOALS * launcher.max_blocks)
-        self._count, self._rows = records.Bound(), ctypes.c_uint32(0)
-        self._to = ctypes.c_uint64(0)
-        self._arguments = [
-            *(engine.sizes, engine.lanes, self._to, self._count, self._rows),
-            *(engine.upload(goals), engine.size, engine.rank, self._scratch, *engine.ends),
-        ]
+        self._goals = engine.upload(goals)
         self.left = engine.results[records.LEFT : records.LEFT + 1].reshape(())
+
+    def migrate_again(self, columns: Any, to: Any, count: Any, stream: Any) -> bool:
+        is_known = stream is None and type(columns) is list
+        return is_known and self._engine.again("migrate", [*columns, to, count], sends=True)
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
         engine = self._engine
-        address, ngoals, nbytes = engine.look_at(to, "goals")
-        if nbytes != 4:
+        address, layout = address_of_ints(to, "goals")
+        if layout.dtype != np.int32:
             raise TypeError(f"goals are int32, not {to.dtype}")
-        capacity = min(engine.set_lanes(engine.lanes, columns), ngoals)
+        found, rows = engine.words.of(columns)
+        capacity = min(rows, layout.shape[0])
         if capacity >= _MAX_ROWS:
             raise ValueError(f"arrays have {capacity} rows: a migration takes less than 2^31")
         if not hasattr(count, "__cuda_array_interface__") and not 0 <= index(count) <= capacity:
@@ -56,21 +56,29 @@ class CudaMigration:
         entered = engine._enter("migrate", [*columns, to], stream)
         result = engine.new_count(count, entered)
         self._reserve(capacity, is_captured=entered[3])
-        lanes, at = engine.lanes, engine.lanes.count
-        lanes.of[at] = records.Lane(address, 0, 0, 4, 4)
-        records.set_bound(self._count, count)
-        self._rows.value, self._to.value = capacity, address
         engine.begin(entered)
-        most = min(sum(engine.slots.rooms), capacity)
-        blocks = max(engine.blocks_for(most), -(-capacity // _ROWS_OF_BLOCK))
-        launch = engine.launch("migrate_rows", blocks, self._arguments)
-        engine._in_order(lambda: launch.enqueue(entered[0]), entered)
-        engine.begin_epoch(entered)
-        engine.placed.copy(engine.lanes)
+        lanes = records.Lanes()
+        lanes.copy(found)
+        lanes.of[lanes.count] = records.Lane(address, 0, 0, 4, 4)
+        select = self._select(lanes, address, engine.bound_of(count, result), capacity)
         keys, kind = len(engine.form.keys), records.MIGRATION
-        engine.take(entered, 0, keys, capacity, 0, result, address, kind)
+        take = engine.take(lanes, 0, keys, capacity, kind, count=0, result=result, goals=address)
+        engine._in_order(lambda: select.enqueue(entered[0]), entered)
+        engine.begin_epoch(entered)
+        engine.receive(entered, engine.repeated(take))
         engine.end(entered)
+        engine.remember("migrate", [*columns, to, count], engine.repeated(select, take))
         return result
+
+    def _select(
+        self, lanes: records.Lanes, to: int, count: records.Bound, capacity: int
+    ) -> driver.Launch:
+        """Return the launch that packs what goes, and closes the gaps."""
+        engine = self._engine
+        most = min(sum(engine.slots.rooms), capacity)
+        blocks = max(engine.blocks_for(most, lanes.count), -(-capacity // _ROWS_OF_BLOCK))
+        arguments = lanes, to, count, capacity, self._goals, engine.size, engine.rank, self._scratch
+        return engine.launch("migrate_rows", blocks, arguments)
 
     def keep(self, entered: StreamInfo) -> None:
         """Have memory for what is kept, if slots have grown, and for as much as peers may send."""
@@ -115,9 +123,9 @@ class CudaMigration:
         found = self._engine.fetch("check")
         of_keys = found[records.STUCK :]
         keys = enumerate(self._engine.form.keys)
-        stuck = {key.name: int(of_keys[at]) for at, key in keys if of_keys[at]}
-        return stuck, int(found[records.STRANGERS]), int(found[records.KEPT])
+        stuck = {key.name: of_keys[at] for at, key in keys if of_keys[at]}
+        return stuck, found[records.STRANGERS], found[records.KEPT]
 
     def kept(self) -> int:
         """Return how many rows wait for longer arrays; host-blocking."""
-        return int(self._engine.look("close")[records.KEPT])
+        return self._engine.look("close")[records.KEPT]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.counters import NO_WORDS
 from mpishare.memory.handle import Handle
 from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.rows import records
@@ -58,10 +59,13 @@ class CudaSlots(PlanBuffers):
         self.bases, self.scales = [0] * len(form.keys), [1] * len(form.keys)
         self.rooms = [form.room] * len(form.keys)  # rows that go at once
         self.largest = 1  # the scale of the largest slot that may be offered
+        self.offers = NO_WORDS  # of all ranks of the node, and what their GPUs need
+        # What `grow` found there; without bytes if it has to look once more.
+        self.settled = b""
 
     def fill(self) -> None:
         """Fill the table, once the slots are mapped."""
-        ranks, form = [*self._first], self._form
+        ranks, form, self.offers = [*self._first], self._form, self.flags.staging
         for place, key in enumerate(form.keys):
             mine, mine_rows = self._places(self._me, place)
             self.bases[place] = mine_rows
@@ -103,9 +107,15 @@ class CudaSlots(PlanBuffers):
         """Return where the columns of a slot begin."""
         return [address + scale * each for each in self._form.offsets(self._form.room)[:-1]]
 
-    def grow(self) -> None:
-        """Make larger slots where rows did not fit, offer them, and take those of peers."""
-        form = self._form
+    def grow(self) -> bool:
+        """Make larger slots where rows did not fit, offer them, and take those of peers.
+
+        Return whether any offer or any slot has changed.
+        """
+        seen, form = bytes(self.offers), self._form
+        if seen == self.settled:
+            return False
+        self.settled = seen
         for place, (mine, theirs) in enumerate(self._offers):
             if mine[records.NEEDED] > self.scales[place] * form.room:
                 self.enlarge(place, mine[records.NEEDED], is_needed=False)
@@ -113,6 +123,7 @@ class CudaSlots(PlanBuffers):
                 self._give(place, mine)
             if theirs[records.OFFERED] > theirs[records.TAKEN]:
                 self._take(place, theirs)
+        return True
 
     def enlarge(self, place: int, rows: int, *, is_needed: bool) -> None:
         """Make a larger slot for what comes; one that is too large only if it `is_needed` now."""
@@ -125,6 +136,7 @@ class CudaSlots(PlanBuffers):
         log.info("%s: %d rows of rank %d: slots for %d from now on", self._name, rows, rank, room)
         self._larger[place].append(self._context.suballocator.allocate(2 * scale * self.slot))
         self.bases[place], self.scales[place] = self._larger[place][-1].address, scale
+        self.settled = b""
 
     def scale_for(self, rows: int) -> int:
         """Return the size of slots for so many rows, with room for half as many more."""
@@ -164,7 +176,7 @@ class CudaSlots(PlanBuffers):
         """Have the rows of a key packed elsewhere, once the table is published."""
         key = self.keys[place]
         key["rows"], key["there"], key["scale"] = rows, there, scale
-        self.rooms[place], self.is_changed = scale * self._form.room, True
+        self.rooms[place], self.is_changed, self.settled = scale * self._form.room, True, b""
 
     def header_at(self, place: int, epoch: int) -> int:
         """Return the address of the header of rows that come."""
@@ -189,6 +201,7 @@ class CudaSlots(PlanBuffers):
     def close(self) -> None:
         """Free this rank's slots, once all ranks have released them."""
         self._offers.clear()
+        self.offers = NO_WORDS
         for block in chain(*self._larger):
             block.close()
         self._larger.clear()

@@ -14,7 +14,7 @@ from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.fields import GivenFields, require_backend
 from mpishare.plans.layout import FieldLayout, array_of
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
-from mpishare.rows.calls import require_peers, spans_of
+from mpishare.rows.calls import require_peers
 from mpishare.rows.form import Form, columns_of, keys_of, names_of, room_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class RowExchange(RoutedPlan):
                 agreed.setup, [], *form.messages(), engine_class, is_staged=True
             )
             self._engine: RowEngine = engine_class(setup)(setup, form)
-            self._busy, self._place_of = setup.busy, {key.name: at for at, key in enumerate(keys)}
+            self._place_of = form.places
             self._was_started = False
             self._migration: Any = None
             self._open_on_routes(setup)
@@ -171,13 +171,16 @@ class RowExchange(RoutedPlan):
         UnsupportedError
             If the stream is captured, and there are peers on other nodes.
         """
-        self._check_free("start")
         try:
-            spans, held = spans_of(self._place_of, rows), [*columns]
-            self._engine.start([*map(array_of, held)], spans, stream)
+            columns = [*columns]
+            if self._open is None and self._engine.start_again(columns, rows, stream):
+                self._open = columns
+                return
+            self._check_free("start")
+            self._engine.start([*map(array_of, columns)], rows, stream)
         except (TypeError, ValueError) as error:
             raise self._named("start", error) from None
-        self._open = held
+        self._open = columns
         self._was_started = True
         if recording.UNDER_WAY:
             self._end_with_capture()
@@ -221,8 +224,11 @@ class RowExchange(RoutedPlan):
         EpochError
             Without a `start`.
         """
-        self._check_started(self._open)
         try:
+            if self._open is not None and self._engine.wait_again(into, stream, at, count):
+                self._open = None
+                return count
+            self._check_started(self._open)
             if at is not None or count is not None:
                 _require_append(into, at, count)
                 arrays = [*map(array_of, into)]  # type: ignore[arg-type]
@@ -249,11 +255,11 @@ class RowExchange(RoutedPlan):
                 stacklevel=2,
             )
 
-    def _into(self, into: Any) -> dict[int, list[Any]]:
+    def _into(self, into: Any) -> dict[Any, list[Any]]:
         if not hasattr(into, "items"):
             raise TypeError("into is a dict of arrays by peer: all rows in one take at='append'")
         require_peers(self._place_of, into)
-        return {self._place_of[name]: [*map(array_of, arrays)] for name, arrays in into.items()}
+        return {name: [*map(array_of, arrays)] for name, arrays in into.items()}
 
     def counts(self) -> dict[Any, int]:
         """Return how many rows come from each peer; local, host-blocking until they are there.

@@ -64,6 +64,11 @@ class Form(NamedTuple):
     keys: tuple[Key, ...]  # of this rank, in order
     nkeys: list[int]  # of each rank
 
+    @property
+    def places(self) -> dict[Any, int]:
+        """The place of each key, by its name."""
+        return {key.name: at for at, key in enumerate(self.keys)}
+
     def offsets(self, capacity: int) -> list[int]:
         """Return where each column begins in a slot for so many rows, and the bytes of all."""
         found = [0]

@@ -12,7 +12,7 @@ from mpishare.coordination import recording
 from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_number, require_writeable
-from mpishare.rows.calls import Span, int_of, require_count, require_like, require_numbers
+from mpishare.rows.calls import int_of, require_count, require_like, require_numbers, spans_of
 from mpishare.rows.messages import MessageIn, MessageOut, guarded, late, wait_for_messages
 from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.plans.engine import RoutedSetup
+    from mpishare.rows.calls import Span
     from mpishare.rows.form import Form
 
     Array = np.ndarray[Any, Any]
@@ -39,6 +40,7 @@ class HostRows(PlanEngine):
 
     def __init__(self, setup: RoutedSetup, form: Form) -> None:
         self.name, self.form, self.rank = setup.name, form, setup.comm.rank
+        self.places = form.places
         self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
         self._agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
@@ -98,12 +100,20 @@ class HostRows(PlanEngine):
 
     # --- calls
 
-    def start(self, columns: list[Any], spans: Sequence[Span | None], stream: Any) -> None:
-        """Send rows of the columns, one span a key."""
+    def start_again(self, *_: Any) -> bool:
+        """Tell that a call is no quicker for having been made before."""
+        return False
+
+    wait_again = start_again
+
+    def start(self, columns: list[Any], rows: Mapping[Any, Any], stream: Any) -> None:
+        """Send rows of the columns."""
         arrays, nrows, longest = self.require(columns, stream, are_written=False)
         if nrows < longest:
             raise ValueError(f"columns have {nrows} to {longest} rows")
-        parts = [_NONE if each is None else _as_part(each, nrows) for each in spans]
+        parts: list[Part] = [_NONE] * len(self.places)
+        for place, span in spans_of(self.places, rows).items():
+            parts[place] = _as_part(span, nrows)
         self.send(arrays, parts, nrows)
 
     def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
@@ -145,14 +155,15 @@ class HostRows(PlanEngine):
             self._agreement.require_all_here(f"{self.name}: wait")
             raise
 
-    def place(self, into: Mapping[int, list[Any]], stream: Any) -> None:
-        """Receive: by the places of the keys into arrays, the others into slots."""
+    def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
+        """Receive: into arrays by the names of keys, the others into slots."""
         self.receive()
         found = []
-        for place, columns in into.items():
+        for name, columns in into.items():
+            each = self._in[self.places[name]]
             arrays, shortest, _ = self.require(columns, stream)
-            self._require_room(self._in[place].count, shortest)
-            found.append((self._in[place], arrays))
+            self._require_room(each.count, shortest)
+            found.append((each, arrays))
         for each, arrays in found:
             if each.count:
                 self._move(arrays, 0, each.columns, 0, each.count, None, 0)

@@ -104,8 +104,10 @@ class Migration:
             If the stream is captured, and there are peers on other nodes.
         """
         swap = self._swap
-        swap._check_free("migrate")
         try:
+            if swap._open is None and self._engine.migrate_again(columns, to, count, stream):
+                return count
+            swap._check_free("migrate")
             found = self._engine.migrate([*map(array_of, columns)], array_of(to), count, stream)
         except (TypeError, ValueError) as error:
             raise swap._named("migrate", error) from None

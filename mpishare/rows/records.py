@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -92,15 +90,3 @@ LEFT, STRANGERS, KEPT, CUT, BEYOND, OUTSIDE, EPOCH, RESULTS = range(5 * MAX_KEYS
 def word_of(nbytes: int, address: int = 0) -> int:
     """Return the bytes of the widest word in which rows of this size can be copied."""
     return min(16, (nbytes | address) & -(nbytes | address))
-
-
-def set_bound(bound: Bound, number: Any) -> None:
-    """Store an int in a bound, or the address of a scalar on the GPU."""
-    interface = getattr(number, "__cuda_array_interface__", None)
-    if interface is None:
-        bound.at, bound.value = 0, index(number)
-        return
-    kind = interface["typestr"]
-    if interface["shape"] not in ((), (1,)) or kind not in ("<i4", "<i8"):
-        raise TypeError(f"a number of rows on the GPU is one int32 or int64, not {kind}")
-    bound.at, bound.nbytes = interface["data"][0], int(kind[2])

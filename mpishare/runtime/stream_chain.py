@@ -9,7 +9,7 @@ from mpishare.coordination.recording import require_none
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from mpishare.backends import Backend
+    from mpishare.backends import Backend, StreamInfo
 
 
 class StreamChain:
@@ -29,6 +29,11 @@ class StreamChain:
         self._owner: Any = None
         self.stays_alive = True
         self._event: Any = None
+
+    @property
+    def last(self) -> StreamInfo:
+        """The stream of the last call."""
+        return self.handle or 0, self._owner, self.stays_alive, False
 
     def enter(self, call: str, stream: Any) -> int:
         """Return the handle of a call's stream, ordered after the object's last stream."""

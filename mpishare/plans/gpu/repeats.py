@@ -1,0 +1,107 @@
+"""Calls with the very arrays of an earlier call: what was prepared for that one is launched again.
+
+Beside `replay`, for calls that take more than the fields of a plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
+
+from mpishare.backends.driver import Replay, launch_graph
+from mpishare.plans.layout import is_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.backends.driver import Enqueued
+
+T = TypeVar("T")
+_MAX_SEEN = 64
+
+
+class SeenCalls(Generic[T]):
+    """What was made for the arrays of earlier calls of each `form`; `close` ends what is forgotten.
+
+    Arrays are found by their ids, which may be reused once they are gone: the referents are
+    compared, their shapes, which may be set, and where the memory of tensors is.
+    """
+
+    def __init__(self, close: Callable[[T], None]) -> None:
+        self._seen: dict[Any, tuple[list[Any], T]] = {}
+        self._close = close
+
+    def get(self, form: Any, arrays: Sequence[Any]) -> T | None:
+        """Return what was made for these arrays, if they are as they were."""
+        found = self._seen.get((form, *map(id, arrays)))
+        if found is None:
+            return None
+        for (seen, shape, address), array in zip(found[0], arrays, strict=True):
+            if seen() is not array or array.shape != shape:
+                return None
+            if address is not None and array.data_ptr() != address:
+                return None
+        return found[1]
+
+    def put(self, form: Any, arrays: Sequence[Any], made: T) -> None:
+        """Remember what was made, unless a number is among the arrays."""
+        if not all(hasattr(each, "__cuda_array_interface__") for each in arrays):
+            return
+        key = (form, *map(id, arrays))
+        if (old := self._seen.pop(key, None)) is not None:
+            self._close(old[1])
+        elif len(self._seen) >= _MAX_SEEN:
+            self._close(self._seen.pop(next(iter(self._seen)))[1])
+        self._seen[key] = [_mark_of(each) for each in arrays], made
+
+    def clear(self) -> None:
+        """Forget all."""
+        while self._seen:
+            self._close(self._seen.popitem()[1][1])
+
+
+def _mark_of(array: Any) -> tuple[Any, Any, int | None]:
+    return ref(array), array.shape, array.data_ptr() if is_tensor(array) else None
+
+
+class Repeated:
+    """Launches of a call that may come again: as a graph, in a third of the time.
+
+    The graph is captured on the stream `capturing`. It is for the `ints` that came twice in a row
+    first; with others the launches are made one by one.
+    """
+
+    ints: Sequence[int] = ()  # arguments
+    is_changed = False  # since the last call
+    tensors_on: int | None = None  # the GPU of the call's tensors, if the stream is theirs
+
+    def __init__(self, launches: Sequence[Enqueued], capturing: int, where: str) -> None:
+        self.launches, self._capturing, self._where = launches, capturing, where
+        self._graph: Replay | None = None
+        self._ints_of_graph: Any = None
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueue the launches."""
+        for each in self.launches:
+            each.enqueue(stream)
+
+    def repeat(self, stream: int) -> None:
+        """Enqueue them once more."""
+        if self._graph is None and not self.is_changed:
+            self._graph = Replay(self, self._capturing, self._where)
+            self._ints_of_graph = self.ints
+        if self._graph is not None and self.ints == self._ints_of_graph:
+            launch_graph(self._graph.handle, stream, self._where)
+        else:
+            self.enqueue(stream)
+        self.is_changed = False
+
+    def set(self, ints: Sequence[int]) -> None:
+        """Take other ints, where there are any."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Destroy the graph."""
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
