@@ -98,7 +98,7 @@ _CASES = (
     Case(
         "rows",
         "rows of 8 columns to both neighbors, in numbers that only their sender knows",
-        {"host": ("sendrecv", "alltoallv"), "cuda": ("staged",)},
+        {"host": ("sendrecv", "alltoallv"), "cuda": ("staged", "nccl")},
         "benchmarks.rows:run",
         is_sized=True,
         sizes={

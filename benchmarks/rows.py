@@ -3,12 +3,14 @@
 The rows are named by their numbers, half of them to either side. `RowExchange` copies them to the
 peers' slots and out of these into arrays; `migrate` finds them by their goals and closes the gaps.
 The baselines pack each side into one buffer, tell its length and send it: by Sendrecv, by
-Alltoallv, or, on CUDA, selected by CuPy, counted on the host and staged through pinned memory.
+Alltoallv, or, on CUDA, selected by CuPy, counted on the host and staged through pinned memory or
+sent by NCCL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import mpishare
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.library import Transfer, open_library
 from mpishare.bench.session import Session
 
 _COLUMNS, _FACTOR = 8, 10
@@ -37,6 +40,12 @@ def run(session: Session, case: Case) -> None:
         comparison.add("migrate", lambda n=nrows: _Migrate(session, n))  # type: ignore[misc]
         for name, kind in _BASELINES.items():
             comparison.add_baseline(name, lambda n=nrows, k=kind: k(session, n))  # type: ignore[misc]
+        if comparison.includes("nccl"):
+            from mpishare.bench.nccl import Nccl
+
+            library, unfit = open_library(session, Nccl)
+            make = partial(_ByNccl, session, nrows, library)
+            comparison.add_baseline("nccl", make, unfit=unfit)
         comparison.run()
 
 
@@ -192,6 +201,33 @@ class _Staged(_Sendrecv):
         self.pinned[1][:, : received.shape[1]] = received
         found = self.xp.asarray(self.pinned[1][:, : received.shape[1]])
         for array, row in zip(self.arrived[side], found, strict=True):
+            array[:] = row
+
+
+class _ByNccl(_Staged):
+    """The same counts, and rows in a group of sends and receives."""
+
+    def __init__(self, session: Session, nrows: int, library: Any) -> None:
+        super().__init__(session, nrows)
+        self.library = library
+
+    def packed(self, side: Any) -> Any:
+        numbers = self.xp.flatnonzero(self.mask == (1 if side is LOW else 2))
+        return self.xp.stack([column[numbers] for column in self.columns])
+
+    def exchange(self) -> None:
+        moves = []
+        for side, to, source in ((LOW, self.low, self.high), (HIGH, self.high, self.low)):
+            sent, came = self.packed(side), np.empty(1, "i8")
+            self.comm.Sendrecv(np.array([sent.shape[1]]), to, 0, came, source, 0)
+            into = self.xp.empty((_COLUMNS, int(came[0])))
+            moves.append(Transfer(to, source, sent, into))
+        self.library.bind(moves, early=False)()
+        for side, move in zip((HIGH, LOW), moves, strict=True):
+            self.unpack(side, move.into)
+
+    def unpack(self, side: Any, received: Any) -> None:
+        for array, row in zip(self.arrived[side], received, strict=True):
             array[:] = row
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from mpishare.plans.layout import FieldLayout
     from mpishare.rows.calls import Span
-    from mpishare.rows.cuda import CudaRows
     from mpishare.rows.form import Column, Form
 
 _UNCHANGED = -1  # a bound that is no int of the call
@@ -85,7 +84,7 @@ class Sending(Repeated):
     """The launch of `send_rows` for columns and rows; ints among the bounds may change."""
 
     def __init__(
-        self, engine: CudaRows, columns: Sequence[Any], rows: Mapping[Any, Any], capturing: int
+        self, engine: Any, columns: Sequence[Any], rows: Mapping[Any, Any], capturing: int
     ) -> None:
         super().__init__((), capturing, engine.launcher.where)
         self._engine = engine
