@@ -21,7 +21,7 @@ from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count
-from mpishare.rows.cuda_calls import Sending, Words, parted
+from mpishare.rows.cuda_calls import Sending, Words, grouped, parted
 from mpishare.rows.cuda_messages import CudaMessages
 from mpishare.rows.cuda_slots import CudaSlots, fits, words_of
 from mpishare.rows.messages import guarded
@@ -95,7 +95,7 @@ class CudaRows(CudaPlanEngine):
         self._state = state, results
         for name in ("send_rows", "take_rows", "migrate_rows"):
             kernel(_SOURCE, name, (), self._device)
-        self._poll_all = self.repeated(self.take(records.Lanes(), 0, 0, 0, records.NO_ROUNDS))
+        self._poll_all = self.repeated(self.take(records.Lanes(), {}, [], records.NO_ROUNDS))
         launcher.load(0)
         self._context.drain(self.name)
 
@@ -111,23 +111,23 @@ class CudaRows(CudaPlanEngine):
     def take(
         self,
         lanes: records.Lanes,
-        first: int,
-        last: int,
-        capacity: int,
+        set_of: Mapping[int, int],
+        capacities: Sequence[int],
         kind: int,
         *,
         count: Any = 0,
         result: Any = None,
         goals: int = 0,
     ) -> driver.Launch:
-        """Return the launch that appends the rows of some keys to columns.
+        """Return the launch that appends the rows of keys to the sets of columns that they have.
 
         `goals` is the address of those of a migration.
         """
-        blocks = self.blocks_for(self.form.room * sum(self.slots.scales[first:last]), lanes.count)
-        to, bound = 0 if result is None else result.data.ptr, self.bound_of(count, result)
-        arguments = lanes, first, last, kind, bound, capacity, to, goals, self.rank
-        return self.launch("take_rows", blocks, arguments, self._host)
+        rows = self.form.room * sum(self.slots.scales[place] for place in set_of)
+        into, bound = records.Into.of(set_of, capacities), self.bound_of(count, result)
+        to = 0 if result is None else result.data.ptr
+        blocks, arguments = self.blocks_for(rows, lanes.count), (lanes, into, kind, bound, to)
+        return self.launch("take_rows", blocks, (*arguments, goals, self.rank), self._host)
 
     def bound_of(self, count: Any, result: Any) -> records.Bound:
         """Return a count for kernels, given the `new_count` for it."""
@@ -260,9 +260,8 @@ class CudaRows(CudaPlanEngine):
             self.slots.enlarge(place, count, is_needed=True)
             rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
             lanes = self.words.in_slot(self._sent[0].lanes, rows, scale)
-            self.receive(
-                entered, self.repeated(self.take(lanes, place, place + 1, count, records.ROUNDS))
-            )
+            take = self.take(lanes, {place: 0}, [count], records.ROUNDS)
+            self.receive(entered, self.repeated(take))
             words = np.array([rows, scale], np.uint64)
             header = self.slots.header_at(place, epoch)
             self.slots.upload(header + 8 * records.ROWS, words, entered[0])
@@ -273,12 +272,11 @@ class CudaRows(CudaPlanEngine):
         entered = self._enter("wait", arrays, stream)
         self._follow(entered)
         self._gather(entered)
-        launches = []
-        for at, (place, lanes, rows) in enumerate(found, start=1):
-            kind = records.LAST_ROUNDS if at == len(found) else records.ROUNDS
-            launches.append(self.take(lanes, place, place + 1, rows, kind))
+        groups = grouped(found)
         if not found and (self._has_more or self._counted is None):
-            launches.append(self.take(records.Lanes(), 0, 0, 0, records.LAST_ROUNDS))
+            groups = [(records.Lanes(), {}, [])]
+        kinds = [records.ROUNDS] * (len(groups) - 1) + [records.LAST_ROUNDS]
+        launches = [self.take(*each, kind) for each, kind in zip(groups, kinds, strict=False)]
         self.receive(entered, call := self.repeated(*launches))
         self.end(entered)
         if found:
@@ -291,8 +289,9 @@ class CudaRows(CudaPlanEngine):
         result = self.new_count(count, entered)
         self._follow(entered)
         self._gather(entered)
-        keys, kind = len(self.form.keys), records.LAST_ROUNDS
-        call = self.repeated(self.take(lanes, 0, keys, capacity, kind, count=count, result=result))
+        keys, kind = dict.fromkeys(self.places.values(), 0), records.LAST_ROUNDS
+        take = self.take(lanes, keys, [capacity], kind, count=count, result=result)
+        call = self.repeated(take)
         self.receive(entered, call)
         self.end(entered)
         self.remember("append", [*columns, count], call)

@@ -146,6 +146,27 @@ class Sending(Repeated):
         return self._engine.launch("send_rows", self._blocks, arguments)
 
 
+def grouped(
+    found: Sequence[tuple[int, records.Lanes, int]],
+) -> list[tuple[records.Lanes, dict[int, int], list[int]]]:
+    """Return what each launch takes, given the columns for each key and their rows.
+
+    A launch has several sets of columns, of as many words, while there is room for these.
+    """
+    groups: list[tuple[records.Lanes, dict[int, int], list[int]]] = []
+    for place, columns, rows in found:
+        nlanes = columns.count
+        lanes, set_of, capacities = groups[-1] if groups else (columns, {}, [])
+        begin = nlanes * len(set_of)
+        if not set_of or lanes.count != nlanes or begin + nlanes > records.MAX_LANES:
+            lanes, set_of, capacities, begin = records.Lanes(), {}, [], 0
+            groups.append((lanes, set_of, capacities))
+        lanes.of[begin : begin + nlanes] = columns.of[:nlanes]
+        lanes.count, set_of[place] = nlanes, len(set_of)
+        capacities.append(rows)
+    return groups
+
+
 def parted(columns: Sequence[Any], rows: Mapping[Any, Any]) -> tuple[Any, list[Any], list[int]]:
     """Return the form of what `start` is given, the arrays and the ints in it."""
     form, arrays, ints = [*rows], [*columns], []

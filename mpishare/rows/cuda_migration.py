@@ -61,8 +61,8 @@ class CudaMigration:
         lanes.copy(found)
         lanes.of[lanes.count] = records.Lane(address, 0, 0, 4, 4)
         select = self._select(lanes, address, engine.bound_of(count, result), capacity)
-        keys, kind = len(engine.form.keys), records.MIGRATION
-        take = engine.take(lanes, 0, keys, capacity, kind, count=0, result=result, goals=address)
+        keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION
+        take = engine.take(lanes, keys, [capacity], kind, result=result, goals=address)
         engine._in_order(lambda: select.enqueue(entered[0]), entered)
         engine.begin_epoch(entered)
         engine.receive(entered, engine.repeated(take))

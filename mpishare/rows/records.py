@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 MAX_KEYS, MAX_LANES, GOALS = 32, 64, 34
 DROPPED, STRANGER = MAX_KEYS, MAX_KEYS + 1  # goals behind those of the keys
@@ -12,6 +16,7 @@ HEADER_NBYTES, OFFER_NBYTES, DEVICE_NBYTES = 128, 512, 4352
 NO_ROUNDS, ROUNDS, LAST_ROUNDS, MIGRATION = range(4)  # kinds of `take_rows`
 ALL_KEYS = (1 << 32) - 1
 WARPS, THREADS = 16, 512  # of a block
+_NO_SET = -1
 _U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
 
 
@@ -29,6 +34,20 @@ class Lanes(ctypes.Structure):
     def copy(self, other: Lanes) -> None:
         """Become as another one is."""
         ctypes.memmove(ctypes.byref(self), ctypes.byref(other), ctypes.sizeof(self))
+
+
+class Into(ctypes.Structure):
+    """The sets of columns that take the rows of the keys."""
+
+    _fields_ = (("set", _I32 * MAX_KEYS), ("capacity", _U64 * MAX_KEYS))
+
+    @classmethod
+    def of(cls, set_of: Mapping[int, int], capacities: Sequence[int]) -> Into:
+        """Return the sets of keys at some places, and how many rows each set has."""
+        found = cls((_NO_SET,) * MAX_KEYS, tuple(capacities))
+        for place, number in set_of.items():
+            found.set[place] = number
+        return found
 
 
 class Bound(ctypes.Structure):

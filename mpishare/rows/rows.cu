@@ -29,7 +29,12 @@ struct Lane {
 };
 struct Lanes {
     Lane of[MAX_LANES + 1]; // the goals of a migration stand behind the last
-    int count;
+    int count;              // of a row: with several sets of columns, one set behind the other
+};
+// The set of columns that takes the rows of each key, -1 for none, and how many rows each set has.
+struct Into {
+    int set[MAX_KEYS];
+    Word capacity[MAX_KEYS];
 };
 // A number of the caller, or of the GPU.
 struct Bound {
@@ -522,15 +527,13 @@ __device__ __forceinline__ void find_round(
     if (at == 0) device->goes_on = is_any;
 }
 
-// Trades rounds behind the first until all that comes for the keys from `first` to `last` is placed,
-// and in the last launch of a call all that goes is sent. Peers whose rows have no place by then are
-// told so.
+// Trades rounds behind the first until all that comes for the keys of a launch is placed, and in the
+// last launch of a call all that goes is sent. Peers whose rows have no place by then are told so.
 template <class Put>
 __device__ __forceinline__ void trade_rounds(
-    const Sizes& sizes, const Arrived* arrived, int first, int last, bool is_last_launch,
+    const Sizes& sizes, const Arrived* arrived, bool is_mine, bool is_last_launch,
     Device* device, Results* results, const Host& host, Word epoch, unsigned nlanes, Put put
 ) {
-    const bool is_mine = static_cast<int>(threadIdx.x) >= first && static_cast<int>(threadIdx.x) < last;
     const volatile Device& now = *device;
     for (unsigned step = is_mine ? TAKE : 0;;) {
         __threadfence_system();
@@ -559,15 +562,16 @@ __device__ __forceinline__ void trade_rounds(
     }
 }
 
-// Waits for all peers, then places the rows of the keys from `first` to `last` one after another.
-// For a migration: what was kept comes first, and what has no room is kept. Other kinds of launches
-// trade no rounds, or rounds amid a call or in its last launch.
+// Waits for all peers, then places the rows of keys, in each set of columns one after another. For a
+// migration: what was kept comes first, and what has no room is kept. Other kinds of launches trade no
+// rounds, or rounds amid a call or in its last launch.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
-    const Sizes sizes, const __grid_constant__ Lanes lanes, int first, int last, int kind,
-    const Bound given, Word capacity, long long* count_at, int* to, int me, Device* device,
+    const Sizes sizes, const __grid_constant__ Lanes lanes, const __grid_constant__ Into into,
+    int kind, const Bound given, long long* count_at, int* to, int me, Device* device,
     Results* results, const Host host
 ) {
-    __shared__ unsigned begins[MAX_KEYS + 2];
+    // By key, of all rows and of those of its set; by set, how many rows come, and have room.
+    __shared__ unsigned begins[MAX_KEYS + 1], starts[MAX_KEYS], totals[MAX_KEYS], fits[MAX_KEYS];
     __shared__ Arrived arrived[MAX_KEYS];
     const Word epoch = epoch_of(&device->state) - 1;
     const bool keeps = kind == MIGRATION;
@@ -599,53 +603,61 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
     if (!__syncthreads_and(has_come)) return;
     is_more = __syncthreads_or(is_more);
     const unsigned was_kept = keeps ? static_cast<unsigned>(device->kept) : 0;
+    const Word base = keeps ? device->stays : static_cast<Word>(given.get());
+    const int nsets = max(1, sizes.nkeys);
     if (threadIdx.x == 0) {
-        begins[0] = was_kept; // behind it key `first`
-        for (int key = first; key < last; ++key)
-            begins[key - first + 1] = begins[key - first] + arrived[key].count;
+        for (int set = 0; set < nsets; ++set) totals[set] = 0;
+        begins[0] = totals[0] = was_kept; // behind it the first key
+        for (int key = 0; key < sizes.nkeys; ++key) {
+            const int set = into.set[key];
+            const unsigned count = set < 0 ? 0 : arrived[key].count;
+            begins[key + 1] = begins[key] + count;
+            if (set >= 0) starts[key] = totals[set], totals[set] += count;
+        }
+        for (int set = 0; set < nsets; ++set) {
+            const Word room = base < into.capacity[set] ? into.capacity[set] - base : 0;
+            fits[set] = totals[set] < room ? totals[set] : static_cast<unsigned>(room);
+        }
     }
     __syncthreads();
-    const unsigned all = begins[last - first];
-    const Word base = keeps ? device->stays : static_cast<Word>(given.get());
-    const Word room = base < capacity ? capacity - base : 0;
-    const unsigned fits = all < room ? all : static_cast<unsigned>(room);
     // Of what is kept there are two sides, each for twice what all peers may send.
     const Word side = sizes.table->most / sizes.room * sizes.nkeys * 2;
     char* old_side = sizes.table->kept + device->kept_side * side * sizes.slot;
     char* new_side = sizes.table->kept + (device->kept_side ^ 1) * side * sizes.slot;
-    const auto put = [&](unsigned at, int key, Word row, unsigned i) {
-        const Lane& lane = lanes.of[at];
-        const Word place = begins[key - first] + row;
-        const char* from = lane.of_slot(arrived[key].rows, arrived[key].scale, i);
-        if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
-        else if (keeps) copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
+    const auto place = [&](const Lane& lane, int set, Word row, const char* from) {
+        if (row < fits[set]) copy_word(lane.of_caller(base + row), from, lane.nbytes);
+        else if (keeps) copy_word(lane.of_slot(new_side, side, row - fits[set]), from, lane.nbytes);
     };
-    for_tiles(all, lanes.count, [&](unsigned at, unsigned place) {
-        const Lane& lane = lanes.of[at];
-        if (place < was_kept) {
-            const char* from = lane.of_slot(old_side, side, place);
-            if (place < fits) copy_word(lane.of_caller(base + place), from, lane.nbytes);
-            else copy_word(lane.of_slot(new_side, side, place - fits), from, lane.nbytes);
+    const auto put = [&](unsigned at, int key, Word row, unsigned i) {
+        const int set = into.set[key];
+        const Lane& lane = lanes.of[set * lanes.count + at];
+        place(lane, set, starts[key] + row, lane.of_slot(arrived[key].rows, arrived[key].scale, i));
+    };
+    for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned at, unsigned row) {
+        if (row < was_kept) {
+            place(lanes.of[at], 0, row, lanes.of[at].of_slot(old_side, side, row));
             return;
         }
-        int key = first;
-        while (place >= begins[key - first + 1]) ++key;
-        const unsigned i = place - begins[key - first];
+        int key = 0;
+        while (row >= begins[key + 1]) ++key;
+        const unsigned i = row - begins[key];
         if (i < sizes.room * arrived[key].scale) put(at, key, i, i);
     });
-    if ((kind == ROUNDS || kind == LAST_ROUNDS) && is_more)
-        trade_rounds(sizes, arrived, first, last, kind == LAST_ROUNDS, device, results, host, epoch,
+    if ((kind == ROUNDS || kind == LAST_ROUNDS) && is_more) {
+        const bool is_mine = threadIdx.x < sizes.nkeys && into.set[threadIdx.x] >= 0;
+        trade_rounds(sizes, arrived, is_mine, kind == LAST_ROUNDS, device, results, host, epoch,
                      lanes.count, put);
+    }
     if (keeps)
-        for_tiles(fits, 1, [&](unsigned, unsigned place) { to[base + place] = me; });
+        for_tiles(fits[0], 1, [&](unsigned, unsigned row) { to[base + row] = me; });
     if (is_last(&device->ended) && threadIdx.x == 0) {
-        if (count_at) *count_at = base + fits;
+        if (count_at) *count_at = base + fits[0];
         if (keeps) {
-            device->kept = results->kept = all - fits;
+            device->kept = results->kept = totals[0] - fits[0];
             device->kept_side ^= 1;
-            results->left = device->stuck + all - fits;
-        } else if (fits < all) {
-            results->beyond += all - fits;
+            results->left = device->stuck + totals[0] - fits[0];
         }
+        for (int set = 0; set < nsets && !keeps; ++set)
+            results->beyond += totals[set] - fits[set];
     }
 }

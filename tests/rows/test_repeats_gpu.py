@@ -71,7 +71,9 @@ class Program:
 @pytest.fixture
 def program(node, cupy):
     with RowExchange(node.comm, ["f8", "i8"], 8, dims=[node.size], periods=True, node=node) as swap:
-        yield Program(node, swap, np.random.default_rng(node.rank))
+        program = Program(node, swap, np.random.default_rng(node.rank))
+        cupy.cuda.get_current_stream().synchronize()  # the tests use others
+        yield program
 
 
 @pytest.mark.parametrize("seed", range(6))
