@@ -11,6 +11,7 @@ from mpishare.coordination.counters import SLOT_WORDS, CounterPool
 from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import watching
 from mpishare.coordination.objects import Dropped
+from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import late_elsewhere
 from mpishare.memory.shared import place
 
@@ -136,6 +137,29 @@ class PlanComm:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""
         ranks_here = self.ranks_here
         self.context.agreement.wait(call, lambda: [ranks_here[rank] for rank in pending()])
+
+    def wait_anywhere(
+        self,
+        call: str,
+        pending: Callable[[], Sequence[int]],
+        is_over: Callable[[], object] | None = None,
+        *,
+        moves: bool = True,
+    ) -> None:
+        """Wait on the host until no rank of the plan is pending, with the node's deadline.
+
+        For what messages bring: `is_over` tells it sooner than `pending`, and these tests move them
+        on, if they are of MPI.
+        """
+        agreement, here = self.context.agreement, self.ranks_here
+
+        def pending_here() -> list[int]:
+            return [here[rank] for rank in pending() if rank in here]
+
+        check = agreement.check_whole
+        with WaitMonitor(agreement, call, pending_here, check, moves=moves) as monitor:
+            if not monitor.poll(is_over or (lambda: not pending())):
+                raise self.timed_out(call, pending())
 
 
 _MAX_POOLED_NBYTES = 1 << 17

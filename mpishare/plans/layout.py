@@ -299,6 +299,15 @@ def require_writeable(array: np.ndarray[Any, Any], name: str) -> None:
         raise ValueError(f"{name} is read-only, and the call writes into it: give a copy")
 
 
+def require_ints(array: Any, name: str) -> None:
+    """Raise `TypeError` unless an array, or its layout, has ints along one axis."""
+    if len(array.shape) != 1 or array.dtype not in (np.int32, np.int64):
+        raise TypeError(
+            f"{name} are an array of int32 or int64 along one axis, not "
+            f"{array.dtype}{list(array.shape)}"
+        )
+
+
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
     """Return the layout if its cells can be written one by one, else raise."""
     if layout.dtype.subdtype is not None:

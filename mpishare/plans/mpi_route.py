@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.coordination.waits import WaitMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,15 +93,7 @@ class MpiMessages:
         self._is_open = False
 
     def _poll(self) -> None:
-        agreement = self._comm.context.agreement
-
-        def pending() -> list[int]:
-            return self._ranks_here(self._pending())
-
-        check = agreement.check_whole
-        with WaitMonitor(agreement, self._call, pending, check, moves=True) as monitor:
-            if not monitor.poll(partial(self._testall, self._requests)):
-                raise self._comm.timed_out(self._call, self._pending())
+        self._comm.wait_anywhere(self._call, self._pending, partial(self._testall, self._requests))
 
     def close(self, memory: Sequence[Any] = ()) -> bool:
         """Free the requests; return whether the buffers may be used again.
@@ -123,7 +114,3 @@ class MpiMessages:
         """Return the ranks of the plan whose messages are not complete."""
         pairs = zip(self._peers, self._requests, strict=True)
         return sorted({rank for rank, request in pairs if not request.Test()})
-
-    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
-        ranks_here = self._comm.ranks_here
-        return [ranks_here[rank] for rank in ranks if rank in ranks_here]

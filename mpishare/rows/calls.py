@@ -13,8 +13,6 @@ from mpishare.memory.arguments import is_int
 if TYPE_CHECKING:
     from mpishare.rows.form import Column
 
-_INTS = (np.dtype(np.int32), np.dtype(np.int64))
-
 
 class Span(NamedTuple):
     """The rows that go to a peer: from `low` to `high`, of `numbers` where these are given."""
@@ -32,15 +30,6 @@ def require_like(array: Any, column: Column, number: int, *, is_contiguous: bool
         )
     if not is_contiguous:
         raise ValueError(f"column {number} is not contiguous in C order: give a copy")
-
-
-def require_numbers(array: Any, name: str = "row numbers") -> None:
-    """Raise unless an array, or its layout, has ints along one axis."""
-    if len(array.shape) != 1 or array.dtype not in _INTS:
-        raise TypeError(
-            f"{name} are an array of int32 or int64 along one axis, not "
-            f"{array.dtype}{list(array.shape)}"
-        )
 
 
 def require_count(array: Any) -> None:

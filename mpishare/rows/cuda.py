@@ -16,12 +16,12 @@ from mpishare.errors import CapacityError, UnsupportedError, name_ranks
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.gpu.repeats import Repeated, SeenCalls
+from mpishare.plans.gpu.repeats import Repeated, SeenCalls, parted
 from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count
-from mpishare.rows.cuda_calls import Sending, Words, grouped, parted
+from mpishare.rows.cuda_calls import Sending, Words, grouped
 from mpishare.rows.cuda_messages import CudaMessages
 from mpishare.rows.cuda_slots import CudaSlots, fits, words_of
 from mpishare.rows.messages import guarded
@@ -43,9 +43,7 @@ _WHERE = records.CAME, records.AT, records.SCALES
 class CudaRows(CudaPlanEngine):
     """The rows of one plan in GPU memory. Collective to make, host-blocking.
 
-    Calls are remembered by their arrays. `start_again`, `wait_again` and the `migrate_again` of a
-    migration make one as before if nothing but ints has changed, on the same stream, while slots
-    need not grow; else they return False, with nothing done.
+    Calls are remembered by their arrays, and made `again` with less work.
     """
 
     _has_stream_waits = False
@@ -72,7 +70,7 @@ class CudaRows(CudaPlanEngine):
         self._counted: list[int] | None = None
         self._has_more = False
         # The last start; its stream, None for the last one of the plan; what rounds may read.
-        self._sent: tuple[Sending, StreamInfo | None, Any]
+        self._sent: tuple[Any, StreamInfo | None, Any]
         self._make(self._build)
         self._join_order()
         chain, agreement = self._chain, self.agreement
@@ -145,56 +143,35 @@ class CudaRows(CudaPlanEngine):
 
     # --- calls that come again
 
-    def remember(self, form: Any, arrays: Sequence[Any], call: Repeated) -> None:
+    def remember(self, name: str, given: Any, call: Repeated) -> None:
         """Let a call come again, unless the host trades messages in it."""
         if not self._messages:
-            call.tensors_on = self._device if arrays and is_tensor(arrays[0]) else None
-            self._calls.put(form, arrays, call)
+            form, arrays, _ = parted(given)
+            # The last is the first one given.
+            call.tensors_on = self._device if is_tensor(arrays[-1]) else None
+            self._calls.put((name, form), arrays, call)
 
-    def again(
-        self, form: Any, arrays: Sequence[Any], ints: Sequence[int] = (), *, sends: bool
-    ) -> bool:
-        """Make a call as before, if it is remembered, and slots are as they were."""
-        call = self._calls.get(form, arrays)
-        if call is None or (handle := self._last_stream(call.tensors_on)) is None:
+    def again(self, name: str, given: Any, stream: Any) -> bool:
+        """Make a call as before, if nothing but ints has changed, on the same stream.
+
+        And if no slot is to grow; else return False, with nothing done.
+        """
+        form, arrays, ints = parted(given)
+        call, sends = self._calls.get((name, form), arrays), name != "wait"
+        if call is None or stream is not None or (not sends and self._has_more):
             return False
+        handle = self._last_stream(call.tensors_on)
+        if handle is None or (sends and bytes(self.slots.offers) != self.slots.settled):
+            return False
+        if call.ints != ints:
+            call.set(ints)
         if sends:
-            if bytes(self.slots.offers) != self.slots.settled:
-                return False
-            if call.ints != ints:
-                call.set(ints)
-            self._flags.calls[0] += 1
-            self._epoch += 1
-            self._counted, self._has_more = None, False
+            self.begin_epoch()
         call.repeat(handle)
-        self._is_open, self._has_come = False, True
+        self._is_open, self._has_come = name == "start", name != "start"
+        if self._is_open:
+            self._sent = call, None, arrays
         return True
-
-    def start_again(self, columns: Any, rows: Any, stream: Any) -> bool:
-        if stream is not None or type(columns) is not list or type(rows) is not dict:
-            return False
-        form, arrays, ints = parted(columns, rows)
-        if not self.again(form, arrays, ints, sends=True):
-            return False
-        self._is_open, self._has_come = True, False
-        self._sent = self._sent[0], None, [*rows.values()]
-        return True
-
-    def wait_again(self, into: Any, stream: Any, at: Any, count: Any) -> bool:
-        if stream is not None or self._has_more:
-            return False
-        if type(into) is list:
-            return self.again(at, [*into, count], sends=False)
-        if at is not None or count is not None or type(into) is not dict:
-            return False
-        form: list[Any] = []
-        arrays: list[Any] = []
-        for name, each in into.items():
-            if type(each) is not list:
-                return False
-            form += name, len(each)
-            arrays += each
-        return self.again(tuple(form), arrays, sends=False)
 
     # --- calls
 
@@ -215,19 +192,17 @@ class CudaRows(CudaPlanEngine):
         entered = self._enter("start", columns, stream)
         self.begin(entered)
         call.enqueue(entered[0])
-        self.begin_epoch(entered)
-        self._sent = call, entered, call.held
-        if type(rows) is dict:
-            form, arrays, _ = parted(columns, rows)
-            self.remember(form, arrays, call)
+        self.begin_epoch()
+        self._leave(entered)
+        self._sent = call, entered, [*rows.values()]
+        self.remember("start", (columns, rows), call)
 
-    def begin_epoch(self, entered: StreamInfo) -> None:
-        """Note that rows were sent."""
+    def begin_epoch(self) -> None:
+        """Note that rows are sent."""
         self._flags.calls[0] += 1
         self._epoch += 1
         self._is_open, self._has_come = True, False
         self._counted, self._has_more = None, False
-        self._leave(entered)
 
     def _receive_messages(self, entered: StreamInfo) -> None:
         """Trade messages with other nodes, once in a call. Host-blocking."""
@@ -280,8 +255,7 @@ class CudaRows(CudaPlanEngine):
         self.receive(entered, call := self.repeated(*launches))
         self.end(entered)
         if found:
-            form = [each for name, columns in into.items() for each in (name, len(columns))]
-            self.remember(tuple(form), arrays, call)
+            self.remember("wait", (into, None, None), call)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         lanes, capacity = self.words.of(columns)
@@ -294,7 +268,8 @@ class CudaRows(CudaPlanEngine):
         call = self.repeated(take)
         self.receive(entered, call)
         self.end(entered)
-        self.remember("append", [*columns, count], call)
+        if result is count:
+            self.remember("wait", (columns, "append", count), call)
         return result
 
     def receive(self, entered: StreamInfo, launches: Repeated) -> None:

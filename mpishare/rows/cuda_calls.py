@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.plans.gpu.fields import place_of, scalar_of
-from mpishare.plans.gpu.repeats import Repeated, SeenCalls
+from mpishare.plans.gpu.fields import ints_of, place_of, scalar_of
+from mpishare.plans.gpu.repeats import Repeated
 from mpishare.plans.layout import require_number
 from mpishare.rows import records
-from mpishare.rows.calls import int_of, require_like, require_numbers, spans_of
+from mpishare.rows.calls import int_of, require_like, spans_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpishare.plans.layout import FieldLayout
     from mpishare.rows.calls import Span
     from mpishare.rows.form import Column, Form
 
@@ -23,34 +22,24 @@ _UNCHANGED = -1  # a bound that is no int of the call
 
 
 class Words:
-    """Describes columns to the kernels, those that come again once."""
+    """Describes columns to the kernels."""
 
     def __init__(self, form: Form, device: int) -> None:
         self._form, self._device, self._offsets = form, device, form.offsets(form.room)
-        self.seen: SeenCalls[tuple[records.Lanes, int]] = SeenCalls(lambda _: None)
 
     def of(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
         """Return the words of columns, and the rows of the shortest."""
-        found = self.seen.get("columns", columns)
-        if found is None:
-            found = self._describe(columns)
-            self.seen.put("columns", columns, found)
-        return found
-
-    def _describe(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
         require_number(columns, len(self._form.columns))
         lanes, at = records.Lanes(), 0
         for number, (given, column) in enumerate(zip(columns, self._form.columns, strict=True)):
-            address = self._address_of(given, column, number)
-            nbytes = column.nbytes
+            address, nbytes = self._address_of(given, column, number), column.nbytes
             word = records.word_of(nbytes, address)
             for begin in range(0, nbytes, word):
                 if at == records.MAX_LANES:
                     raise ValueError(
                         f"rows have more than {at} words, as column {number} begins at {address:#x}"
                     )
-                slot = self._offsets[number]
-                lanes.of[at] = records.Lane(address, slot, begin, nbytes, word)
+                lanes.of[at] = records.Lane(address, self._offsets[number], begin, nbytes, word)
                 at += 1
         lanes.count = at
         return lanes, min(column.shape[0] for column in columns)
@@ -58,9 +47,8 @@ class Words:
     def _address_of(self, given: Any, column: Column, number: int) -> int:
         if (
             type(given) is cupy.ndarray
-            and given.dtype == column.dtype
-            and given.shape[1:] == column.shape
             and given.ndim
+            and (given.dtype, given.shape[1:]) == column
             and given.flags.c_contiguous
             and given.data.device_id == self._device
         ):
@@ -94,36 +82,37 @@ class Sending(Repeated):
         self._spans = records.Spans()
         self._bounds: list[records.Bound] = []  # of the ints
         self._parts: list[tuple[int, int, int, int]] = []
-        self.ints: Any = []
-        self._blocks = 0
-        for place, span in spans_of(engine.places, rows).items():
-            self._describe(place, span)
-        self.held = [*rows.values()]
-        self.set(self.ints)
+        self._blocks, found = 0, spans_of(engine.places, rows)
+        # In the order of `parted`.
+        ints = [each for place in [*found][::-1] for each in self._describe(place, found[place])]
+        self.set(tuple(ints))
 
-    def _describe(self, place: int, span: Span) -> None:
-        """Store the rows for a key, all but their ints."""
-        to, numbers = self._spans.of[place], span.numbers
-        to.most, low, name = self.nrows, _UNCHANGED, "n"
-        if numbers is None:
-            low, name = self._find(to.low, span.low, "low"), "high"
-        else:
-            to.numbers, layout = address_of_ints(numbers, "row numbers")
-            to.most, to.nbytes = layout.shape[0], layout.dtype.itemsize
+    def _describe(self, place: int, span: Span) -> list[int]:
+        """Store the rows for a key, all but their ints, and return these."""
+        to, numbers, ints = self._spans.of[place], span.numbers, list[int]()
+
+        def find(bound: records.Bound, number: Any, name: str) -> int:
+            """Let a bound have a number: by its address on the GPU, or by the place returned."""
+            if hasattr(number, "__cuda_array_interface__"):
+                bound.at, bound.nbytes, _ = scalar_of(number, name)
+                return _UNCHANGED
+            self._bounds.append(bound)
+            ints.append(int_of(number, name))
+            return len(self._bounds) - 1
+
+        to.most, low = self.nrows, _UNCHANGED
+        if numbers is not None:
+            to.numbers, to.most, to.nbytes = ints_of(numbers, "row numbers")
         to.high.value = to.most
-        high = _UNCHANGED if span.high is None else self._find(to.high, span.high, name)
+        high = _UNCHANGED
+        if span.high is not None:
+            high = find(to.high, span.high, "high" if numbers is None else "n")
+        if numbers is None:
+            low = find(to.low, span.low, "low")
         self._parts.append((low, high, to.most, self._engine.slots.rooms[place]))
+        return ints
 
-    def _find(self, bound: records.Bound, number: Any, name: str) -> int:
-        """Let a bound have a number: by its address on the GPU, or by the place returned."""
-        if hasattr(number, "__cuda_array_interface__"):
-            bound.at, bound.nbytes, _ = scalar_of(number, name)
-            return _UNCHANGED
-        self._bounds.append(bound)
-        self.ints.append(int_of(number, name))
-        return len(self.ints) - 1
-
-    def set(self, ints: Sequence[int]) -> None:
+    def set(self, ints: tuple[int, ...]) -> None:
         """Take other ints; raise for bounds that are not right."""
         count = 0
         for low, high, most, room in self._parts:
@@ -165,26 +154,3 @@ def grouped(
         lanes.count, set_of[place] = nlanes, len(set_of)
         capacities.append(rows)
     return groups
-
-
-def parted(columns: Sequence[Any], rows: Mapping[Any, Any]) -> tuple[Any, list[Any], list[int]]:
-    """Return the form of what `start` is given, the arrays and the ints in it."""
-    form, arrays, ints = [*rows], [*columns], []
-    for given in rows.values():
-        form.append(type(given))
-        for each in given if type(given) is tuple else (given,):
-            if type(each) is int:
-                ints.append(each)
-            else:
-                arrays.append(each)
-            form.append(type(each))
-    return tuple(form), arrays, ints
-
-
-def address_of_ints(array: Any, name: str) -> tuple[int, FieldLayout]:
-    """Return the address of an array of ints along one axis, and its layout."""
-    address, layout = place_of(array, name)
-    require_numbers(layout, name)
-    if not layout.is_packed("C"):
-        raise ValueError(f"{name} are not contiguous: give a copy")
-    return address, layout

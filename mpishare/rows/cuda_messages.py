@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from mpishare.rows import records
-from mpishare.rows.messages import MessageIn, MessageOut, late, wait_for_messages
+from mpishare.rows.messages import MessageIn, MessageOut, late
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class CudaMessages:
         for out in self._outs.values():
             out.send()
         pairs = [*self._keys.values()], [*self._ins.values()], [*self._outs.values()]
-        wait_for_messages(self._comm, call, lambda: late(*pairs, epoch))
+        self._comm.wait_anywhere(call, lambda: late(*pairs, epoch))
         for place, each in self._ins.items():
             each.open(epoch)
             self._upload(place, each, epoch, stream)

@@ -9,9 +9,9 @@ import numpy as np
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
+from mpishare.plans.gpu.fields import ints_of
 from mpishare.rows import records
 from mpishare.rows.cuda import view
-from mpishare.rows.cuda_calls import address_of_ints
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo, driver
@@ -38,17 +38,13 @@ class CudaMigration:
         self._goals = engine.upload(goals)
         self.left = engine.results[records.LEFT : records.LEFT + 1].reshape(())
 
-    def migrate_again(self, columns: Any, to: Any, count: Any, stream: Any) -> bool:
-        is_known = stream is None and type(columns) is list
-        return is_known and self._engine.again("migrate", [*columns, to, count], sends=True)
-
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
         engine = self._engine
-        address, layout = address_of_ints(to, "goals")
-        if layout.dtype != np.int32:
+        address, ngoals, nbytes = ints_of(to, "goals")
+        if nbytes != 4:
             raise TypeError(f"goals are int32, not {to.dtype}")
         found, rows = engine.words.of(columns)
-        capacity = min(rows, layout.shape[0])
+        capacity = min(rows, ngoals)
         if capacity >= _MAX_ROWS:
             raise ValueError(f"arrays have {capacity} rows: a migration takes less than 2^31")
         if not hasattr(count, "__cuda_array_interface__") and not 0 <= index(count) <= capacity:
@@ -64,10 +60,11 @@ class CudaMigration:
         keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION
         take = engine.take(lanes, keys, [capacity], kind, result=result, goals=address)
         engine._in_order(lambda: select.enqueue(entered[0]), entered)
-        engine.begin_epoch(entered)
+        engine.begin_epoch()
         engine.receive(entered, engine.repeated(take))
         engine.end(entered)
-        engine.remember("migrate", [*columns, to, count], engine.repeated(select, take))
+        if result is count:
+            engine.remember("migrate", (columns, to, count), engine.repeated(select, take))
         return result
 
     def _select(

@@ -173,7 +173,7 @@ class RowExchange(RoutedPlan):
         """
         try:
             columns = [*columns]
-            if self._open is None and self._engine.start_again(columns, rows, stream):
+            if self._open is None and self._engine.again("start", (columns, rows), stream):
                 self._open = columns
                 return
             self._check_free("start")
@@ -225,7 +225,7 @@ class RowExchange(RoutedPlan):
             Without a `start`.
         """
         try:
-            if self._open is not None and self._engine.wait_again(into, stream, at, count):
+            if self._open is not None and self._engine.again("wait", (into, at, count), stream):
                 self._open = None
                 return count
             self._check_started(self._open)

@@ -11,9 +11,9 @@ from mpishare.backends import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
-from mpishare.plans.layout import as_numpy, require_number, require_writeable
-from mpishare.rows.calls import int_of, require_count, require_like, require_numbers, spans_of
-from mpishare.rows.messages import MessageIn, MessageOut, guarded, late, wait_for_messages
+from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
+from mpishare.rows.calls import int_of, require_count, require_like, spans_of
+from mpishare.rows.messages import MessageIn, MessageOut, guarded, late
 from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
 
@@ -100,11 +100,9 @@ class HostRows(PlanEngine):
 
     # --- calls
 
-    def start_again(self, *_: Any) -> bool:
-        """Tell that a call is no quicker for having been made before."""
+    def again(self, *_: Any) -> bool:
+        """Do nothing: a call is no quicker for having been made before."""
         return False
-
-    wait_again = start_again
 
     def start(self, columns: list[Any], rows: Mapping[Any, Any], stream: Any) -> None:
         """Send rows of the columns."""
@@ -205,7 +203,7 @@ class HostRows(PlanEngine):
         if all(isinstance(each, Incoming) for each in self._in):
             self._comm.wait(call, self._late)
         else:
-            wait_for_messages(self._comm, call, self._late)
+            self._comm.wait_anywhere(call, self._late)
 
     def fail(self, call: str, error: BaseException) -> None:
         """Leave the node: the others may have had this call's rows, or wait for them."""
@@ -254,7 +252,7 @@ def _as_part(span: Span, nrows: int) -> Part:
             raise ValueError(f"rows {low} to {high} of {nrows}")
         return low, high - low, None
     array = as_numpy(numbers, "row numbers")
-    require_numbers(array)
+    require_ints(array, "row numbers")
     count = len(array) if high is None else int_of(high, "n")
     if not 0 <= count <= len(array):
         raise ValueError(f"{count} of {len(array)} row numbers")

@@ -37,10 +37,6 @@ class HostMigration:
             self._place_of.setdefault(key.rank, place)
         self._place_of.pop(engine.rank, None)  # rows of its own are home
 
-    def migrate_again(self, *_: Any) -> bool:
-        """See `HostRows.start_again`."""
-        return False
-
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
         """Move the rows, and return the new count."""
         engine, n = self._engine, count_of(count)

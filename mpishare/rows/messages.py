@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.coordination.waits import WaitMonitor
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
@@ -116,19 +115,6 @@ def late(
     return sorted(
         {key.rank for key, each, out in pairs if not (each.has_come(epoch) and out.is_sent())}
     )
-
-
-def wait_for_messages(comm: PlanComm, call: str, pending: Callable[[], list[int]]) -> None:
-    """Wait on the host until no rank of the plan is pending, with the node's deadline."""
-    agreement, here = comm.context.agreement, comm.ranks_here
-
-    def late_here() -> list[int]:
-        return [here[rank] for rank in pending() if rank in here]
-
-    check = agreement.check_whole
-    with WaitMonitor(agreement, call, late_here, check, moves=True) as monitor:
-        if not monitor.poll(lambda: not pending()):
-            raise comm.timed_out(call, pending())
 
 
 def guarded(engine: Any, call: str, step: Callable[[], Any]) -> Any:

@@ -105,7 +105,8 @@ class Migration:
         """
         swap = self._swap
         try:
-            if swap._open is None and self._engine.migrate_again(columns, to, count, stream):
+            given = columns, to, count
+            if swap._open is None and swap._engine.again("migrate", given, stream):
                 return count
             swap._check_free("migrate")
             found = self._engine.migrate([*map(array_of, columns)], array_of(to), count, stream)

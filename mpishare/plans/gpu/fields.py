@@ -19,6 +19,7 @@ from mpishare.plans.layout import (
     is_tensor,
     refuse_gradient,
     refuse_jax,
+    require_ints,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ def scalar_of(value: Any, name: str) -> DeviceScalar:
             f"{name} must be one int32 or int64, not {layout.dtype} of shape {layout.shape}"
         )
     return DeviceScalar(address, layout.dtype.itemsize, value)
+
+
+def ints_of(array: Any, name: str) -> tuple[int, int, int]:
+    """Return the address of int32 or int64 along one axis, how many they are, and bytes of each."""
+    address, layout = place_of(array, name)
+    require_ints(layout, name)
+    if not layout.is_packed("C"):
+        raise ValueError(f"{name} are not contiguous: give a copy")
+    return address, layout.shape[0], layout.dtype.itemsize
 
 
 def addresses_of(

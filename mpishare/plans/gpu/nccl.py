@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.nccl import Communicator, NcclError, load
 from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
-from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import PeerError, UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
@@ -76,10 +75,10 @@ class NcclRanks:
     def _make(self, comm: PlanComm, name: str, call: str) -> None:
         parent = Communicator.begin(comm.size, comm.rank, name)
         self._comms.append(parent)
-        _wait(comm, call, self._is_ready, self._everyone)
+        comm.wait_anywhere(call, lambda: self._everyone, self._is_ready, moves=False)
         with self._in_use() as comms:
             comms.insert(0, parent.begin_child())
-        _wait(comm, call, self._is_ready, self._everyone)
+        comm.wait_anywhere(call, lambda: self._everyone, self._is_ready, moves=False)
 
     @contextmanager
     def _in_use(self) -> Iterator[list[Communicator]]:
@@ -132,7 +131,7 @@ class NcclRanks:
         def exchange() -> None:
             if new:
                 worker.start()
-                _wait(comm, call, is_done, new)
+                comm.wait_anywhere(call, lambda: new, is_done, moves=False)
             if failed:
                 raise failed[0]
 
@@ -246,12 +245,3 @@ def _await_ends(comm: PlanComm, call: str) -> None:
 def _join_ends() -> None:
     """Let communicators end before CUDA does, unless graphs keep them."""
     poll(lambda: not any(map(Thread.is_alive, _ending)), _EXIT_S)
-
-
-def _wait(comm: PlanComm, call: str, is_done: Callable[[], object], ranks: Sequence[int]) -> None:
-    """Wait on the host, with the deadline of the node; then these ranks of the plan are named."""
-    agreement = comm.context.agreement
-    here = [comm.ranks_here[rank] for rank in ranks if rank in comm.ranks_here]
-    with WaitMonitor(agreement, call, lambda: here, agreement.check_whole) as monitor:
-        if not monitor.poll(is_done):
-            raise comm.timed_out(call, ranks)

@@ -64,6 +64,31 @@ def _mark_of(array: Any) -> tuple[Any, Any, int | None]:
     return ref(array), array.shape, array.data_ptr() if is_tensor(array) else None
 
 
+def parted(given: Any) -> tuple[Any, list[Any], tuple[int, ...]]:
+    """Return the form of what a call is given, in lists, tuples and dicts, its arrays and ints."""
+    form: list[Any] = []
+    arrays: list[Any] = []
+    ints: list[int] = []
+    left = [given]
+    while left:
+        each = left.pop()
+        kind = type(each)
+        form.append(kind)
+        if kind is int:
+            ints.append(each)
+        elif kind in (list, tuple):
+            form.append(len(each))
+            left += each
+        elif kind is dict:
+            form += each
+            left += each.values()
+        elif each is None or kind is str:
+            form.append(each)
+        else:
+            arrays.append(each)
+    return tuple(form), arrays, tuple(ints)
+
+
 class Repeated:
     """Launches of a call that may come again: as a graph, in a third of the time.
 
@@ -71,7 +96,7 @@ class Repeated:
     first; with others the launches are made one by one.
     """
 
-    ints: Sequence[int] = ()  # arguments
+    ints: tuple[int, ...] = ()  # arguments
     is_changed = False  # since the last call
     tensors_on: int | None = None  # the GPU of the call's tensors, if the stream is theirs
 
@@ -96,8 +121,8 @@ class Repeated:
             self.enqueue(stream)
         self.is_changed = False
 
-    def set(self, ints: Sequence[int]) -> None:
-        """Take other ints, where there are any."""
+    def set(self, ints: tuple[int, ...]) -> None:
+        """Take other ints, where there are any, as `parted` returns them."""
         raise NotImplementedError
 
     def close(self) -> None:
