@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,11 @@ import cupy
 import numpy as np
 
 from mpishare.backends import driver
+from mpishare.backends.cuda_memory import cuda_array
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination import recording
 from mpishare.errors import CapacityError, UnsupportedError, name_ranks
+from mpishare.memory.memory import ArrayLayout
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).with_name("rows.cu")
 _ROWS_OF_TILE = 32
-_DOWNLOAD = 2  # cudaMemcpyDeviceToHost
 _WHERE = records.CAME, records.AT, records.SCALES
 
 
@@ -86,7 +86,7 @@ class CudaRows(CudaPlanEngine):
         self.sizes = self.slots.sizes(launcher)
         nbytes = 8 * records.RESULTS
         state, results = launcher.zeros(records.DEVICE_NBYTES), launcher.zeros(nbytes)
-        self.results = view(results, (records.RESULTS,), np.dtype(np.int64), launcher)
+        self.results = self._view(results, (records.RESULTS,), np.dtype(np.int64))
         self._found = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.int64, nbytes // 8)
         first = next(iter(self._comm.ranks_here))
         self._host = Host(self._flags.stalled_on(first), self._flags.abort)
@@ -112,8 +112,7 @@ class CudaRows(CudaPlanEngine):
         set_of: Mapping[int, int],
         capacities: Sequence[int],
         kind: int,
-        *,
-        count: Any = 0,
+        count: records.Bound | None = None,
         result: Any = None,
         goals: int = 0,
     ) -> driver.Launch:
@@ -122,16 +121,9 @@ class CudaRows(CudaPlanEngine):
         `goals` is the address of those of a migration.
         """
         rows = self.form.room * sum(self.slots.scales[place] for place in set_of)
-        into, bound = records.Into.of(set_of, capacities), self.bound_of(count, result)
-        to = 0 if result is None else result.data.ptr
-        blocks, arguments = self.blocks_for(rows, lanes.count), (lanes, into, kind, bound, to)
-        return self.launch("take_rows", blocks, (*arguments, goals, self.rank), self._host)
-
-    def bound_of(self, count: Any, result: Any) -> records.Bound:
-        """Return a count for kernels, given the `new_count` for it."""
-        if count is result:
-            return records.Bound(result.data.ptr, 0, result.itemsize)
-        return records.Bound(0, int_of(count, "count"))
+        into, to = records.Into.of(set_of, capacities), 0 if result is None else result.data.ptr
+        arguments = lanes, into, kind, count or records.Bound(), to, goals, self.rank
+        return self.launch("take_rows", self.blocks_for(rows, lanes.count), arguments, self._host)
 
     def repeated(self, *launches: driver.Launch) -> Repeated:
         """Return launches that may come again."""
@@ -234,7 +226,10 @@ class CudaRows(CudaPlanEngine):
                 continue
             self.slots.enlarge(place, count, is_needed=True)
             rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
-            lanes = self.words.in_slot(self._sent[0].lanes, rows, scale)
+            lanes = records.Lanes()
+            lanes.copy(self._sent[0].lanes)
+            for lane in lanes.of[: lanes.count]:
+                lane.column = rows + scale * lane.slot
             take = self.take(lanes, {place: 0}, [count], records.ROUNDS)
             self.receive(entered, self.repeated(take))
             words = np.array([rows, scale], np.uint64)
@@ -260,11 +255,11 @@ class CudaRows(CudaPlanEngine):
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         lanes, capacity = self.words.of(columns)
         entered = self._enter("wait", columns, stream)
-        result = self.new_count(count, entered)
+        result, bound = self.count_of(count, entered)
         self._follow(entered)
         self._gather(entered)
         keys, kind = dict.fromkeys(self.places.values(), 0), records.LAST_ROUNDS
-        take = self.take(lanes, keys, [capacity], kind, count=count, result=result)
+        take = self.take(lanes, keys, [capacity], kind, bound, result)
         call = self.repeated(take)
         self.receive(entered, call)
         self.end(entered)
@@ -283,12 +278,12 @@ class CudaRows(CudaPlanEngine):
         self._is_open = False
         self._leave(entered)
 
-    def new_count(self, count: Any, entered: StreamInfo) -> Any:
-        """Return the array for the new count, given the old one; raise for one that is none."""
-        if hasattr(count, "__cuda_array_interface__"):
+    def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, records.Bound]:
+        """Return the array for a new count, and the old one as kernels take it."""
+        if hasattr(type(count), "__cuda_array_interface__"):
             require_count(count)
-            return count
-        if int_of(count, "count") < 0:
+            return count, records.Bound(count.data.ptr, 0, count.itemsize)
+        if (number := int_of(count, "count")) < 0:
             raise ValueError(f"count is {count}")
         if entered[3]:
             raise UnsupportedError(
@@ -296,7 +291,7 @@ class CudaRows(CudaPlanEngine):
                 "replays would write into a result that may be gone by then. Give an array"
             )
         with on_stream(borrowed(entered[0])):
-            return cupy.empty((), np.int64)
+            return cupy.empty((), np.int64), records.Bound(0, number)
 
     # --- what came
 
@@ -308,8 +303,7 @@ class CudaRows(CudaPlanEngine):
             )
         self._poll()
         handle, backend, found = self._chain.handle or 0, self._backend, self._found
-        download = cupy.cuda.runtime.memcpyAsync
-        download(found.ctypes.data, self.results.data.ptr, found.nbytes, _DOWNLOAD, handle)
+        backend.copy(found.ctypes.data, self.results.data.ptr, found.nbytes, handle)
         self._context.wait_until(lambda: backend.is_done(handle), f"{self.name}: {call}")
         counted: list[int] = found.tolist()
         return counted
@@ -368,9 +362,14 @@ class CudaRows(CudaPlanEngine):
                 "wait was given. Call counts before wait to have them here too"
             )
         return [
-            view(begin, (count, *column.shape), column.dtype, self._buffers)
+            self._view(begin, (count, *column.shape), column.dtype)
             for column, begin in zip(form.columns, self.slots.columns_at(rows, scale), strict=True)
         ]
+
+    def _view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an array for memory of the plan, which it holds."""
+        layout = ArrayLayout(shape, dtype)
+        return cuda_array(self._buffers, address, layout.nbytes, self._device, layout)
 
     # --- memory of migrations
 
@@ -395,12 +394,6 @@ class CudaRows(CudaPlanEngine):
         if self._stream:
             self._backend.close_stream(self._stream)
         self.launcher.close()
-
-
-def view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Any:
-    """Return an array of CuPy for memory of the plan."""
-    memory = cupy.cuda.UnownedMemory(address, prod(shape) * dtype.itemsize, owner)
-    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def _require_routes(setup: RoutedSetup) -> None:

@@ -59,14 +59,6 @@ class Words:
             raise ValueError(f"column {number} is on GPU {layout.device} instead of {self._device}")
         return address
 
-    def in_slot(self, lanes: records.Lanes, rows: int, scale: int) -> records.Lanes:
-        """Return words of the same widths in a slot that is `scale` times as long as the first."""
-        found = records.Lanes()
-        found.copy(lanes)
-        for lane in found.of[: found.count]:
-            lane.column = rows + scale * lane.slot
-        return found
-
 
 class Sending(Repeated):
     """The launch of `send_rows` for columns and rows; ints among the bounds may change."""
@@ -89,7 +81,7 @@ class Sending(Repeated):
 
     def _describe(self, place: int, span: Span) -> list[int]:
         """Store the rows for a key, all but their ints, and return these."""
-        to, numbers, ints = self._spans.of[place], span.numbers, list[int]()
+        to, numbers, ints = self._spans[place], span.numbers, list[int]()
 
         def find(bound: records.Bound, number: Any, name: str) -> int:
             """Let a bound have a number: by its address on the GPU, or by the place returned."""

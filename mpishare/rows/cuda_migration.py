@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.errors import UnsupportedError
 from mpishare.plans.gpu.fields import ints_of
 from mpishare.rows import records
-from mpishare.rows.cuda import view
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo, driver
@@ -50,15 +48,15 @@ class CudaMigration:
         if not hasattr(count, "__cuda_array_interface__") and not 0 <= index(count) <= capacity:
             raise ValueError(f"count is {count}, of {capacity} rows")
         entered = engine._enter("migrate", [*columns, to], stream)
-        result = engine.new_count(count, entered)
+        result, bound = engine.count_of(count, entered)
         self._reserve(capacity, is_captured=entered[3])
         engine.begin(entered)
         lanes = records.Lanes()
         lanes.copy(found)
         lanes.of[lanes.count] = records.Lane(address, 0, 0, 4, 4)
-        select = self._select(lanes, address, engine.bound_of(count, result), capacity)
+        select = self._select(lanes, address, bound, capacity)
         keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION
-        take = engine.take(lanes, keys, [capacity], kind, result=result, goals=address)
+        take = engine.take(lanes, keys, [capacity], kind, None, result, address)
         engine._in_order(lambda: select.enqueue(entered[0]), entered)
         engine.begin_epoch()
         engine.receive(entered, engine.repeated(take))
@@ -85,18 +83,14 @@ class CudaMigration:
             return
         unit = 2 * len(slots.scales)  # of one side, in slots
         kept = engine.allocate(2 * granted * unit * slots.slot)
-        with on_stream(borrowed(entered[0])):
-            for side in range(2 if before else 0):
-                old, new = (
-                    slots.columns_at(at + side * scale * unit * slots.slot, scale * unit)
-                    for at, scale in ((int(slots.table["kept"][0]), before), (kept, granted))
-                )
-                for column, begin, to in zip(engine.form.columns, old, new, strict=True):
-                    shape = (before * unit * engine.form.room * column.nbytes,)
-                    source, target = (
-                        view(each, shape, np.dtype("u1"), self) for each in (begin, to)
-                    )
-                    target[...] = source
+        for side in range(2 if before else 0):
+            old, new = (
+                slots.columns_at(at + side * scale * unit * slots.slot, scale * unit)
+                for at, scale in ((int(slots.table["kept"][0]), before), (kept, granted))
+            )
+            for column, begin, to in zip(engine.form.columns, old, new, strict=True):
+                nbytes = before * unit * engine.form.room * column.nbytes
+                engine._backend.copy(to, begin, nbytes, entered[0])
         slots.table["kept"], slots.table["most"] = kept, granted * engine.form.room
         self._granted, slots.is_changed = granted, True
 

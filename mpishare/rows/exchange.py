@@ -129,9 +129,10 @@ class RowExchange(RoutedPlan):
             kinds, rows = agreed.kept
             self._form = form = Form(kinds, rows, keys, [*map(len, agreed.geometry)])
             setup: RoutedSetup = agree_on_routes(
-                agreed.setup, [], *form.messages(), engine_class, is_staged=True
+                agreed.setup, [], *form.messages(), _classes, is_staged=True
             )
-            self._engine: RowEngine = engine_class(setup)(setup, form)
+            engine, self._migrates = _classes(setup)
+            self._engine: RowEngine = engine(setup, form)
             self._place_of = form.places
             self._was_started = False
             self._migration: Any = None
@@ -323,15 +324,17 @@ class RowExchange(RoutedPlan):
         return [self._engine]
 
 
-def engine_class(setup: PlanSetup) -> type[RowEngine]:
-    """Import the engine for the memory of the columns."""
+def _classes(setup: PlanSetup) -> tuple[type[RowEngine], Any]:
+    """Import the engine for the memory of the columns, and that of migrations."""
     if setup.on_gpu:
         from mpishare.rows.cuda import CudaRows
+        from mpishare.rows.cuda_migration import CudaMigration
 
-        return CudaRows
+        return CudaRows, CudaMigration
     from mpishare.rows.host import HostRows
+    from mpishare.rows.host_migration import HostMigration
 
-    return HostRows
+    return HostRows, HostMigration
 
 
 def _require_append(into: Any, at: Any, count: Any) -> None:

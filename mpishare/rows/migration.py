@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.types import AnyArray, Array, Stream
-    from mpishare.plans.engine import PlanSetup
 
 
 class Migration:
@@ -53,7 +52,7 @@ class Migration:
         if swap._migration is not None:
             raise ValueError(f"{swap.name} has a Migration, which may keep rows: use that one")
         self._swap = swap
-        self._engine = migration_class(swap._setup)(swap._engine, stable=is_stable)
+        self._engine = swap._migrates(swap._engine, stable=is_stable)
         swap._migration = self._engine
 
     @property
@@ -145,14 +144,3 @@ class Migration:
     def __repr__(self) -> str:
         """Name the plan."""
         return f"<mpishare.Migration by {self._swap.name}>"
-
-
-def migration_class(setup: PlanSetup) -> Any:
-    """Import what moves rows by their goals, for the memory of the columns."""
-    if setup.on_gpu:
-        from mpishare.rows.cuda_migration import CudaMigration
-
-        return CudaMigration
-    from mpishare.rows.host_migration import HostMigration
-
-    return HostMigration

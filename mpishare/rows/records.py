@@ -68,10 +68,7 @@ class Span(ctypes.Structure):
     )
 
 
-class Spans(ctypes.Structure):
-    """The rows for each key."""
-
-    _fields_ = (("of", Span * MAX_KEYS),)
+Spans = Span * MAX_KEYS
 
 
 class Sizes(ctypes.Structure):
