@@ -22,10 +22,10 @@ from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count
-from mpishare.rows.cuda_calls import Sending, Words, grouped
+from mpishare.rows.cuda_calls import Sending, grouped, words_of
 from mpishare.rows.cuda_messages import CudaMessages
-from mpishare.rows.cuda_slots import CudaSlots, fits, words_of
-from mpishare.rows.messages import guarded
+from mpishare.rows.cuda_slots import CudaSlots, fewest_words, fits
+from mpishare.rows.messages import UnderWay
 from mpishare.runtime.route import FUSED, GPU_MESSAGES, MESSAGES, NCCL
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CudaRows(CudaPlanEngine):
         self.slots = self._buffers = CudaSlots(setup, form, far)
         self._messages = CudaMessages(setup.comm, form, self.slots, far)
         self.migration: Any = None
-        self.places, self.words = form.places, Words(form, self._device)
+        self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
         self._memory: list[Any] = []  # of migrations
         self._stream = 0  # for captures
@@ -205,15 +205,11 @@ class CudaRows(CudaPlanEngine):
         def again(keys: int) -> None:
             self._sent[0].launch(keys).enqueue(entered[0])
 
-        def trade() -> None:
+        with UnderWay(self, "wait"):
             self._messages.trade(f"{self.name}: wait", self._epoch, entered[0], again)
 
-        guarded(self, "wait", trade)
-
-    def fail(self, call: str, error: BaseException) -> None:
-        """Leave the node: the others may have had this call's rows, or wait for them."""
-        if self.agreement.failure is None:
-            self.agreement.leave(f"{self.name}: {call}", error)
+    def forget(self) -> None:
+        """Do nothing: see `HostRows.forget`."""
 
     def _gather(self, entered: StreamInfo) -> None:
         """Take all rows into slots that have room, where `counts` saw more."""
@@ -238,7 +234,10 @@ class CudaRows(CudaPlanEngine):
 
     def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
         arrays = [each for columns in into.values() for each in columns]
-        found = [(self.places[name], *self.words.of(columns)) for name, columns in into.items()]
+        found = [
+            (self.places[name], *words_of(self.form, self._device, columns))
+            for name, columns in into.items()
+        ]
         entered = self._enter("wait", arrays, stream)
         self._follow(entered)
         self._gather(entered)
@@ -253,7 +252,7 @@ class CudaRows(CudaPlanEngine):
             self.remember("wait", (into, None, None), call)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        lanes, capacity = self.words.of(columns)
+        lanes, capacity = words_of(self.form, self._device, columns)
         entered = self._enter("wait", columns, stream)
         result, bound = self.count_of(count, entered)
         self._follow(entered)
@@ -417,7 +416,7 @@ def _require_routes(setup: RoutedSetup) -> None:
 
 
 def _require_size(name: str, form: Form) -> None:
-    words, nkeys = words_of(form), max(form.nkeys)
+    words, nkeys = fewest_words(form), max(form.nkeys)
     if words > records.MAX_LANES or nkeys > records.MAX_KEYS or not fits(form, 1):
         raise UnsupportedError(
             f"{name} on GPUs: rows of {words} words of up to 16 bytes, {nkeys} peers and "

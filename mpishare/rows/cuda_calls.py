@@ -21,43 +21,36 @@ if TYPE_CHECKING:
 _UNCHANGED = -1  # a bound that is no int of the call
 
 
-class Words:
-    """Describes columns to the kernels."""
+def words_of(form: Form, device: int, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
+    """Describe columns to the kernels; return their words, and the rows of the shortest."""
+    require_number(columns, len(form.columns))
+    lanes, at = records.Lanes(), 0
+    slots = form.offsets(form.room)
+    for number, (given, column) in enumerate(zip(columns, form.columns, strict=True)):
+        address, nbytes = _address_of(given, column, number, device), column.nbytes
+        word = records.word_of(nbytes, address)
+        for begin in range(0, nbytes, word):
+            if at == records.MAX_LANES:
+                raise ValueError(
+                    f"rows have more than {at} words, as column {number} begins at {address:#x}"
+                )
+            lanes.of[at] = records.Lane(address, slots[number], begin, nbytes, word)
+            at += 1
+    lanes.count = at
+    return lanes, min(column.shape[0] for column in columns)
 
-    def __init__(self, form: Form, device: int) -> None:
-        self._form, self._device, self._offsets = form, device, form.offsets(form.room)
 
-    def of(self, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
-        """Return the words of columns, and the rows of the shortest."""
-        require_number(columns, len(self._form.columns))
-        lanes, at = records.Lanes(), 0
-        for number, (given, column) in enumerate(zip(columns, self._form.columns, strict=True)):
-            address, nbytes = self._address_of(given, column, number), column.nbytes
-            word = records.word_of(nbytes, address)
-            for begin in range(0, nbytes, word):
-                if at == records.MAX_LANES:
-                    raise ValueError(
-                        f"rows have more than {at} words, as column {number} begins at {address:#x}"
-                    )
-                lanes.of[at] = records.Lane(address, self._offsets[number], begin, nbytes, word)
-                at += 1
-        lanes.count = at
-        return lanes, min(column.shape[0] for column in columns)
-
-    def _address_of(self, given: Any, column: Column, number: int) -> int:
-        if (
-            type(given) is cupy.ndarray
-            and given.ndim
-            and (given.dtype, given.shape[1:]) == column
-            and given.flags.c_contiguous
-            and given.data.device_id == self._device
-        ):
-            return int(given.data.ptr)  # most calls, in a tenth of the time
-        address, layout = place_of(given, f"column {number}")
-        require_like(layout, column, number, is_contiguous=layout.is_packed("C"))
-        if layout.device != self._device:
-            raise ValueError(f"column {number} is on GPU {layout.device} instead of {self._device}")
-        return address
+def _address_of(given: Any, column: Column, number: int, device: int) -> int:
+    if type(given) is cupy.ndarray:  # most: a layout of it would take ten times as long
+        address, found, is_packed = given.data.ptr, given, given.flags.c_contiguous
+        ordinal = given.data.device_id
+    else:
+        address, found = place_of(given, f"column {number}")
+        is_packed, ordinal = found.is_packed("C"), found.device
+    require_like(found, column, number, is_contiguous=is_packed)
+    if ordinal != device:
+        raise ValueError(f"column {number} is on GPU {ordinal} instead of {device}")
+    return int(address)
 
 
 class Sending(Repeated):
@@ -68,7 +61,7 @@ class Sending(Repeated):
     ) -> None:
         super().__init__((), capturing, engine.launcher.where)
         self._engine = engine
-        self.lanes, self.nrows = engine.words.of(columns)
+        self.lanes, self.nrows = words_of(engine.form, engine.launcher.device, columns)
         if any(column.shape[0] != self.nrows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
         self._spans = records.Spans()

@@ -10,6 +10,7 @@ import numpy as np
 from mpishare.errors import UnsupportedError
 from mpishare.plans.gpu.fields import ints_of
 from mpishare.rows import records
+from mpishare.rows.cuda_calls import words_of
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo, driver
@@ -41,7 +42,7 @@ class CudaMigration:
         address, ngoals, nbytes = ints_of(to, "goals")
         if nbytes != 4:
             raise TypeError(f"goals are int32, not {to.dtype}")
-        found, rows = engine.words.of(columns)
+        lanes, rows = words_of(engine.form, engine.launcher.device, columns)
         capacity = min(rows, ngoals)
         if capacity >= _MAX_ROWS:
             raise ValueError(f"arrays have {capacity} rows: a migration takes less than 2^31")
@@ -51,8 +52,6 @@ class CudaMigration:
         result, bound = engine.count_of(count, entered)
         self._reserve(capacity, is_captured=entered[3])
         engine.begin(entered)
-        lanes = records.Lanes()
-        lanes.copy(found)
         lanes.of[lanes.count] = records.Lane(address, 0, 0, 4, 4)
         select = self._select(lanes, address, bound, capacity)
         keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION

@@ -208,7 +208,7 @@ class CudaSlots(PlanBuffers):
         super().close()
 
 
-def words_of(form: Form) -> int:
+def fewest_words(form: Form) -> int:
     """Return the words of a row, if its columns are as aligned as their memory."""
     return sum(column.nbytes // records.word_of(column.nbytes) for column in form.columns)
 
@@ -216,4 +216,4 @@ def words_of(form: Form) -> int:
 def fits(form: Form, scale: int) -> bool:
     """Whether slots for so many times `room` rows are not too large."""
     rows, nbytes = scale * form.room * max(form.nkeys), scale * form.offsets(form.room)[-1]
-    return rows * words_of(form) < _MOST_WORDS and nbytes < 1 << 32
+    return rows * fewest_words(form) < _MOST_WORDS and nbytes < 1 << 32

@@ -13,7 +13,7 @@ from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
-from mpishare.rows.messages import MessageIn, MessageOut, guarded, late
+from mpishare.rows.messages import MessageIn, MessageOut, UnderWay, late
 from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
 from mpishare.runtime.route import HOST
 
@@ -42,7 +42,7 @@ class HostRows(PlanEngine):
         self.name, self.form, self.rank = setup.name, form, setup.comm.rank
         self.places = form.places
         self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
-        self._agreement = setup.context.agreement
+        self.agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         self._headers = Headers(setup.comm, setup.name, form)
         self._move: Callable[..., bool] = move_rows
@@ -124,33 +124,30 @@ class HostRows(PlanEngine):
                 used = numbers[:count]
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
 
-        def announce() -> None:
+        with UnderWay(self, "start"):
             self._epoch = epoch
             for out, (_, count, _) in zip(self._out, parts, strict=True):
                 out.send(count, epoch)
             self._sent = [count for _, count, _ in parts]
             self._is_open = True
 
-        guarded(self, "start", announce)
-
     def receive(self) -> None:
         """Wait until the rows of all peers have come."""
-        if self._is_open:
-            guarded(self, "wait", self._receive)
-
-    def _receive(self) -> None:
-        spins = self._setup.context.spins_per_yield
-        if not all(each.spin(self._epoch, spins) for each in self._in):
-            self._wait()
-        self._open_all()
-        self._is_open = False
+        if not self._is_open:
+            return
+        with UnderWay(self, "wait"):
+            spins = self._setup.context.spins_per_yield
+            if not all(each.spin(self._epoch, spins) for each in self._in):
+                self._wait()
+            self._open_all()
+            self._is_open = False
 
     def _open_all(self) -> None:
         try:
             for each in self._in:
                 each.open(self._epoch)
         except HandleError:  # a rank that left has removed the names of its memory
-            self._agreement.require_all_here(f"{self.name}: wait")
+            self.agreement.require_all_here(f"{self.name}: wait")
             raise
 
     def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
@@ -205,17 +202,15 @@ class HostRows(PlanEngine):
         else:
             self._comm.wait_anywhere(call, self._late)
 
-    def fail(self, call: str, error: BaseException) -> None:
-        """Leave the node: the others may have had this call's rows, or wait for them."""
-        if self._agreement.failure is None:
-            self._agreement.leave(f"{self.name}: {call}", error)
+    def forget(self) -> None:
+        """Remove the names of memory that no receiver will open."""
         for out in self._out:
             out.forget()
 
     def close(self) -> None:
         """Unmap the slots, and give the headers back."""
+        self.forget()
         for out in self._out:
-            out.forget()
             out.close()
         for each in self._in:
             each.close()

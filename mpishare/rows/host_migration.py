@@ -8,7 +8,7 @@ import numpy as np
 
 from mpishare.plans.layout import as_numpy, require_writeable
 from mpishare.rows.host import count_of, store_count
-from mpishare.rows.messages import guarded
+from mpishare.rows.messages import UnderWay
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
@@ -55,13 +55,11 @@ class HostMigration:
         parts, gone = self._select(goals[away], away)
         engine.send(arrays, parts, shortest)
 
-        def settle() -> Any:
+        with UnderWay(engine, "migrate"):
             left = n - len(gone)
             self._close_gaps([*arrays, goals], gone, left)
             engine.receive()
             return store_count(count, self._settle(arrays, goals, left, capacity))
-
-        return guarded(engine, "migrate", settle)
 
     def _select(self, goals: Array, away: Array) -> tuple[list[Any], Array]:
         """Return the rows for each key, and all that leave, upwards."""

@@ -10,7 +10,7 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.plans.comm import PlanComm
     from mpishare.rows.form import Form, Key
@@ -117,13 +117,22 @@ def late(
     )
 
 
-def guarded(engine: Any, call: str, step: Callable[[], Any]) -> Any:
-    """Make a step of a call, marked as under way; leave the node where it fails."""
-    engine.busy[0] = 1
-    try:
-        return step()
-    except BaseException as error:
-        engine.fail(call, error)
-        raise
-    finally:
+class UnderWay:
+    """A block of a call, marked for handlers of signals; where it fails, this rank leaves the node.
+
+    For the others may have had the rows of this call, or wait for them.
+    """
+
+    def __init__(self, engine: Any, call: str) -> None:
+        self._engine, self._call = engine, call
+
+    def __enter__(self) -> None:
+        self._engine.busy[0] = 1
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        engine = self._engine
         engine.busy[0] = 0
+        if error is not None:
+            if engine.agreement.failure is None:
+                engine.agreement.leave(f"{engine.name}: {self._call}", error)
+            engine.forget()
