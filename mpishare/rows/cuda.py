@@ -222,8 +222,7 @@ class CudaRows(CudaPlanEngine):
                 continue
             self.slots.enlarge(place, count, is_needed=True)
             rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
-            lanes = records.Lanes()
-            lanes.copy(self._sent[0].lanes)
+            lanes = records.Lanes.from_buffer_copy(self._sent[0].lanes)
             for lane in lanes.of[: lanes.count]:
                 lane.column = rows + scale * lane.slot
             take = self.take(lanes, {place: 0}, [count], records.ROUNDS)

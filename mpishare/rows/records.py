@@ -31,10 +31,6 @@ class Lanes(ctypes.Structure):
 
     _fields_ = (("of", Lane * (MAX_LANES + 1)), ("count", _I32))
 
-    def copy(self, other: Lanes) -> None:
-        """Become as another one is."""
-        ctypes.memmove(ctypes.byref(self), ctypes.byref(other), ctypes.sizeof(self))
-
 
 class Into(ctypes.Structure):
     """The sets of columns that take the rows of the keys."""

@@ -10,12 +10,13 @@
 // which rounds it has taken, in the header of what it sends.
 //
 // A tile is one word of 32 rows in a row: each warp moves one after another.
+#include "grid.cuh"
 #include "wait.cuh"
 
 const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
 const unsigned POLLS_OF_MEETING = 64; // which last as long as a look of a whole block
-const unsigned TOP = 1u << 31, ALL = ~0u, SEND = 1, TAKE = 2;
+const unsigned ALL = ~0u, SEND = 1, TAKE = 2;
 const int ROUNDS = 1, LAST_ROUNDS = 2, MIGRATION = 3;
 
 // A word of each row: of this many bytes, in a column of the caller and in a slot.
@@ -117,10 +118,6 @@ __device__ __forceinline__ void copy_word(char* to, const char* from, unsigned n
     }
 }
 
-__device__ __forceinline__ unsigned warp_of_grid() {
-    return blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-}
-
 // Calls `move` with a lane and a row, for each of them.
 template <class Move>
 __device__ __forceinline__ void for_tiles(unsigned rows, unsigned lanes, Move move) {
@@ -139,34 +136,8 @@ __device__ __forceinline__ char* slot_of(const Key& key, const Sizes& sizes, Wor
     return key.rows + (epoch & 1) * key.scale * sizes.slot;
 }
 
-// Waits for all blocks of this launch, as cooperative groups do: all of them have room at once.
-// Returns false once waits are to be given up, as a block may have ended then.
 __device__ __forceinline__ bool meet(Device* device) {
-    bool is_whole = true;
-    __syncthreads();
-    if (gridDim.x > 1 && threadIdx.x == 0) {
-        __threadfence();
-        const unsigned mine = blockIdx.x ? 1 : TOP - (gridDim.x - 1);
-        const unsigned before = atomicAdd(&device->barrier, mine);
-        while (is_whole && !((before ^ *const_cast<volatile unsigned*>(&device->barrier)) & TOP))
-            is_whole = !*const_cast<volatile unsigned*>(&device->state.aborted);
-        __threadfence();
-    }
-    return __syncthreads_and(is_whole);
-}
-
-// Whether this block is the last one that comes here.
-__device__ __forceinline__ bool is_last(unsigned* done) {
-    __shared__ bool found;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();
-        found = atomicAdd(done, 1) == gridDim.x - 1;
-        if (found) *done = 0;
-        __threadfence_system();
-    }
-    __syncthreads();
-    return found;
+    return meet(&device->barrier, &device->state.aborted);
 }
 
 // Announces the rows of the keys, once every block has packed its own.
