@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).with_name("rows.cu")
 _ROWS_OF_TILE = 32
-_WHERE = records.CAME, records.AT, records.SCALES
 
 
 class CudaRows(CudaPlanEngine):
@@ -108,11 +107,11 @@ class CudaRows(CudaPlanEngine):
 
     def take(
         self,
-        lanes: records.Lanes,
+        lanes: Any,
         set_of: Mapping[int, int],
         capacities: Sequence[int],
         kind: int,
-        count: records.Bound | None = None,
+        count: Any = None,
         result: Any = None,
         goals: int = 0,
     ) -> driver.Launch:
@@ -121,7 +120,8 @@ class CudaRows(CudaPlanEngine):
         `goals` is the address of those of a migration.
         """
         rows = self.form.room * sum(self.slots.scales[place] for place in set_of)
-        into, to = records.Into.of(set_of, capacities), 0 if result is None else result.data.ptr
+        sets = [set_of.get(place, records.NO_SET) for place in range(records.MAX_KEYS)]
+        into, to = records.Into((*sets,), (*capacities,)), 0 if result is None else result.data.ptr
         arguments = lanes, into, kind, count or records.Bound(), to, goals, self.rank
         return self.launch("take_rows", self.blocks_for(rows, lanes.count), arguments, self._host)
 
@@ -276,7 +276,7 @@ class CudaRows(CudaPlanEngine):
         self._is_open = False
         self._leave(entered)
 
-    def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, records.Bound]:
+    def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, Any]:
         """Return the array for a new count, and the old one as kernels take it."""
         if hasattr(type(count), "__cuda_array_interface__"):
             require_count(count)
@@ -353,7 +353,9 @@ class CudaRows(CudaPlanEngine):
 
     def received(self, place: int) -> list[Any]:
         found, form = self.fetch("received"), self.form
-        count, rows, scale = (found[each + place] for each in _WHERE)
+        count, rows, scale = (
+            found[at + place] for at in (records.CAME, records.AT, records.SCALES)
+        )
         if count > scale * form.room:
             raise CapacityError(
                 f"{self.name}: received failed: {count} rows came in rounds, into the arrays that "

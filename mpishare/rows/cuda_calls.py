@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _UNCHANGED = -1  # a bound that is no int of the call
 
 
-def words_of(form: Form, device: int, columns: Sequence[Any]) -> tuple[records.Lanes, int]:
+def words_of(form: Form, device: int, columns: Sequence[Any]) -> tuple[Any, int]:
     """Describe columns to the kernels; return their words, and the rows of the shortest."""
     require_number(columns, len(form.columns))
     lanes, at = records.Lanes(), 0
@@ -65,7 +65,7 @@ class Sending(Repeated):
         if any(column.shape[0] != self.nrows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
         self._spans = records.Spans()
-        self._bounds: list[records.Bound] = []  # of the ints
+        self._bounds: list[Any] = []  # of the ints
         self._parts: list[tuple[int, int, int, int]] = []
         self._blocks, found = 0, spans_of(engine.places, rows)
         # In the order of `parted`.
@@ -76,7 +76,7 @@ class Sending(Repeated):
         """Store the rows for a key, all but their ints, and return these."""
         to, numbers, ints = self._spans[place], span.numbers, list[int]()
 
-        def find(bound: records.Bound, number: Any, name: str) -> int:
+        def find(bound: Any, number: Any, name: str) -> int:
             """Let a bound have a number: by its address on the GPU, or by the place returned."""
             if hasattr(number, "__cuda_array_interface__"):
                 bound.at, bound.nbytes, _ = scalar_of(number, name)
@@ -121,13 +121,13 @@ class Sending(Repeated):
 
 
 def grouped(
-    found: Sequence[tuple[int, records.Lanes, int]],
-) -> list[tuple[records.Lanes, dict[int, int], list[int]]]:
+    found: Sequence[tuple[int, Any, int]],
+) -> list[tuple[Any, dict[int, int], list[int]]]:
     """Return what each launch takes, given the columns for each key and their rows.
 
     A launch has several sets of columns, of as many words, while there is room for these.
     """
-    groups: list[tuple[records.Lanes, dict[int, int], list[int]]] = []
+    groups: list[tuple[Any, dict[int, int], list[int]]] = []
     for place, columns, rows in found:
         nlanes = columns.count
         lanes, set_of, capacities = groups[-1] if groups else (columns, {}, [])

@@ -64,9 +64,7 @@ class CudaMigration:
             engine.remember("migrate", (columns, to, count), engine.repeated(select, take))
         return result
 
-    def _select(
-        self, lanes: records.Lanes, to: int, count: records.Bound, capacity: int
-    ) -> driver.Launch:
+    def _select(self, lanes: Any, to: int, count: Any, capacity: int) -> driver.Launch:
         """Return the launch that packs what goes, and closes the gaps."""
         engine = self._engine
         most = min(sum(engine.slots.rooms), capacity)

@@ -78,7 +78,7 @@ class CudaSlots(PlanBuffers):
             self._offers.append((given, given if is_far else self._offer(key.rank, key.place)))
         self.table["most"] = form.room
 
-    def sizes(self, launcher: PlanLauncher) -> records.Sizes:
+    def sizes(self, launcher: PlanLauncher) -> Any:
         """Describe the table to the kernels."""
         form, self._table_at = self._form, launcher.upload(self.table)
         needed = self.flags.staging_address + records.OFFER_NBYTES * self._first[self._me]

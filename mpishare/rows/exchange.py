@@ -235,7 +235,10 @@ class RowExchange(RoutedPlan):
                 arrays = [*map(array_of, into)]  # type: ignore[arg-type]
                 count = self._engine.append(arrays, count, stream)
             else:
-                self._engine.place(self._into({} if into is None else into), stream)
+                given: Any = {} if into is None else into
+                require_peers(self._place_of, given)
+                arrays_of = {name: [*map(array_of, each)] for name, each in given.items()}
+                self._engine.place(arrays_of, stream)
         except (TypeError, ValueError) as error:
             raise self._named("wait", error) from None
         self._open = None
@@ -255,12 +258,6 @@ class RowExchange(RoutedPlan):
                 "Call migrate with longer arrays until check raises no error",
                 stacklevel=2,
             )
-
-    def _into(self, into: Any) -> dict[Any, list[Any]]:
-        if not hasattr(into, "items"):
-            raise TypeError("into is a dict of arrays by peer: all rows in one take at='append'")
-        require_peers(self._place_of, into)
-        return {name: [*map(array_of, arrays)] for name, arrays in into.items()}
 
     def counts(self) -> dict[Any, int]:
         """Return how many rows come from each peer; local, host-blocking until they are there.
@@ -300,10 +297,8 @@ class RowExchange(RoutedPlan):
         raises `CapacityError` for rows that came in rounds, into the arrays of `wait`.
         """
         self._check_came("received")
-        try:
-            require_peers(self._place_of, {peer: None})
-        except (TypeError, ValueError) as error:
-            raise self._named("received", error) from None
+        if peer not in self._place_of:
+            raise ValueError(f"{self.name}: received failed: {peer!r} is none of {self.peers}")
         return self._engine.received(self._place_of[peer])
 
     def _check_came(self, call: str) -> None:

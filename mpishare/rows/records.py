@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MAX_KEYS, MAX_LANES, GOALS = 32, 64, 34
 DROPPED, STRANGER = MAX_KEYS, MAX_KEYS + 1  # goals behind those of the keys
@@ -16,71 +13,23 @@ HEADER_NBYTES, OFFER_NBYTES, DEVICE_NBYTES = 128, 512, 4352
 NO_ROUNDS, ROUNDS, LAST_ROUNDS, MIGRATION = range(4)  # kinds of `take_rows`
 ALL_KEYS = (1 << 32) - 1
 WARPS, THREADS = 16, 512  # of a block
-_NO_SET = -1
+NO_SET = -1
 _U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
 
 
-class Lane(ctypes.Structure):
-    """A word of each row of a column."""
-
-    _fields_ = (("column", _U64), ("slot", _U32), ("at", _U32), ("stride", _U32), ("nbytes", _U32))
-
-
-class Lanes(ctypes.Structure):
-    """The words of a row; those of the goals stand behind the last."""
-
-    _fields_ = (("of", Lane * (MAX_LANES + 1)), ("count", _I32))
+def _struct(name: str, **fields: Any) -> Any:
+    """Return a struct of rows.cu, which tells what its fields are."""
+    return type(name, (ctypes.Structure,), {"_fields_": [*fields.items()]})
 
 
-class Into(ctypes.Structure):
-    """The sets of columns that take the rows of the keys."""
-
-    _fields_ = (("set", _I32 * MAX_KEYS), ("capacity", _U64 * MAX_KEYS))
-
-    @classmethod
-    def of(cls, set_of: Mapping[int, int], capacities: Sequence[int]) -> Into:
-        """Return the sets of keys at some places, and how many rows each set has."""
-        found = cls((_NO_SET,) * MAX_KEYS, tuple(capacities))
-        for place, number in set_of.items():
-            found.set[place] = number
-        return found
-
-
-class Bound(ctypes.Structure):
-    """A number, or where the GPU has it."""
-
-    _fields_ = (("at", _U64), ("value", _I64), ("nbytes", _I32), ("unused", _I32))
-
-
-class Span(ctypes.Structure):
-    """The rows for one key."""
-
-    _fields_ = (
-        ("low", Bound),
-        ("high", Bound),
-        ("numbers", _U64),
-        ("nbytes", _I32),
-        ("most", _I32),
-    )
-
-
+Lane = _struct("Lane", column=_U64, slot=_U32, at=_U32, stride=_U32, nbytes=_U32)
+Lanes = _struct("Lanes", of=Lane * (MAX_LANES + 1), count=_I32)
+Into = _struct("Into", set=_I32 * MAX_KEYS, capacity=_U64 * MAX_KEYS)
+Bound = _struct("Bound", at=_U64, value=_I64, nbytes=_I32, unused=_I32)
+Span = _struct("Span", low=Bound, high=Bound, numbers=_U64, nbytes=_I32, most=_I32)
 Spans = Span * MAX_KEYS
-
-
-class Sizes(ctypes.Structure):
-    """The table of the keys, what they need, and the sizes of a slot."""
-
-    _fields_ = (
-        *(("table", _U64), ("needed", _U64)),
-        *(("nkeys", _I32), ("room", _U32), ("slot", _U64)),
-    )
-
-
-class Scratch(ctypes.Structure):
-    """Memory of one migration, of as many words as rows."""
-
-    _fields_ = tuple((name, _U64) for name in ("listed", "gone", "goes_to", "of_blocks", "shifted"))
-
+Sizes = _struct("Sizes", table=_U64, needed=_U64, nkeys=_I32, room=_U32, slot=_U64)
+Scratch = _struct("Scratch", listed=_U64, gone=_U64, goes_to=_U64, of_blocks=_U64, shifted=_U64)
 
 _KEY = [(name, "<u8") for name in ("theirs", "mine", "mine_rows", "rows", "there")]
 TABLE = np.dtype(
