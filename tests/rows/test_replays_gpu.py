@@ -46,22 +46,22 @@ LOW, HIGH = (0, -1), (0, 1)
 
 
 def mix(ids, step):
-    found = np.asarray(ids, "u8") * np.uint64(2654435761) + np.uint64(step * 40503)
-    return (found & np.uint64(0xFFFFFFFF)) >> np.uint64(13)
+    return (ids * 2654435761 + step * 40503 & 0xFFFFFFFF) >> 13
 
 
 def moved(rows, step):
     """The ids of all ranks after a migration, in its order."""
     size = len(rows)
-    goals = [(r + size + mix(ids, step).astype("i8") % 3 - 1) % size for r, ids in enumerate(rows)]
+    goals = [(mix(ids, step) % 3 + (r + size - 1)) % size for r, ids in enumerate(rows)]
     found = []
     for rank, (ids, goal) in enumerate(zip(rows, goals, strict=True)):
-        stays = np.flatnonzero(goal == rank)
-        order, holes = np.arange(len(ids)), np.flatnonzero(goal[: len(stays)] != rank)
+        stays = (goal == rank).nonzero()[0]
+        holes = (goal[: len(stays)] != rank).nonzero()[0]
+        order = np.arange(len(stays))
         order[holes] = stays[len(stays) - len(holes) :][::-1]
         sources = dict.fromkeys([(rank - 1) % size, (rank + 1) % size])
         came = [rows[each][goals[each] == rank] for each in sources if each != rank]
-        found.append(np.concatenate([ids[order[: len(stays)]], *came]))
+        found.append(np.concatenate([ids[order], *came]))
     return found
 
 
@@ -71,12 +71,11 @@ def totals(size, steps):
     weights = np.arange(1, size * NROWS * 2 + 1, dtype="u8")
     for step in range(1, steps + 1):
         rows = moved(rows, step)
-        lows = [int(mix(r + 1, step)) % (len(ids) + 1) for r, ids in enumerate(rows)]
+        lows = [mix(r + 1, step) % (len(ids) + 1) for r, ids in enumerate(rows)]
         for rank, ids in enumerate(rows):
             before, after = (rank - 1) % size, (rank + 1) % size
             far = np.concatenate([rows[before][lows[before] :], rows[after][: lows[after]]])
-            total = len(ids) + int((weights[: len(ids)] * ids).sum())
-            total += 7 * int((weights[: len(far)] * far).sum())
+            total = len(ids) + int(weights[: len(ids)] @ ids) + 7 * int(weights[: len(far)] @ far)
             sums[rank] = (sums[rank] * 1099511628211 + total) % 2**64
     return rows, sums
 
