@@ -78,7 +78,7 @@ class Sending(Repeated):
 
         def find(bound: Any, number: Any, name: str) -> int:
             """Let a bound have a number: by its address on the GPU, or by the place returned."""
-            if hasattr(number, "__cuda_array_interface__"):
+            if hasattr(type(number), "__cuda_array_interface__"):
                 bound.at, bound.nbytes, _ = scalar_of(number, name)
                 return _UNCHANGED
             self._bounds.append(bound)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
+import cupy
+
 from mpishare.backends.driver import Replay, launch_graph
 from mpishare.plans.layout import is_tensor
 
@@ -44,8 +46,8 @@ class SeenCalls(Generic[T]):
         return found[1]
 
     def put(self, form: Any, arrays: Sequence[Any], made: T) -> None:
-        """Remember what was made, unless a number is among the arrays."""
-        if not all(hasattr(each, "__cuda_array_interface__") for each in arrays):
+        """Remember what was made, if these are arrays of CuPy or PyTorch."""
+        if not all(isinstance(each, cupy.ndarray) or is_tensor(each) for each in arrays):
             return
         key = (form, *map(id, arrays))
         if (old := self._seen.pop(key, None)) is not None:
