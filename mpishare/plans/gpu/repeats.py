@@ -67,7 +67,10 @@ def _mark_of(array: Any) -> tuple[Any, Any, int | None]:
 
 
 def parted(given: Any) -> tuple[Any, list[Any], tuple[int, ...]]:
-    """Return the form of what a call is given, in lists, tuples and dicts, its arrays and ints."""
+    """Return the form of what a call is given, in tuples and dicts, its arrays and its ints.
+
+    A list has arrays alone. Those of the first argument come last.
+    """
     form: list[Any] = []
     arrays: list[Any] = []
     ints: list[int] = []
@@ -76,9 +79,12 @@ def parted(given: Any) -> tuple[Any, list[Any], tuple[int, ...]]:
         each = left.pop()
         kind = type(each)
         form.append(kind)
-        if kind is int:
+        if kind is list:
+            form.append(len(each))
+            arrays += each
+        elif kind is int:
             ints.append(each)
-        elif kind in (list, tuple):
+        elif kind is tuple:
             form.append(len(each))
             left += each
         elif kind is dict:
