@@ -256,8 +256,7 @@ class CudaRows(CudaPlanEngine):
         self._follow(entered)
         self._gather(entered)
         keys, kind = dict.fromkeys(self.places.values(), 0), records.LAST_ROUNDS
-        take = self.take(lanes, keys, [capacity], kind, bound, result)
-        call = self.repeated(take)
+        call = self.repeated(self.take(lanes, keys, [capacity], kind, bound, result))
         self.receive(entered, call)
         self.end(entered)
         if result is count:

@@ -24,8 +24,7 @@ _UNCHANGED = -1  # a bound that is no int of the call
 def words_of(form: Form, device: int, columns: Sequence[Any]) -> tuple[Any, int]:
     """Describe columns to the kernels; return their words, and the rows of the shortest."""
     require_number(columns, len(form.columns))
-    lanes, at = records.Lanes(), 0
-    slots = form.offsets(form.room)
+    lanes, slots, at = records.Lanes(), form.offsets(form.room), 0
     for number, (given, column) in enumerate(zip(columns, form.columns, strict=True)):
         address, nbytes = _address_of(given, column, number, device), column.nbytes
         word = records.word_of(nbytes, address)
@@ -85,11 +84,10 @@ class Sending(Repeated):
             ints.append(int_of(number, name))
             return len(self._bounds) - 1
 
-        to.most, low = self.nrows, _UNCHANGED
+        to.most, low, high = self.nrows, _UNCHANGED, _UNCHANGED
         if numbers is not None:
             to.numbers, to.most, to.nbytes = ints_of(numbers, "row numbers")
         to.high.value = to.most
-        high = _UNCHANGED
         if span.high is not None:
             high = find(to.high, span.high, "high" if numbers is None else "n")
         if numbers is None:
