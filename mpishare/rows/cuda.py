@@ -139,7 +139,7 @@ class CudaRows(CudaPlanEngine):
         """Let a call come again, unless the host trades messages in it."""
         if not self._messages:
             form, arrays, _ = parted(given)
-            call.tensors_on = self._device if is_tensor(arrays[-1]) else None
+            call.tensors_on = self._device if is_tensor(arrays[0]) else None
             self._calls.put((name, form), arrays, call)
 
     def again(self, name: str, given: Any, stream: Any) -> bool:

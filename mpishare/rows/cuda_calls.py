@@ -68,7 +68,7 @@ class Sending(Repeated):
         self._parts: list[tuple[int, int, int, int]] = []
         self._blocks, found = 0, spans_of(engine.places, rows)
         # In the order of `parted`.
-        ints = [each for place in [*found][::-1] for each in self._describe(place, found[place])]
+        ints = [each for place, span in found.items() for each in self._describe(place, span)]
         self.set(tuple(ints))
 
     def _describe(self, place: int, span: Span) -> list[int]:
@@ -88,10 +88,10 @@ class Sending(Repeated):
         if numbers is not None:
             to.numbers, to.most, to.nbytes = ints_of(numbers, "row numbers")
         to.high.value = to.most
-        if span.high is not None:
-            high = find(to.high, span.high, "high" if numbers is None else "n")
         if numbers is None:
             low = find(to.low, span.low, "low")
+        if span.high is not None:
+            high = find(to.high, span.high, "high" if numbers is None else "n")
         self._parts.append((low, high, to.most, self._engine.slots.rooms[place]))
         return ints
 

@@ -66,33 +66,31 @@ def _mark_of(array: Any) -> tuple[Any, Any, int | None]:
     return ref(array), array.shape, array.data_ptr() if is_tensor(array) else None
 
 
-def parted(given: Any) -> tuple[Any, list[Any], tuple[int, ...]]:
+def parted(given: Sequence[Any]) -> tuple[Any, list[Any], tuple[int, ...]]:
     """Return the form of what a call is given, in tuples and dicts, its arrays and its ints.
 
-    A list has arrays alone. Those of the first argument come last.
+    A list has arrays alone. Those of the first argument come first.
     """
     form: list[Any] = []
     arrays: list[Any] = []
     ints: list[int] = []
-    left = [given]
-    while left:
-        each = left.pop()
+    parts = [*given]
+    for each in parts:  # which may become more
         kind = type(each)
-        form.append(kind)
         if kind is list:
             form.append(len(each))
             arrays += each
         elif kind is int:
+            form.append(kind)
             ints.append(each)
-        elif kind is tuple:
-            form.append(len(each))
-            left += each
-        elif kind is dict:
-            form += each
-            left += each.values()
+        elif kind is tuple or kind is dict:
+            form.append(kind)
+            form += each if kind is dict else (len(each),)
+            parts += each.values() if kind is dict else each
         elif each is None or kind is str:
             form.append(each)
         else:
+            form.append(object)
             arrays.append(each)
     return tuple(form), arrays, tuple(ints)
 
