@@ -152,8 +152,9 @@ class Channel(NodeObject):
         rank, window = self._context.rank, self._window
         # With an ellipsis, since a frame may have no axes.
         arrays = [window.array[i, ...] for i in range(self.slots)]
-        if rank in self.consumers:
-            _forbid_writing(arrays)
+        for slot in arrays if rank in self.consumers else ():
+            if isinstance(slot, np.ndarray):  # CuPy has no read-only arrays
+                slot.flags.writeable = False
         ring = Ring(self._context, self.name, self._counters, arrays)
         if rank == self.producer:
             awaited = {rank: free_at(place) for place, rank in enumerate(self.consumers)}
@@ -367,13 +368,6 @@ class Channel(NodeObject):
             f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
             f"slots={self.slots}{self._state()}>"
         )
-
-
-def _forbid_writing(slots: Sequence[Any]) -> None:
-    """Make slots of NumPy read-only, since others read the same bytes; CuPy has no such arrays."""
-    for slot in slots:
-        if isinstance(slot, np.ndarray):
-            slot.flags.writeable = False
 
 
 def _publish(

@@ -411,18 +411,15 @@ def reach(
 
 def epoch_counters(size: int) -> int:
     """Return the number of counters of a window on a node of `size` ranks."""
-    return size * (SLOT_WORDS + 2 * _row(size))
+    return size * (SLOT_WORDS + 2 * whole_slots(size))  # each rank writes to slots of its own
 
 
 def ready(writer: int, reader: int, size: int) -> int:
     """Return the place of the counter of posts, from target to origin."""
-    return SLOT_WORDS * size + _row(size) * writer + reader
+    return SLOT_WORDS * size + whole_slots(size) * writer + reader
 
 
 def done(writer: int, reader: int, size: int) -> int:
     """Return the place of the counter of completes, from origin to target."""
-    return (SLOT_WORDS + _row(size)) * size + _row(size) * writer + reader
-
-
-def _row(size: int) -> int:
-    return whole_slots(size)  # each rank writes to slots of its own
+    row = whole_slots(size)
+    return (SLOT_WORDS + row) * size + row * writer + reader

@@ -63,7 +63,10 @@ def launch_kernel(
     if backend.xp.cuda.get_current_stream().ptr == handle:
         kernel(grid, block, tuple(args), shared_mem=shared_mem)
     else:
-        with _on(backend, handle, owner):
+        from mpishare.backends.cuda_streams import borrowed, on_stream
+
+        is_cupys = isinstance(owner, backend.xp.cuda.Stream)
+        with on_stream(owner if is_cupys else borrowed(handle, backend.device.ordinal)):
             kernel(grid, block, tuple(args), shared_mem=shared_mem)
     order.end(entered)
     for each in devices:
@@ -122,11 +125,3 @@ def _require_residency(
             f"{most} run at once on this GPU{shared} and a block that does not run may be the one "
             "that others wait for. Launch fewer blocks, and let each do more"
         )
-
-
-def _on(backend: Any, handle: int, owner: Any) -> Any:
-    """Return a context in which CuPy launches on a stream that is not the current one."""
-    from mpishare.backends.cuda_streams import borrowed, on_stream
-
-    is_cupys = isinstance(owner, backend.xp.cuda.Stream)
-    return on_stream(owner if is_cupys else borrowed(handle, backend.device.ordinal))

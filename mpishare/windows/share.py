@@ -96,8 +96,9 @@ def inspect_source(
     array = _as_array(context, what, source() if callable(source) else source)
     layout = check_layout(context, what, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
-    if readonly:
-        array = _unwritable(array)
+    if readonly and is_host:  # of CuPy there is no read-only view
+        array = array.view()
+        array.flags.writeable = False
     if layout.nbytes and not is_host and not context.in_place.is_alive(address_of(array)):
         # Its copy would end the GPU's context.
         raise UnsupportedError(f"{what} failed: {FREED.why}. {FREED.remedy}.")
@@ -115,14 +116,6 @@ def inspect_source(
             f"{given.remedy}."
         )
     return Source(copied, array, why_copied=given.why)
-
-
-def _unwritable(array: Any) -> Any:
-    """Return a view by which a file of the user's is mapped read-only; of CuPy there is none."""
-    if isinstance(array, np.ndarray):
-        array = array.view()
-        array.flags.writeable = False
-    return array
 
 
 def _as_array(context: NodeContext, call: str, source: Any) -> Any:

@@ -53,8 +53,12 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly
         rank = same["owner"]
         packed, layouts, numbers = replies[rank]
         found = [(ArrayLayout.unpack(layout), is_copied) for layout, is_copied in layouts]
+        leaves = [*enumerate(found[number] for number in numbers)]
+        # One memory for each array in place, and one for all copies.
+        copies = {n: layout for n, (layout, is_copied) in leaves if is_copied}
+        in_place = [{n: layout} for n, (layout, is_copied) in leaves if not is_copied]
         lots: list[Sequence[Lot]] = [()] * context.size
-        lots[rank] = _lots([found[number] for number in numbers])
+        lots[rank] = [*in_place, copies] if copies else in_place
         count = len(numbers)
         windows = make_windows(context, _CALL, count, lots, rank, mine, readonly=bool(readonly))
     _warn_of_copies(windows, mine)
@@ -94,13 +98,6 @@ class _Leaves:
         numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaves))}
         layouts = [[layout.pack(), is_copied] for layout, is_copied in numbers]
         return layouts, [numbers[leaf] for leaf in leaves]
-
-
-def _lots(leaves: Sequence[tuple[ArrayLayout, bool]]) -> list[Lot]:
-    """Return the memories of the owner: one for each array in place, and one for all copies."""
-    lots: list[Lot] = [{n: layout} for n, (layout, is_copied) in enumerate(leaves) if not is_copied]
-    copies = {n: layout for n, (layout, is_copied) in enumerate(leaves) if is_copied}
-    return [*lots, copies] if copies else lots
 
 
 def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:

@@ -311,13 +311,6 @@ class Window(Epochs, NodeObject):
             with self._context.agreement.collective():
                 close_windows(self._context, [self])
 
-    def _warn_if_kept(self, *, is_held: bool) -> None:
-        if self._is_part:
-            return  # of a channel: a loop over its frames leaves its variable bound to the last one
-        viewers = self._viewers if self._context.rank == 0 else []
-        name = f"{self.name} of shape {self.shape}"
-        warn_if_kept(self._context, name, viewers, is_held=is_held, stacklevel=4)
-
     def _abandon(self) -> None:
         self._is_closed = True
         if self._publication is not None:
@@ -361,15 +354,6 @@ class Window(Epochs, NodeObject):
     def _release_again(self) -> bool:
         return all(_release(self._context, [self]))
 
-    def _unmap_others(self) -> list[int]:
-        """Unmap the segments of other ranks; return the ranks whose arrays are still held."""
-        return [rank for rank in self._context.agreement.others if not self._unmap(rank)]
-
-    def _unmap_mine(self, kept: Sequence[Sequence[int]]) -> bool:
-        """Free this rank's segment, unless one has it mapped; `kept` has those of each rank."""
-        rank = self._context.rank
-        return not self._viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
-
     def _forget(self) -> None:
         self._context.unregister(self)
         self._end()
@@ -390,17 +374,17 @@ def close_in_turn(context: NodeContext, children: Sequence[NodeObject]) -> None:
     Windows that follow each other are closed together, unless one is a part of another, which needs
     it: an agreement of the ranks lasts until the last of them has got a core.
     """
-    for is_alone, group in groupby(children, lambda child: not _closes_with_others(child)):
-        if is_alone:
+
+    def is_alone(child: NodeObject) -> bool:
+        is_part = any(isinstance(memory, WindowPart) for memory in child._memories)
+        return is_part or not isinstance(child, Window)
+
+    for are_alone, group in groupby(children, is_alone):
+        if are_alone:
             for child in group:
                 child.close()
         elif windows := [child for child in group if not child.is_closed]:
             close_windows(context, windows)
-
-
-def _closes_with_others(child: NodeObject) -> bool:
-    is_part = any(isinstance(memory, WindowPart) for memory in child._memories)
-    return isinstance(child, Window) and not is_part
 
 
 def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
@@ -425,7 +409,10 @@ def close_windows(context: NodeContext, windows: Sequence[Any]) -> None:
                 context.retained.append(window._release_again)
     for window, is_gone, is_held in zip(windows, gone, held, strict=True):
         log.debug("%s closed%s", window.name, "" if is_gone else ": its memory is held")
-        window._warn_if_kept(is_held=is_held)
+        if not window._is_part:  # of a channel: a loop over its frames keeps the last one
+            name, viewers = f"{window.name} of shape {window.shape}", window._viewers
+            visitors = viewers if context.rank == 0 else []
+            warn_if_kept(context, name, visitors, is_held=is_held, stacklevel=3)
 
 
 def _release(
@@ -440,14 +427,20 @@ def _release(
         if window._publication is not None:
             window._viewers = window._publication.detach_viewers(f"{window.name}: close")
 
-    def free(kept: list[list[list[int]]]) -> list[bool]:
-        each_kept = zip(*kept, strict=True)
-        return [window._unmap_mine(ranks) for window, ranks in zip(windows, each_kept, strict=True)]
+    rank, others = context.rank, context.agreement.others
 
-    freed = context.close_in_order(
-        f"{windows[0].name}: close",
-        lambda: [window._unmap_others() for window in windows],
-        free,
-        counters,
-    )
+    def unmap_others() -> list[list[int]]:
+        """Return for each window the ranks whose arrays are still held."""
+        return [[peer for peer in others if not window._unmap(peer)] for window in windows]
+
+    def free(kept: list[list[list[int]]]) -> list[bool]:
+        is_kept = [any(rank in ranks for ranks in each) for each in zip(*kept, strict=True)]
+        pairs = zip(windows, is_kept, strict=True)
+        return [
+            not (window._viewers or kept_here) and window._unmap(rank)
+            for window, kept_here in pairs
+        ]
+
+    call = f"{windows[0].name}: close"
+    freed = context.close_in_order(call, unmap_others, free, counters)
     return [all(of_ranks) for of_ranks in zip(*freed, strict=True)]
