@@ -249,14 +249,11 @@ def late_elsewhere(
     return late(what, timeout_s, more, ranks, where)
 
 
-def late_unknown(
-    call: str, timeout_s: float, where: Mapping[int, str] | None = None
-) -> PeerTimeout:
+def late_unknown(call: str, timeout_s: float) -> PeerTimeout:
     """Return the error where the missing ranks cannot be known, but for ranks of a node."""
     what = f"{call} failed: not every rank of the communicator arrived"
     rule = "All of its ranks must call it, and none inside of `if rank == 0:`"
-    more = f"{name_places(where or {})}. {rule}. {_UNSEEN_DEATH}"
-    return late(what, timeout_s, more, where=where)
+    return late(what, timeout_s, f". {rule}. {_UNSEEN_DEATH}")
 
 
 def is_failing_exit(error: BaseException) -> bool:

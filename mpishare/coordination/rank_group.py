@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.coordination.control_block import ControlBlock
-    from mpishare.coordination.identity import Ranks
     from mpishare.coordination.mpi_agreement import Watch
 
 T = TypeVar("T")
@@ -64,7 +63,8 @@ class RankGroup:
         """
         ranks = identify(given, watch)
         # A copy: other threads make and free groups of theirs meanwhile.
-        found = next((each for each in [*cls._all] if each._is_for(ranks)), None)
+        mine = [each for each in [*cls._all] if each._thread == get_ident() and each.ranks == ranks]
+        found = next((each for each in mine if not each._is_spoiled()), None)
         if meet(found is None) and found is not None:
             found._is_left = True
             found = None
@@ -73,10 +73,6 @@ class RankGroup:
             cls._all.append(found)
         found.plans += 1
         return found
-
-    def _is_for(self, ranks: Ranks) -> bool:
-        """Whether these are its ranks, and the next plan of this thread may use it."""
-        return self._thread == get_ident() and self.ranks == ranks and not self._is_spoiled()
 
     def _is_spoiled(self) -> bool:
         """Whether messages may be left behind, by this rank or one of the same node.

@@ -109,13 +109,13 @@ class Shutdown:
         if agreement.failure is not None:
             agreement.tell(agreement.failure)
         block.mark(Mark.ABORTING)
-        wait_briefly(lambda: self._are_others_silent() and is_output_read())
+        wait_briefly(lambda: not self._writing() and is_output_read())
         self._wait_for_turn()
 
-    def _are_others_silent(self) -> bool:
-        """Whether the other ranks write no more output."""
-        agreement = self._agreement
-        return all(agreement.block.is_past(Mark.ABORTING, rank) for rank in agreement.others)
+    def _writing(self) -> list[int]:
+        """Return the other ranks that may still write output."""
+        block = self._agreement.block
+        return [r for r in self._agreement.others if not block.is_past(Mark.ABORTING, r)]
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.
@@ -141,14 +141,13 @@ class Shutdown:
 
     def _abort_uncaught(self) -> None:
         """Abort the job of a program that an exception has ended, wherever the other ranks are."""
-        agreement, block = self._agreement, self._agreement.block
 
         def late() -> list[int]:
-            agreement.progress()
-            return [rank for rank in agreement.others if not block.is_past(Mark.ABORTING, rank)]
+            self._agreement.progress()
+            return self._writing()
 
         wait_briefly(is_output_read)
-        block.mark(Mark.ABORTING)
+        self._agreement.block.mark(Mark.ABORTING)
         wait_briefly(lambda: not late(), UNCAUGHT_S)
         if went_on := late():
             more = f"{name_ranks(went_on)} did not end within {UNCAUGHT_S:g} s"

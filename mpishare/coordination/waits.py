@@ -155,12 +155,10 @@ class Waits:
 
     def tell(self, error: BaseException) -> None:
         """Publish that this rank leaves and why; the first reason stands."""
-        self.block.depart(State.LEFT, self._departure(error))
-
-    def _departure(self, error: BaseException) -> Departure:
         # Ranks of another node have other numbers: only missing ranks of this one count.
         missing = self.failure.ranks if isinstance(self.failure, PeerTimeout) else ()
-        return Departure(describe(error), missing, type(error) is not PeerError)
+        departure = Departure(describe(error), missing, type(error) is not PeerError)
+        self.block.depart(State.LEFT, departure)
 
     def end_by(self, event: Event, failure: Failure) -> Failure:
         """End the node, publish the reason and the missing ranks; return the error to raise."""

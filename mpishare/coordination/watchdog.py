@@ -126,8 +126,7 @@ class Watchdog:
             if self._seems_incomplete():
                 self._check_deaths()
             if self._releases:
-                self._check_kernels()
-                self._check_elsewhere()
+                self._check_objects()
                 self._check_stragglers()
 
     def _pause(self) -> bool:
@@ -205,13 +204,10 @@ class Watchdog:
         awaited = set[int]().union(*(self.pending().values() if gone else ()))
         return sorted(left | (gone & awaited))
 
-    def _check_kernels(self) -> None:
+    def _check_objects(self) -> None:
         # In a frame of its own: in that of the thread the last object would be held for ever.
         for item in self.objects():
             item._check_kernels()
-
-    def _check_elsewhere(self) -> None:
-        for item in self.objects():
             item._check_elsewhere()
 
     def _check_stragglers(self) -> None:

@@ -144,17 +144,10 @@ class BasePlan(NodeObject):
         return next((error for error in found if error is not None), None)
 
     def _leave(self, error: BaseException) -> None:
-        """Leave also the node where no later plan can use it as before.
-
-        That is a node kept for plans; amid a call, whose neighbors may still read the fields; and
-        of a plan of only some ranks, whose exception the others do not share.
-        """
-        setup = self._setup
-        kept = kept_as(setup.group, setup.context)
+        """Leave the node; of one that is kept for plans, as its own with block would."""
+        kept = kept_as(self._setup.group, self._setup.context)
         if kept is not None:
             kept.__exit__(type(error), error, error.__traceback__)
-        elif self._is_in_call() or len(setup.comm.ranks_here) < self._context.size:
-            self._context.agreement.leave(f"the with block of {self.name}", error)
         else:
             super()._leave(error)
 
@@ -162,9 +155,6 @@ class BasePlan(NodeObject):
         self._context.agreement.check()
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
-        self._refuse_amid_a_call(call)
-
-    def _refuse_amid_a_call(self, call: str) -> None:
         if self._is_under_way():
             raise EpochError(
                 f"{self.name}: {call} failed: another call of the plan is under way, in which a "

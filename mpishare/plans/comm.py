@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.errors import MpiShareError, PeerTimeout
     from mpishare.memory.allocation import Steps
-    from mpishare.memory.shared import SharedMemory
     from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]
@@ -164,8 +164,6 @@ class PlanComm:
 
 _MAX_POOLED_NBYTES = 1 << 17
 _CHUNK_NBYTES = 1 << 18
-_MAX_SPARE_NBYTES = 1 << 22
-"""Memory of closed plans that is kept for later ones: to map it anew takes milliseconds."""
 
 
 class PlanMemory(NamedTuple):
@@ -203,7 +201,6 @@ class PlanRanks:
         self.plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
-        self._spare: list[tuple[SharedMemory, int]] = []  # the newest last
 
     @classmethod
     def of(
@@ -241,7 +238,9 @@ class PlanRanks:
         nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
         # Nodes may need different sizes, and could not agree whether to map more.
         if 8 * nwords > _MAX_POOLED_NBYTES or not self.is_of_one_node:
-            return self._take_mapped(step, nbytes, is_maker=is_maker)
+            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
+            unmap = partial(context.unmap_registered, memory)
+            return PlanMemory(memory.buffer, address, memory.nbytes, unmap)
         pool = self._memory_pool
         if not pool.has(nwords):
             context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker)
@@ -254,31 +253,8 @@ class PlanRanks:
 
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
-    def _take_mapped(self, step: Steps, nbytes: int, *, is_maker: bool) -> PlanMemory:
-        """Return memory that has a mapping of its own, if it can be that of a closed plan."""
-        fits = [each for each in self._spare if nbytes <= each[0].nbytes < 2 * nbytes]
-        if fits:
-            self._spare.remove(fits[-1])
-        memory, address = (
-            fits[-1] if fits else self.context.map_registered(step, nbytes, is_maker=is_maker)
-        )
-
-        def give_back() -> None:
-            if not self.is_of_one_node or memory.nbytes > _MAX_SPARE_NBYTES:
-                self.context.unmap_registered(memory)
-                return
-            if is_maker:
-                memory.buffer[:] = bytes(memory.nbytes)
-            self._spare.append((memory, address))
-            while sum(each.nbytes for each, _ in self._spare) > _MAX_SPARE_NBYTES:
-                self.context.unmap_registered(self._spare.pop(0)[0])
-
-        return PlanMemory(memory.buffer, address, memory.nbytes, give_back)
-
     def close(self) -> None:
-        """Free memory that the plans shared. Collective."""
-        for memory, _ in self._spare:
-            self.context.unmap_registered(memory)
+        """Forget the ranks, and free their communicator with the last node. Collective."""
         del self.context.plan_ranks[self.group]
         if self.is_of_one_node:
             self.group.blocks.remove(self.context.agreement.block)

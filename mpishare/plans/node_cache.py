@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 _DEFAULT_TIMEOUT_S = 300.0
 
 
-def kept_node(group: RankGroup, backend: str) -> Node | None:
-    """Return the node that is kept for plans of these ranks without ``node=``, if it works."""
-    node: Node | None = group.nodes.get(backend)
-    return None if node is None or node._context.agreement.failure is not None else node
-
-
 def kept_as(group: RankGroup, context: Any) -> Node | None:
     """Return the node of this context, if it is kept for these ranks."""
     return next((node for node in group.nodes.values() if node._context is context), None)
@@ -68,7 +62,9 @@ def look_for_node(
         given.agreement.check()
     elif given is not None:
         require_node(call, given)
-    kept = kept_node(group, backend)
+    kept = group.nodes.get(backend)
+    if kept is not None and kept._context.agreement.failure is not None:
+        kept = None
     found = context_of(kept) if given is None else given
     number = 0 if found is None else found.numbers[call]
     return NodeChoice(given is not None, kept is not None, number), found

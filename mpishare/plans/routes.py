@@ -52,7 +52,7 @@ def choose(
     """Return the route to each peer, the same at both ends.
 
     Between nodes it is `MESSAGES` until the ranks have agreed whether their MPI takes pointers to
-    GPU memory; see `gpu_memory`. `name` is the route that is forced within the node.
+    GPU memory; see `settle_messages`. `name` is the route that is forced within the node.
     """
     require_allowed(name, on_gpu=on_gpu)
     forced = MESSAGES if name in (MPI_HOST, GPU_MESSAGES) else ROUTES[name] if name else None
@@ -82,6 +82,28 @@ def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
     if there.origin == there.target:  # a rank needs no signal from itself, and no message
         return COPY if forced is NCCL else forced.in_order
     return forced
+
+
+def settle_messages(setup: PlanSetup, answers: Sequence[str], *, has_messages: bool) -> bool:
+    """Whether MPI messages go out of GPU memory; `answers`: why not, by rank, empty if they can.
+
+    All ranks log nothing but the first, which does so once a node.
+    """
+    name, context = setup.same["MPISHARE_ROUTE"], setup.context
+    if not (setup.on_gpu and has_messages) or name == MPI_HOST:
+        return False
+    why = next(filter(None, answers), "")
+    if why and name == GPU_MESSAGES:
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
+            "takes such pointers, or leave MPISHARE_ROUTE out."
+        )
+    if context.gpu_messages is None and not setup.comm.rank:
+        out = "out of GPU memory, which the MPI takes"
+        tell, how = (log.warning, f"through host memory: {why}") if why else (log.info, out)
+        tell("%s: messages between nodes go %s", setup.name, how)
+    context.gpu_messages = why
+    return not why
 
 
 def refuse(setup: PlanSetup, routes: Sequence[Routes]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
-from mpishare.plans import gpu_memory, nccl_choice, routes
+from mpishare.plans import nccl_choice, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
@@ -38,6 +38,7 @@ from mpishare.plans.node_cache import (
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
+from mpishare.runtime.gpu_messages import why_not
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, NCCL, ROUTES, forced
 from mpishare.runtime.stream_chain import StreamChain
 
@@ -316,7 +317,7 @@ def agree_on_routes(
             "sends": pack_messages(sends),
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
-            "gpu memory": "" if is_staged else gpu_memory.ask(setup),
+            "gpu memory": (setup.on_gpu and not is_staged and why_not()) or "",
             "nccl": None if is_staged else nccl_choice.ask(setup),
             "is compiled": _are_compiled(setup, recvs),
         }
@@ -332,7 +333,7 @@ def agree_on_routes(
         sends=sends_by_rank,
         recvs=recvs_by_rank,
         routes=chosen,
-        locations=[_unpack_locations(reply["locations"]) for reply in replies],
+        locations=[[at and Location(*at) for at in reply["locations"]] for reply in replies],
         is_compiled=all(reply["is compiled"][0] for reply in replies),
         is_reverse_compiled=all(reply["is compiled"][1] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
@@ -350,10 +351,6 @@ def _are_compiled(setup: PlanSetup, recvs: Sequence[Message]) -> tuple[bool, boo
     return all(part.factors is None or known[part.field] for part in parts), all(known)
 
 
-def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
-    return [place and Location(*place) for place in packed]
-
-
 def _agreed_routes(
     setup: PlanSetup, replies: Sequence[Any], *, is_staged: bool
 ) -> list[dict[int, Route]]:
@@ -364,7 +361,7 @@ def _agreed_routes(
     between = MESSAGES
     if nccl_choice.settle(setup, [reply["nccl"] for reply in replies]):
         between = NCCL
-    elif gpu_memory.settle(setup, answers, has_messages=has_messages):
+    elif routes.settle_messages(setup, answers, has_messages=has_messages):
         between = GPU_MESSAGES
     chosen = [
         {peer: between if route is MESSAGES else route for peer, route in each.items()}

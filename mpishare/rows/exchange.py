@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpishare.rows.cuda import CudaRows
     from mpishare.rows.host import HostRows
 
-    RowEngine = HostRows | CudaRows
+    RowEngine: TypeAlias = HostRows | CudaRows
 
 _CALL = "RowExchange"
 

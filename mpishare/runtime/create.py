@@ -61,7 +61,7 @@ def create_node(
     check_fork()
     comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
     with _undone_together(made) as undo:
-        _check_start()
+        check_singleton(MPI.COMM_WORLD.size, os.environ, MPI.Get_library_version())
         deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
         watch = CommWatch(CALL, deadline_s)
         all_comm = duplicate(comm, watch)
@@ -99,13 +99,6 @@ def create_node(
         context.backend.device or why_host or "no GPU",
     )
     return context, shutdown
-
-
-def _check_start() -> None:
-    """Check that the launcher and the MPI library fit."""
-    from mpi4py import MPI
-
-    check_singleton(MPI.COMM_WORLD.size, os.environ, MPI.Get_library_version())
 
 
 @contextlib.contextmanager

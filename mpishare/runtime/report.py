@@ -183,7 +183,8 @@ class Report:
         ``target`` is None for a rank on another node.
         """
         if target is None:
-            return self._why_messages(route)
+            is_staged = self.gpu_messages and route == MESSAGES
+            return "another node" + f", through host memory: {self.gpu_messages}" * bool(is_staged)
         if route in (FUSED, HOST):
             return None
         pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
@@ -193,10 +194,6 @@ class Report:
             shared = "a GPU is shared without the Multi-Process Service"
             return "myself" if origin == target else shared
         return next(filter(None, (pair.reason for pair in pairs)), None)
-
-    def _why_messages(self, route: str) -> str:
-        is_staged = self.gpu_messages and route == MESSAGES
-        return "another node" + (f", through host memory: {self.gpu_messages}" if is_staged else "")
 
     def describe_routes(
         self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]
@@ -223,9 +220,7 @@ class Report:
             *self._describe_devices(),
             *self._describe_gpu_memory(),
             *self._describe_pairs(),
-            *self._describe_host_code(),
-            *(self.surroundings.describe() if self.surroundings is not None else ()),
-            *self._describe_losses(),
+            *self._describe_host(),
             *self.notes,
         ]
         return "\n  ".join([self._title(), *lines])
@@ -268,13 +263,13 @@ class Report:
             }
         )
 
-    def _describe_host_code(self) -> Iterator[str]:
+    def _describe_host(self) -> Iterator[str]:
         if self.host_code is not None:
             why = self.native_missing
             how = "compiled C" if why is None else f"Python, which is slower: {why}"
             yield f"halo exchanges and fences on the host are made by {how}"
-
-    def _describe_losses(self) -> Iterator[str]:
+        if self.surroundings is not None:
+            yield from self.surroundings.describe()
         losing = [member.rank for member in self.members if not member.keeps_values]
         if losing:
             yield (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.plans import gpu_memory, routes
+from mpishare.plans import routes
 from mpishare.runtime.gpu_messages import GPU_AWARE, tells_cuda, why_not
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
 
@@ -62,13 +62,15 @@ def setup_of(rank=0, name=None):
 )
 def test_one_rank_that_cannot_is_enough(name, answers, has_messages, right):
     setup = setup_of(name=name)
-    assert gpu_memory.settle(setup, answers, has_messages=has_messages) is right
+    assert routes.settle_messages(setup, answers, has_messages=has_messages) is right
     assert right is (setup.context.gpu_messages == "")
 
 
 def test_what_is_forced_and_cannot_be_is_refused():
     with pytest.raises(UnsupportedError, match="ended by SIGSEGV"):
-        gpu_memory.settle(setup_of(name="mpi-gpu"), ["", "ended by SIGSEGV"], has_messages=True)
+        routes.settle_messages(
+            setup_of(name="mpi-gpu"), ["", "ended by SIGSEGV"], has_messages=True
+        )
 
 
 def test_who_allows_messages_allows_the_faster_ones():
@@ -86,7 +88,7 @@ def test_which_memory_messages_use_is_said_by_one_rank(caplog, why, level):
     with caplog.at_level(logging.INFO, "mpishare"):
         for setup in map(setup_of, range(2)):
             for _ in range(2):
-                gpu_memory.settle(setup, ["", why], has_messages=True)
+                routes.settle_messages(setup, ["", why], has_messages=True)
     (record,) = caplog.records
     assert record.levelname == level
     assert why in record.getMessage()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError
+from mpishare.plans.engine import PlanEngine
 from mpishare.plans.gpu.fields import current_stream, is_captured
 from mpishare.runtime.launch_order import LaunchOrder
 from mpishare.runtime.stream_chain import StreamChain
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mpishare.plans.gpu.staging import PlanBuffers
 
 
-class CudaPlanEngine:
+class CudaPlanEngine(PlanEngine):
     """Calls that are enqueued on streams, and counted in the flags of the plan.
 
     `chain` orders them with those of other engines of the plan; by default it is the engine's own.
@@ -138,12 +139,6 @@ class CudaPlanEngine:
 
     def pending(self) -> list[int]:
         return self._flags.pending()
-
-    def check_elsewhere(self) -> None:
-        return
-
-    def late_elsewhere(self, call: str) -> Exception | None:  # noqa: ARG002
-        return None
 
     def is_over(self) -> bool:
         """Whether all calls have ended here, and the others have read what was packed for them.
