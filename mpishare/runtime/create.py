@@ -190,7 +190,7 @@ def _making_communicator(watch: CommWatch) -> Iterator[None]:
 
 
 def _find_node(all_comm: MPI.Intracomm, watch: CommWatch) -> tuple[MPI.Intracomm, int, list[str]]:
-    """Return the ranks that share memory, the lowest of them, and notes on oddities."""
+    """Return the ranks that share memory, the lowest of them, and notes on others."""
     from mpi4py import MPI
 
     with _making_communicator(watch):
@@ -198,7 +198,7 @@ def _find_node(all_comm: MPI.Intracomm, watch: CommWatch) -> tuple[MPI.Intracomm
     first = identify(all_comm, watch)[next(iter(identify(comm, watch)))]
     replies = allgather(all_comm, places.here(first, all_comm.rank), watch)
     known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
-    notes = places.oddities(all_comm.rank, known)
+    notes = places.elsewhere(all_comm.rank, known)
     is_split = any(each.group == 0 and each != known[0] for each in known)
     if notes and is_split and all_comm.rank == 0:
         log.warning("%s", notes[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpishare.errors import grouped, name_ranks
+from mpishare.errors import name_ranks
 from mpishare.memory.shared import place as place
 
 if TYPE_CHECKING:
@@ -38,41 +38,15 @@ def mates_of(rank: int, places: Sequence[Place]) -> list[int]:
     return [other for other, each in enumerate(places) if each == places[rank]]
 
 
-def oddities(rank: int, places: Sequence[Place]) -> list[str]:
-    """Describe disagreements of MPI and /dev/shm on the ranks that share memory with this one."""
-    found = grouped((_oddity(places[rank], each), other) for other, each in enumerate(places))
-    mate = f"rank {mates_of(rank, places)[0]}"
+def elsewhere(rank: int, places: Sequence[Place]) -> list[str]:
+    """Name the ranks of this one's machine that are a node of their own, and the remedy."""
+    mine, mate = places[rank], mates_of(rank, places)[0]
+    beside = [r for r, each in enumerate(places) if each.boot and each.boot == mine.boot]
+    apart = [r for r in beside if places[r].folder != mine.folder]
+    if not apart:
+        return []
     return [
-        text.format(ranks=name_ranks(found[oddity]), mate=mate)
-        for oddity, text in _ODDITIES.items()
-        if oddity in found
+        f"the machine of rank {mate} also runs {name_ranks(apart)} of the given communicator, with "
+        "another /dev/shm: another node. To make one node of them start the containers with "
+        "--ipc=host"
     ]
-
-
-def _oddity(mine: Place, other: Place) -> str:
-    """Return the disagreement on one rank, a key of `_ODDITIES`; empty if there is none."""
-    if not mine.boot or not other.boot:
-        return ""
-    is_mate_by_mpi = other.group == mine.group
-    if other.boot != mine.boot:
-        return "kernel" if is_mate_by_mpi else ""
-    if other.folder != mine.folder:
-        return "folder"
-    return "" if is_mate_by_mpi else "group"
-
-
-_ODDITIES = {
-    "kernel": (
-        "MPI says that {ranks} of the given communicator share memory with {mate}, but they run "
-        "under another kernel: machines of one host name? They are nodes of their own"
-    ),
-    "folder": (
-        "the machine of {mate} also runs {ranks} of the given communicator, with another /dev/shm: "
-        "another node. To make one node of them start the containers with --ipc=host"
-    ),
-    "group": (
-        "{ranks} of the given communicator have the same /dev/shm as {mate}, but MPI says that "
-        "they are on another node, and MPI is believed: with SLURM and PMIx, NodeName must be the "
-        "host's name"
-    ),
-}

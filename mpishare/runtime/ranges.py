@@ -94,14 +94,8 @@ def _around(
 
 def _wanted() -> Library | None:
     """Return the functions that push and pop, if objects made now are to have ranges."""
-    is_on = _is_tool_there() if _choice is None else _choice
+    is_on = any(map(os.environ.get, TOOLS)) if _choice is None else _choice
     return _library_or_warning() if is_on else None
-
-
-@functools.cache
-def _is_tool_there() -> bool:
-    """Whether a tool started this process: once, since each window asks."""
-    return any(map(os.environ.get, TOOLS))
 
 
 @functools.cache

@@ -101,15 +101,19 @@ class Hardware:
         return [Hidden(tuple(ranks), gpus, by) for (gpus, by), ranks in found.items()]
 
     def _hidden_from(self, view: RankView) -> Iterator[tuple[str, int]]:
+        """Yield the GPUs that a rank does not see, each behind the cause."""
         seen = {gpu.pci_id for gpu in view.gpus}
         for number, at in enumerate(self.addresses):
             if view.visible is not None and at not in view.visible:
-                yield _cause(view, is_seen=at in seen), number
+                cause = _UNKNOWN if at in seen else _CGROUP
+                if view.variable is not None and (at in seen or view.why_not is not None):
+                    cause = f"{_VARIABLE}={view.variable}"
+                yield cause, number
 
     @property
     def notes(self) -> list[str]:
         """Oddities, each with its remedy."""
-        return [*self._unlike(), *self._modes(), *self._without_p2p(), *self._unused()]
+        return [*self._unlike(), *self._modes(), *self._without_p2p()]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -231,33 +235,10 @@ class Hardware:
                     f"halos go by {', '.join(f'`{route}`' for route in sorted(routes))}"
                 )
 
-    def _unused(self) -> Iterator[str]:
-        """Note that all ranks use one GPU though all of them see others."""
-        free = [
-            number
-            for number, at in enumerate(self.addresses)
-            if at not in self._users and all(at in (view.visible or ()) for view in self._views)
-        ]
-        if len(self._views) > 1 and len(self._users) == 1 and free:
-            (used,) = self._users
-            yield (
-                f"every rank uses #{self.addresses.index(used)}, though all of them see "
-                f"{_name(free)} too: a library has chosen it before Node(); Node(device=...) "
-                "chooses another"
-            )
-
 
 def _devices_of(report: Report | None) -> list[tuple[int, Device]]:
     members = [] if report is None else report.members
     return [(each.rank, each.device) for each in members if each.device is not None]
-
-
-def _cause(view: RankView, *, is_seen: bool) -> str:
-    """Return the reason why a GPU is hidden from a rank; `is_seen`: NVML shows it there."""
-    has_nvml = view.why_not is None
-    if view.variable is not None and (is_seen or not has_nvml):
-        return f"{_VARIABLE}={view.variable}"
-    return _CGROUP if not is_seen else _UNKNOWN
 
 
 def _describe_hidden(hidden: Hidden, count: int) -> str:

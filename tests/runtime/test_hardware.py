@@ -136,17 +136,6 @@ def test_exclusive_gpus_need_mps():
     assert "#0 in compute" in Hardware(views, report(exclusive[:1] * 2)).notes[0]
 
 
-def test_all_ranks_on_one_gpu_of_several():
-    found = Hardware([view(TWO)] * 2, report([TWO[0]] * 2)).notes
-    assert found == [
-        "every rank uses #0, though all of them see #1 too: a library has chosen it before "
-        "Node(); Node(device=...) chooses another"
-    ]
-    hidden = [view(TWO, visible=TWO[:1], variable="0")] * 2
-    assert Hardware(hidden, report([TWO[0]] * 2)).notes == []
-    assert Hardware([view(TWO)] * 2, report(TWO)).notes == []
-
-
 def test_without_nvml_one_line_and_what_the_kernel_lists():
     blind = replace(view([], why_not="there is no cuda.bindings.nvml"), listed={})
     assert lines(replace(blind, visible=())) == [

@@ -43,12 +43,10 @@ def silent(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
-    cached = [getattr(ranges, name) for name in ("_library_or_warning", "_is_tool_there")]
-    for each in cached:
-        each.cache_clear()
+    cached = ranges._library_or_warning
+    cached.cache_clear()
     yield
-    for each in cached:
-        each.cache_clear()
+    cached.cache_clear()
 
 
 @pytest.fixture
