@@ -11,7 +11,6 @@ from mpi4py import MPI
 from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session
 from mpishare.bench.staged import memory_of
-from mpishare.errors import UnsupportedError
 from mpishare.runtime.gpu_messages import why_not
 
 
@@ -27,14 +26,9 @@ class CudaMpi(Library):
         self._requests: list[MPI.Prequest] = []
 
     @classmethod
-    def require(cls, session: Session) -> None:
-        # One rank per node tries it, which saves the others the memory and time of a child.
-        node = session.node
-        if not node.is_leader or node.device is None:
-            return
-        failure = why_not()
-        if failure is not None:
-            raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        if failure := why_not():
+            raise cls.refusal(f"not CUDA-aware: {failure}")
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:
         comm, synchronize = self.session.comm, self.session.synchronize

@@ -52,6 +52,7 @@ def gather(session: Session) -> dict[str, Any]:
     ranks = comm.allgather(_describe_rank(session))
     gpus = _gpus(ranks)
     # The driver and packages of rank 0 stand for those of all.
+    driver, cuda = versions_of(node.device)
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hostname": ranks[0]["hostname"],
@@ -68,15 +69,15 @@ def gather(session: Session) -> dict[str, Any]:
         "gpus": gpus,
         "links": sorted({link for seen in ranks for link in seen["links"]}),
         "mps": None if node.device is None else node.device.mps,
-        "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
-        "cuda": _cuda_version(session),
+        "driver": driver,
+        "cuda": cuda,
         "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
         "versions": versions(),
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
         "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
-    found["notes"] = crowded(ranks) + notes(gpus) + _absent(session)
+    found["notes"] = [*crowded(ranks), *node.report().notes, *_absent(session)]
     return dict(comm.bcast(found, 0))
 
 
@@ -131,18 +132,6 @@ def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a reader must know about the GPUs, as in the report, to trust the numbers."""
-    shared = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
-    return [
-        f"{len(gpu['ranks'])} ranks share {gpu['uuid']} without MPS: they take turns on it, and "
-        "every step that touches its compute engine (a kernel, a copy on the device) costs a turn "
-        "of about a millisecond. Start the Multi-Process Service before the ranks: "
-        "nvidia-cuda-mps-control -d"
-        for gpu in shared[:1]
-    ]
-
-
 def _absent(session: Session) -> list[str]:
     """Return a note on the baselines that were asked for and that no case has here."""
     options, backend = session.options, session.node.backend
@@ -174,12 +163,10 @@ def _found_in(file: str, pattern: str) -> str | None:
     return found[1] if found else None
 
 
-def _cuda_version(session: Session) -> str | None:
-    """Return the newest CUDA version that the driver supports, e.g. 13.0."""
-    if not session.on_cuda:
-        return None
-    version = int(session.node.xp.cuda.runtime.driverGetVersion())
-    return f"{version // 1000}.{version % 1000 // 10}"
+def versions_of(device: Any) -> tuple[str | None, str | None]:
+    """Return the version of a GPU's driver, and the newest CUDA that it supports, e.g. 13.0."""
+    found = re.search(r"(?:([\d.]+) \()?CUDA ([\d.]+)", "" if device is None else device.driver)
+    return (found[1], found[2]) if found else (None, None)
 
 
 def _git_revision() -> str | None:

@@ -10,11 +10,13 @@ AGAINST = ("--against", "mpi", *QUICK)
 
 # The library that takes pointers to a GPU takes those to host memory too.
 ON_HOST = """
+import os
 import sys
 from benchmarks import catalog
 from benchmarks.__main__ import main
 from mpishare.bench import cases, cuda_mpi, library
 
+os.environ["MPISHARE_GPU_AWARE_MPI"] = "1"  # there is no GPU here
 catalog.extend()
 for name in ("ring", "halo1d"):
     cases.CASES[name].baselines["host"] += ("mpi", "nccl")

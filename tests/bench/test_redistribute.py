@@ -66,7 +66,10 @@ def test_sizes_come_near_the_part_and_come_once() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_gpus_do_moves_every_word_on_the_host(ranks: int) -> None:
+def test_what_gpus_do_moves_every_word_on_the_host(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPISHARE_GPU_AWARE_MPI", "1")  # there is no GPU here
     rows = rivals(ranks, ON_HOST, *TRANSPOSES, "allgather", *SMALL, "--against", "mpi")
     arms = {(row["case"], row["arm"]) for row in rows}
     assert arms == {(case, "mpi") for case in (*TRANSPOSES, "allgather")}

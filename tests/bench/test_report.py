@@ -3,11 +3,12 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpishare.bench import cli
-from mpishare.bench.environment import notes
+from mpishare.bench.environment import versions_of
 from mpishare.bench.options import Options
 from mpishare.bench.plot import draw
 from mpishare.bench.report import COLUMNS, Row, as_json, compare, heading, of_case, summary
@@ -136,14 +137,16 @@ def test_the_heading_tells_of_a_busy_machine_and_of_one_rank() -> None:
     assert "GPU-1f3c at 0000:06:00.0: rank 0" in text
 
 
-def test_the_heading_tells_of_a_gpu_shared_without_mps() -> None:
-    shared = {"uuid": "GPU-1f3c", "ranks": [0, 1, 2, 3], "mps": False}
-    alone = {**shared, "ranks": [0]}
-    assert notes([{**shared, "mps": True}, alone]) == []
-    (note,) = notes([alone, shared])
-    assert "GPU-1f3c" in note
-    assert "nvidia-cuda-mps-control -d" in note
+def test_the_heading_has_the_notes_of_the_node() -> None:
+    note = "4 ranks share GPU-1f3c without the Multi-Process Service"
     assert note in " ".join(heading({**HEADER, "notes": [note]}).split())
+
+
+def test_theversions_of_the_driver() -> None:
+    gpus = {"580.159 (CUDA 13.0)": ("580.159", "13.0"), "CUDA 13.0": (None, "13.0")}
+    for text, found in gpus.items():
+        assert versions_of(SimpleNamespace(driver=text)) == found
+    assert versions_of(None) == (None, None)
 
 
 def halo_rows() -> list[Row]:
