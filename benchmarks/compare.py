@@ -45,7 +45,8 @@ def compared(a: str, b: str) -> str:
     for row, other in ((row, others[key]) for key, row in found.items() if key in others):
         is_new, last = (row.case, row.nbytes) != last, (row.case, row.nbytes)
         head = [row.case if is_new else "", size_text(row.nbytes) if is_new and row.nbytes else ""]
-        ratio = "" if None in (row.median_us, other.median_us) else _ratio(row, other)
+        us, other_us = row.median_us, other.median_us
+        ratio = "" if us is None or other_us is None else f"{other_us / us:.2f}"
         times = [_median(row), _median(other), ratio]
         lines.append([*head, row.arm, _CLOCKS[row.clock], *times])
     names = {"a": a, "b": b}
@@ -67,10 +68,6 @@ def _origin(header: dict[str, Any]) -> str:
 def _median(row: Row) -> str:
     failed = "wrong" if row.wrong else "not run"
     return failed if row.median_us is None else format_us(row.median_us)
-
-
-def _ratio(row: Row, other: Row) -> str:
-    return f"{(other.median_us or 0) / (row.median_us or 1):.2f}"
 
 
 def read_run(name: str) -> Run:

@@ -14,21 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid, Side
 from mpishare.bench.halo import any_fields, halo_exchange, run_on_blocks
-from mpishare.bench.session import Bound, Call, Session, do_nothing
+from mpishare.bench.session import Bound, Call, do_nothing
 
 #: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
 #: place arrays.
 _IN_TURN, _APART_NBYTES = 80, 512
 
 Fields = tuple[Any, ...]
-
-
-def run(session: Session, case: Case) -> None:
-    run_on_blocks(session, case, _enter)
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
@@ -162,3 +157,6 @@ def _staged(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Call]:
                 field[side.into].set(into)
 
     return exchange, do_nothing
+
+
+run = partial(run_on_blocks, enter=_enter)

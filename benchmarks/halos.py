@@ -38,18 +38,10 @@ _CALLED_BLOCKS = {
 _CALLS, _BATCHES = 100, 10
 
 
-def run_faces(session: Session, case: Case) -> None:
-    run_on_blocks(session, case, _enter_faces, _cube)
-
-
 def _cube(options: Options, _: int, nbytes: int) -> Block:
     """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
     n = max(square(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
     return Block(n, (n, n), 1, options.width, options.fields)
-
-
-def run_messages(session: Session, case: Case) -> None:
-    run_on_blocks(session, case, _enter_messages)
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
@@ -65,6 +57,10 @@ def _enter_messages(comparison: Comparison, grid: Grid) -> None:
         by_nccl = partial(Exchange, grid, partial(_by_route, "nccl"))
         add_with_graphs(comparison, "by nccl", by_nccl, IN_GRAPHS)
     add_baselines(comparison, grid, _MESSAGES_MPI)
+
+
+run_faces = partial(run_on_blocks, enter=_enter_faces, block_of=_cube)
+run_messages = partial(run_on_blocks, enter=_enter_messages)
 
 
 def run_calls(session: Session, case: Case) -> None:

@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 
 import mpishare
-from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Exchange, Grid
 from mpishare.bench.halo import halo_exchange, run_on_blocks
-from mpishare.bench.session import Bound, Session, do_nothing
-
-
-def run(session: Session, case: Case) -> None:
-    run_on_blocks(session, case, _enter)
+from mpishare.bench.session import Bound, do_nothing
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
@@ -125,3 +120,6 @@ def _by_hand(grid: Grid, *fields: Any) -> Bound:
             cells += xp.asarray(into)
 
     return add, do_nothing
+
+
+run = partial(run_on_blocks, enter=_enter)

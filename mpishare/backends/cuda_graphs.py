@@ -5,11 +5,11 @@ Imported only where a GPU was found.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import cupy
+from cuda import bindings as package
 from cuda.bindings import driver as bindings
 
 from mpishare.backends import driver, kernels
@@ -83,7 +83,8 @@ class Capture:
         node.conditional.size = 1
         node.conditional.ctx = context
         # The data of edges came with CUDA 13.
-        none: tuple[Any, ...] = (None, None, 0) if _bindings_version() >= 13 else (None, 0)
+        is_of_13 = int(package.__version__.partition(".")[0]) >= 13
+        none: tuple[Any, ...] = (None, None, 0) if is_of_13 else (None, 0)
         self._call("cuGraphAddNode", graph, *none, node)
         return node.conditional.phGraph_out[0]
 
@@ -96,7 +97,7 @@ class Capture:
         """
         flag = done.data.ptr, done.dtype.itemsize
         arguments = self._handle, *flag, iterations.data.ptr, at_most, abort
-        function = _decide(cupy.cuda.Device().id)
+        function = kernels.kernel(Path(__file__).with_name("decide.cu").read_text(), "decide")
         driver.Launch(function, 1, 1, arguments, self._where).enqueue(self._stream)
 
     def end(self) -> CudaGraph:
@@ -124,16 +125,3 @@ class Capture:
         graph = self._outer if self._outer is not None else graph
         if graph is not None and int(graph):
             self._call("cuGraphDestroy", graph)
-
-
-@functools.cache
-def _decide(device: int) -> int:
-    """Return the driver's handle of the kernel, on the current device."""
-    del device
-    return kernels.kernel(Path(__file__).with_name("decide.cu").read_text(), "decide")
-
-
-def _bindings_version() -> int:
-    from cuda import bindings as package
-
-    return int(package.__version__.partition(".")[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,11 +124,6 @@ def _paths() -> Iterator[str]:
     spec = find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():
         yield from map(str, Path(folder).glob("nccl/lib/libnccl.so.2"))
-
-
-def host_name() -> str:
-    """Return how the site names this host to NCCL, where it does: it finds GPUs by host."""
-    return os.environ.get("NCCL_HOSTID", "")
 
 
 class Communicator:

@@ -92,16 +92,13 @@ def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) ->
     """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
     for row in (row for row in timed if row.kind == OWN):
-        others = _baselines(timed, row.clock, against.get(row.arm, ()))
+        names = against.get(row.arm, ())
+        baselines = [each for each in timed if (each.kind, each.clock) == (BASELINE, row.clock)]
+        others = [each for each in baselines if names is None or each.arm in names]
         if others:
             fastest = min(others, key=_median)
             row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
             row.speed = _speed(row.ratio, row.quartiles_us, fastest.quartiles_us)
-
-
-def _baselines(timed: Sequence[Row], clock: Clock, names: Sequence[str] | None) -> list[Row]:
-    found = [row for row in timed if row.kind == BASELINE and row.clock == clock]
-    return [row for row in found if names is None or row.arm in names]
 
 
 def _median(row: Row) -> float:
@@ -229,14 +226,11 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
         return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines = [*_lines(rows, reasons)]
-    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    return ["\n".join([title, "", *_printed(lines), ""]) + filled(notes)]
-
-
-def _printed(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table without its empty columns."""
     columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
-    return aligned([[cells[index] for index in columns] for cells in lines], (columns.index(1),))
+    filled_columns = [[cells[index] for index in columns] for cells in lines]
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    table = aligned(filled_columns, (columns.index(1),))
+    return ["\n".join([title, "", *table, ""]) + filled(notes)]
 
 
 def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:

@@ -59,8 +59,13 @@ class PlanComm:
 
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""
-        self._ranks.group.give_place(self._place)
-        self._ranks.end_plan()
+        ranks = self._ranks
+        ranks.group.give_place(self._place)
+        ranks.plans -= 1
+        # Ranks of one node keep memory for their next plan until the node closes; ranks of several
+        # nodes close theirs at different times.
+        if not ranks.plans and not ranks.is_of_one_node:
+            ranks.close()
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`; return the results of all ranks, or raise on all. Collective."""
@@ -219,14 +224,6 @@ class PlanRanks:
             if found.is_of_one_node:
                 group.blocks.append(context.agreement.block)
         return found
-
-    def end_plan(self) -> None:
-        """Count one plan less. Collective with the last plan of ranks on several nodes."""
-        self.plans -= 1
-        # Ranks of one node keep memory for their next plan until the node closes; ranks of several
-        # nodes close theirs at different times.
-        if not self.plans and not self.is_of_one_node:
-            self.close()
 
     def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
         """Return zeroed host memory for these ranks on their node, and for their GPUs.

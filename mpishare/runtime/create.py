@@ -259,7 +259,10 @@ def _build(
         facts = agreement.step(CALL, lambda: survey and survey.describe())
         watchdog.start()
         (backend, compiled), replies = agreement.step_keeping(CALL, begin)
-        members = _members(replies)
+        members = tuple(
+            Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
+            for rank, each in enumerate(replies)
+        )
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
             tried = [each["tried"] for each in replies]
@@ -282,13 +285,6 @@ def _left_by_error(
         if agreement.is_fatal:
             abort_at_exit(describe(error))
         raise
-
-
-def _members(replies: Sequence[dict[str, Any]]) -> tuple[Member, ...]:
-    return tuple(
-        Member(rank, **each["process"], device=each["device"] and Device(**each["device"]))
-        for rank, each in enumerate(replies)
-    )
 
 
 def _make_context(

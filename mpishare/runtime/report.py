@@ -254,7 +254,8 @@ class Report:
         yield "from \\ to " + "".join(f"{rank:>12}" for rank in range(count))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]
-            yield f"{origin:>9} " + "".join(f"{_cell(pair):>12}" for pair in cells)
+            links = (pair.link if pair.memory else "-" for pair in cells)
+            yield f"{origin:>9} " + "".join(f"{link:>12}" for link in links)
         yield from sorted(
             {
                 f"rank {pair.origin} to rank {pair.target}: {pair.reason}"
@@ -286,9 +287,3 @@ class Report:
             if device is not None
         )
         return [f"GPU of {name_ranks(ranks)}: {text}" for text, ranks in kinds.items()]
-
-
-def _cell(pair: Pair) -> str:
-    if pair.origin == pair.target:
-        return "self"
-    return pair.link if pair.memory else "-"

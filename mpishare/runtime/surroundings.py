@@ -77,7 +77,10 @@ class Surroundings:
     def describe(self) -> list[str]:
         """Return lines for the report."""
         left, size = format_nbytes(self.shm_left), format_nbytes(self.shm_nbytes)
-        line = f"{self._containers()}; /dev/shm of {size}, {left} left"
+        found = grouped((name, rank) for rank, name in enumerate(self.containers))
+        who = [f"{name_ranks(ranks)} in {name or 'none'}" for name, ranks in found.items()]
+        where = "; ".join(who) if len(who) > 1 else f"in {self.containers[0] or 'no container'}"
+        line = f"{where}; /dev/shm of {size}, {left} left"
         if self.memory_nbytes is not None and self.memory_left is not None:
             limit, left = format_nbytes(self.memory_nbytes), format_nbytes(self.memory_left)
             line += f"; memory limited to {limit}, {left} left"
@@ -93,12 +96,6 @@ class Surroundings:
         elif len(self.containers) > 1:
             lines.append("CMA works: ranks read large faces out of each other's arrays")
         return lines
-
-    def _containers(self) -> str:
-        found = grouped((name, rank) for rank, name in enumerate(self.containers))
-        if len(found) == 1:
-            return f"in {self.containers[0] or 'no container'}"
-        return "; ".join(f"{name_ranks(who)} in {name or 'none'}" for name, who in found.items())
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:

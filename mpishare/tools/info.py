@@ -19,12 +19,10 @@ from mpishare.tools.cli import (
     start_mpi_in_time,
     tell,
 )
-from mpishare.tools.hardware import Hardware, RankView, look
+from mpishare.tools.hardware import Hardware, look
 from mpishare.view.names import as_text, attachable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpi4py import MPI
 
     from mpishare.runtime.report import Report
@@ -74,17 +72,13 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as exc:
         return fail_usage(PROG, str(exc))
     if options.attachable:
-        return _list_attachable(is_json=options.json)
+        windows = attachable()
+        sys.stdout.write(json.dumps(windows, indent=1) + "\n" if options.json else as_text(windows))
+        return 0
     if options.srun_option:
         return _print_srun_option()
     start_mpi_in_time(PROG, options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
-
-
-def _list_attachable(*, is_json: bool) -> int:
-    windows = attachable()
-    sys.stdout.write(json.dumps(windows, indent=1) + "\n" if is_json else as_text(windows))
-    return 0
 
 
 def _print_srun_option() -> int:
@@ -112,7 +106,11 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
         return _fail(comm, exc)
     status = 0
     if reports is not None and views is not None:
-        nodes = [(each, _hardware(each, views)) for each in filter(None, reports)]
+        nodes = [
+            # Of the views of all ranks of all nodes.
+            (each, Hardware([views[member.given_rank] for member in each.members], each))
+            for each in filter(None, reports)
+        ]
         sys.stdout.write(_as_json(nodes, route) if is_json else _as_text(nodes, route))
         sys.stdout.flush()
         status = int(not all(each.can_share for each, _ in nodes))
@@ -125,11 +123,6 @@ def _fail(comm: MPI.Intracomm, error: Exception) -> int:
         # As this rank sees them, since others may be gone.
         sys.stderr.write(str(Hardware([look()])))
     return status
-
-
-def _hardware(report: Report, views: Sequence[RankView]) -> Hardware:
-    """Return the GPUs of a node, given the views of all ranks of all nodes."""
-    return Hardware([views[member.given_rank] for member in report.members], report)
 
 
 def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:

@@ -146,7 +146,9 @@ class Reader(ABC):
         It is the newest, or of a channel the one behind the number `than`; None if there is none
         above `than`.
         """
-        number = than + 1 if self._reads_all else self._newest()
+        found = sorted(self._tracks["end"][0].tolist(), reverse=True)
+        newest = next((n for n in found if n and self._is_complete(n)), 0)
+        number = than + 1 if self._reads_all else newest
         if self._kept is not None:
             return self._kept.pop(number, self._missing(number))
         if number <= than or not self._is_complete(number):
@@ -191,11 +193,6 @@ class Reader(ABC):
 
     def _records(self, number: int) -> np.ndarray[Any, Any]:
         return self._tracks[:, number % self._page.places.buffers]
-
-    def _newest(self) -> int:
-        """Return the newest snapshot that is complete on all ranks; 0 if there is none."""
-        found = sorted(self._tracks["end"][0].tolist(), reverse=True)
-        return next((n for n in found if n and self._is_complete(n)), 0)
 
     def _is_complete(self, number: int) -> bool:
         records = self._records(number)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.allocate import Lot, Source
-    from mpishare.windows.window import Window
 
 log = logging.getLogger("mpishare.window")
 
@@ -61,7 +60,10 @@ def share_all(context: NodeContext, source: Any, owner: Any, copy: Any, readonly
         lots[rank] = [*in_place, copies] if copies else in_place
         count = len(numbers)
         windows = make_windows(context, _CALL, count, lots, rank, mine, readonly=bool(readonly))
-    _warn_of_copies(windows, mine)
+    why = [(w.name, s.why_copied) for w, s in zip(windows, mine, strict=False) if s.why_copied]
+    if why:
+        text = "%s: %d arrays were copied, not shared in place; %s: %s"
+        log.warning(text, _CALL, len(why), *why[0])
     return unpack(packed, windows)
 
 
@@ -100,14 +102,6 @@ class _Leaves:
         return layouts, [numbers[leaf] for leaf in leaves]
 
 
-def _warn_of_copies(windows: list[Window], sources: list[Source]) -> None:
-    why = [(w.name, s.why_copied) for w, s in zip(windows, sources, strict=False) if s.why_copied]
-    if why:
-        log.warning(
-            "%s: %d arrays were copied, not shared in place; %s: %s", _CALL, len(why), *why[0]
-        )
-
-
 # --- trees of arrays, as text that travels to other ranks
 
 
@@ -126,7 +120,11 @@ def pack(
         return [pack(each, add_leaf, path + at, (*around, id(tree))) for at, each in places]
 
     if isinstance(tree, Mapping):
-        _check_keys(tree, path)
+        for key in tree:
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                raise TypeError(
+                    f"{_CALL} failed: {path} has the key {key!r}, which is neither a str nor an int"
+                )
         # Pairs, since keys of JSON's own objects are texts.
         found = items((f"[{key!r}]", each) for key, each in tree.items())
         return ["dict", *zip(tree, found, strict=True)]
@@ -137,14 +135,6 @@ def pack(
         kind = "tuple" if isinstance(tree, tuple) else "list"
         return [kind, *items(zip(map("[{}]".format, range(len(tree))), tree, strict=True))]
     return add_leaf(tree, path)
-
-
-def _check_keys(tree: Mapping[Any, Any], path: str) -> None:
-    for key in tree:
-        if isinstance(key, bool) or not isinstance(key, str | int):
-            raise TypeError(
-                f"{_CALL} failed: {path} has the key {key!r}, which is neither a str nor an int"
-            )
 
 
 def unpack(packed: Any, leaves: list[Any]) -> Any:
