@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpishare.bench.library import Library, Transfer
 from mpishare.bench.session import Call, Session
 from mpishare.bench.staged import memory_of
-from mpishare.runtime.gpu_messages import why_not
+from mpishare.runtime.route import why_no_gpu_messages
 
 
 class CudaMpi(Library):
@@ -27,7 +27,7 @@ class CudaMpi(Library):
 
     @classmethod
     def require(cls, session: Session) -> None:  # noqa: ARG003
-        if failure := why_not():
+        if failure := why_no_gpu_messages():
             raise cls.refusal(f"not CUDA-aware: {failure}")
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Call:

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from mpishare.coordination.abort import say
-from mpishare.coordination.code_of import is_of_user
+from mpishare.coordination.where import is_of_user
 from mpishare.errors import PeerError, describe, is_failing_exit
 
 _MOST_LINES = 3  # of the text of an error

@@ -7,6 +7,7 @@ costs nothing.
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -14,7 +15,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpishare.coordination.code_of import INSTALLED, is_of_python, is_of_user, is_own
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import poll
 from mpishare.errors import escaped
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mpishare.coordination.control_block import ControlBlock
+
+# Whose code a file has, which is asked for the lines that are printed.
+INSTALLED = "-packages/"  # ends the folder of installed packages
+_OWN = f"{Path(__file__).parents[1]}/"
+_COMPILED = (".pyx", ".pxi")  # of installed packages, which give a path that is none
+_PYTHON = (f"{Path(os.__file__).parent}/", "<frozen ")
 
 # Watchdogs look for questions every 0.1 s, and may wait for Python's lock.
 ANSWER_S = 0.5
@@ -117,3 +123,17 @@ def _name(frame: FrameType) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def is_own(file: str) -> bool:
+    return file.startswith(_OWN)
+
+
+def is_of_python(file: str) -> bool:
+    """Whether it is of Python's own library, whose folder may have those of all others in it."""
+    return file.startswith(_PYTHON) and INSTALLED not in file and not is_own(file)
+
+
+def is_of_user(file: str) -> bool:
+    is_installed = INSTALLED in file or file.endswith(_COMPILED)
+    return not (is_own(file) or is_of_python(file) or is_installed)

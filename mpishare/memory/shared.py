@@ -27,7 +27,10 @@ from mpishare.memory.hugepages import make_huge, map_file, protect
 from mpishare.memory.memory import host_anchor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    # `Agreement.step_keeping`, or that of other ranks, in one call.
+    Steps = Callable[[Callable[[], tuple[Any, Any]]], tuple[Any, list[Any]]]
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 MORE_ROOM = (
@@ -219,6 +222,44 @@ def path_of(fd: int) -> str:
 def forget(name: str) -> None:
     """Remove the name; the memory lives on as long as it is mapped. May be repeated."""
     Path(FOLDER, name).unlink(missing_ok=True)
+
+
+def map_on_all_ranks(
+    step: Steps, nbytes: int, *, is_maker: bool, is_sparse: bool = False
+) -> SharedMemory:
+    """Map the same zeroed memory on every rank. Collective, host-blocking.
+
+    Returns it with its file open. After an error on any rank no memory is left mapped. `is_maker`
+    is True on the one rank that allocates it.
+    """
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as names:
+
+        def offer() -> tuple[SharedMemory | None, str]:
+            if not is_maker:
+                return None, ""
+            made = undo.enter_context(contextlib.closing(create(nbytes, is_sparse=is_sparse)))
+            name = publish(made)
+            names.callback(forget, name)  # once all have attached it, or never will
+            return made, name
+
+        def attach_it() -> tuple[SharedMemory, None]:
+            return made or undo.enter_context(contextlib.closing(_attach(published, nbytes))), None
+
+        made, published = step(offer)
+        memory: SharedMemory = step(attach_it)[0]
+        undo.pop_all()
+    return memory
+
+
+def _attach(names: Iterable[str], nbytes: int) -> SharedMemory:
+    try:
+        return attach(next(filter(None, names)), nbytes)
+    except PermissionError as error:
+        raise UnsupportedError(
+            f"cannot open the shared memory of another rank in {FOLDER}: "
+            f"{error.strerror}. All ranks of a machine must run as one user; start "
+            "containers with the same --user and --userns, and with --ipc=host."
+        ) from error
 
 
 def _pid_namespace() -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.errors import MpiShareError, PeerTimeout
-    from mpishare.memory.allocation import Steps
+    from mpishare.memory.shared import Steps
     from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]

@@ -38,8 +38,7 @@ from mpishare.plans.node_cache import (
 )
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
-from mpishare.runtime.gpu_messages import why_not
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, NCCL, ROUTES, forced
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, NCCL, ROUTES, forced, why_no_gpu_messages
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -317,7 +316,7 @@ def agree_on_routes(
             "sends": pack_messages(sends),
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
-            "gpu memory": (setup.on_gpu and not is_staged and why_not()) or "",
+            "gpu memory": (setup.on_gpu and not is_staged and why_no_gpu_messages()) or "",
             "nccl": None if is_staged else nccl_choice.ask(setup),
             "is compiled": _are_compiled(setup, recvs),
         }

@@ -20,11 +20,11 @@ from mpishare.coordination.objects import Children, Dropped, NodeObject
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
 from mpishare.errors import CudaError
-from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_int
 from mpishare.memory.fd_server import FdServer
 from mpishare.memory.handle import Handle
 from mpishare.memory.kinds import Kind
+from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
     from mpishare.errors import MpiShareError
-    from mpishare.memory.allocation import Steps
     from mpishare.memory.memory import Memory
-    from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.shared import SharedMemory, Steps
     from mpishare.runtime.report import Member, Report
 
 __all__ = ["Location", "NodeContext", "NodeObject"]

@@ -26,9 +26,8 @@ from mpishare.coordination.rank_group import (
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
 from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
-from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.arguments import is_duration
-from mpishare.memory.shared import remove_abandoned
+from mpishare.memory.shared import map_on_all_ranks, remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings, known_to_all, surveyed

@@ -13,7 +13,7 @@ from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import require_duration
-from mpishare.runtime.gpu_messages import GPU_AWARE
+from mpishare.runtime.route import GPU_AWARE
 
 if TYPE_CHECKING:
     from mpi4py import MPI

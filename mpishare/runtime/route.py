@@ -78,6 +78,8 @@ LOCAL = Route("local", "cuda", waits_in="kernel")
 ROUTES = {str(each): each for each in (FUSED, COPY, PINNED, NCCL, HOST, GPU_MESSAGES, MESSAGES)}
 """By name, from the fastest on."""
 
+GPU_AWARE = "MPISHARE_GPU_AWARE_MPI"
+
 # A name for users alone: messages, and never out of GPU memory.
 MPI_HOST = "mpi-host"
 
@@ -136,3 +138,35 @@ def agree_on_forced(
     require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
     require_allowed(found[0], on_gpu=on_gpu)
     return found[0]
+
+
+def why_no_gpu_messages() -> str | None:
+    """Return why messages cannot begin and end in the memory of a GPU; None where they can.
+
+    MPI 4.1 has an info key for it (``mpi_memory_alloc_kinds``, MPI 4.1, 11.4.3), where the launcher
+    was asked for it. How a library was built (``MPIX_Query_cuda_support``) tells less: an Open MPI
+    without CUDA takes such pointers where its UCX does. An MPI that does not ends with a
+    segmentation fault, so that host memory is used where neither it nor the user says yes.
+    """
+    from mpi4py import MPI
+
+    said = os.environ.get(GPU_AWARE, "")
+    if said not in ("", "0", "1"):
+        raise ValueError(f"{GPU_AWARE}={said!r} is neither '0' nor '1'")
+    if said:
+        return None if said == "1" else f"{GPU_AWARE}=0"
+    if tells_cuda(MPI.COMM_WORLD.Get_info().get("mpi_memory_alloc_kinds")):
+        return None
+    return f"the MPI does not say that it takes pointers to GPU memory, nor does {GPU_AWARE}=1"
+
+
+def tells_cuda(kinds: str | None) -> bool:
+    """Whether an MPI lists memory of GPUs among its kinds.
+
+    As in ``"mpi,system,cuda:device:managed"``; without restrictors a kind is all of its memory.
+    """
+    for kind in (kinds or "").split(","):
+        name, *restrictors = kind.strip().split(":")
+        if name == "cuda" and (not restrictors or "device" in restrictors):
+            return True
+    return False

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError
 from mpishare.memory import dtypes
-from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.handle import Handle
 from mpishare.memory.kinds import Kind
-from mpishare.memory.shared import path_of
+from mpishare.memory.shared import map_on_all_ranks, path_of
 from mpishare.view.attached import attach
 from mpishare.view.names import door_name, job_id, listed, visit_mine
 from mpishare.view.page import MAX_FDS, VERSION, Description, Page, Segment, pack_numbers

@@ -111,7 +111,7 @@ def _require_residency(
     """
     import cupy
 
-    from mpishare.runtime.residency import ranks_per_gpu, waiting_blocks
+    from mpishare.runtime.launch_order import ranks_per_gpu, waiting_blocks
 
     function = getattr(kernel, "kernel", kernel).ptr
     per_sm = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(

@@ -18,10 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.errors import CudaError, HandleError, UnsupportedError
-from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.memory import ArrayLayout
+from mpishare.memory.shared import map_on_all_ranks
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of

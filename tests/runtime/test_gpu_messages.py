@@ -7,8 +7,13 @@ import pytest
 
 from mpishare import UnsupportedError
 from mpishare.plans import routes
-from mpishare.runtime.gpu_messages import GPU_AWARE, tells_cuda, why_not
-from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
+from mpishare.runtime.route import (
+    GPU_AWARE,
+    GPU_MESSAGES,
+    MESSAGES,
+    tells_cuda,
+    why_no_gpu_messages,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +34,13 @@ def test_what_an_mpi_tells(kinds, right):
 @pytest.mark.parametrize(("said", "why"), [("1", None), ("0", f"{GPU_AWARE}=0")])
 def test_what_the_user_says_counts(monkeypatch, said, why):
     monkeypatch.setenv(GPU_AWARE, said)
-    assert why_not() == why
+    assert why_no_gpu_messages() == why
 
 
 def test_a_wrong_word_of_the_user_is_refused(monkeypatch):
     monkeypatch.setenv(GPU_AWARE, "yes")
     with pytest.raises(ValueError, match="neither '0' nor '1'"):
-        why_not()
+        why_no_gpu_messages()
 
 
 def setup_of(rank=0, name=None):

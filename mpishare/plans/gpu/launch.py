@@ -9,7 +9,7 @@ import numpy as np
 
 from mpishare.backends import kernels
 from mpishare.plans.gpu.sources import source
-from mpishare.runtime.residency import ranks_per_gpu, sm_count, waiting_blocks
+from mpishare.runtime.launch_order import ranks_per_gpu, sm_count, waiting_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
