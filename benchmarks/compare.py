@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpishare.bench.report import COLUMNS, Row, aligned, format_us, size_text
+from mpishare.bench.report import COLUMNS, Row, format_us, size_text
 from mpishare.errors import counted
-from mpishare.tools.cli import Parser, UsageError
+from mpishare.tools.cli import Parser, UsageError, aligned
 
 PROG = "python -m benchmarks compare"
 _CLOCKS = {"latency": "latency", "throughput": "back to back"}

@@ -14,6 +14,7 @@ import numpy as np
 
 from mpishare.bench.cases import CASES
 from mpishare.errors import counted, format_nbytes, grouped, name_ranks
+from mpishare.tools.cli import aligned
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
@@ -26,7 +27,6 @@ BASELINE: Kind = "rival"
 UPPER_BOUND: Kind = "ceiling"
 #: Columns of the text around tables.
 _WIDTH = 79
-_GAP = "  "
 _HEADS = ["size", "variant", "latency, us", "speed", "back to back, us", "speed", "GB/s"]
 
 
@@ -132,18 +132,6 @@ def format_us(us: float) -> str:
     if us >= 100:
         return f"{us:,.0f}"
     return f"{us:.1f}" if us >= 10 else f"{us:.2f}"
-
-
-def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Return the lines of a table, whose columns stand to the right unless they are in `left`."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        _GAP.join(
-            text.ljust(width) if index in left else text.rjust(width)
-            for index, (text, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in lines
-    ]
 
 
 def heading(environment: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpishare.backends import presence
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
+from mpishare.coordination.watchdog import EXIT_VARIABLE
 from mpishare.errors import UnsupportedError
 from mpishare.memory.arguments import require_duration
 from mpishare.runtime.route import GPU_AWARE
@@ -26,7 +27,9 @@ log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
 CHECK = "MPISHARE_CHECK"
-VARIABLES = ("MPISHARE_BACKEND", CHECK, GPU_AWARE, "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
+VARIABLES = (
+    "MPISHARE_BACKEND", CHECK, EXIT_VARIABLE, GPU_AWARE, "MPISHARE_HOST_CODE", "MPISHARE_ROUTE",
+)  # fmt: skip
 
 
 def choose_backend(

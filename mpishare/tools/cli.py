@@ -13,7 +13,7 @@ from mpishare.runtime.launch import NoMpiError, load_mpi
 from mpishare.tools.mpi_start import limited_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from mpi4py import MPI
 
@@ -64,6 +64,18 @@ def seconds(text: str) -> float:
 def tell(prog: str, text: object) -> None:
     """Print a line of a program on stderr, whether or not somebody reads it."""
     say(f"{prog}: {text}\n")
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Return the lines of a table, whose columns stand to the right unless they are in `left`."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if index in left else text.rjust(width)
+            for index, (text, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    ]
 
 
 def fail_usage(prog: str, message: str) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.presence import visible_addresses
 from mpishare.errors import UnsupportedError, grouped, name_ranks
 from mpishare.tools import nvml
+from mpishare.tools.cli import aligned
 from mpishare.tools.nvml import mode_cure
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ class Hardware:
         has_driver = bool(self._names) or any(view.visible is not None for view in self._views)
         lines = [self._why_not] if self._why_not and has_driver else []
         if self.addresses:
-            lines += [self._title(), *_aligned([*map(self._row, range(len(self.addresses)))])]
+            rows = [*map(self._row, range(len(self.addresses)))]
+            lines += [self._title(), *aligned(rows, range(len(rows[0])))]
             lines += self._describe_links()
             lines += [_describe_hidden(each, len(self._views)) for each in self.hidden]
             lines += self.notes
@@ -269,11 +271,3 @@ def _nvlinks(gpu: Gpu | None) -> str:
 
 def _name(gpus: Iterable[int]) -> str:
     return ", ".join(f"#{number}" for number in gpus)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -21,7 +21,7 @@ from mpishare.view.names import door_name, job_id, listed, visit_mine
 from mpishare.view.page import MAX_FDS, VERSION, Description, Page, Segment, pack_numbers
 from mpishare.view.pool_door import PoolDoor
 from mpishare.view.snapshots import CudaSnapshots, HostSnapshots, Slot
-from mpishare.windows.publisher import DETACH_S
+from mpishare.windows.publisher import DETACH_S, NO_NUMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
-_NONE: Mapping[str, Any] = {}
 
 
 class Publication:
@@ -114,7 +113,7 @@ class Publication:
             self._page.header["last"] = self._number + 1
 
     def take(
-        self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = _NONE
+        self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = NO_NUMBERS
     ) -> None:
         """Take a snapshot of this rank's segment; see `Window.snapshot`."""
         # Counts all calls, even those that raise: else the numbers of the ranks would drift apart

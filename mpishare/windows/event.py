@@ -19,7 +19,7 @@ from mpishare.windows.epochs import reach
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
@@ -91,7 +91,6 @@ class Event(NodeObject):
         self._count = 0  # records called by the owner, or taken by this waiter
         self._known = 0  # records that the others are known to have taken, or called
         self._chain = StreamChain(backend, self.name)
-        self._enter = self._chain.enter
         context.register(self)
 
     def record(self, stream: Stream | None = None) -> None:
@@ -119,15 +118,7 @@ class Event(NodeObject):
             raise ValueError(
                 f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
-        number = self._enter("record", stream)
-        count = self._count + 1
-        if count - RING > self._known:
-            self._known = reach(
-                self._context, f"{self.name}: record", self._view, self._waiter_slots, count - RING
-            )
-        elif self._has_streams:
-            self._context.check_released()
-        self._take(self._context.backend.record, count, number)
+        self._use(self._context.backend.record, "record", stream, self._waiter_slots, RING)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let my stream wait for the owner's next record that I have not waited for yet.
@@ -154,15 +145,7 @@ class Event(NodeObject):
                 f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
                 f"{list(self.waiters)}"
             )
-        number = self._enter("wait", stream)
-        count = self._count + 1
-        if count > self._known:
-            self._known = reach(
-                self._context, f"{self.name}: wait", self._view, self._owner_slot, count
-            )
-        elif self._has_streams:
-            self._context.check_released()
-        self._take(self._context.backend.wait_event, count, number)
+        self._use(self._context.backend.wait_event, "wait", stream, self._owner_slot, 0)
 
     @property
     def is_done(self) -> bool:
@@ -229,8 +212,21 @@ class Event(NodeObject):
     def _is_over(self) -> bool:
         return self._chain.is_over()
 
-    def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
-        """Record or wait for event `count` on a stream, and publish the count."""
+    def _use(
+        self,
+        use: Callable[[Any, int], None],
+        call: str,
+        stream: Any,
+        slots: Mapping[int, int],
+        lag: int,
+    ) -> None:
+        """Record the next event or wait for it, once the others are at most `lag` behind."""
+        context, number = self._context, self._chain.enter(call, stream)
+        count = self._count + 1
+        if count - lag > self._known:
+            self._known = reach(context, f"{self.name}: {call}", self._view, slots, count - lag)
+        elif self._has_streams:
+            context.check_released()
         if self._has_streams:
             use(self._events[count % _EVENTS], number)
             self._chain.leave()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # The time that closing a window or a pool leaves to processes that map its memory on a GPU.
 DETACH_S = 3.0
 MOST_LAG = 1 << 12  # frames that a viewer of a channel may be behind
-_NONE: Mapping[str, Any] = {}
+NO_NUMBERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Publication(Protocol):
@@ -29,7 +30,7 @@ class Publication(Protocol):
     paths: list[str]  # of the segments' files by rank, empty for those without
 
     def take(
-        self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = _NONE
+        self, array: Any, chain: StreamChain, stream: Any, numbers: Mapping[str, Any] = NO_NUMBERS
     ) -> None: ...
     def end(self) -> None: ...
     def reduce(self, *, writable: bool) -> Any: ...
