@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 T = TypeVar("T")
-Span = tuple[int, int]  # elements that follow each other: the first, and the end
 
 log = logging.getLogger("mpishare")
 
@@ -57,7 +56,7 @@ class Interval(NamedTuple):
 
     number: int
     clock: Sequence[int]  # when it began
-    accesses: list[tuple[str, bool, str, list[Span]]]  # segment, is a write, line, elements
+    accesses: list[tuple[str, bool, str, list[int]]]  # segment, is a write, line, elements
 
 
 class Checker:
@@ -143,16 +142,16 @@ class Checker:
     def _end_interval(self) -> None:
         """Note the accesses since the last call, and protect all pages again."""
         number, clock = self._clock[self._rank] + 1, self._clock
-        found: dict[tuple[str, bool, str], list[Span]] = {}
+        found = defaultdict[tuple[str, bool, str], set[int]](set)
         taken = self._module.take_accesses(bool(self._under_way))
         for address, nbytes, is_write, file, line in taken:
             if at := bisect_right(self._regions, address, key=lambda each: each.start):
                 region = self._regions[at - 1]
                 begin = address - region.start
-                span = begin // region.granule, -(-(begin + nbytes) // region.granule)
-                found.setdefault((region.segment, is_write, f"{file}:{line}"), []).append(span)
+                touched = range(begin // region.granule, -(-(begin + nbytes) // region.granule))
+                found[region.segment, is_write, f"{file}:{line}"].update(touched)
         if found:
-            accesses = [(*what, _merged(spans)) for what, spans in found.items()]
+            accesses = [(*what, [*elements]) for what, elements in found.items()]
             self._intervals.append(Interval(number, clock, accesses))
 
     # --- races
@@ -241,44 +240,18 @@ def _granule(dtype: np.dtype[Any]) -> int:
     return dtype.itemsize if dtype.kind in "biufmM" else 1
 
 
-def _merged(spans: list[Span]) -> list[Span]:
-    merged: list[Span] = []
-    for first, end in sorted(spans):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((first, end))
-    return merged
-
-
-def _common(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the elements in both, which are merged."""
-    common: list[Span] = []
-    at = other = 0
-    while at < len(spans) and other < len(others):
-        (first, end), (first2, end2) = spans[at], others[other]
-        if max(first, first2) < min(end, end2):
-            common.append((max(first, first2), min(end, end2)))
-        if end < end2:
-            at += 1
-        else:
-            other += 1
-    return common
-
-
 def _races(mine: tuple[int, Interval], other: tuple[int, Interval]) -> Iterator[str]:
     """Yield a text for each pair of lines that touched an element without order."""
     (a, first), (b, second) = mine, other
     for (name, writes, line, elements), (name2, writes2, line2, elements2) in product(
         first.accesses, second.accesses
     ):
-        both = _common(elements, elements2) if name == name2 and writes | writes2 else ()
+        both = {*elements} & {*elements2} if name == name2 and writes | writes2 else ()
         if both:
             verbs = ["wrote" if each else "read" for each in (writes, writes2)]
-            count = sum(end - begin for begin, end in both)
-            which = f"element {both[0][0]}"
-            if count > 1:
-                which = f"{count} elements from {both[0][0]} to {both[-1][1] - 1}"
+            which = f"element {min(both)}"
+            if len(both) > 1:
+                which = f"{len(both)} elements from {min(both)} to {max(both)}"
             yield (
                 f"rank {a} {verbs[0]} {which} of {name} at {line}, and rank {b} {verbs[1]} at "
                 f"{line2}, with no order between them"
