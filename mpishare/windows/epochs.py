@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import SPINS, spin_until, yield_core
+from mpishare.coordination.poll import spin_until
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError, closed
 from mpishare.runtime.stream_chain import StreamChain
@@ -303,16 +303,10 @@ class Epochs:
             handle_of(stream)
         view, counts = self._view, op.counts
         waits = [(rank, slot, counts[rank] + 1) for rank, slot in op.places]
-        spins = 0
         for _, slot, value in waits:
-            # `spin_until` inlined, as in a fence.
-            while view[slot] < value:
-                spins += 1
-                if spins > SPINS:
-                    call = f"{self.name}: {op.call}"
-                    self._wait_on_host(call, lambda: [r for r, s, v in waits if view[s] < v])
-                elif not spins % self._spins_per_yield:
-                    yield_core()
+            if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
+                call = f"{self.name}: {op.call}"
+                self._wait_on_host(call, lambda: [r for r, s, v in waits if view[s] < v])
         self._memory_barrier()
         op.count()
 
