@@ -7,7 +7,6 @@ was found.
 from __future__ import annotations
 
 import ctypes
-import functools
 import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,7 +64,6 @@ def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-@functools.cache
 def has_context_events() -> bool:
     """Whether an event can be recorded behind all work of a context, as from CUDA 12.5."""
     return hasattr(driver, "cuCtxRecordEvent") and int(call("cuDriverGetVersion")) >= 12050

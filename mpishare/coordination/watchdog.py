@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 PERIOD_S = 0.1
-# By then there is little left to release behind a death.
-_RELEASED_S = 30.0
 # Has the seconds that the main thread may spend outside mpishare after a death, before its process
 # ends: for launchers that let it wait for ever in a message to the dead rank.
 EXIT_VARIABLE = "MPISHARE_EXIT_AFTER_DEATH"
@@ -137,9 +135,7 @@ class Watchdog:
             and robust_futex.wait(self._next_life, PERIOD_S)
         ):
             return self._stop.is_set()
-        # Long after a break there is little left to release.
-        is_released = self._broken_at and time.monotonic() - self._broken_at > _RELEASED_S
-        return self._stop.wait(10 * PERIOD_S if is_released else PERIOD_S)
+        return self._stop.wait(PERIOD_S)
 
     def _after_failure(self) -> None:
         """Release the streams once the node is broken, and end a process that does not notice."""

@@ -1,13 +1,11 @@
 """Windows inside kernels and C programs: the headers, and the same for Numba and Triton."""
 
-import functools
 import zlib
 from pathlib import Path
 
 __all__ = ["include"]
 
 
-@functools.cache
 def include() -> tuple[str, ...]:
     """Return the compiler's options for ``#include <mpishare.cuh>`` and ``<mpishare_open.h>``.
 

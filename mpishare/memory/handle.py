@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from typing import NamedTuple
 from mpishare.memory.kinds import Kind
 
 
-@functools.cache
 def boot_id() -> str:
     """Return an identifier of this running kernel, the same for all ranks of a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -32,8 +32,6 @@ class MemoryType(IntEnum):
     UNKNOWN = 0
     HOST = 1
     DEVICE = 2
-    ARRAY = 3
-    UNIFIED = 4
 
 
 class PointerAttributes(NamedTuple):

@@ -125,9 +125,12 @@ def open_again(part: FilePart, nbytes: int, *, is_writable: bool) -> int | None:
     It is opened by its name, or by a descriptor of it that this process still has.
     """
     flags = (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_CLOEXEC
+    names = [part.path]
     with os.scandir("/proc/self/fd") as entries:
-        names = [entry.path for entry in entries if _leads_to(entry.path, part.path)]
-    for name in [part.path, *names]:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # that of the scan itself has gone
+                names += [entry.path] * (str(Path(entry.path).readlink()) == part.path)
+    for name in names:
         try:
             if not stat.S_ISREG(Path(name).stat().st_mode):
                 continue  # to open a device has effects of its own
@@ -144,12 +147,6 @@ def open_again(part: FilePart, nbytes: int, *, is_writable: bool) -> int | None:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise  # it may be the file
     return None
-
-
-def _leads_to(link: str, path: str) -> bool:
-    with contextlib.suppress(OSError):  # that of the scan itself has gone
-        return str(Path(link).readlink()) == path
-    return False
 
 
 def _is_behind(fd: int, part: FilePart, nbytes: int) -> bool:
