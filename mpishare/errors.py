@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Key = TypeVar("Key")
@@ -311,6 +313,12 @@ def format_nbytes(nbytes: int) -> str:
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.4g} {unit}"
     return f"{nbytes} B"
+
+
+@functools.cache
+def warn_once(log: logging.Logger, text: str, *values: str) -> None:
+    """Warn once in each process, of the same."""
+    log.warning(text, *values)
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError, name_ranks
+from mpishare.errors import UnsupportedError, name_ranks, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,10 @@ def why_missing(reasons: Sequence[str | None], *, is_first: bool) -> str | None:
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
     if is_first and why is not None:
-        (log.info if why.endswith(_ASKED) else _warn_once)(_IN_PYTHON, why)
+        if why.endswith(_ASKED):
+            log.info(_IN_PYTHON, why)
+        else:
+            warn_once(log, _IN_PYTHON, why)
     return why
 
 
@@ -56,12 +59,6 @@ def choose() -> tuple[Any, str | None]:
             f"cannot be had: {why}"
         )
     return module, why
-
-
-@functools.cache
-def _warn_once(message: str, why: str) -> None:
-    """Warn once in each process, however many nodes it makes."""
-    log.warning(message, why)
 
 
 @functools.cache  # a process keeps the module that it has, and looking takes 0.1 ms

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import TYPE_CHECKING
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import UnsupportedError, warn_once
 from mpishare.plans.routes import log
 from mpishare.runtime.route import MPI_HOST, NCCL, ROUTES
 
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 
     Reply = list[str] | None
     """The GPU, the host name for NCCL, why it does not load; None: it is not considered."""
-
-
-@functools.cache
-def _warn_once(why: str) -> None:
-    log.warning("messages between nodes are of MPI, not of NCCL: %s", why)
 
 
 def ask(setup: PlanSetup) -> Reply:
@@ -55,5 +49,5 @@ def settle(setup: PlanSetup, replies: Sequence[Reply]) -> bool:
     if why and setup.same["MPISHARE_ROUTE"] == NCCL:
         raise UnsupportedError(f"MPISHARE_ROUTE=nccl: {why}. Leave MPISHARE_ROUTE out")
     if why and not setup.comm.rank:
-        _warn_once(why)
+        warn_once(log, "messages between nodes are of MPI, not of NCCL: %s", why)
     return not why

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import UnsupportedError, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,14 +95,9 @@ def _around(
 def _wanted() -> Library | None:
     """Return the functions that push and pop, if objects made now are to have ranges."""
     is_on = any(map(os.environ.get, TOOLS)) if _choice is None else _choice
-    return _library_or_warning() if is_on else None
-
-
-@functools.cache
-def _library_or_warning() -> Library | None:
-    found = _library()
-    if found is None:
-        log.warning("a tool listens to NVTX ranges, but %s: there are none", _MISSING)
+    found = _library() if is_on else None
+    if is_on and found is None:
+        warn_once(log, "a tool listens to NVTX ranges, but %s: there are none", _MISSING)
     return found
 
 

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import MpiShareError, Node, UnsupportedError, native
+from mpishare.errors import warn_once
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Kind,
@@ -63,7 +64,7 @@ def absent(monkeypatch, tmp_path):
     """The compiled part was not built."""
     monkeypatch.setattr(native, "_FILE", tmp_path / "_host.abi3.so")
     monkeypatch.setattr(native, "load", native.load.__wrapped__)  # it was found before
-    native._warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def test_without_it_rank_0_warns(absent, monkeypatch, caplog):

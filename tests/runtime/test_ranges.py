@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import UnsupportedError, warn_once
 from mpishare.runtime import ranges
 
 
@@ -43,10 +43,7 @@ def silent(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
-    cached = ranges._library_or_warning
-    cached.cache_clear()
-    yield
-    cached.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture
