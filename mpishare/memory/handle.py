@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from mpishare.memory.kinds import Kind
-
-
-def boot_id() -> str:
-    """Return an identifier of this running kernel, the same for all ranks of a machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Handle(NamedTuple):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import limits
-from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file, protect
 from mpishare.memory.memory import host_anchor
 
@@ -54,9 +53,10 @@ def place() -> list[Any] | None:
     a folder inside the /dev/shm of its machine. Processes with the same identity can map the same
     host memory.
     """
+    kernel = Path("/proc/sys/kernel/random/boot_id")
     try:
         folder = Path(FOLDER).stat()
-        return [boot_id(), folder.st_dev, folder.st_ino]
+        return [kernel.read_text().strip(), folder.st_dev, folder.st_ino]
     except OSError:
         return None
 

@@ -100,14 +100,13 @@ def serve(command: list[str], folder: str | None) -> int:
 @contextlib.contextmanager
 def made(folder: str | None) -> Iterator[str]:
     """Make a folder for the daemon, the named one or any, and remove it at the end."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as nameless:
-            yield nameless
-        return
     try:
-        Path(folder).mkdir(mode=0o700)
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="mps-")
+        else:
+            Path(folder).mkdir(mode=0o700)
     except OSError as error:
-        raise Refused(f"cannot make {folder}: {error.strerror}") from None
+        raise Refused(f"cannot make {error.filename}: {error.strerror}") from None
     try:
         yield folder
     finally:
