@@ -162,22 +162,29 @@ class Plan(RoutedPlan):
         try:
             pair = self._fields.pair_for("accumulate", fields, stream)
             if give_back:
-                made = pair.giving_back or self._make(pair, pair.make_giving_back, fields, stream)
+                make = pair.make_giving_back
+                made = pair.giving_back or self._make(
+                    "accumulate(give_back=True)", pair, make, fields, stream
+                )
                 made(fields, stream)
             else:
-                made = pair.reverse or self._make(pair, pair.make_reverse, fields, stream)
+                made = pair.reverse or self._make(
+                    "accumulate", pair, pair.make_reverse, fields, stream
+                )
                 made.exchange(fields, stream)
         except (TypeError, ValueError) as error:
             raise self._named("accumulate", error) from None
 
-    def _make(self, pair: EnginePair, make: Any, fields: Sequence[Any], stream: Any) -> Any:
-        self._check("accumulate")
+    def _make(
+        self, call: str, pair: EnginePair, make: Any, fields: Sequence[Any], stream: Any
+    ) -> Any:
+        self._check(call)
 
         def check() -> Sequence[Any]:
             pair.forward.require(fields)
             return fields
 
-        return self._make_reverse("accumulate", pair, check, stream, make)
+        return self._make_reverse(call, pair, check, stream, make)
 
     def _refuse(self, call: str) -> None:
         """Raise if the plan cannot be called now, or not without fields."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TAGS = 128
+TAGS = 256
 """Tags of one plan: more than there are directions in a grid of four axes."""
 
 

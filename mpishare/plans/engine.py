@@ -122,13 +122,22 @@ class RoutedSetup(PlanSetup):
         return f"{self.name}: {self.calls[0]}"
 
     def turned(self, *, adds: bool) -> RoutedSetup:
-        """Return the setup of the other direction."""
+        """Return the setup of the other direction.
+
+        Its messages have tags of their own: MPI would match those of an exchange on one rank with
+        those of the reverse on another.
+        """
+        above = 1 + max((each.tag for messages in self.sends for each in messages), default=0)
+
+        def back(messages: Any) -> list[Any]:
+            return [each._replace(tag=above + each.tag) for each in messages]
+
         return replace(
             self,
-            my_sends=self.my_recvs,
-            my_recvs=self.my_sends,
-            sends=self.recvs,
-            recvs=self.sends,
+            my_sends=back(self.my_recvs),
+            my_recvs=back(self.my_sends),
+            sends=[*map(back, self.recvs)],
+            recvs=[*map(back, self.sends)],
             calls=self.calls[::-1],
             adds=adds,
             zeroes=adds,
@@ -137,19 +146,15 @@ class RoutedSetup(PlanSetup):
 
     def both_ways(self) -> RoutedSetup:
         """Return the setup of both directions at once: either end adds what the other one has."""
-        tags = (message.tag for messages in self.sends for message in messages)
-        above = 1 + max(tags, default=0)
-
-        def both(ours: Any, theirs: Any) -> list[Any]:
-            return [*ours, *(each._replace(tag=above + each.tag) for each in theirs)]
-
+        back = self.turned(adds=True)
         return replace(
-            self.turned(adds=True),
+            back,
+            calls=(f"{back.calls[0]}(give_back=True)", back.calls[1]),
             zeroes=False,
-            my_sends=both(self.my_sends, self.my_recvs),
-            my_recvs=both(self.my_recvs, self.my_sends),
-            sends=[*map(both, self.sends, self.recvs)],
-            recvs=[*map(both, self.recvs, self.sends)],
+            my_sends=[*self.my_sends, *back.my_sends],
+            my_recvs=[*self.my_recvs, *back.my_recvs],
+            sends=[there + here for there, here in zip(self.sends, back.sends, strict=True)],
+            recvs=[there + here for there, here in zip(self.recvs, back.recvs, strict=True)],
         )
 
 

@@ -245,7 +245,7 @@ class RowExchange(RoutedPlan):
         return count
 
     def close(self) -> None:
-        """Close the plan on all its ranks, as all plans; a `ResourceWarning` tells of lost rows."""
+        """Close the plan on all its ranks, as all plans; the log warns of lost rows."""
         is_right = not self._is_closed and sys.exc_info()[0] is None
         kept = 0
         if is_right and self._migration is not None:
@@ -253,10 +253,11 @@ class RowExchange(RoutedPlan):
             kept = self._migration.kept()
         super().close()
         if kept:
-            self._context.warn(
-                f"{self.name} was closed with {kept} rows that came into full arrays and are lost. "
-                "Call migrate with longer arrays until check raises no error",
-                stacklevel=2,
+            self._log.warning(
+                "%s was closed with %s rows that came into full arrays and are lost. Call migrate "
+                "with longer arrays until check raises no error",
+                self.name,
+                kept,
             )
 
     def counts(self) -> dict[Any, int]:

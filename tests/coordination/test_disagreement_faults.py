@@ -83,3 +83,36 @@ def exchange(stage: Stage, is_one_call: bool) -> None:
 @pytest.mark.parametrize("is_one_call", [True, False])
 def test_long_messages_of_one_call_are_no_circle(is_one_call):
     play(2, exchange, is_one_call).ended_well()
+
+
+def mix(stage: Stage, one: str, other: str) -> None:
+    """Two calls of one plan meet, each of which was made by all ranks before."""
+    import os
+
+    import numpy as np
+
+    os.environ["MPISHARE_ROUTE"] = "mpi"
+    stage.quiet()
+    u = np.zeros(4)
+    halo = mpishare.HaloExchange(
+        stage.world, u, 1, dims=(2,), periods=True, node=stage.node(), backend="host"
+    )
+    calls = {
+        "exchange": lambda: halo.exchange(u),
+        "accumulate": lambda: halo.accumulate(u),
+        "give_back": lambda: halo.accumulate(u, give_back=True),
+    }
+    for name in (one, other)[: 2 * (one == "exchange")]:  # else it is the first call
+        calls[name]()
+    errors = mpishare.MismatchError, mpishare.PeerError
+    told = stage.raises(errors, calls[other if stage.rank else one], within_s=4)
+    assert one in str(told)
+    assert other in str(told)
+    stage.end()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("exchange", "accumulate"), ("give_back", "accumulate")]
+)
+def test_calls_of_one_plan_do_not_take_each_others_messages(one, other):
+    play(2, mix, one, other).ended()

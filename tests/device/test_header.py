@@ -56,6 +56,6 @@ def test_another_header_has_other_options(tmp_path, monkeypatch):
     header = mpishare.device.Path(mpishare.device.__file__).with_name("mpishare.cuh")
     (tmp_path / "mpishare.cuh").write_text(header.read_text() + "// another\n")
     monkeypatch.setattr(mpishare.device, "__file__", str(tmp_path / "__init__.py"))
-    after = mpishare.device.include.__wrapped__()
+    after = mpishare.device.include()
     assert after[0] == f"-I{tmp_path}"
     assert before[1] != after[1]
