@@ -212,7 +212,6 @@ class _PlaceCells:
             (0, peer, part(layout, peer).of_field(field))
             for peer in places
             for field, layout in enumerate(setup.mine)
-            if part(layout, peer).nbytes
         )
 
 

@@ -152,11 +152,6 @@ class Message(NamedTuple):
     tag: int  # the same at both ends; distinguishes the messages between two ranks
     parts: tuple[Part, ...]  # with cells, in the same order at both ends
 
-    @classmethod
-    def of(cls, peer: int, tag: int, parts: Iterable[Part]) -> Message:
-        """Return the message of those parts that have cells."""
-        return cls(peer, tag, tuple(part for part in parts if part.nbytes))
-
     @property
     def nbytes(self) -> int:
         """Bytes when packed: each part begins at a multiple of `ALIGN`."""
@@ -172,11 +167,15 @@ class Message(NamedTuple):
 
 
 def gather_messages(parts: Iterable[tuple[int, int, Part]]) -> list[Message]:
-    """Return a message for each tag and peer, in their order, of parts given with both."""
+    """Return a message for each tag and peer, in their order, of parts given with both.
+
+    Only parts with cells make one: both ends have the same.
+    """
     found: dict[tuple[int, int], list[Part]] = {}
     for tag, peer, part in parts:
-        found.setdefault((tag, peer), []).append(part)
-    return [Message.of(peer, tag, found[tag, peer]) for tag, peer in sorted(found)]
+        if part.nbytes:
+            found.setdefault((tag, peer), []).append(part)
+    return [Message(peer, tag, tuple(found[tag, peer])) for tag, peer in sorted(found)]
 
 
 class PartInfo(NamedTuple):

@@ -13,6 +13,7 @@ from tests.helpers.halos import (
     make_fields,
     put,
     random_plan,
+    ring,
 )
 from tests.helpers.halves import HALF, WORLD, node_of_half, require_nccl
 from tests.helpers.reductions import folded, laid_out, on_host, values
@@ -110,6 +111,19 @@ def test_fields_of_many_kinds(half):
             exchange_step(halo, fields, step)
         other = make_fields(half, case, kinds, rank=WORLD.rank)
         exchange_step(halo, other, 9)
+
+
+@TWO
+@pytest.mark.parametrize("shapes", [[(6, 0)], [(6, 0), (6, 3)]])
+def test_fields_without_cells(half, shapes):
+    """Alone, or beside others; in both directions."""
+    fields = [half.xp.full(shape, WORLD.rank) for shape in shapes]
+    before = (WORLD.rank - 1) % WORLD.size
+    with ring(half, fields, comm=WORLD, axes=0) as halo:
+        halo.exchange(*fields)
+        assert (fields[-1][0] == before).all()
+        halo.accumulate(*fields, give_back=True)
+        assert (fields[-1][0] == 2 * before).all()
 
 
 @TWO
