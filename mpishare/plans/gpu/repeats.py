@@ -26,7 +26,7 @@ class SeenCalls(Generic[T]):
     """What was made for the arrays of earlier calls of each `form`; `close` ends what is forgotten.
 
     Arrays are found by their ids, which may be reused once they are gone: the referents are
-    compared, their shapes, which may be set, and where the memory of tensors is.
+    compared, their shapes, which may be set, and where the memory of tensors is, and how it lies.
     """
 
     def __init__(self, close: Callable[[T], None]) -> None:
@@ -38,10 +38,10 @@ class SeenCalls(Generic[T]):
         found = self._seen.get((form, *map(id, arrays)))
         if found is None:
             return None
-        for (seen, shape, address), array in zip(found[0], arrays, strict=True):
+        for (seen, shape, place), array in zip(found[0], arrays, strict=True):
             if seen() is not array or array.shape != shape:
                 return None
-            if address is not None and array.data_ptr() != address:
+            if place is not None and place != _place_of(array):
                 return None
         return found[1]
 
@@ -62,8 +62,12 @@ class SeenCalls(Generic[T]):
             self._close(self._seen.popitem()[1][1])
 
 
-def _mark_of(array: Any) -> tuple[Any, Any, int | None]:
-    return ref(array), array.shape, array.data_ptr() if is_tensor(array) else None
+def _mark_of(array: Any) -> tuple[Any, Any, Any]:
+    return ref(array), array.shape, _place_of(array) if is_tensor(array) else None
+
+
+def _place_of(tensor: Any) -> tuple[int, Any]:
+    return tensor.data_ptr(), tensor.stride()
 
 
 def parted(given: Sequence[Any]) -> tuple[Any, list[Any], tuple[int, ...]]:
