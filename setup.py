@@ -17,6 +17,7 @@ host = Extension(
     extra_compile_args=[
         *("-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"),
         "-ffp-contract=off",  # products and sums are rounded one by one, on every machine
+        "-fwrapv",  # counts of exact sums wrap where they are dropped
     ],
     py_limited_api=True,
     # Without a compiler everything works in Python. Who asks for C learns why it cannot be built.
