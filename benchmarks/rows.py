@@ -50,7 +50,7 @@ def run(session: Session, case: Case) -> None:
 
 
 class _Rows(Variant):
-    """Columns, every fifth row of which goes to a neighbor, to either in turn."""
+    """Columns; every fifth row goes to a neighbor, in turn the left and the right one."""
 
     def __init__(self, session: Session, nrows: int) -> None:
         self.session, self.comm, self.nrows = session, session.comm, nrows
