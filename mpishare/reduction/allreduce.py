@@ -43,8 +43,7 @@ class Allreduce(BasePlan):
     The elements are combined in their own dtype in the order of the ranks, ``(x0 + x1) + x2``; over
     several nodes first those of each node, then the results of the nodes in the order of their
     lowest ranks. So all ranks get the same bits, in every run with the same placement, on both
-    backends. (Which NaN, and which of 0.0 and -0.0 is the larger, is left to the processor; so is
-    the last bit of products of complex numbers.)
+    backends. (Which NaN, and which of 0.0 and -0.0 is the larger, is left to the processor.)
 
     Parameters
     ----------

@@ -29,6 +29,16 @@ class _Row(NamedTuple):
     heeds_signs: bool = False  # of integers; without, kernels take them as unsigned ones
 
 
+def _multiply(first: Any, second: Any, out: Any) -> None:
+    """Multiply complex numbers by their parts: NumPy fuses these in some layouts of an array."""
+    if out.dtype.kind != "c":
+        np.multiply(first, second, out=out)
+        return
+    real = first.real * second.real - first.imag * second.imag
+    imag = first.real * second.imag + first.imag * second.real
+    out.real, out.imag = real, imag
+
+
 def _locate(is_beyond: np.ufunc) -> Combine:
     """Combine complex numbers ``value + 1j * index`` by their values.
 
@@ -50,7 +60,7 @@ OPERATIONS = {
     "sum": _Row(np.add, "a + b", "iufc"),
     "max": _Row(np.maximum, _LARGER, "biuf", heeds_signs=True),
     "min": _Row(np.minimum, _SMALLER, "biuf", heeds_signs=True),
-    "prod": _Row(np.multiply, "a * b", "iufc"),
+    "prod": _Row(_multiply, "a * b", "iufc"),
     "maxloc": _Row(_locate(np.greater), "locate(a, b, b.re > a.re)", "c"),
     "minloc": _Row(_locate(np.less), "locate(a, b, b.re < a.re)", "c"),
     "land": _Row(np.logical_and, "a && b", "biu"),

@@ -12,7 +12,18 @@ import numpy as np
 
 from mpishare.reduction.operation import OPERATIONS, Operation
 
-ARITHMETIC = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Complex numbers are multiplied by their parts, each product and sum rounded alone."""
+    if a.dtype.kind != "c":
+        return a * b
+    found = np.empty_like(a)
+    found.real = a.real * b.real - a.imag * b.imag
+    found.imag = a.real * b.imag + a.imag * b.real
+    return found
+
+
+ARITHMETIC = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": multiply}
 OF_BITS = {
     "land": np.logical_and,
     "lor": np.logical_or,
