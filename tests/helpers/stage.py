@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -221,14 +222,18 @@ class Stage:
 
     def amid_next_wait(self, handler: Callable[[], object]) -> None:
         """Let a handler of a signal run in the midst of the next long wait of this rank."""
-        sleep = time.sleep
+        from mpishare.coordination import poll
 
-        def interrupt(_: float) -> None:
-            time.sleep = sleep
-            signal.raise_signal(signal.SIGUSR2)
+        sleep, yield_core = time.sleep, poll.yield_core
+
+        def interrupt(*_: float) -> None:
+            if sys._getframe(1).f_code.co_name != "poll":
+                return yield_core()
+            time.sleep, poll.yield_core = sleep, yield_core
+            return signal.raise_signal(signal.SIGUSR2)
 
         signal.signal(signal.SIGUSR2, lambda *_: handler())
-        time.sleep = interrupt
+        time.sleep = poll.yield_core = interrupt  # one or the other stands between two looks
 
     def use_another_node(self, comm: object = None) -> None:
         with self.node(comm, timeout_s=10.0) as node:
