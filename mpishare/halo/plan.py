@@ -92,15 +92,15 @@ class Plan(RoutedPlan):
 
         Notes
         -----
-        If an exchange on the host is interrupted (Ctrl-C), this rank leaves the node, since
-        neighbors may still be reading its fields.
+        If an exchange is interrupted (Ctrl-C), this rank leaves the node, since neighbors may have
+        its cells, or be reading its fields.
         """
         if self._open is not None or self._is_closed or self._busy[0] or not fields:
             self._refuse("exchange")
         try:
             self._forward.exchange(fields, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("exchange", error) from None
+        except BaseException as error:
+            self._fail("exchange", error)
 
     def start(self, *fields: Array, stream: Stream | None = None) -> None:
         """Begin an exchange: neighbors get the cells as the stream has left them.
@@ -113,8 +113,8 @@ class Plan(RoutedPlan):
             self._refuse("start")
         try:
             self._forward.start(fields, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("start", error) from None
+        except BaseException as error:
+            self._fail("start", error)
         # At once: an interrupt comes where Python enters its next function, and the others would
         # take the same call, made again, for the next one.
         self._open = fields
@@ -135,7 +135,10 @@ class Plan(RoutedPlan):
         opened = self._open
         if opened is None or self._is_closed or self._busy[0]:
             self._check_started(opened)
-        self._forward.wait(opened, stream)
+        try:
+            self._forward.wait(opened, stream)
+        except BaseException as error:
+            self._fail("wait", error)
         self._open = None
 
     def accumulate(
@@ -172,8 +175,8 @@ class Plan(RoutedPlan):
                     "accumulate", pair, pair.make_reverse, fields, stream
                 )
                 made.exchange(fields, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("accumulate", error) from None
+        except BaseException as error:
+            self._fail("accumulate", error)
 
     def _make(
         self, call: str, pair: EnginePair, make: Any, fields: Sequence[Any], stream: Any

@@ -150,8 +150,8 @@ class SeamExchange(Plan):
             self._refuse("exchange")
         try:
             self._forward.exchange(fields, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("exchange", error) from None
+        except BaseException as error:
+            self._fail("exchange", error)
 
     def start(
         self, *fields: Array, shift: Shift | None = None, stream: Stream | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import EpochError, UnsupportedError, format_nbytes, name_ranks
+from mpishare.errors import EpochError, MpiShareError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans import routes
 from mpishare.plans.node_cache import kept_as
 from mpishare.runtime import ranges
@@ -178,6 +178,18 @@ class BasePlan(NodeObject):
 
     def _refused(self, call: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
+
+    def _fail(self, call: str, error: BaseException) -> NoReturn:
+        """Raise the error of a call, that of an argument by the name of the plan.
+
+        Any that is not ours, such as an interrupt, leaves the node: others may have what this rank
+        would send again.
+        """
+        if isinstance(error, (TypeError, ValueError)):
+            raise self._named(call, error) from None
+        if not isinstance(error, MpiShareError):
+            self._context.agreement.leave(f"{self.name}: {call}", error)
+        raise error
 
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""

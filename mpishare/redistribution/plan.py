@@ -269,7 +269,10 @@ class Redistribute(RoutedPlan):
         opened = self._open
         self._check_started(opened)
         way, fields, result, copied = opened
-        way.engine.wait(fields, stream)
+        try:
+            way.engine.wait(fields, stream)
+        except BaseException as error:
+            self._fail("wait", error)
         self._open = None
         if copied is not None:
             found, target = copied
@@ -307,9 +310,9 @@ class Redistribute(RoutedPlan):
             return fields, result, None
         try:
             made = self._prepared(way, given, out, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named(name, error) from None
-        call(made[0], stream)
+            call(made[0], stream)
+        except BaseException as error:
+            self._fail(name, error)
         return made
 
     def _known(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> tuple[Any, Any]:

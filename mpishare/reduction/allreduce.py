@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from mpishare.errors import MpiShareError
 from mpishare.memory.arguments import require_bool
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
@@ -174,7 +173,7 @@ class Allreduce(BasePlan):
 
         Notes
         -----
-        If a call on the host is interrupted (Ctrl-C), this rank leaves the node, since others may
+        If a call is interrupted (Ctrl-C), this rank leaves the node, since others may
         be storing into its array.
         """
         # Written for speed, as the small ones are little more than the call.
@@ -269,18 +268,6 @@ class Allreduce(BasePlan):
 
     def _is_under_way(self) -> bool:
         return self._is_amid
-
-    def _fail(self, call: str, error: BaseException) -> NoReturn:
-        """Raise the error of a call, of a wrong argument by the name of the plan.
-
-        Leave the node by an interrupt, which may have come between the sums of the node and of all
-        nodes: this rank would take the result for that of a later call.
-        """
-        if isinstance(error, (TypeError, ValueError)):
-            raise self._named(call, error) from None
-        if self._across and not isinstance(error, MpiShareError):
-            self._agreement.leave(f"{self.name}: {call}", error)
-        raise error
 
     def _connect_nodes(self, setup: PlanSetup) -> None:
         """Make what goes from node to node. Collective."""

@@ -135,6 +135,38 @@ def amid_waits(stage: Stage, raises: bool) -> None:
     stage.use_another_node()
 
 
+def amid_calls(stage: Stage) -> None:
+    def interrupt(frame, event, _) -> None:
+        if event == "c_call" and "/plans/" in frame.f_code.co_filename:
+            raise LookupError("in the midst of a call")
+
+    def call() -> None:
+        sys.setprofile(interrupt)  # until it raises
+        halo.exchange(u)
+
+    node = stage.node(timeout_s=10.0)
+    u = node.xp.ones(66)
+    halo = stage.ring(node, u)
+    for _ in range(3):  # on GPUs launched, as a graph, and by the fast path
+        halo.exchange(u)
+    node.barrier()
+    if stage.rank == 0:
+        stage.raises(LookupError, call)
+        words = str(stage.raises(mpishare.ClosedError, lambda: halo.exchange(u)))
+    else:
+        told = stage.raises(mpishare.PeerError, lambda: [halo.exchange(u), node.barrier()])
+        words = told.failures[0]
+    assert "LookupError: in the midst of a call" in words
+    node.close()
+    stage.use_another_node()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exception_between_the_functions_of_a_call_ends_the_node(backend):
+    """As of a handler of a signal: the call may have been made for the others."""
+    play(2, amid_calls, backend=backend).ended_well()
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_may_not_call_amid_a_wait(code):
     """The call itself goes on, with right numbers."""
