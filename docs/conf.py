@@ -46,6 +46,7 @@ default_role = "py:obj"  # docstrings name what they mean in single backticks
 autosummary_generate = False
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"mpishare {release}"
 html_static_path = ["_static"]
 html_search_scorer = str(ROOT / "docs/_static/scorer.js")
