@@ -56,7 +56,7 @@ _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 _UNAVAILABLE = 46
 _IN_USE = (
     " In an exclusive compute mode several ranks of a GPU need the Multi-Process Service, "
-    "`python -m mpishare.mps mpirun ...`; `python -m mpishare.info` shows the mode"
+    "`python -m mpishare.mps mpirun ...`; `nvidia-smi -q -d COMPUTE` shows the mode"
 )
 
 _pinned: dict[int, SharedMemory] = {}

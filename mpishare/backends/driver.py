@@ -1,7 +1,6 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-It, `cuda_pools`, `cuda_graphs` and `tools/nvml` alone use cuda.bindings. Imported only where a GPU
-was found.
+It, `cuda_pools` and `cuda_graphs` alone use cuda.bindings. Imported only where a GPU was found.
 """
 
 from __future__ import annotations

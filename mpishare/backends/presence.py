@@ -35,17 +35,3 @@ def driver_major() -> int:
     version = ctypes.c_int()
     library().cuDriverGetVersion(ctypes.byref(version))
     return version.value // 1000
-
-
-def visible_addresses() -> tuple[str, ...] | None:
-    """Return the PCI addresses of the GPUs that CUDA shows this process; None without a driver."""
-    if why := why_no_gpu():
-        return None if why == NO_DRIVER else ()
-    driver, count, found = library(), ctypes.c_int(), dict[str, None]()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    for ordinal in range(count.value):
-        text, device = ctypes.create_string_buffer(32), ctypes.c_int()
-        driver.cuDeviceGet(ctypes.byref(device), ordinal)
-        driver.cuDeviceGetPCIBusId(text, len(text), device)
-        found[text.value.decode().lower()] = None  # MIG shows a GPU once per instance
-    return tuple(found)

@@ -19,7 +19,6 @@ from mpishare.tools.cli import (
     start_mpi_in_time,
     tell,
 )
-from mpishare.tools.hardware import Hardware, look
 from mpishare.view.names import as_text, attachable
 
 if TYPE_CHECKING:
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from mpishare.runtime.report import Report
 
 PROG = "python -m mpishare.info"
-# In an error: then NVML's view of the GPUs may explain it.
-_OF_GPUS = ("CudaError", "CUDA_ERROR", "cudaError", "backend='cuda'")
+_LINKS = (
+    "`nvidia-smi topo -m` shows how GPUs are linked, `nvidia-smi topo -p2p r` why some have no P2P"
+)
 
 _EPILOG = """\
 Exit status: 0; 1 where a node has several ranks and no two of them share memory, where a node
@@ -101,49 +101,34 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
             route = agree_on_forced(comm, "info", timeout_s, on_gpu=node.backend == "cuda")
             report = node.report()
             reports = comm.gather(report if node.rank == 0 else None, 0)
-            views = comm.gather(look(), 0)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
-        return _fail(comm, exc)
+        return fail_run(PROG, comm, exc)
     status = 0
-    if reports is not None and views is not None:
-        nodes = [
-            # Of the views of all ranks of all nodes.
-            (each, Hardware([views[member.given_rank] for member in each.members], each))
-            for each in filter(None, reports)
-        ]
+    if reports is not None:
+        nodes = [*filter(None, reports)]
         sys.stdout.write(_as_json(nodes, route) if is_json else _as_text(nodes, route))
         sys.stdout.flush()
-        status = int(not all(each.can_share for each, _ in nodes))
+        status = int(not all(each.can_share for each in nodes))
     return int(comm.bcast(status, 0))
 
 
-def _fail(comm: MPI.Intracomm, error: Exception) -> int:
-    status = fail_run(PROG, comm, error)
-    if comm.rank == 0 and any(words in str(error) for words in _OF_GPUS):
-        # As this rank sees them, since others may be gone.
-        sys.stderr.write(str(Hardware([look()])))
-    return status
-
-
-def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
+def _as_text(nodes: list[Report], route: str | None) -> str:
     texts = []
-    for report, hardware in nodes:
+    for report in nodes:
         verdict = "" if report.can_share else "No two ranks of this node share memory.\n"
+        links = "" if all(pair.memory for pair in report.pairs) else f"  {_LINKS}\n"
         gain = f"  {report.mps_gain}\n" if report.mps_gain else ""
-        texts.append(f"{report}\n{hardware}{gain}{verdict}")
+        texts.append(f"{report}\n{links}{gain}{verdict}")
     if route is not None:
         how = "send MPI messages" if route.startswith("mpi") else f"take route {route}"
         texts.append(f"MPISHARE_ROUTE={route}: halo exchanges inside a node {how}\n")
-    if sum(len(report.members) for report, _ in nodes) == 1:
+    if sum(len(report.members) for report in nodes) == 1:
         texts.append("one rank: start it by mpirun to see which ranks share memory\n")
     return "\n".join(texts)
 
 
-def _as_json(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
-    data = [
-        {**report.as_dict(), "mps_gain": report.mps_gain, "hardware": hardware.as_dict()}
-        for report, hardware in nodes
-    ]
+def _as_json(nodes: list[Report], route: str | None) -> str:
+    data = [{**report.as_dict(), "mps_gain": report.mps_gain} for report in nodes]
     return json.dumps({"nodes": data, "MPISHARE_ROUTE": route}, indent=1) + "\n"
 
 

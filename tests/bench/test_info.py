@@ -25,21 +25,6 @@ Report.can_share = property(lambda self: False)
 sys.exit(main(sys.argv[1:]))
 """
 
-SEEING_TWO_GPUS = """
-import sys
-from mpishare.tools import info
-from mpishare.tools.nvml import Gpu, Link
-from mpishare.tools.hardware import RankView
-
-GPUS = tuple(
-    Gpu(f"GPU-{number:08x}-aaaa", "H200", f"0000:0{number}:00.0", False, "default", 5, 16, 18)
-    for number in range(2)
-)
-LINK = Link(GPUS[0].pci_id, GPUS[1].pci_id, 50, 0, None, 1, 1)
-info.look = lambda: RankView(None, GPUS, (LINK,), (GPUS[0].pci_id,), {}, "0")
-sys.exit(info.main(sys.argv[1:]))
-"""
-
 
 def test_text_names_every_rank() -> None:
     result = run_right(3, INFO)
@@ -89,18 +74,6 @@ def test_a_route_that_differs_between_ranks_is_refused() -> None:
     result = run_ranks(2, program, env=HOST)
     assert result.returncode == 1, result.describe()
     assert "rank 0: MPISHARE_ROUTE=None; rank 1: MPISHARE_ROUTE='mpi'" in result.stderr
-
-
-def test_where_no_node_can_be_made_on_gpus_rank_0_shows_them() -> None:
-    hidden = {"MPISHARE_BACKEND": "cuda", "CUDA_VISIBLE_DEVICES": ""}
-    result = run_ranks(2, SEEING_TWO_GPUS, env=hidden)
-    assert result.returncode == 1, result.describe()
-    assert result.stderr.count("GPUs of the node, by NVML") == 1, result.describe()
-    assert "rank 0 does not see #1, hidden by" in result.stderr, result.describe()
-    # Not where something else is wrong.
-    other = run_ranks(2, SEEING_TWO_GPUS, env={"MPISHARE_BACKEND": "nosuch"})
-    assert other.returncode == 1, other.describe()
-    assert "GPUs of the node" not in other.stderr, other.describe()
 
 
 def test_status_1_when_nothing_can_be_shared() -> None:
