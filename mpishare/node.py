@@ -131,8 +131,7 @@ class Node(NodeObject):
         """Return which ranks share memory, by which route, and why others do not.
 
         Local: the probe ran when the node was made; the first call on a GPU takes 0.4 ms more, for
-        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call reads
-        the room in /dev/shm and the limits on memory: 1 ms.
+        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data.
         """
         context, last = self._context, self._context.report
         is_known = last.exports_pools is not None
@@ -141,7 +140,6 @@ class Node(NodeObject):
             exports_pools=last.exports_pools if is_known else context.backend.exports_pools(),
             pairs=last.pairs or host_pairs(self.size),
             gpu_messages=context.gpu_messages,
-            surroundings=last.surroundings and last.surroundings.with_room(),
         )
         return context.report
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         return 0
     # At Ctrl-C the ranks end at once: what was finished is shown and written already.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    start_mpi_in_time(prog, options.timeout_s)
+    start_mpi_in_time(options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options))
 
 

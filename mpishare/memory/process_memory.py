@@ -8,11 +8,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.memory.memory import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TOKEN_NBYTES = 16
 _IOV_MAX = 1024  # ranges in one system call
@@ -73,10 +76,14 @@ class Token:
         self.offer = os.getpid(), ctypes.addressof(self._memory), token.hex()
 
 
-def try_read(pid: int, address: int, token: str) -> int | None:
-    """Try to read a `Token`; return 0, the error number, or None for another process of that id."""
+def try_read(pid: int, address: int, token: str) -> int:
+    """Try to read a `Token`; return 0, or the error number: ESRCH where the id is another's."""
     found = ctypes.create_string_buffer(_TOKEN_NBYTES)
     error = read_memory(pid, address, ctypes.addressof(found), _TOKEN_NBYTES)
-    if error:
-        return error
-    return 0 if found.raw.hex() == token else None
+    return error or (0 if found.raw.hex() == token else errno.ESRCH)
+
+
+def why_unreadable(offers: Sequence[tuple[int, int, str]], rank: int) -> list[tuple[int, str]]:
+    """Return the ranks whose memory this one cannot read, given the offers of all, and why not."""
+    errors = ((owner, try_read(*each)) for owner, each in enumerate(offers) if owner != rank)
+    return [(owner, os.strerror(error)) for owner, error in errors if error]

@@ -331,14 +331,10 @@ def _why_no_room(nbytes: int) -> str:
     return ""
 
 
-def room() -> tuple[int, int]:
-    """Return the bytes left in the folder, and its size."""
-    found = os.statvfs(FOLDER)
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-
 def free_nbytes() -> int:
-    return room()[0]
+    """Return the bytes left in the folder."""
+    found = os.statvfs(FOLDER)
+    return found.f_bavail * found.f_frsize
 
 
 def available_nbytes() -> int:

@@ -25,10 +25,9 @@ class PeerProcesses:
         report, ranks_here = setup.context.report, setup.comm.ranks_here
         self.pids = {rank: report.members[place].pid for rank, place in ranks_here.items()}
         ranks = {place: rank for rank, place in ranks_here.items()}
-        pairs = () if report.surroundings is None else report.surroundings.unreadable
         self.unreadable = {
             (ranks[reader], ranks[owner]): why
-            for reader, owner, why in pairs
+            for reader, owner, why in report.unreadable
             if reader in ranks and owner in ranks
         }
 

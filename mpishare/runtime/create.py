@@ -27,6 +27,7 @@ from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
 from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.arguments import is_duration
+from mpishare.memory.process_memory import Token, why_unreadable
 from mpishare.memory.shared import map_on_all_ranks, remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
@@ -36,7 +37,6 @@ from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked, is_wsl2
 from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
-from mpishare.runtime.surroundings import Survey, describe_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -228,7 +228,7 @@ def _build(
     agreement.ranks = identify(node_comm, watch)
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
-    survey = Survey(agreement.rank) if known is None else None
+    token = Token() if known is None else None  # held until all have tried to read it
     made: list[Backend] = []
 
     def begin() -> tuple[tuple[Backend, Any], dict[str, Any]]:
@@ -247,7 +247,7 @@ def _build(
             "device": backend.device and asdict(backend.device),
             "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "tried": survey and survey.read(facts),
+            "unreadable": token and why_unreadable(offers, agreement.rank),
             "is checked": is_check_asked(),
             "native missing": why,
         }
@@ -255,7 +255,7 @@ def _build(
     with _left_by_error(agreement, watchdog, made):
         block.lock()
         # From now on an unlocked rank is dead.
-        facts = agreement.step(CALL, lambda: survey and survey.describe())
+        offers = agreement.step(CALL, lambda: token and token.offer)
         watchdog.start()
         (backend, compiled), replies = agreement.step_keeping(CALL, begin)
         members = tuple(
@@ -264,8 +264,12 @@ def _build(
         )
         context = _make_context(agreement, backend, compiled, watchdog, members, replies)
         if known is None:
-            tried = [each["tried"] for each in replies]
-            known = Findings(places.place(), facts, tried, None)
+            unreadable = tuple(
+                (reader, owner, why)
+                for reader, each in enumerate(replies)
+                for owner, why in each["unreadable"]
+            )
+            known = Findings(places.place(), unreadable, None)
         agreement.name, agreement.findings = context.name, _probed(known, context)
         context.report = _report(context, members, why_host, notes)
     return context, Shutdown(agreement, watchdog, context.finish_at_exit)
@@ -349,7 +353,7 @@ def _report(
         tuple(notes),
         is_wsl2(),
         native_missing=context.native_missing,
-        surroundings=describe_surroundings(findings.facts, findings.tried),
+        unreadable=findings.unreadable,
     )
 
 

@@ -45,24 +45,18 @@ class Findings(NamedTuple):
     """The findings of one node, by rank, the same on all."""
 
     place: list[Any] | None  # of all its ranks
-    facts: list[dict[str, Any]]  # of `Survey.describe`
-    tried: list[dict[str, Any]]  # of `Survey.read`
+    unreadable: tuple[tuple[int, int, str], ...]  # as of `Report`
     probed: Probed | None  # None on the host backend
 
     def of(self, ranks: Sequence[int]) -> Findings:
         """Return those about some of the ranks, numbered in this order."""
         numbers = {rank: number for number, rank in enumerate(ranks)}
-
-        def among(tried: Mapping[str, Any]) -> dict[str, Any]:
-            errors = [(numbers[owner], why) for owner, why in tried["errors"] if owner in numbers]
-            return {"errors": errors, "own": errors and tried["own"]}
-
-        return Findings(
-            self.place,
-            [self.facts[rank] for rank in ranks],
-            [among(self.tried[rank]) for rank in ranks],
-            self.probed and self.probed.of(ranks),
+        unreadable = sorted(
+            (numbers[reader], numbers[owner], why)
+            for reader, owner, why in self.unreadable
+            if reader in numbers and owner in numbers
         )
+        return Findings(self.place, tuple(unreadable), self.probed and self.probed.of(ranks))
 
 
 def surveyed(place: list[Any] | None) -> dict[str, Waits]:

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mpishare.backends import Device
-    from mpishare.runtime.surroundings import Surroundings
 
 _MPS_GAIN = (
     "Under the Multi-Process Service a halo exchange would take about 18 us instead of about 900 "
     "(four ranks on one NVIDIA H200, faces of up to 64 KiB, a synchronize after each): start with "
     "`python -m mpishare.mps mpirun ...`"
+)
+_NO_CMA = (
+    "so large faces of arrays in no window are copied twice. Start containers with --pid=host "
+    "--userns=host --cap-add=SYS_PTRACE; outside of them kernel.yama.ptrace_scope=0 allows it"
 )
 
 
@@ -135,8 +138,8 @@ class Report:
     native_missing : str or None
         Why halo exchanges and fences on the host are made in Python, by which ranks if not by all;
         None if they are made in C, and on CUDA.
-    surroundings : Surroundings or None
-        The boundaries between the ranks: containers, namespaces, and reads of each other's memory.
+    unreadable : tuple of (int, int, str)
+        A rank, one whose process memory it cannot read (CMA), and why.
     """
 
     backend: str
@@ -149,7 +152,7 @@ class Report:
     exports_pools: bool | None = None
     gpu_messages: str | None = None
     native_missing: str | None = None
-    surroundings: Surroundings | None = None
+    unreadable: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def can_share(self) -> bool:
@@ -269,8 +272,12 @@ class Report:
             why = self.native_missing
             how = "compiled C" if why is None else f"Python, which is slower: {why}"
             yield f"halo exchanges and fences on the host are made by {how}"
-        if self.surroundings is not None:
-            yield from self.surroundings.describe()
+        if self.unreadable:
+            reader, owner, why = self.unreadable[0]
+            others = len(self.unreadable) - 1
+            more = f" and {counted(others, 'more pair')}" if others else ""
+            yield f"no CMA: rank {reader} cannot read memory of rank {owner}{more}: {why}"
+            yield _NO_CMA
         losing = [member.rank for member in self.members if not member.keeps_values]
         if losing:
             yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpishare.coordination.abort import abort_after, say
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
 from mpishare.runtime.launch import NoMpiError, load_mpi
-from mpishare.tools.mpi_start import limited_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -120,10 +120,14 @@ def start_mpi() -> Any:
         raise SystemExit(1) from None
 
 
-def start_mpi_in_time(prog: str, deadline_s: float) -> None:
-    """Start MPI; end the process, with the reason, where it cannot start here or is late."""
-    with limited_start(prog, deadline_s, is_first=is_first_process()):
-        start_mpi()
+def start_mpi_in_time(deadline_s: float) -> None:
+    """Start MPI; end the process, with a traceback, where it has not started by the deadline.
+
+    MPICH waits for ever where the ranks of a machine have different /dev/shm.
+    """
+    faulthandler.dump_traceback_later(deadline_s, exit=True)  # no Python runs within `MPI_Init`
+    start_mpi()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.srun_option:
         return _print_srun_option()
-    start_mpi_in_time(PROG, options.timeout_s)
+    start_mpi_in_time(options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ import pytest
 
 from mpishare.runtime.preflight import is_wsl2
 from tests.helpers.launch import OF_A_JOB, run_ranks, run_right
-from tests.helpers.mounts import mount_before_jobs
 
 INFO = (sys.executable, "-m", "mpishare.info")
 HOST = {"MPISHARE_BACKEND": "host"}
@@ -98,27 +96,6 @@ def test_a_node_that_cannot_be_made_is_one_message() -> None:
         assert "--mpi=" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         assert not done.stdout.strip(), done.stdout
-
-
-@pytest.mark.parametrize(
-    ("module", "option", "cause", "cure"),
-    [
-        ("info", "ro", "Read-only file system", "mount -t tmpfs"),
-        ("info", "size=64k", r"has (60|64) KiB left of 64 KiB, and MPICH takes", "--shm-size"),
-        ("info", "size=2m", r"1\.074 MiB for each rank, 2 here", "remount,size="),
-        ("bench", "size=16k", r"has (12|16) KiB left of 16 KiB, and MPICH takes", "--shm-size"),
-    ],
-)
-def test_where_mpi_could_not_start_one_line_says_why(
-    monkeypatch, tmp_path, module: str, option: str, cause: str, cure: str
-) -> None:
-    mount_before_jobs(monkeypatch, tmp_path, f"mount -t tmpfs -o {option} tmpfs /dev/shm")
-    result = run_ranks(2, [sys.executable, "-m", f"mpishare.{module}"])
-    assert (result.returncode, result.stdout) == (1, ""), result.describe()
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"python -m mpishare.{module}: "), result.describe()
-    assert re.search(cause, line)  # the other rank may hold a page for a moment
-    assert cure in line
 
 
 def test_wrong_words_end_with_status_2() -> None:

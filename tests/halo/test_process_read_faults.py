@@ -107,7 +107,7 @@ def refused(stage: Stage) -> None:
     handler.emit = lambda record: said.append(record.getMessage())
     log.addHandler(handler)
     with stage.node() as node:
-        report({"unreadable": node.report().surroundings.unreadable})
+        report({"unreadable": node.report().unreadable})
         fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
         with stage.ring(node, fields[0], axes=(0,)) as halo:
             for step in range(20):

@@ -118,7 +118,7 @@ def test_operations_on_private_arrays(host_node, monkeypatch, reads, op, dtype, 
         for _ in range(2):
             x[...] = mine
             assert on_all(node, reduced(node, total, x), wanted)
-    can_read = may_read and not node.report().surroundings.unreadable
+    can_read = may_read and not node.report().unreadable
     assert bool(reads) == can_read
 
 
@@ -136,7 +136,7 @@ def test_private_arrays_beside_another_one(host_node, monkeypatch, reads, place)
             monkeypatch.setattr(large, "_is_readable", lambda *_: False)
     with Allreduce(node.comm, x, node=node) as total:
         assert on_all(node, reduced(node, total, x), expected("sum", "f8", (count,), node.size))
-    may_read = place == "window" and not node.report().surroundings.unreadable
+    may_read = place == "window" and not node.report().unreadable
     assert any(node.comm.allgather(bool(reads))) == may_read
 
 

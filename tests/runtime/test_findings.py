@@ -17,15 +17,13 @@ def pair(origin, target):
 PROBED = Probed(
     UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)), (True, False, True, True)
 )
-TRIED = [{"errors": [(rank, 1), (3, 2)] if rank < 3 else [], "own": 5} for rank in (1, 2, 0, 3)]
-FOUND = Findings(["boot", 1, 2], [{"container": str(rank)} for rank in range(4)], TRIED, PROBED)
+UNREADABLE = ((0, 1, "a"), (0, 3, "b"), (2, 0, "c"), (2, 3, "d"))
+FOUND = Findings(["boot", 1, 2], UNREADABLE, PROBED)
 
 
 def test_some_ranks_in_another_order():
     found = FOUND.of([2, 0])
-    assert [each["container"] for each in found.facts] == ["2", "0"]
-    # Rank 2, now 0, could not read 0 and 3; rank 0, now 1, could not read 1 and 3.
-    assert found.tried == [{"errors": [(1, 1)], "own": 5}, {"errors": [], "own": []}]
+    assert found.unreadable == ((0, 1, "c"),)
     assert found.probed.uuids == ["GPU-a", "GPU-a"]
     assert found.probed.keeps_values == (True, True)
     told = [(each.origin, each.target, each.reason) for each in found.probed.pairs]

@@ -72,6 +72,11 @@ def test_text():
         ({"exports_pools": False}, "pools", "\n  memory pools cannot be exported\n"),
         ({"gpu_messages": ""}, "messages", "messages to other nodes go out of GPU memory"),
         ({"gpu_messages": "SIGSEGV"}, "messages", "through host memory: SIGSEGV"),
+        (
+            {"unreadable": ((0, 1, "No such process"),)},
+            "CMA",
+            "memory of rank 1: No such process\n",
+        ),
         ({"is_wsl2": True}, "WSL2", "node n7: 2 ranks, backend cuda, WSL2\n"),
     ],
 )
