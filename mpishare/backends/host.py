@@ -44,17 +44,11 @@ class HostMemory(Memory):
         )
         self._memory: SharedMemory | None = memory
         self._start, self._free = start, free
-        self._has_own_pages = not start and free is None
 
     def close(self) -> bool:
         """Unmap; memory with live arrays is unmapped with the last of them."""
         self._release()
         return True
-
-    @property
-    def is_watchable(self) -> bool:
-        """Whether accesses to its pages may be races of one array: no other one is in them."""
-        return self._has_own_pages and not self.is_readonly
 
     def part(self, offset: int, nbytes: int, free: Callable[[], object]) -> Memory:
         return HostMemory(self.whole(), self._start + offset, nbytes, free)

@@ -38,12 +38,6 @@ static PyMethodDef functions[] = {
     {"move_rows", move_rows, METH_VARARGS,
      "Copy rows; return false if numbers are wrong: array type, bytes of a row of each, arrays, "
      "first, arrays, begin, count, numbers or None, rows that there are."},
-    {"watch_accesses", watch_accesses, METH_VARARGS,
-     "Protect whole pages: an address, bytes, and the starts of files that are passed over."},
-    {"unwatch_accesses", unwatch_accesses, METH_O, "Open the pages from an address on for good."},
-    {"take_accesses", take_accesses, METH_O,
-     "Begin an interval, watched or, if true is given, with all pages open; return the last one's "
-     "accesses: address, is_write, file, line."},
     {NULL, NULL, 0, NULL},
 };
 

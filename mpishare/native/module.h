@@ -11,11 +11,6 @@
 /* The address of the bytes of a writable buffer, such as a memoryview of shared memory. */
 PyObject *address_of(PyObject *module, PyObject *buffer);
 
-/* Accesses to windows, for MPISHARE_CHECK=1. */
-PyObject *watch_accesses(PyObject *module, PyObject *given);
-PyObject *unwatch_accesses(PyObject *module, PyObject *given);
-PyObject *take_accesses(PyObject *module, PyObject *is_open);
-
 /* Whether the reduction of small fields knows an operation. */
 PyObject *can_reduce(PyObject *module, PyObject *operation);
 PyObject *fold_elements(PyObject *module, PyObject *given);

@@ -5,27 +5,25 @@ a vector clock, the number of intervals of every rank that are ordered before it
 publishes it at each such call. Two intervals without order that touched one element, one of them to
 write it, are a race. Each step compares the intervals of all ranks, so that all raise.
 
-What an interval touched is known by page protection (`accesses.c`): some addresses, never all. And
-a call takes over the clocks of all ranks, even where it waits for some of them. So a race may be
-missed, and none is reported between accesses that such calls order.
+What an interval touched is known from the arrays that the window gives (`checked_array`). A call
+takes over the clocks of all ranks, even where it waits for some of them. So a race may be missed,
+and none is reported between accesses that such calls order.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import deque
 from itertools import combinations, product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mpishare.backends.host import HostMemory
 from mpishare.coordination.agreement import Agreement, note_agreed
 from mpishare.errors import EpochError, UnsupportedError, counted
 from mpishare.runtime.preflight import CHECK
+from mpishare.tools.checked_array import CheckedArray, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,19 +34,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("mpishare")
 
-# Frames of these files are passed over: an access is named by the line of the program.
-_PASSED_OVER = tuple(f"{Path(each).parent}/" for each in (np.__file__, Path(__file__).parent))
 _PLAN_CALLS = "exchange", "accumulate", "forward", "backward", "start", "wait", "reduce", "dot"
 _MAX_INTERVALS = 1000  # kept by a rank between two steps
-
-
-class _Region(NamedTuple):
-    """A segment as this rank maps it."""
-
-    start: int
-    window: str
-    segment: str  # its name on all ranks
-    granule: int  # bytes of the smallest number that two ranks may write independently
 
 
 class Interval(NamedTuple):
@@ -56,19 +43,19 @@ class Interval(NamedTuple):
 
     number: int
     clock: Sequence[int]  # when it began
-    accesses: list[tuple[str, bool, str, list[int]]]  # segment, is a write, line, elements
+    accesses: list[tuple[str, bool, str, list[int]]]  # segment, is a write, line; see `_runs`
 
 
 class Checker:
     """The intervals of this rank, and their comparison with those of the others."""
 
     def __init__(self, context: NodeContext, rows: memoryview[int]) -> None:
-        self._module, self._memory_barrier = context.compiled, context.memory_barrier
+        self._memory_barrier = context.memory_barrier
         self._rank, self._size = context.rank, context.size
         self._rows = rows  # for each rank its clock as it was last published
         self._clock = [0] * context.size
         self._intervals: deque[Interval] = deque(maxlen=_MAX_INTERVALS)
-        self._regions: list[_Region] = []
+        self._segments: dict[str, list[Segment]] = {}  # by window
         self._races: list[str] = []
         self._under_way: set[int] = set()  # plans in a call, which access memory on their own
         self._kinds: dict[type, type] = {}
@@ -80,22 +67,29 @@ class Checker:
             around = self._around_plan_call if child._closes_first else self._around_fence
             calls = _PLAN_CALLS if child._closes_first else ("fence",)
             own = {call: around(getattr(kind, call)) for call in calls if hasattr(kind, call)}
+            if child._memories:
+                own["segment"] = self._around_segment(kind.segment)
             self._kinds[kind] = type(kind.__name__, (kind,), own)
         child.__class__ = self._kinds[kind]  # attributes of the object would be a cycle
-        for rank, memory in enumerate(child._memories):
-            if isinstance(memory, HostMemory) and memory.is_watchable:
-                name = child.name if child.owner is not None else f"{child.name}.segment({rank})"
-                region = _Region(memory.address, child.name, name, _granule(child.dtype))
-                self._regions = sorted([*self._regions, region])
-                self._module.watch_accesses(memory.address, memory.nbytes, _PASSED_OVER)
-        self._end_interval()
 
     def unwatch(self, child: Any) -> None:
-        """Open the pages of a window that closes."""
+        """Forget the segments of a window that closes."""
         self._end_interval()
-        for region in [each for each in self._regions if each.window == child.name]:
-            self._module.unwatch_accesses(region.start)
-            self._regions.remove(region)
+        self._segments.pop(child.name, None)
+
+    def _around_segment(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def segment(window: Any, rank: int) -> Any:
+            array = method(window, rank)
+            if not isinstance(array, CheckedArray):
+                name = f"{window.name}.segment({rank})" if window.owner is None else window.name
+                array = array.view(CheckedArray)
+                array.segment = Segment(name, array, self._under_way)
+                self._segments.setdefault(window.name, []).append(array.segment)
+                window._arrays[rank] = array
+            return array
+
+        return segment
 
     # --- order
 
@@ -140,19 +134,14 @@ class Checker:
         self._memory_barrier()
 
     def _end_interval(self) -> None:
-        """Note the accesses since the last call, and protect all pages again."""
-        number, clock = self._clock[self._rank] + 1, self._clock
-        found = defaultdict[tuple[str, bool, str], set[int]](set)
-        taken = self._module.take_accesses(bool(self._under_way))
-        for address, nbytes, is_write, file, line in taken:
-            if at := bisect_right(self._regions, address, key=lambda each: each.start):
-                region = self._regions[at - 1]
-                begin = address - region.start
-                touched = range(begin // region.granule, -(-(begin + nbytes) // region.granule))
-                found[region.segment, is_write, f"{file}:{line}"].update(touched)
-        if found:
-            accesses = [(*what, [*elements]) for what, elements in found.items()]
-            self._intervals.append(Interval(number, clock, accesses))
+        """Note the accesses since the last call."""
+        accesses = []
+        for segments in self._segments.values():
+            for each in segments:
+                accesses += [(each.name, *how, _runs(of)) for how, of in each.touched.items()]
+                each.touched = {}
+        if accesses:
+            self._intervals.append(Interval(self._clock[self._rank] + 1, self._clock, accesses))
 
     # --- races
 
@@ -222,7 +211,7 @@ def install(context: NodeContext) -> None:
         if context.rank == 0:
             log.warning("%s=1 checks nothing here: accesses of GPUs are not seen", CHECK)
         return
-    if context.native_missing is not None:
+    if context.native_missing is not None:  # fences in Python would order too much
         raise UnsupportedError(
             f"{CHECK}=1 needs the compiled part of the host backend, which some rank lacks: "
             f"{context.native_missing}"
@@ -234,10 +223,20 @@ def install(context: NodeContext) -> None:
     agreement.checker = checker  # type: ignore[attr-defined]
 
 
-def _granule(dtype: np.dtype[Any]) -> int:
-    if dtype.kind == "c":
-        return dtype.itemsize // 2
-    return dtype.itemsize if dtype.kind in "biufmM" else 1
+def _runs(elements: np.ndarray[Any, Any]) -> list[int]:
+    """Return where runs of touched elements begin and end."""
+    found: list[int] = np.flatnonzero(np.diff(elements, prepend=False, append=False)).tolist()
+    return found
+
+
+def _in_both(mine: list[int], other: list[int]) -> np.ndarray[Any, Any]:
+    """Return the elements that are in runs of both, in order."""
+    if max(mine[0], other[0]) >= min(mine[-1], other[-1]):
+        return np.empty(0, int)
+    first, second = (
+        np.concatenate([*map(np.arange, runs[::2], runs[1::2])]) for runs in (mine, other)
+    )
+    return np.intersect1d(first, second, assume_unique=True)
 
 
 def _races(mine: tuple[int, Interval], other: tuple[int, Interval]) -> Iterator[str]:
@@ -246,12 +245,14 @@ def _races(mine: tuple[int, Interval], other: tuple[int, Interval]) -> Iterator[
     for (name, writes, line, elements), (name2, writes2, line2, elements2) in product(
         first.accesses, second.accesses
     ):
-        both = {*elements} & {*elements2} if name == name2 and writes | writes2 else ()
-        if both:
+        if name != name2 or not writes | writes2:
+            continue
+        both = _in_both(elements, elements2)
+        if len(both):
             verbs = ["wrote" if each else "read" for each in (writes, writes2)]
-            which = f"element {min(both)}"
+            which = f"element {both[0]}"
             if len(both) > 1:
-                which = f"{len(both)} elements from {min(both)} to {max(both)}"
+                which = f"{len(both)} elements from {both[0]} to {both[-1]}"
             yield (
                 f"rank {a} {verbs[0]} {which} of {name} at {line}, and rank {b} {verbs[1]} at "
                 f"{line2}, with no order between them"

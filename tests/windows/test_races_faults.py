@@ -1,7 +1,6 @@
 """With MPISHARE_CHECK=1 a race between two ranks is an error, and a right program has none."""
 
 import os
-import platform
 import sys
 
 import numpy as np
@@ -17,6 +16,54 @@ from tests.helpers.stage import Stage
 @pytest.fixture(autouse=True)
 def checked(monkeypatch):
     monkeypatch.setenv("MPISHARE_CHECK", "1")
+
+
+def seen_where_it_is(stage: Stage) -> None:
+    """Each way to touch elements is an access to those alone: of halves there is no race."""
+    node = stage.node()
+    window = node.allocate(8, fill=1.0)
+    half = np.s_[:4] if node.rank == 0 else np.s_[4:]
+    ways = {
+        "ufunc": lambda part: np.add(part, 1, out=part),
+        "in place": lambda part: part.__imul__(2),
+        "at": lambda part: np.add.at(part, [0, 3], 1),
+        "a view of bytes": lambda part: part.view("u1").fill(0),
+        "copyto": lambda part: np.copyto(part, 3),
+        "scalar": lambda part: part.__setitem__(-1, part[0]),
+        "mask": lambda part: part.__setitem__(part > 0, 4),
+        "sort": lambda part: part.sort(),
+    }
+    for name, touch in ways.items():
+        touch(window.array[half])
+        window.fence()
+        touch(window.array)
+        try:
+            stage.raises(mpishare.EpochError, window.fence)
+        except AssertionError as error:
+            error.add_note(name)
+            raise
+    reads = {
+        "concatenate": lambda array: np.concatenate([array, array]),
+        "copy": np.copy,
+        "tolist": lambda array: array.tolist(),
+        "norm": np.linalg.norm,
+        "number": lambda array: float(array[0]),
+        "iteration": sum,
+    }
+    for read in reads.values():
+        if node.rank == 0:
+            window.array[...] = 1
+        else:
+            read(window.array)
+        stage.raises(mpishare.EpochError, window.fence)
+    window.array += 1
+    stage.raises(mpishare.EpochError, window.fence)
+    node.close()
+
+
+@needs_compiled
+def test_accesses_are_seen_where_they_are():
+    play(2, seen_where_it_is).ended_well()
 
 
 def forgotten_fences(stage: Stage, size: int, count: int) -> None:
@@ -63,6 +110,8 @@ def behind_the_first_element(stage: Stage) -> None:
     races = {
         "two writers of one element": (64, fill(0), fill(0)),
         "a large fill and its last": (1000, fill(...), read(-1)),
+        "one element amid a large fill": (131_072, fill(...), read(10_000)),
+        "every third, and one of them": (1000, fill(np.s_[::3]), read([300, 301])),
         "a grid and its last column": ((34, 34), fill(inner), read(last_column)),
         "a fill and its last": (10, fill(...), read(-1)),
         "inner cells and their last": (10, fill(slice(1, -1)), read(-2)),
@@ -84,7 +133,6 @@ def behind_the_first_element(stage: Stage) -> None:
 
 
 @needs_compiled
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the instructions of x86-64")
 def test_races_behind_the_first_element_are_found():
     play(2, behind_the_first_element).ended_well()
 

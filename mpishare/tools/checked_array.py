@@ -1,0 +1,153 @@
+"""Arrays of windows that note which of their elements NumPy reads and writes, for the checker.
+
+Seen are indices, ufuncs, and the methods and functions that are listed here; not a copy of such an
+array that loses its class (`np.asarray`), nor what other libraries do by the buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.memory.memory import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+# Frames of these files are passed over: an access is named by the line of the program.
+_PASSED_OVER = tuple(f"{Path(each).parent}/" for each in (np.__file__, __file__))
+_READERS = (
+    "__bool__", "__complex__", "__contains__", "__copy__", "__deepcopy__", "__float__",
+    "__format__", "__index__", "__int__", "__repr__", "__str__", "argmax", "argmin",
+    "argpartition", "argsort", "astype", "byteswap", "choose", "compress", "copy", "dot",
+    "flatten", "item", "nonzero", "repeat", "searchsorted", "take", "tobytes", "tofile", "tolist",
+    "trace",
+)  # fmt: skip
+_WRITERS = "fill", "partition", "put", "sort"
+_READING = {
+    np.allclose, np.array_equal, np.concatenate, np.copy, np.dot, np.einsum, np.inner,
+    np.linalg.norm, np.save, np.tensordot, np.vdot, np.where,
+}  # fmt: skip
+
+
+class Segment:
+    """A segment of a window, and which elements this rank has touched, by kind and line.
+
+    Nothing is noted while there is a plan `under_way`, which accesses memory on its own.
+    """
+
+    def __init__(self, name: str, array: Any, under_way: Collection[int]) -> None:
+        self.name = name  # on all ranks
+        self.touched: dict[tuple[bool, str], np.ndarray[Any, Any]] = {}
+        self._begin, self._nbytes = address_of(array), array.nbytes
+        self._granule = _granule(array.dtype)
+        self._under_way = under_way
+
+    def note(self, array: np.ndarray[Any, Any], *, is_write: bool, key: Any = ...) -> None:
+        """Note an access to what an index selects of an array, if that is in the segment."""
+        at = address_of(array) - self._begin
+        if self._under_way or not array.size or not 0 <= at < self._nbytes:
+            return
+        elements = self.touched.setdefault(
+            (is_write, _line()), np.zeros(-(-self._nbytes // self._granule), bool)
+        )
+        places = np.array(at)
+        for extent, stride in zip(array.shape, array.strides, strict=True):
+            places = places[..., None] + stride * np.arange(extent)
+        for byte in (*range(0, array.itemsize, self._granule), array.itemsize - 1):
+            elements[(places[key] + byte) // self._granule] = True
+
+
+class CheckedArray(np.ndarray[Any, Any]):
+    """An array of a window, or a view of one; copies have the class too, and note nothing."""
+
+    segment: Segment | None = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.segment = getattr(source, "segment", None)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if not (isinstance(found, np.ndarray) and np.may_share_memory(found, self)):
+            _note(self, is_write=False, key=key)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _note(value, is_write=False)
+        found = super().__getitem__(key)
+        is_view = isinstance(found, np.ndarray) and np.may_share_memory(found, self)
+        _note(found if is_view else self, is_write=True, key=... if is_view else key)
+        super().__setitem__(key, _plain(value))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[n] for n in range(len(self)))
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any
+    ) -> Any:
+        if options.get("where", True) is True:  # else only some elements are touched
+            for number, each in enumerate(inputs):
+                _note(each, is_write=method == "at" and not number)
+            for each in out:
+                _note(each, is_write=True)
+        if out:
+            options["out"] = tuple(map(_plain, out))
+        plain = {name: _plain(value) for name, value in options.items()}
+        found = getattr(ufunc, method)(*map(_plain, inputs), **plain)
+        if not out:
+            return found
+        given = [
+            made if each is None else each
+            for each, made in zip(out, found if isinstance(found, tuple) else (found,), strict=True)
+        ]
+        return given[0] if len(given) == 1 else tuple(given)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if function is np.copyto and "where" not in options:
+            _note(args[0], is_write=True)
+            _note(args[1], is_write=False)
+        elif function in _READING:
+            for each in (*args, *options.values()):
+                for one in each if isinstance(each, list | tuple) else [each]:
+                    _note(one, is_write=False)
+        return super().__array_function__(function, types, args, options)
+
+
+def _method(name: str, *, is_write: bool) -> Any:
+    inner = getattr(np.ndarray, name)
+
+    def call(array: CheckedArray, *args: Any, **options: Any) -> Any:
+        _note(array, is_write=is_write)
+        return inner(array, *args, **options)
+
+    return call
+
+
+for _name in (*_READERS, *_WRITERS):
+    setattr(CheckedArray, _name, _method(_name, is_write=_name in _WRITERS))
+
+
+def _note(array: Any, *, is_write: bool, key: Any = ...) -> None:
+    if isinstance(array, CheckedArray) and array.segment is not None:
+        array.segment.note(array, is_write=is_write, key=key)
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, CheckedArray) else value
+
+
+def _granule(dtype: np.dtype[Any]) -> int:
+    """Return the bytes of the smallest number that two ranks may write independently."""
+    if dtype.kind == "c":
+        return dtype.itemsize // 2
+    return dtype.itemsize if dtype.kind in "biufmM" else 1
+
+
+def _line() -> str:
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED_OVER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
