@@ -130,14 +130,11 @@ class Node(NodeObject):
     def report(self) -> Report:
         """Return which ranks share memory, by which route, and why others do not.
 
-        Local: the probe ran when the node was made; the first call on a GPU takes 0.4 ms more, for
-        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data.
+        Local: the probe ran when the node was made. ``str()`` is a text, `Report.pairs` data.
         """
         context, last = self._context, self._context.report
-        is_known = last.exports_pools is not None
         context.report = replace(
             last,
-            exports_pools=last.exports_pools if is_known else context.backend.exports_pools(),
             pairs=last.pairs or host_pairs(self.size),
             gpu_messages=context.gpu_messages,
         )

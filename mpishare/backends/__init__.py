@@ -192,13 +192,6 @@ class Backend(ABC):
     def import_pool(self, fd: int) -> PeerMemory:
         """Map the memory of another rank's pool, given its descriptor as received."""
 
-    def exports_pools(self) -> bool | None:
-        """Whether memory pools can be exported as file descriptors; None without a GPU.
-
-        Tried at the first call: some drivers claim support that they lack.
-        """
-        return None
-
     def descriptor(self, token: str) -> int | None:
         """Return a read-only descriptor of published memory that is a file, else None."""
         return None

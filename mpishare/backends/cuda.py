@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, cuda_pools, driver, handle_of, kernels
+from mpishare.backends import Backend, driver, handle_of, kernels
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pools import OwnCudaPool, PeerCudaPool
@@ -142,9 +142,6 @@ class CudaBackend(Backend):
 
     def retract(self, token: str) -> None:
         """A handle holds no resources."""
-
-    def exports_pools(self) -> bool:
-        return cuda_pools.can_export(self._ordinal)
 
     def create_pool(self, max_nbytes: int) -> OwnCudaPool:
         return OwnCudaPool(self.device, self._where, max_nbytes)

@@ -65,21 +65,6 @@ def export_pool(pool: Any, where: str) -> int:
     )
 
 
-def can_export(ordinal: int) -> bool:
-    """Return whether a pool on a GPU can be made and exported, by trying."""
-    try:
-        pool = create_pool(ordinal, "")
-    except CudaError:
-        return False
-    try:
-        os.close(export_pool(pool, ""))
-    except CudaError:
-        return False
-    finally:
-        driver.call("cuMemPoolDestroy", pool)
-    return True
-
-
 def export_pointer(address: int, where: str) -> bytes:
     """Return the 64 bytes that identify an allocation of an exportable pool."""
     return driver.handle_bytes(driver.call("cuMemPoolExportPointer", address, where=where))

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
-from mpishare.memory import limits
 from mpishare.memory.hugepages import make_huge, map_file, protect
 from mpishare.memory.memory import host_anchor
 
@@ -117,7 +116,7 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     """Make zeroed shared memory without a name, of whole pages, and reserve them.
 
     Sparse memory has no page reserved: `reserve` each before it is touched. Raises
-    `UnsupportedError` if /dev/shm, the machine or a limit has not that much left, or if no file can
+    `UnsupportedError` if /dev/shm or the machine has not that much left, or if no file can
     be made there; no page has been touched by then.
     """
     nbytes = whole_pages(nbytes)
@@ -320,14 +319,6 @@ def _why_no_room(nbytes: int) -> str:
         return f"this machine has {left} of memory left. Ask for less, or run on more nodes."
     if nbytes > free_nbytes():
         return f"{FOLDER} has {format_nbytes(free_nbytes())} left. {MORE_ROOM}"
-    limit = limits.tightest()
-    if limit is not None and nbytes > limit.left:
-        return (
-            f"this job or container may use {format_nbytes(limit.nbytes)} of memory on this "
-            f"machine, shared memory included, and has {format_nbytes(limit.left)} left (control "
-            f"group {limit.group}). Ask for more: --mem=SIZE in SLURM, --memory=SIZE for a "
-            "container."
-        )
     return ""
 
 

@@ -34,7 +34,7 @@ from mpishare.runtime.context import NodeContext
 from mpishare.runtime.findings import Findings, known_to_all, surveyed
 from mpishare.runtime.launch import check_singleton, load_mpi, one_gpu_note
 from mpishare.runtime.places import Place
-from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked, is_wsl2
+from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked
 from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
 
@@ -336,8 +336,8 @@ def _report(
         )
     notes += [
         f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
-        "they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` before the "
-        "job, on every node"
+        "they take turns of about a millisecond. Start by `python -m mpishare.mps mpirun ...`, "
+        "and on several nodes with a daemon on each"
         for uuid in time_sliced
     ]
     warnings = [*filter(None, [one_gpu_note(context.uuids, os.environ)])]
@@ -351,7 +351,6 @@ def _report(
         members,
         pairs,
         tuple(notes),
-        is_wsl2(),
         native_missing=context.native_missing,
         unreadable=findings.unreadable,
     )

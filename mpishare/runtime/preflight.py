@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.backends import presence
@@ -102,11 +101,6 @@ def _why_no_gpu(wanted: str) -> str | None:
         forced = " (MPISHARE_BACKEND)" if os.environ.get("MPISHARE_BACKEND") else ""
         raise UnsupportedError(f"backend='cuda'{forced} failed: {why}")
     return why
-
-
-def is_wsl2(root: Path = Path("/")) -> bool:
-    """Whether this machine is a Windows Subsystem for Linux, of the second kind."""
-    return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
 
 
 def missing() -> str | None:

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Device
 
-_MPS_GAIN = (
-    "Under the Multi-Process Service a halo exchange would take about 18 us instead of about 900 "
-    "(four ranks on one NVIDIA H200, faces of up to 64 KiB, a synchronize after each): start with "
-    "`python -m mpishare.mps mpirun ...`"
-)
 _NO_CMA = (
     "so large faces of arrays in no window are copied twice. Start containers with --pid=host "
     "--userns=host --cap-add=SYS_PTRACE; outside of them kernel.yama.ptrace_scope=0 allows it"
@@ -127,11 +122,6 @@ class Report:
         Every rank with every rank, itself included.
     notes : tuple of str
         Advice for the user.
-    is_wsl2 : bool
-        Whether the machine is a Windows Subsystem for Linux.
-    exports_pools : bool or None
-        Whether memory pools can be exported as file descriptors, as the rank that asks for the
-        report sees it with its GPU; None without a GPU.
     gpu_messages : str or None
         Why messages to other nodes cannot go out of GPU memory; empty if they can, None before
         the first plan on GPUs that has any.
@@ -148,8 +138,6 @@ class Report:
     members: tuple[Member, ...]
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]
-    is_wsl2: bool = False
-    exports_pools: bool | None = None
     gpu_messages: str | None = None
     native_missing: str | None = None
     unreadable: tuple[tuple[int, int, str], ...] = ()
@@ -174,11 +162,6 @@ class Report:
     def time_sliced_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
         return time_sliced_gpus(self.members)
-
-    @property
-    def mps_gain(self) -> str | None:
-        """The gain of the Multi-Process Service here, and how to have it; None without a gain."""
-        return _MPS_GAIN if self.time_sliced_gpus else None
 
     def why(self, origin: int, target: int | None, route: str) -> str | None:
         """Return why cells take a route between two ranks; None for the fastest.
@@ -231,8 +214,7 @@ class Report:
     def _title(self) -> str:
         count = counted(len(self.members), "rank")
         why = f" ({self.why_host})" if self.why_host else ""
-        system = ", WSL2" if self.is_wsl2 else ""
-        return f"node {self.members[0].host}: {count}, backend {self.backend}{system}{why}"
+        return f"node {self.members[0].host}: {count}, backend {self.backend}{why}"
 
     def _describe_member(self, member: Member) -> str:
         role = ", leader" if member.rank == self.leader else ""
@@ -245,8 +227,6 @@ class Report:
         return f"rank {member.rank}{given}, pid {member.pid}{gpu}{role}"
 
     def _describe_gpu_memory(self) -> Iterator[str]:
-        if self.exports_pools is not None:
-            yield f"memory pools {'can' if self.exports_pools else 'cannot'} be exported"
         if self.gpu_messages is not None:
             why = self.gpu_messages
             how = f"through host memory: {why}" if why else "out of GPU memory"

@@ -117,8 +117,7 @@ def _as_text(nodes: list[Report], route: str | None) -> str:
     for report in nodes:
         verdict = "" if report.can_share else "No two ranks of this node share memory.\n"
         links = "" if all(pair.memory for pair in report.pairs) else f"  {_LINKS}\n"
-        gain = f"  {report.mps_gain}\n" if report.mps_gain else ""
-        texts.append(f"{report}\n{links}{gain}{verdict}")
+        texts.append(f"{report}\n{links}{verdict}")
     if route is not None:
         how = "send MPI messages" if route.startswith("mpi") else f"take route {route}"
         texts.append(f"MPISHARE_ROUTE={route}: halo exchanges inside a node {how}\n")
@@ -128,8 +127,8 @@ def _as_text(nodes: list[Report], route: str | None) -> str:
 
 
 def _as_json(nodes: list[Report], route: str | None) -> str:
-    data = [{**report.as_dict(), "mps_gain": report.mps_gain} for report in nodes]
-    return json.dumps({"nodes": data, "MPISHARE_ROUTE": route}, indent=1) + "\n"
+    data = {"nodes": [report.as_dict() for report in nodes], "MPISHARE_ROUTE": route}
+    return json.dumps(data, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from mpishare import HandleError, UnsupportedError
 from mpishare.backends.host import HostBackend
-from mpishare.memory import limits, shared
+from mpishare.memory import shared
 from tests.helpers.children import python
 from tests.helpers.held import held
 from tests.helpers.planted import needs_two_users
@@ -73,7 +73,7 @@ def test_whole_pages_at_least_one_are_reserved(asked, got):
 
 PUBLISH = """
 import os, signal, sys
-from mpishare.memory import limits, shared
+from mpishare.memory import shared
 shared.FOLDER = sys.argv[1]
 print(shared.publish(shared.create(1)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
 
 ANOTHER_USERS = """
 import os, sys
-from mpishare.memory import hugepages, limits, shared
+from mpishare.memory import hugepages, shared
 shared.FOLDER = sys.argv[1]
 os.setgid(65534)
 os.setuid(65534)
@@ -180,7 +180,7 @@ def test_an_error_while_pages_are_reserved(monkeypatch, code, error, why):
 
 LIMITED = """
 import resource
-from mpishare.memory import hugepages, limits, shared
+from mpishare.memory import hugepages, shared
 
 def refused(kind, most, attempt):
     before = resource.getrlimit(kind)
@@ -223,18 +223,6 @@ def test_naming_that_fails_leaves_nothing(monkeypatch):
     with pytest.raises(UnsupportedError, match="Operation not permitted"):
         shared.publish(memory)
     memory.close()
-
-
-def test_more_than_a_memory_limit_leaves(monkeypatch):
-    limit = limits.Limit(nbytes=2 << 30, left=3 * PAGE, group="/slurm/job_7")
-    monkeypatch.setattr(limits, "tightest", lambda: limit)
-    with pytest.raises(UnsupportedError) as caught:
-        shared.create(3 * PAGE + 1)
-    text = str(caught.value)
-    assert "may use 2 GiB of memory" in text
-    assert "has 12 KiB left (control group /slurm/job_7)" in text
-    assert "--mem=SIZE in SLURM" in text
-    shared.create(3 * PAGE).close()
 
 
 def test_a_folder_that_cannot_be_used_is_refused_with_the_remedy(monkeypatch, tmp_path):

@@ -99,20 +99,3 @@ def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(
     with pytest.raises(UnsupportedError, match=told) as caught:
         preflight.missing()
     assert f"python -m pip install 'mpishare[cu{extra}]'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("version", "has_dxg", "expected"),
-    [
-        ("Linux version 6.1.0-18-amd64 (debian-kernel@lists.debian.org)", False, False),
-        ("Linux version 5.15.146.1-microsoft-standard-WSL2 (root@65c757a075e2)", False, True),
-        ("Linux version 6.6.0 (built at home)", True, True),
-    ],
-)
-def test_wsl2_is_known_by_its_kernel_or_its_gpu_device(tmp_path, version, has_dxg, expected):
-    for folder in ("proc", "dev"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "proc/version").write_text(version)
-    if has_dxg:
-        (tmp_path / "dev/dxg").touch()
-    assert preflight.is_wsl2(tmp_path) is expected

@@ -68,8 +68,6 @@ def test_text():
 @pytest.mark.parametrize(
     ("fact", "silent", "words"),
     [
-        ({"exports_pools": True}, "pools", "\n  memory pools can be exported\n"),
-        ({"exports_pools": False}, "pools", "\n  memory pools cannot be exported\n"),
         ({"gpu_messages": ""}, "messages", "messages to other nodes go out of GPU memory"),
         ({"gpu_messages": "SIGSEGV"}, "messages", "through host memory: SIGSEGV"),
         (
@@ -77,7 +75,6 @@ def test_text():
             "CMA",
             "memory of rank 1: No such process\n",
         ),
-        ({"is_wsl2": True}, "WSL2", "node n7: 2 ranks, backend cuda, WSL2\n"),
     ],
 )
 def test_what_was_tried_is_said(fact, silent, words):
@@ -114,7 +111,6 @@ def test_the_host_backend():
     assert host.can_share
     alone = replace(host, members=(replace(member(0), given_rank=0),))
     assert str(alone).splitlines()[1] == "  rank 0, pid 100, leader"
-    assert Report("host", None, 0, (member(0), member(1)), host_pairs(2), ()).mps_gain is None
 
 
 @pytest.mark.parametrize(
@@ -126,9 +122,7 @@ def test_the_host_backend():
         (False, (False, False), False),
     ],
 )
-def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
-    is_one_gpu, has_mps, shares_gpu
-):
+def test_where_ranks_share_a_gpu_without_mps(is_one_gpu, has_mps, shares_gpu):
     devices = [
         replace(GPUS[0 if is_one_gpu else rank], mps=mps) for rank, mps in enumerate(has_mps)
     ]
@@ -136,7 +130,6 @@ def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
     found = Report("cuda", None, 0, members, tuple(WHOLE), ())
     assert found.time_sliced_gpus == ((GPUS[0].uuid,) if shares_gpu else ())
     assert ("MPS" in str(replace(found, notes=()))) == any(has_mps)
-    assert ("python -m mpishare.mps" in (found.mps_gain or "")) is shares_gpu
 
 
 def test_plain_data():
