@@ -40,7 +40,7 @@ _OVER = {UNASKED: True}
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TOKEN_NBYTES = 4  # six characters
 # The thread's pause after a connection of another user, who so gets a few percent of this process's
-# time, however fast they connect. Ranks wait in one row with the others.
+# time, however fast they connect.
 _REST_S = 0.001
 _CLOSING_S = 1.0  # the longest wait for the thread to close what is shut
 
@@ -124,18 +124,16 @@ class FdServer:
 
     def _serve(self, selector: selectors.EpollSelector) -> None:
         while True:
-            ready, is_tiring = selector.select(), False
+            ready = selector.select()
             with self._changed:
                 for key, _ in ready:
-                    is_tiring |= key.data(selector)
+                    key.data(selector)
                 if is_over := not selector.get_map():
                     selector.close()
                     self._selector = None
                 self._changed.notify_all()
             if is_over:
                 return
-            if is_tiring:
-                time.sleep(_REST_S)
 
 
 @dataclass(eq=False)
@@ -202,32 +200,34 @@ class Endpoint:
 
     # --- in the server's thread
 
-    def accept(self, selector: selectors.EpollSelector) -> bool:
-        """Admit a client; return whether the thread is to rest after that."""
+    def accept(self, selector: selectors.EpollSelector) -> None:
+        """Admit a client."""
         if self._is_ended:
             selector.unregister(self._listener)
             self._listener.close()
-            return False
+            return
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # the client is gone, or this process has no descriptor left
-            return not isinstance(error, BlockingIOError)
+        except BlockingIOError:
+            return
+        except OSError:  # the client is gone, or this process has no descriptor left
+            time.sleep(_REST_S)
+            return
         pid, uid = peer_of(connection)
         if uid != os.getuid():
             connection.close()
-            return True
+            time.sleep(_REST_S)
+            return
         connection.setblocking(False)
         client = Client(connection, pid)
         if self._most is not None and len(self._clients) >= self._most:
             _send(client, {"refused": f"it has {self._most} visitors already"})
             connection.close()
-            return False
+            return
         self._clients.append(client)
         selector.register(connection, selectors.EVENT_READ, partial(self._reply, client))
-        return False
 
-    def _reply(self, client: Client, selector: selectors.EpollSelector) -> bool:
-        """Answer a request; return that the thread need not rest."""
+    def _reply(self, client: Client, selector: selectors.EpollSelector) -> None:
         try:
             text = b"" if self._is_shut else client.connection.recv(NBYTES)
         except OSError:
@@ -237,7 +237,6 @@ class Endpoint:
             client.connection.close()
             self._clients.remove(client)
             self._left(client)
-        return False
 
     def _send_answer(self, client: Client, text: bytes) -> bool:
         """Return whether the client is still there."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.poll import poll
-from mpishare.errors import HandleError, MpiShareError, PeerTimeout, describe, late
+from mpishare.errors import HandleError, MpiShareError, PeerTimeout, describe
 from mpishare.memory.fd_client import FdClient
 from mpishare.view.page import Description
 
@@ -21,7 +22,7 @@ _MAX_JOB = 31
 # nothing; no event announces an abstract socket.
 _PAUSE_S = 0.02
 _ANSWER_S = 2.0
-_GRACE_S = 0.5
+_CONNECT_S = 0.5  # of each address: other users can bind any name, and take no connection there
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 # A line of /proc/net/unix: a socket that listens, its abstract address behind an @. Any user may
@@ -70,29 +71,14 @@ def listed(name: str | None = None, job: str | None = None) -> list[Listed]:
     return sorted(each for each in found if name in (None, each.name) and job in (None, each.job))
 
 
-def visit_mine(
-    windows: Iterable[Listed], answer_s: float, connect_s: float
-) -> tuple[dict[Listed, FdClient], list[Listed]]:
-    """Connect to those windows that processes of this user have. Host-blocking.
-
-    Returns the visits, for the caller to close, and the windows that took no connection in
-    `connect_s` together, whose users are unknown: other users can bind any name. So no more than
-    half a second is spent on them where another one answers.
-    """
+def visit_mine(windows: Iterable[Listed], answer_s: float) -> dict[Listed, FdClient]:
+    """Connect to those windows that processes of this user have, for the caller to close."""
     visits: dict[Listed, FdClient] = {}
-    full = [window for window in windows if window.uid == os.getuid()]
-    wait_s = 0.0
-    for _ in "at once", "with a wait":
-        turn, full = full, []
-        for window in turn:
-            try:
-                visits[window] = FdClient(window.address, str(window), answer_s, wait_s)
-            except PeerTimeout:
-                full.append(window)
-            except HandleError:
-                continue  # another user's, or gone
-        wait_s = (min(connect_s, _GRACE_S) if visits else connect_s) / max(len(full), 1)
-    return visits, full
+    for window in windows:
+        if window.uid == os.getuid():
+            with suppress(HandleError, PeerTimeout):  # another user's, or gone
+                visits[window] = FdClient(window.address, str(window), answer_s, _CONNECT_S)
+    return visits
 
 
 def find(
@@ -101,17 +87,16 @@ def find(
     """Connect to this user's window of that name, of that job or of the only one that has it.
 
     Waits for it, at most `wait_s`. Raises `HandleError` if there is none, or at once if several
-    jobs have one, `PeerTimeout` if the only ones take no connections.
+    jobs have one.
     """
-    visits, full, tried = dict[Listed, FdClient](), list[Listed](), list[Listed]()
+    visits, tried = dict[Listed, FdClient](), list[Listed]()
 
     def is_there() -> bool:
-        nonlocal visits, full, tried
+        nonlocal visits, tried
         named = listed(name, job)
-        # Sockets that were not this user's stay so: other users can neither hide nor hold a window.
-        if full or named != tried:
-            visits, full = visit_mine(named, timeout_s, timeout_s)
-            tried = named
+        # Sockets that were not this user's stay so.
+        if named != tried:
+            visits, tried = visit_mine(named, timeout_s), named
         return bool(visits)
 
     if not is_there() and wait_s:
@@ -121,21 +106,16 @@ def find(
     for visit in visits.values():
         visit.close()
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"
-    raise _why_not_one(call, name, visits, full, timeout_s)
+    raise _why_not_one(call, name, visits)
 
 
-def _why_not_one(
-    call: str, name: str, mine: Iterable[Listed], full: list[Listed], timeout_s: float
-) -> HandleError | PeerTimeout:
+def _why_not_one(call: str, name: str, mine: Iterable[Listed]) -> HandleError:
     """Return the error where this user has no window of that name, or several."""
     if jobs := ", ".join(repr(window.job) for window in mine):
         return HandleError(
             f"{call} failed: jobs {jobs} have a window of that name. Pass job= with one of them."
         )
-    if full:
-        why = ": its process is stopped, or the window is another user's"
-        return late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
-    others = visit_mine(listed(), timeout_s, 0.0)[0]
+    others = visit_mine(listed(), _ANSWER_S)
     for visit in others.values():
         visit.close()
     windows = ", ".join(map(str, others)) or "none"
@@ -163,16 +143,14 @@ def attachable() -> list[dict[str, Any]]:
     answer.
     """
     found = []
-    visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
-    for window, visit in visits.items():
+    for window, visit in visit_mine(listed(), _ANSWER_S).items():
         try:
             with visit:
                 facts = _facts(Description.ask(visit))
         except MpiShareError as error:
             facts = {"error": describe(error)}
         found.append({"name": window.name, "job": window.job} | facts)
-    why = "it takes no connections: its process is stopped, or it is another user's"
-    return found + [{"name": window.name, "job": window.job, "error": why} for window in full]
+    return found
 
 
 def _facts(window: Description) -> dict[str, Any]:

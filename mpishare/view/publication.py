@@ -230,7 +230,7 @@ class Publication:
     def _is_taken(self, job: str, mine: str) -> bool:
         """Whether another window of this job has the name, in whatever process."""
         others = [each for each in listed(self.name, job) if each.address != mine]
-        visits, _ = visit_mine(others, _ANSWER_S, 0.0)
+        visits = visit_mine(others, _ANSWER_S)
         for visit in visits.values():
             visit.close()
         return bool(visits)
