@@ -195,11 +195,6 @@ class Waits:
 
     # --- the ranks
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a fork of that which made the node; `_after_fork` marks it."""
-        return self.failure is not None and not self.block.is_mine
-
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
         """Return the other ranks of this node that a communicator has, as far as they are known."""
         there = known(comm)

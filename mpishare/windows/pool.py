@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from contextlib import ExitStack
 from functools import partial
@@ -50,8 +49,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 class Pool(NodeObject):
     """Memory that one rank allocates array by array, and that the others open by a handle.
 
-    Made by `Node.pool`. All methods but `close` are local. They wait for no other rank, so those of
-    the owner also work after another rank has died.
+    Made by `Node.pool`. All methods but `close` are local, and wait for no other rank.
 
     Attributes
     ----------
@@ -101,7 +99,7 @@ class Pool(NodeObject):
                 # The proof that a handle is of this pool: the ranks have the key, and the door
                 # gives it to processes of this user alone.
                 secret = os.urandom(32)
-                blocks = OwnBlocks(backend, memory, table, partial(_is_dead, context))
+                blocks = OwnBlocks(backend, memory, table)
                 publisher: Publisher = context.publisher
                 door = publisher.serve_pool(context, secret, blocks)
                 undo.callback(door.close)
@@ -292,7 +290,6 @@ class Pool(NodeObject):
             If the node is broken.
         """
         call = f"{self.name}: open"
-        self._context.agreement.check()
         self._check(call)
         blocks = self._blocks
         if isinstance(blocks, OwnBlocks):
@@ -385,11 +382,12 @@ class Pool(NodeObject):
 
     def _check(self, call: str, *, in_any_thread: bool = False) -> None:
         agreement = self._context.agreement
-        is_elsewhere = not in_any_thread and threading.get_ident() != agreement.owner
-        if agreement.is_forked or is_elsewhere:
-            agreement.check()
         if self._is_closed:
             raise self._closed(call)
+        if in_any_thread:
+            agreement.check_whole()
+        else:
+            agreement.check()
 
     def _owned(self, call: str, *, in_any_thread: bool = False) -> OwnBlocks:
         self._check(call, in_any_thread=in_any_thread)
@@ -436,9 +434,3 @@ def _supported(call: str, work: Callable[[], T]) -> T:
             f"{call} failed: memory pools cannot be shared here: {error} Use node.allocate_each, "
             "which shares memory in another way."
         ) from error
-
-
-def _is_dead(context: NodeContext, rank: int) -> bool:
-    # Only once the watchdog has seen a death: the check takes a system call.
-    agreement = context.agreement
-    return agreement.failure is not None and not agreement.block.is_running(rank)

@@ -65,19 +65,12 @@ def _watched(
 
 
 class OwnBlocks:
-    """The blocks of a pool on its owner; those of a rank that `is_dead` count as released."""
+    """The blocks of a pool on its owner."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        memory: OwnMemory,
-        table: BlockTable,
-        is_dead: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, backend: Backend, memory: OwnMemory, table: BlockTable) -> None:
         self._backend = backend
         self.memory = memory
         self.table = table
-        self._is_dead = is_dead
         # By slot, the number of processes outside the node that hold its block; see `PoolDoor`.
         self.held_outside: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
@@ -153,9 +146,7 @@ class OwnBlocks:
             return True  # a free would become a part of the graph
         if block.token is None:
             return False
-        if block.slot in self.held_outside:
-            return True
-        return any(not self._is_dead(rank) for rank in self.table.holders(block.slot))
+        return block.slot in self.held_outside or bool(self.table.holders(block.slot))
 
     def close(self) -> None:
         """Free the memory, once every block was given back."""

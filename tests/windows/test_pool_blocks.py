@@ -40,8 +40,7 @@ class Ranks:
         self.tables = [BlockTable(words, rank, SIZE, lambda: None) for rank in range(SIZE)]
         memory = HostBackend().create_pool(max_nbytes)
         fd = memory.export()
-        self.dead = set()
-        self.own = OwnBlocks(backend, memory, self.tables[0], self.dead.__contains__)
+        self.own = OwnBlocks(backend, memory, self.tables[0])
         self.others = [
             OpenBlocks(backend, HostBackend().import_pool(fd), table) for table in self.tables[1:]
         ]
@@ -134,19 +133,6 @@ def test_where_there_is_no_room_all_of_limbo_is_looked_at():
     arrays.clear()
     del opened[10]
     assert ranks.allocate(512).size == 512
-
-
-def test_a_rank_that_died_has_let_go():
-    ranks = Ranks(4096)
-    array = ranks.allocate(512)
-    held = [ranks.open(rank, ranks.handle(array)) for rank in (0, 1)]
-    del array
-    ranks.dead.add(1)
-    with pytest.raises(UnsupportedError):
-        ranks.allocate(512)
-    ranks.dead.add(2)
-    assert ranks.allocate(512).size == 512
-    del held
 
 
 def test_arrays_dropped_by_another_thread():
