@@ -38,7 +38,7 @@ def test_seen_fields_take_the_fast_path(node, halo, stream):
     for step in range(1, 20):
         for given in combinations:
             if step == 12 and not {"pinned", "mpi", "copy"} & set(halo.routes.values()):
-                refuse_full_checks(*halo._fields.engines)
+                refuse_full_checks(halo)
             for u in given:
                 fill(u, node, step)
             # An exchange after a start, which was on another stream, is put in order first.

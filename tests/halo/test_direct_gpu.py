@@ -10,6 +10,8 @@ import pytest
 
 import mpishare
 from mpishare.plans.exchange.cuda import direction
+from mpishare.plans.node_cache import context_of
+from tests.helpers.captures import buffers_of
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.latch import Latch, within
 from tests.helpers.rows import fill, values, wrong
@@ -32,7 +34,7 @@ def goes_straight(node):
 
 
 def direct_parts(halo):
-    return halo._forward._buffers._direction.direct.keys
+    return buffers_of(halo)._direction.direct.keys
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f8", "c16"])
@@ -47,7 +49,7 @@ def test_each_rank_uses_its_window_or_another_array(node, nbytes, dtype):
 @pytest.mark.filterwarnings("ignore:window .* was closed while arrays:ResourceWarning")
 def test_parts_that_are_made_to_go_straight_to_another_gpu(node, monkeypatch):
     """The same kernel, for compute-sanitizer, which watches no client of MPS."""
-    context = node._context
+    context = context_of(node)
     if any(pair.route != "fused" for pair in node.report().pairs if pair.origin != pair.target):
         pytest.skip("routes other than fused")
     device = dataclasses.replace(node.device, mps=True)

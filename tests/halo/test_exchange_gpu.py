@@ -12,7 +12,7 @@ import pytest
 import mpishare
 from mpishare import UnsupportedError
 from mpishare.plans.gpu.flags import _BEGUN
-from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.captures import buffers_of, captured, skip_without_graphs
 from tests.helpers.counted import Counted
 from tests.helpers.halos import (
     FORMS,
@@ -276,7 +276,7 @@ def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, na
     force(monkeypatch, name)
     xp, field = node.xp, node.xp.zeros((4, 16))
     with staging_buffers(buffers), ring(node, field, axes=0) as halo:
-        flags = halo._forward._buffers.flags
+        flags = buffers_of(halo).flags
         begun = flags._index(flags.rank, _BEGUN)
         exchange_by(halo, field, halves=True)
         first = field.copy()  # once before: CUDA may wait for all streams to load a kernel

@@ -35,11 +35,21 @@ def skip_unless_fused(node: mpishare.Node, plan: Any) -> None:
         pytest.skip("not by one kernel")
 
 
-def refuse_full_checks(*engines: Any) -> None:
-    """From here on the engines' calls must be replays."""
+def engines_of(plan: Any) -> list[Any]:
+    """What moves its cells: to the ghosts first, and back once it has been asked for."""
+    return list(plan._engines)
+
+
+def buffers_of(plan: Any) -> Any:
+    """The staging of what goes to the ghosts."""
+    return engines_of(plan)[0]._buffers
+
+
+def refuse_full_checks(plan: Any) -> None:
+    """From here on the calls of a plan must be replays."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("not replayed")
 
-    for engine in engines:
+    for engine in engines_of(plan):
         engine._enter_call = refuse

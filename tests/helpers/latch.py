@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mpishare import Node
+from mpishare.plans.node_cache import context_of
 
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
@@ -56,7 +57,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 def waits_on_host(node: Node, rank: int) -> bool:
     """Whether that rank sits in a wait of the host, as the control block shows it."""
-    return node._context.agreement.block.status(rank) is not None
+    return context_of(node).agreement.block.status(rank) is not None
 
 
 def check_order(

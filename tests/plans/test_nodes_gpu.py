@@ -218,7 +218,7 @@ def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
             pytest.skip(f"the routes are {halo.routes}")
         for step in range(1, 4):
             exchange_step(halo, fields, step, *arrays(fields))
-        refuse_full_checks(halo._forward)
+        refuse_full_checks(halo)
         for step in range(4, 30):
             put(fields, step)
             exchange_by(halo, *arrays(fields), halves=step % 2 == 0)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from mpishare import EpochError
+from mpishare.plans.node_cache import context_of
 from mpishare.windows import epochs
 from tests.helpers.latch import check_order
 
@@ -120,7 +121,7 @@ def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, rad
     if code == "compiled" and node.report().native_missing:
         pytest.skip(f"nothing is compiled: {node.report().native_missing}")
     if code == "Python" or (code == "some of both" and node.rank % 2):
-        monkeypatch.setattr(node._context, "compiled", None)
+        monkeypatch.setattr(context_of(node), "compiled", None)
     shake = random.Random(node.rank)
     win = node.allocate_each(1, "i8", fill=0)
     for step in range(1, 401):
