@@ -1,8 +1,8 @@
-"""``python -m benchmarks``: run cases, or set two runs side by side (``compare``)."""
+"""``python -m benchmarks``: run cases."""
 
 import sys
 
-from benchmarks import catalog, compare
+from benchmarks import catalog
 from mpishare.bench import cli
 
 PROG = "python -m benchmarks"
@@ -10,9 +10,8 @@ PROG = "python -m benchmarks"
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status, as `mpishare.bench.cli.main` does."""
-    words = sys.argv[1:] if argv is None else argv
     catalog.extend()
-    return compare.main(words[1:]) if words[:1] == ["compare"] else cli.main(words, PROG)
+    return cli.main(argv, PROG)
 
 
 if __name__ == "__main__":

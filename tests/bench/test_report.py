@@ -11,7 +11,7 @@ from mpishare.bench import cli
 from mpishare.bench.environment import versions_of
 from mpishare.bench.options import Options
 from mpishare.bench.plot import draw
-from mpishare.bench.report import COLUMNS, Row, as_json, compare, heading, of_case, summary
+from mpishare.bench.report import COLUMNS, Row, compare, heading, of_case, summary
 
 HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
@@ -45,26 +45,34 @@ def row(arm: str, times_us: tuple[float, ...] = (), clock: str = "throughput", *
     return found
 
 
-def rows(times_us: dict[str, float | None]) -> list[Row]:
-    """A halo of two sizes; an arm without a time did not run."""
+#: By variant the times at two sizes; one did not run, and one kind is faster at each size.
+TIMES_US = {
+    "window fields": (4.0, 6.0),
+    "private fields": (5.0, 18.0),
+    "persistent": (2.0, 12.6),
+    "neighborhood types": (3.0, 15.0),
+    "datatypes": None,
+}
+
+
+def halo_rows() -> list[Row]:
+    """Mpishare is slower at the first size, faster at the second."""
+    own = [arm for arm in TIMES_US if arm.endswith("fields")]
     found = []
-    for nbytes in (8, 1 << 20):
+    for place, nbytes in enumerate((8, 4232)):
         of_size = []
-        for arm, us in times_us.items():
+        for arm, us in TIMES_US.items():
             for clock in ("latency", "throughput"):
-                each = row(arm, () if us is None else (us,), clock)
-                each.nbytes, each.kind = nbytes, "own" if arm == "fused" else "rival"
+                each = row(arm, () if us is None else (us[place],), clock)
+                each.kind = "own" if arm in own else "rival"
+                each.nbytes, each.n, each.width, each.fields, each.corners = nbytes, 4, 1, 2, False
                 if us is None:
-                    each.fail("it is not installed", wrong=False)
+                    each.fail("the datatypes cannot be made", wrong=False)
                 of_size.append(each)
-        compare(of_size, {"fused": tuple(times_us)})
+        rivals = tuple(arm for arm in TIMES_US if arm not in own)
+        compare(of_size, dict.fromkeys(own, rivals))
         found += of_size
     return found
-
-
-def write(file: Path, times_us: dict[str, float | None]) -> str:
-    file.write_text(as_json(HEADER, [each.as_dict() for each in rows(times_us)]))
-    return str(file)
 
 
 def test_statistics_of_a_row() -> None:
@@ -149,31 +157,6 @@ def test_theversions_of_the_driver() -> None:
     assert versions_of(None) == (None, None)
 
 
-def halo_rows() -> list[Row]:
-    """Two sizes: mpishare is slower at the first, faster at the second; one baseline is absent."""
-    times_us = {
-        ("window fields", "own"): (4.0, 6.0),
-        ("private fields", "own"): (5.0, 18.0),
-        ("persistent", "rival"): (2.0, 12.6),
-        ("neighborhood types", "rival"): (3.0, 15.0),
-        ("datatypes", "rival"): None,
-    }
-    found = []
-    for place, nbytes in enumerate((8, 4232)):
-        of_size = []
-        for (arm, kind), us in times_us.items():
-            for clock in ("latency", "throughput"):
-                each = row(arm, () if us is None else (us[place],), clock, kind=kind)
-                each.nbytes, each.n, each.width, each.fields, each.corners = nbytes, 4, 1, 2, False
-                if us is None:
-                    each.fail("the datatypes cannot be made", wrong=False)
-                of_size.append(each)
-        baselines = [arm for arm, kind in times_us if kind == "rival"]
-        compare(of_size, {"window fields": baselines, "private fields": baselines})
-        found += of_size
-    return found
-
-
 TABLE = """
 halo1d: width 1, 2 fields, faces only
 
@@ -230,17 +213,18 @@ def test_the_summary_takes_no_softer_baseline_than_the_fastest() -> None:
 
 @needs_matplotlib
 def test_a_plot_has_mpishare_and_the_fastest_baseline_and_is_the_same_again(tmp_path: Path) -> None:
-    found = rows({"fused": 4.0, "staged": 8.0, "mpi": 6.0, "nccl": None})
+    found = halo_rows()
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for file in files:
         draw(file, HEADER, found)
     texts = [file.read_text() for file in files]
     assert texts[0] == texts[1]
-    for word in ("mpishare, fused", "mpi -->", "1 MiB", "us, with quartiles"):
+    own = [f"mpishare, {kind} fields" for kind in ("window", "private")]
+    for word in (*own, "persistent -->", "4.1 KiB", "us, with quartiles"):
         assert texts[0].count(f"<!-- {word}") == 1, word
     assert "<!-- mpishare bench: 4 ranks on 2 cores, back to back, 2026-01-02" in texts[0]
-    assert "nccl" not in texts[0]
-    assert "staged" not in texts[0]
+    assert "neighborhood" not in texts[0]
+    assert "datatypes" not in texts[0]
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:
