@@ -24,18 +24,6 @@ from tests.helpers.benches import (
 from tests.helpers.compiled import WHY_NONE
 from tests.helpers.launch import OPEN_MPI, ROOT, Result, launcher, run_ranks, run_right
 
-# One rank keeps its own numbers.
-WITHOUT_A_SUM = altered("""
-reduce = mpishare.Allreduce.reduce
-
-def reduce_but_on_one(self, x, stream=None):
-    mine = x.copy()
-    reduce(self, x, stream=stream)
-    x[...] = mine if self._setup.comm.rank else x
-
-mpishare.Allreduce.reduce = reduce_but_on_one
-""")
-
 # One rank has memory for 4 KiB, and none for 64 KiB.
 LITTLE_MEMORY = altered("""
 from mpi4py import MPI
@@ -190,11 +178,6 @@ def test_all_ranks_leave_out_what_one_of_them_lacks_memory_for() -> None:
     assert {row["nbytes"] for row in found["rows"]} == {4096}
     (text,) = found["header"]["left_out"]["halo1d"]
     assert text.startswith("64 KiB left out: ")
-
-
-def test_a_sum_that_misses_a_rank_is_seen() -> None:
-    found = wrong_arms(2, WITHOUT_A_SUM, "allreduce", "--max", "64KiB")
-    assert found == {"reduce", "window", "complex128", "exact"}
 
 
 def test_a_wrong_result_is_status_1_and_no_number() -> None:

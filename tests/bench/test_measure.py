@@ -9,6 +9,7 @@ import pytest
 from mpishare.bench.cases import CASES, default_cases
 from mpishare.bench.check import POISON, Check, Part, word
 from mpishare.bench.comparison import Variant
+from mpishare.bench.copies import box_row
 from mpishare.bench.environment import command, crowded
 from mpishare.bench.library import captured
 from mpishare.bench.measure import BLOCK_S, batches_of, iterations, time_batches
@@ -201,3 +202,27 @@ def test_a_captured_variant_is_checked_as_it_is_by_the_launch_of_its_graph() -> 
     assert seen == ["call", "call"]  # once before it is captured
     made.checked_step(7)
     assert seen[2:] == ["launch", 7]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_the_kernel_copies_each_cell_to_its_place(dtype: str) -> None:
+    """What the kernel does with a row of its table, by NumPy."""
+    rng = np.random.default_rng(1)
+    for shape in ((6,), (5, 7), (4, 5, 6), (1, 1, 1), (3, 2, 4, 2)):
+        whole = rng.random(tuple(n + 2 for n in shape)).astype(dtype)
+        source = whole[tuple(slice(1, n + 1) for n in shape)]
+        for order in (range(len(shape)), [*range(1, len(shape)), 0]):
+            out = np.zeros([shape[axis] for axis in order], dtype)
+            target = out.transpose(np.argsort([*order]))
+            ends = out.ctypes.data, source.ctypes.data
+            _, _, *numbers = box_row(*ends, target, source)
+            n, to, steps = numbers[:4], numbers[4:8], numbers[8:]
+            assert n[-1] == 1 or to[-1] == target.itemsize  # threads store side by side
+            flat = whole.view("u1").reshape(-1)
+            first = source.ctypes.data - whole.ctypes.data
+            for at in np.ndindex(*n):
+                begin = first + int(np.dot(at, steps))
+                place = int(np.dot(at, to))
+                cell = flat[begin : begin + whole.itemsize]
+                out.view("u1").reshape(-1)[place : place + out.itemsize] = cell
+            assert (target == source).all(), (shape, order)

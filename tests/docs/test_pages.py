@@ -34,7 +34,7 @@ NOT_RUN = {
     ),
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 28 python -m mpi4py scripts/lib/rank_counts.py docs/results/ranks-host.jsonl": (
-        "writes a result; tests/benchmarks/test_rank_counts.py runs it"
+        "writes a result; tests/bench/test_rank_counts.py runs it"
     ),
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
     "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (

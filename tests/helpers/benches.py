@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import catalog
 from mpishare.bench.cases import CASES
 from mpishare.bench.report import COLUMNS
 from tests.helpers.launch import run_ranks, run_right
+
+catalog.extend()  # rows may be of its cases, too
 
 BENCH = (sys.executable, "-m", "mpishare.bench")
 BENCHMARKS = (sys.executable, "-m", "benchmarks")
@@ -16,9 +19,10 @@ QUICK = ("--iters", "5", "--repeat", "2", "--warmup", "1")
 HOST = {"MPISHARE_BACKEND": "host"}
 
 
-def altered(change: str, main: str = "mpishare.bench.cli") -> str:
+def altered(change: str) -> str:
     """A program that runs the benchmark after a change."""
-    head = f"import sys, time\nimport mpishare\nfrom {main} import main\n"
+    head = "import sys, time\nimport mpishare\nfrom benchmarks import catalog\n"
+    head += "from benchmarks.__main__ import main\n"
     return f"{head}{change}\nsys.exit(main(sys.argv[1:]))\n"
 
 
