@@ -1,11 +1,15 @@
-"""Accumulate, the reverse: every ghost is added to the cell that it shadows, then zeroed."""
+"""Accumulate, the reverse: every ghost is added to the cell that it shadows, then zeroed.
+
+With `give_back` ghosts get the sums: the bits of `accumulate`, and of `exchange` after it.
+"""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from mpishare import HaloExchange, UnsupportedError
+from mpishare import Layout, NeighborExchange, Seam, SeamExchange, UnsupportedError
+from tests.helpers.captures import engines_of
 from tests.helpers.halos import (
     FORMS,
     HOST_FORMS,
@@ -21,9 +25,11 @@ from tests.helpers.halos import (
     pause,
     random_case,
     random_kinds,
+    ring,
     some,
     weights,
 )
+from tests.helpers.seams import RandomSeams, expected
 
 DTYPES = ("i4", "i8", "f4", "f8", "c8", "c16")
 MORE_DTYPES = (*DTYPES, "i2", "u4", "f2", ">f8")
@@ -52,32 +58,60 @@ def check_steps(node, case, kinds, steps, in_window=False):
             compare(node, case, fields, step)
 
 
-def random_accumulation(node, seed, dtypes, forms):
-    rng = np.random.default_rng([seed, node.size, 17])
-    case = random_case(rng, node.size)
-    kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
-    in_window = rng.integers(0, 2, len(kinds)).astype(bool).tolist()
-    other = make_fields(node, case, kinds)
-    mine = np.random.default_rng([seed, node.rank])
-    with exchanging(node, case, kinds, in_window, axes=axes) as (halo, fields):
-        for step in range(3):
-            now = other if step == 1 else fields
-            fill(node, case, now, seed + 100 * step)
-            pause(mine)
-            halo.accumulate(*arrays(now))
-            compare(node, case, now, seed + 100 * step)
-            # And forth, on the same plan, whatever came back before.
-            for field in now:
-                field.poison()
-            exchange_step(halo, now, 10 * step, *arrays(now))
+def fill_unevenly(node, fields, seed):
+    """Numbers whose sums depend on their order."""
+    rng = np.random.default_rng([seed, node.rank, 43])
+    for field in fields:
+        values = rng.standard_normal(field.shape) * 10.0 ** rng.integers(-3, 6, field.shape)
+        field[...] = node.xp.asarray(values.astype(field.dtype))
+
+
+def bits_of(fields):
+    return [on_host(each).tobytes() for each in fields]
+
+
+def check_given_back(node, plan, fields, seed, others=()):
+    """In turns with the calls that it stands for, on the same plan, also for other arrays."""
+    mine = np.random.default_rng([seed, node.rank, 47])
+    for step in range(4):
+        now = others if step == 2 and others else fields
+        fill_unevenly(node, now, seed + step)
+        plan.accumulate(*now)
+        plan.exchange(*now)
+        right = bits_of(now)
+        fill_unevenly(node, now, seed + step)
+        pause(mine)
+        plan.accumulate(*now, give_back=True)
+        assert bits_of(now) == right, f"seed {seed}, step {step}: {plan}"
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_plans(node, route, part):
     """On the host also of dtypes and orders in memory that CuPy has not."""
-    of_kinds = (MORE_DTYPES, HOST_FORMS) if node.backend == "host" else (DTYPES, FORMS)
-    for seed in range(7 * part, 7 * part + some(node, 7)):
-        random_accumulation(node, seed, *of_kinds)
+    is_host = node.backend == "host"
+    for seed in range(13 * part, 13 * part + some(node, 13)):
+        gives_back = seed % 2 == 1
+        rng = np.random.default_rng([seed, node.size, 17])
+        case = random_case(rng, node.size)
+        dtypes = MORE_DTYPES if is_host and not gives_back else DTYPES
+        kinds, axes = random_kinds(rng, case.naxes, dtypes, HOST_FORMS if is_host else FORMS)
+        in_window = rng.integers(0, 2, len(kinds)).astype(bool).tolist()
+        other = make_fields(node, case, kinds)
+        mine = np.random.default_rng([seed, node.rank])
+        with exchanging(node, case, kinds, in_window, axes=axes) as (halo, fields):
+            if gives_back:
+                check_given_back(node, halo, arrays(fields), seed, arrays(other))
+                continue
+            for step in range(3):
+                now = other if step == 1 else fields
+                fill(node, case, now, seed + 100 * step)
+                pause(mine)
+                halo.accumulate(*arrays(now))
+                compare(node, case, now, seed + 100 * step)
+                # And forth, on the same plan, whatever came back before.
+                for field in now:
+                    field.poison()
+                exchange_step(halo, now, 10 * step, *arrays(now))
 
 
 def test_corners_and_wide_halos(node, every_route):
@@ -149,8 +183,7 @@ def test_all_routes_add_large_and_small_faces_in_one_order(node, monkeypatch, dt
         if route is not None:
             monkeypatch.setenv("MPISHARE_ROUTE", route)
         u = node.xp.asarray(given.astype(dtype))
-        same = {"periods": True, "corners": True, "node": node}
-        with HaloExchange(node.comm, u, 2, dims=(node.size, 1), **same) as halo:
+        with ring(node, u, 2, dims=(node.size, 1), corners=True) as halo:
             halo.accumulate(u)
         bits.add(on_host(u).tobytes())
     assert len(bits) == 1
@@ -177,6 +210,90 @@ def test_what_cannot_be_added(host_node, route):
     case = even_case((host_node.size,), True, 3)
     for dtype in ("?", "f8,i4", "V3", "S7", "M8[us]"):
         with exchanging(host_node, case, [Kind("f8"), Kind(dtype)]) as (halo, fields):
-            with pytest.raises((TypeError, UnsupportedError), match="add"):
-                halo.accumulate(*arrays(fields))
+            for options in ({}, {"give_back": True}):
+                with pytest.raises((TypeError, UnsupportedError), match="add"):
+                    halo.accumulate(*arrays(fields), **options)
             exchange_step(halo, fields, 1)
+
+
+def test_slabs_large_and_small_given_back(node, every_route):
+    """Where each cell has one copy at most; by pieces and chunks, on all routes."""
+    for count in (1, 300, 40_000):
+        u = node.xp.zeros((6, count))
+        with ring(node, u, axes=0, periods=False) as halo:
+            check_given_back(node, halo, [u], count)
+
+
+def test_what_two_ranks_have_takes_one_round(host_node):
+    """Without an engine that adds for itself, or a wait for the sums."""
+    u = np.zeros((6, 5))
+    with ring(host_node, u, axes=0, periods=False) as halo:
+        halo.accumulate(u, give_back=True)
+        assert len(engines_of(halo)) == 1
+    u = np.zeros((6, 80_000))  # so many take less time in two, in which the sums are read in place
+    with ring(host_node, u, axes=0) as halo:
+        check_given_back(host_node, halo, [u], 7)
+        assert len(engines_of(halo)) == 2
+
+
+def test_points_that_any_number_of_ranks_share(node, every_route):
+    """Spectral elements: what every rank adds to a point is the same number everywhere."""
+    ids = np.concatenate([[node.size * 10 + node.rank], np.arange(3)])
+    n_owned = 4 if node.rank == 0 else 1
+    if node.rank == 0:
+        ids = np.concatenate([np.arange(3), [node.size * 10]])
+    rng = np.random.default_rng([node.rank, 59])
+    values = rng.standard_normal(4) * 10.0 ** rng.integers(-6, 7, 4)
+    u, at = node.xp.array(values), np.flatnonzero(ids < 3)
+    with NeighborExchange.from_global_ids(node.comm, ids, n_owned, u, node=node) as plan:
+        plan.accumulate(u, give_back=True)
+        found = node.comm.allgather(on_host(u)[at].tobytes())
+        each = node.comm.allgather(values[at])
+    total = each[0].copy()
+    for other in each[1:]:
+        total += other
+    assert set(found) == {total.tobytes()}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_random_seams(node, every_route, part):
+    """Turned, scaled, with offsets, and along rings by new shifts."""
+    for seed in range(8 * part, 8 * part + some(node, 8)):
+        case = RandomSeams(seed, node.size, ("f8", "f4", "c16", "i4"))
+        rng = np.random.default_rng([seed, node.rank])
+        specs, seams = case.fields[node.rank], case.seams[node.rank]
+        fields = [spec.make(node.xp, rng) for spec in specs]
+        with SeamExchange(node.comm, fields, seams, node=node) as plan:
+            for step in range(3):
+                shift = case.shift()
+                sums = expected(node.comm, [*map(on_host, fields)], seams, shift, adds=True)
+                right = expected(node.comm, sums, seams, shift)
+                plan.accumulate(*fields, shift=shift, give_back=True)
+                for number, each in enumerate(fields):
+                    assert np.array_equal(on_host(each), right[number]), (seed, step, number, seams)
+
+
+def test_given_back_rounded_on_the_way(node, route):
+    """Ghosts have the sum as it travels."""
+    u = node.xp.zeros((6, 5))
+    with ring(node, u, axes=0, wire="float32") as halo:
+        check_given_back(node, halo, [u], 3)
+
+
+def test_any_fields_given_back(node):
+    with ring(node, Layout.any(6), axes=0) as halo:
+        for shape, dtype in (((6,), "f4"), ((6, 3), "f8"), ((6,), "f4")):
+            u = node.xp.zeros(shape, dtype)
+            check_given_back(node, halo, [u], 5)
+
+
+def test_seams_refuse_and_give_back(host_node):
+    u, peer = np.arange(4.0), (host_node.rank + 1) % host_node.size
+    with SeamExchange(
+        host_node.comm, u, [Seam((0, np.s_[:1]), (peer, 0, np.s_[3:]))], node=host_node
+    ) as plan:
+        plan.accumulate(u, give_back=True)
+        with pytest.raises(ValueError, match="accumulate failed"):
+            plan.accumulate(np.zeros(5), give_back=True)
+        plan.accumulate(u, give_back=True)
+    assert u.tolist() == [6, 1, 2, 6]

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-import mpishare
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import on_host
-
-
-def ring(node, u):
-    return mpishare.HaloExchange(
-        node.comm, u, 1, dims=(node.size,), axes=0, periods=True, node=node
-    )
+from tests.helpers.halos import on_host, ring
 
 
 def both_calls(halo, u):
@@ -25,7 +18,7 @@ def test_replays_have_the_bits_of_two_calls(node, stream_route, count):
     rng = np.random.default_rng(node.rank)
     values = [rng.standard_normal((6, count)) for _ in range(3)]
     fields = [node.xp.asarray(each) for each in values]
-    with ring(node, fields[0]) as halo:
+    with ring(node, fields[0], axes=0) as halo:
         for field, each in zip(fields, values, strict=True):
             right = node.xp.asarray(each)
             for step in range(5):
@@ -43,7 +36,7 @@ def test_in_a_graph(node, stream, stream_route):
     """A plan beside it, which uses the GPU between its two kernels."""
     values = np.random.default_rng(node.rank).standard_normal((6, 50))
     u, v, right = (node.xp.asarray(values) for _ in range(3))
-    with ring(node, u) as halo, ring(node, v) as other:
+    with ring(node, u, axes=0) as halo, ring(node, v, axes=0) as other:
         skip_without_graphs(halo)
         halo.accumulate(u, give_back=True)
         both_calls(halo, right)
