@@ -112,9 +112,8 @@ _CASES = (
     Case(
         "jax",
         "an exchange in each of a hundred steps of a program that JAX has compiled",
-        dict.fromkeys(BOTH, ("alone", "called", "mpi4jax")),
+        dict.fromkeys(BOTH, ("alone", "called")),
         "benchmarks.jitted:run",
-        on_request=frozenset({"mpi4jax"}),
         is_sized=True,
         sizes=dict.fromkeys(BOTH, (8, 4 << 10, 64 << 10)),
         max_nbytes=1 << 20,

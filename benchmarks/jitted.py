@@ -6,8 +6,7 @@ buffer and replay them without Python: *recorded* is the same loop with the opti
 *unrolled*, ten steps at a time, has enough in a row to be recorded without. All three write the
 new cells into the old block, for which XLA copies them out first; *padded* is unrolled too, and
 pads them to a new block, in one kernel. Beside them the same programs without the exchange, the
-exchange alone as it is called without JAX, and mpi4jax's `sendrecv` in the same programs. Times are
-of one step.
+exchange alone as it is called without JAX. Times are of one step.
 
 What arrives is compared with the same steps on the whole, with `jax.numpy.pad` for the exchange.
 """
@@ -15,7 +14,6 @@ What arrives is compared with the same steps on the whole, with `jax.numpy.pad` 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -65,34 +63,23 @@ def run(session: Session, case: Case) -> None:
             unfit=unfit,
             clocks=("throughput",),
         )
-        theirs = {f"mpi4jax, {name}": form for name, form in _FORMS.items()}
-        against = ("exchange called", *theirs)
+        against = ("exchange called",)
         for name, form in _FORMS.items():
             comparison.add(name, partial(_Jitted, problem, problem.exchange, form), against=against)
         for name, form in _FORMS.items():
             comparison.add_baseline("alone", partial(_Jitted, problem, None, form), f"{name} alone")
         comparison.add_baseline("called", partial(_Called, problem), "exchange called")
-        if comparison.includes("mpi4jax"):
-            mpi4jax, missing = session.attempt(partial(_import, "mpi4jax"))
-            step = partial(problem.sendrecv, mpi4jax)
-            for name, form in theirs.items():
-                make = partial(_Jitted, problem, step, form)
-                comparison.add_baseline("mpi4jax", make, name, unfit=missing)
         comparison.run()
         problem.close()
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise mpishare.UnsupportedError(f"{name} cannot be imported: {error}") from error
 
 
 def _import_jax(session: Session) -> Any:
     """Return JAX, which computes where the node shares memory."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    jax = _import("jax")
+    try:
+        import jax
+    except ImportError as error:
+        raise mpishare.UnsupportedError(f"jax cannot be imported: {error}") from error
     device = session.node.device
     if device is None:
         jax.config.update("jax_platforms", "cpu")
@@ -124,15 +111,6 @@ class _Problem:
         from mpishare.jax import exchange
 
         return exchange(self.halo, u)
-
-    def sendrecv(self, mpi4jax: Any, u: Any) -> Any:
-        """Do the same by the `sendrecv` of mpi4jax."""
-        sendrecv = mpi4jax.sendrecv
-        rank, size, comm = self.comm.rank, self.comm.size, self.comm
-        left, right = (rank - 1) % size, (rank + 1) % size
-        above = sendrecv(u[1:2], u[-1:], source=right, dest=left, comm=comm)
-        below = sendrecv(u[-2:-1], u[:1], source=left, dest=right, comm=comm)
-        return u.at[-1:].set(above).at[:1].set(below)
 
     def block(self, token: int) -> Any:
         """Return this rank's block at the start; wrong ghosts are in it."""

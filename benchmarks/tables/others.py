@@ -251,20 +251,21 @@ def solves(rows: list[dict]) -> list[str]:
 
 
 def jax(rows: list[dict]) -> list[str]:
-    """A step with an exchange, the same without it, and with that of mpi4jax where it ran."""
+    """A step with an exchange, and the same without it."""
     case = Case(rows, "jax")
-    has_mpi4jax = any(arm.startswith("mpi4jax") for arm in case.ran)
-    heads = ["faces", "step", "with exchange, µs", "without, µs", "difference"]
-    heads += ["with mpi4jax, µs", "mpishare over mpi4jax"] * has_mpi4jax
-    heads += ["exchange called, µs"]
+    heads = [
+        "faces",
+        "step",
+        "with exchange, µs",
+        "without, µs",
+        "difference",
+        "exchange called, µs",
+    ]
     cells = []
     for nbytes in case.sizes:
         for form in FORMS:
             step, alone = case.back(nbytes, form), case.back(nbytes, f"{form} alone")
             line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
-            if has_mpi4jax:
-                theirs = case.back(nbytes, f"mpi4jax, {form}")
-                line += [us(theirs), f"{step / theirs:.2f}"]
             cells.append([*line, us(case.back(nbytes, "exchange called"))])
     return table(heads, cells)
 
