@@ -427,11 +427,9 @@ def test_a_loop_where_the_driver_has_none(node, monkeypatch, caplog):
 
 
 @TWO
-@pytest.mark.parametrize("route", ["copy", "pinned"])
-def test_a_loop_with_waits_of_streams(node, monkeypatch, caplog, route):
+def test_a_loop_with_waits_of_streams(node, forced_route, caplog):
     """No loop in a graph may hold them."""
     skip_without_loops()
-    monkeypatch.setenv("MPISHARE_ROUTE", route)
     check_host_loop(node, caplog, "waits of streams")
 
 

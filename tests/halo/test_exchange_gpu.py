@@ -58,11 +58,6 @@ __global__ void spoil(long long* u, const bool* owned, long long n) {
 """
 
 
-def force(monkeypatch, name):
-    if name:
-        monkeypatch.setenv("MPISHARE_ROUTE", name)
-
-
 class CountedField(Counted):
     """A field of 64-bit numbers, with kernels that write it, spoil it, and count what is wrong."""
 
@@ -116,7 +111,7 @@ def test_routes_are_what_the_probe_saw(node):
 @pytest.mark.parametrize("name", ["copy", "pinned", "mpi", "mpi-host"])
 def test_forced_routes(node, monkeypatch, name):
     """Messages go out of GPU memory where the MPI takes that, unless told otherwise."""
-    force(monkeypatch, name)
+    monkeypatch.setenv("MPISHARE_ROUTE", name)
     with exchanging(node, case_of(node)) as (halo, fields):
         right = {"mpi-host": "mpi"}.get(name, name)
         if name == "mpi" and node.report().gpu_messages == "":
@@ -267,13 +262,11 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
 
 @TWO
 @pytest.mark.parametrize("buffers", [2, 1])
-@pytest.mark.parametrize("name", ["copy", "pinned"])
-def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, name, buffers):
+def test_packed_cells_stay_until_they_are_unpacked(node, forced_route, stream, buffers):
     """Rank 1 has signaled, and its stream is held: the others have packed the next call by then.
 
     The control has one buffer, and must lose cells.
     """
-    force(monkeypatch, name)
     xp, field = node.xp, node.xp.zeros((4, 16))
     with staging_buffers(buffers), ring(node, field, axes=0) as halo:
         flags = buffers_of(halo).flags
@@ -305,10 +298,8 @@ def test_packed_cells_stay_until_they_are_unpacked(node, stream, monkeypatch, na
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
-@pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
-def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
+def test_replays_mixed_with_calls(node, stream_route, stream, way):
     """A thousand replays, whose values change, with plain calls between them."""
-    force(monkeypatch, name)
     case = case_of(node)
     field = CountedField(case, node.rank)
     rng = np.random.default_rng(node.rank)
@@ -341,10 +332,8 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
         del graph, graphs
 
 
-@pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
-def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
+def test_graphs_of_two_fields_in_turn(node, stream_route, stream):
     """Each replay exchanges the arrays that it was captured with."""
-    force(monkeypatch, name)
     case = case_of(node)
     pair = [CountedField(case, node.rank) for _ in range(2)]
     graphs = []
@@ -363,10 +352,8 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
         graphs.clear()
 
 
-@pytest.mark.parametrize("name", ["", "copy", "pinned"], ids=["own", "copy", "pinned"])
-def test_accumulate_in_a_graph(node, monkeypatch, stream, name):
+def test_accumulate_in_a_graph(node, stream_route, stream):
     """Ones everywhere, added up again and again."""
-    force(monkeypatch, name)
     case = case_of(node)
     [field] = make_fields(node, case, [Kind("f8")])
     right = node.xp.asarray(accumulated_ones(case, node.rank))

@@ -88,16 +88,6 @@ def test_faces_of_many_cells(node, route):
     step_by_step(node, case, [Kind("f8", others=(5,), axes=(0, 1))], steps=2)
 
 
-def test_axes(node, route):
-    """Of fields with as many other axes, with fewer and with more; one axis as a number."""
-    case = even_case((1, node.size), True, 3, ((1, 2), (2, 0)), corners=True)
-    for axes, others in [((1, 0), (2,)), ((3, 1), (2, 3)), ((-1, -3), (1, 2))]:
-        step_by_step(node, case, [Kind("f4", others=others, axes=axes)])
-    step_by_step(node, case, [Kind(others=each, axes=(-2, -1)) for each in [(), (2,), (3, 2)]])
-    line = even_case((node.size,), True, 3)
-    step_by_step(node, line, [Kind("f4", others=(2, 2), axes=(1,))], axes=1)
-
-
 @TWO
 @pytest.mark.parametrize("count", [1, 2])
 def test_carts_of_some_ranks_of_the_node(node, route, count):

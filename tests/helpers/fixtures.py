@@ -38,6 +38,12 @@ def stream_route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return _force(request, monkeypatch)
 
 
+@pytest.fixture(params=ON_GPUS)
+def forced_route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Those that no plan chooses where a kernel may do it all."""
+    return _force(request, monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def on_cuda(request: pytest.FixtureRequest) -> None:
     """Tests of GPUs prove nothing on another backend."""

@@ -479,9 +479,7 @@ def pause(rng: np.random.Generator, most_s: float = 0.001, share: float = 0.15) 
         time.sleep(rng.random() * most_s)
 
 
-def random_plan(
-    node, comm, seed: int, *, steps: int = 3, naxes: int | None = None, odd: bool = True
-) -> dict[int, str]:
+def random_plan(node, comm, seed: int, naxes: int | None = None) -> dict[int, str]:
     """Draw a case and its fields, make the plan, exchange some steps in all ways there are.
 
     Collective; returns the routes.
@@ -490,21 +488,21 @@ def random_plan(
     case = random_case(rng, comm.size, naxes)
     try:
         with read_in_place(bool(rng.integers(2))):
-            return _random_plan(node, comm, seed, steps, odd, case, rng)
+            return _random_plan(node, comm, seed, case, rng)
     except AssertionError as error:
         error.add_note(f"seed {seed} on {comm.size} ranks: {case}")
         raise
 
 
-def dtypes_and_forms(node, *, odd: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those that fields of a node may have; `odd` are what CuPy has not."""
-    if odd and node.backend == "host":
+def dtypes_and_forms(node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that fields of a node may have: some are none of CuPy's."""
+    if node.backend == "host":
         return DTYPES + HOST_DTYPES, HOST_FORMS
     return DTYPES, FORMS
 
 
-def _random_plan(node, comm, seed, steps, odd, case, rng):
-    dtypes, forms = dtypes_and_forms(node, odd=odd)
+def _random_plan(node, comm, seed, case, rng):
+    dtypes, forms = dtypes_and_forms(node)
     wire = str(rng.choice([*WIRES])) if rng.random() < 0.3 else None
     if wire:
         dtypes = tuple(dtype for dtype, of_pair in PAIRS if of_pair == wire)
@@ -517,7 +515,7 @@ def _random_plan(node, comm, seed, steps, odd, case, rng):
     if len(given) == 1 and rng.random() < 0.5:
         given = given[0]
     with plan(comm, case, given, axes=axes, node=node, wire=wire) as halo:
-        for step in range(1, steps + 1):
+        for step in (1, 2, 3):
             way = rng.choice(["same", "other", "fresh"])
             fields = {"same": first, "other": second}.get(way)
             if fields is None:

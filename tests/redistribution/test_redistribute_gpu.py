@@ -20,10 +20,8 @@ def parts(node, step, *, of=np.float64):
     return whole[mine], whole[:, mine]
 
 
-@pytest.mark.parametrize("route", ["copy", "pinned"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_distributions_by_forced_routes(node, seed, route, monkeypatch):
-    monkeypatch.setenv("MPISHARE_ROUTE", route)
+def test_random_distributions_by_forced_routes(node, forced_route, seed):
     check_case(node, node.comm, seed).close()
 
 
@@ -93,10 +91,8 @@ def test_transposed_parts_of_any_size(node, name, dtype):
     require_transposed(node, name, dtype)
 
 
-@pytest.mark.parametrize("route", ["copy", "pinned"])
 @pytest.mark.parametrize("name", TRANSPOSES)
-def test_transposed_parts_by_forced_routes(node, name, route, monkeypatch):
-    monkeypatch.setenv("MPISHARE_ROUTE", route)
+def test_transposed_parts_by_forced_routes(node, forced_route, name):
     require_transposed(node, name, "f8")
 
 
