@@ -17,10 +17,6 @@ from mpishare.plans.message import Part
 DTYPES = ("i1", "f2", "f4", "f8", "c16")
 
 
-def layout_of(array):
-    return FieldLayout(array.shape, array.strides, array.dtype, 0)
-
-
 class Memory:
     """What was uploaded, at made-up addresses, and the work lists that upload it."""
 
@@ -28,7 +24,7 @@ class Memory:
         self.uploaded = {}
 
     def work(self, arrays, alignment=16):
-        layouts = [layout_of(array) for array in arrays]
+        layouts = [FieldLayout.of_host(array) for array in arrays]
         return WorkList(layouts, [alignment] * len(arrays), self._upload)
 
     def _upload(self, array):
@@ -117,7 +113,7 @@ def cases(draw):
 
 
 def ends_of(arrays, boxes):
-    layouts = [layout_of(array) for array in arrays]
+    layouts = [FieldLayout.of_host(array) for array in arrays]
     return [
         (Part.of_box(field, layouts[field], boxes[field], 1 - field), layouts[field])
         for field in (0, 1)
@@ -167,7 +163,7 @@ def test_own_parts_are_moved_by_tiles_too_unless_they_are_small(case, is_small):
 def test_named_places_are_not_transposed():
     """The other end, which knows no more of them, may have them anywhere."""
     array = np.empty((64, 64))
-    layouts = layout_of(array), layout_of(array.T)
+    layouts = FieldLayout.of_host(array), FieldLayout.of_host(array.T)
     whole = Part.of_box(0, layouts[0], Box((0, 0), (64, 64)))
     assert travel_order(whole, *layouts)
     assert not travel_order(Part.of_indices(0, layouts[0], 0, np.arange(64)), *layouts)

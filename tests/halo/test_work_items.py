@@ -50,10 +50,6 @@ def fields(draw):
     return array, whole.view("u1").reshape(-1)
 
 
-def layout_of(array):
-    return FieldLayout(array.shape, array.strides, array.dtype, 0)
-
-
 def packed(part, layout, memory, alignment):
     """The bytes in the order of a kernel, found as by offset_of in work_items.cuh."""
     cells = StridedCells.of(part, layout, alignment)
@@ -72,7 +68,7 @@ def test_a_box_is_packed_cell_by_cell(field, data, alignment):
     array, memory = field
     start = [data.draw(st.integers(0, n - 1)) for n in array.shape]
     stop = [data.draw(st.integers(s + 1, n)) for s, n in zip(start, array.shape, strict=True)]
-    layout = layout_of(array)
+    layout = FieldLayout.of_host(array)
     part = Part.of_box(0, layout, Box(tuple(start), tuple(stop)))
     found, cells = packed(part, layout, memory, alignment)
     assert found == array[part.key].tobytes()
@@ -85,7 +81,7 @@ def test_indices_are_packed_in_their_order(field, data):
     array, memory = field
     axis = data.draw(st.integers(0, array.ndim - 1))
     places = data.draw(st.lists(st.integers(0, array.shape[axis] - 1), min_size=1, max_size=7))
-    layout = layout_of(array)
+    layout = FieldLayout.of_host(array)
     part = Part.of_indices(0, layout, axis, np.array(places, np.int64))
     assert packed(part, layout, memory, 16)[0] == array[part.key].tobytes()
 
