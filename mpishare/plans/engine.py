@@ -100,6 +100,7 @@ class RoutedSetup(PlanSetup):
     calls: tuple[str, str] = ("exchange", "accumulate")
     adds: bool = False  # what arrives
     zeroes: bool = False  # what it sends
+    reverse_tag: int = 0  # the least one of the reverse, of both ways at once
     shifts: Shifts = field(default_factory=Shifts)  # of parts that slide
     # Layouts of the arrays that calls on GPUs get, where not `mine`, and their axes made those.
     given: Sequence[FieldLayout] = ()
@@ -127,7 +128,7 @@ class RoutedSetup(PlanSetup):
         Its messages have tags of their own: MPI would match those of an exchange on one rank with
         those of the reverse on another.
         """
-        above = 1 + max((each.tag for messages in self.sends for each in messages), default=0)
+        above = self._least_other_tag
 
         def back(messages: Any) -> list[Any]:
             return [each._replace(tag=above + each.tag) for each in messages]
@@ -144,6 +145,10 @@ class RoutedSetup(PlanSetup):
             is_compiled=self.is_reverse_compiled if adds else self.is_compiled,
         )
 
+    @property
+    def _least_other_tag(self) -> int:
+        return 1 + max((each.tag for messages in self.sends for each in messages), default=0)
+
     def both_ways(self) -> RoutedSetup:
         """Return the setup of both directions at once: either end adds what the other one has."""
         back = self.turned(adds=True)
@@ -151,6 +156,7 @@ class RoutedSetup(PlanSetup):
             back,
             calls=(f"{back.calls[0]}(give_back=True)", back.calls[1]),
             zeroes=False,
+            reverse_tag=self._least_other_tag,
             my_sends=[*self.my_sends, *back.my_sends],
             my_recvs=[*self.my_recvs, *back.my_recvs],
             sends=[there + here for there, here in zip(self.sends, back.sends, strict=True)],
@@ -217,10 +223,10 @@ class Engine(PlanEngine, Protocol):
         """Start and wait in one call."""
         ...
 
-    def giving_back(self, make_reverse: Callable[[], Engine]) -> FieldsCall:
-        """Return the call that adds what comes back, and brings the sums: of a forward engine.
+    def both_ways(self) -> Engine | None:
+        """Return an engine that adds what comes back, and brings the sums: of a forward one.
 
-        Collective and host-blocking, as `make_reverse`, which returns the engine that adds.
+        None on all ranks if that takes the reverse, then an exchange. Collective, host-blocking.
         """
         ...
 

@@ -176,12 +176,12 @@ def test_regions_have_the_cells_of_their_boxes(pairs):
 
 # What the kernels have always read: the layout of the structs in C, little-endian.
 PART = Struct("<q8qQ8I4i")  # first, step, places, extent, axes, along, field, unit
-ITEM = Struct(f"<{PART.size}sQqQQQIIiiii")
+ITEM = Struct(f"<{PART.size}sQqQQQIIiiiiII8x")
 
 
 def test_records_are_the_structs_of_the_kernels():
-    assert (PART_RECORD.itemsize, ITEM_RECORD.itemsize) == (PART.size, ITEM.size) == (128, 192)
+    assert (PART_RECORD.itemsize, ITEM_RECORD.itemsize) == (PART.size, ITEM.size) == (128, 208)
     offsets = [ITEM_RECORD.fields[name][1] for name in ITEM_RECORD.names]
-    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184, 188]
+    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184, 188, 192, 196, 200]
     offsets = [PART_RECORD.fields[name][1] for name in PART_RECORD.names]
     assert offsets == [0, 8, 72, 80, 112, 116, 120, 124]

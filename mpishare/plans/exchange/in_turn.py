@@ -11,18 +11,10 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import Engine, FieldsCall
 
 
-def in_turn(
-    name: str,
-    agreement: Agreement,
-    reverse: Engine,
-    forward: Engine,
-    try_both: FieldsCall | None = None,
-) -> FieldsCall:
-    """Return the call of both; `try_both` makes them at once, or returns False."""
+def in_turn(name: str, agreement: Agreement, reverse: Engine, forward: Engine) -> FieldsCall:
+    """Return the call of both."""
 
     def call(fields: Sequence[Any], stream: Any) -> None:
-        if try_both is not None and try_both(fields, stream):
-            return
         reverse.exchange(fields, stream)
         try:
             forward.exchange(fields, stream)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.memory.numbers import why_not_added
+from mpishare.plans.exchange.in_turn import in_turn
 from mpishare.plans.layout import require_number
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class EnginePair:
         self.setup, self._adds = setup, adds
         self.forward = engine_class(setup)(setup)
         self.reverse: Engine | None = None
+        self._both: Engine | None = None
         self.giving_back: FieldsCall | None = None
 
     def require_reverse(self) -> None:
@@ -47,7 +49,13 @@ class EnginePair:
         """Return the call that adds and gives the sums back: as `make_reverse`."""
         if self.giving_back is None:
             self.require_reverse()
-            self.giving_back = self.forward.giving_back(self.make_reverse)
+            self._both = self.forward.both_ways()
+            if self._both is not None:
+                self.giving_back = self._both.exchange
+            else:
+                agreement = self.setup.context.agreement
+                ways = self.make_reverse(), self.forward
+                self.giving_back = in_turn(self.setup.name, agreement, *ways)
         return self.giving_back
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
@@ -66,7 +74,7 @@ class EnginePair:
 
     @property
     def engines(self) -> list[Engine]:
-        return [self.forward] if self.reverse is None else [self.forward, self.reverse]
+        return [*filter(None, (self.forward, self.reverse, self._both))]
 
     @property
     def setups(self) -> list[RoutedSetup]:

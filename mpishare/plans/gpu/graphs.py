@@ -21,18 +21,6 @@ def key_of(addresses: tuple[int, ...]) -> Any:
     return addresses if len(addresses) > 1 else addresses[0]
 
 
-class _InTurn:
-    """The launches of two caches, on the fields that the pointers of the first one name."""
-
-    def __init__(self, first: GraphCache, second: GraphCache) -> None:
-        self._first, self._second = first, second
-
-    def enqueue(self, stream: int) -> None:
-        self._second.pointers[:] = self._first.pointers[:]
-        self._first.launch.enqueue(stream)
-        self._second.launch.enqueue(stream)
-
-
 class GraphCache:
     """A launch, and graphs of it for fields that come again, while these are few.
 
@@ -50,11 +38,6 @@ class GraphCache:
         self.handles = handles
         self._sights: dict[tuple[int, ...], int] = {}  # launches without a graph
         self._graphs: dict[tuple[int, ...], Replay] = {}
-
-    def then(self, other: GraphCache, capturing: int) -> GraphCache:
-        """Return the cache of both launches, one after the other, for the same fields."""
-        both = _InTurn(self, other)
-        return GraphCache(self.pointers, self._where, both, capturing, {})
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Enqueue the launch for fields at these addresses: as a graph, unless it is captured."""

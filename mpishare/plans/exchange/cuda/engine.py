@@ -13,11 +13,11 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
 from mpishare.plans.exchange.cuda.fused import Fused
+from mpishare.plans.exchange.cuda.given_back import in_one_kernel
 from mpishare.plans.exchange.cuda.kernels import Launcher
 from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
-from mpishare.plans.exchange.in_turn import in_turn
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
@@ -27,7 +27,7 @@ from mpishare.runtime.route import LOCAL, NCCL
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
-    from mpishare.plans.engine import Engine, FieldsCall, RoutedSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
@@ -54,7 +54,7 @@ class CudaEngine(CudaPlanEngine):
     def __init__(self, setup: RoutedSetup) -> None:
         super().__init__(setup, setup.chain)
         comm, name = setup.comm, setup.name
-        self._layouts = setup.mine
+        self._setup, self._layouts = setup, setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
         direction = Direction(setup, adds_in_kernel=adds_in_kernel(setup))
@@ -62,7 +62,6 @@ class CudaEngine(CudaPlanEngine):
         where = f"{name}, rank {comm.rank} of {comm.size}"
         self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
-        self._both: GraphCache | None = None
         self._events: list[Any] = []
         self._stream = 0
         self._shifts, self._adds = setup.shifts, setup.adds
@@ -117,40 +116,10 @@ class CudaEngine(CudaPlanEngine):
             enqueue = self._after_slides(streamed.replay_alone)
             self._try_exchange = replay_of(self._usual_addresses, bind(order), enqueue=enqueue)
 
-    def giving_back(self, make_reverse: Callable[[], Engine]) -> FieldsCall:
-        """See `Engine.giving_back`: one graph of two kernels, where either way is one kernel."""
-        reverse: Any = make_reverse()
-        first, second = reverse._only_kernel, self._only_kernel
-        if first is None or second is None:
-            return in_turn(self.name, self.agreement, reverse, self)
-        self._both = graphs = first.then(second, self._stream)
-
-        def launch_first(key: Any, handle: int) -> bool:
-            is_made = self._launch_first(graphs, key, handle)
-            reverse._flags.calls[0] += is_made
-            return is_made
-
-        def enqueue(graph: Any, handle: int, where: str) -> None:
-            reverse._flags.calls[0] += 1
-            launch_graph(graph, handle, where)
-
-        try_both = bind_replay(
-            self._layouts,
-            graphs.handles.get,
-            bind_last_stream(self._chain, self.agreement, self._device, self._order),
-            self._flags,
-            self._chain.name,
-            launch_first,
-            enqueue,
-        )
-        return in_turn(self.name, self.agreement, reverse, self, try_both)
-
-    @property
-    def _only_kernel(self) -> GraphCache | None:
-        """The launch of an exchange of well aligned fields that is the fused kernel and no more."""
-        streamed, fused = self._launches[0]
-        is_only = streamed is None and not self._launcher.slides and self._layouts
-        return fused.alone if fused is not None and is_only else None
+    def both_ways(self) -> CudaEngine | None:
+        """See `Engine.both_ways`: by one kernel, where either way is one."""
+        both = in_one_kernel(self._setup)
+        return None if both is None else CudaEngine(both)
 
     def _bind_messages(
         self,
@@ -351,8 +320,6 @@ class CudaEngine(CudaPlanEngine):
             for each in launches:
                 if each is not None:
                     each.close()
-        if self._both is not None:
-            self._both.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)

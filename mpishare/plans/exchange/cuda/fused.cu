@@ -93,11 +93,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
             index = ticket;
         }
         if (index >= count) break;
-        if (threadIdx.x < sizeof(Item) / sizeof(uint4))
-            reinterpret_cast<uint4*>(&item)[threadIdx.x] =
-                reinterpret_cast<const uint4*>(items + index)[threadIdx.x];
-        __syncthreads();
-        run_item(item, fields, epoch, state, abort, &last);
+        const Item *here = items + index, *next = nullptr;
+        for (unsigned more = 1; more; --more, here = next++) {
+            if (threadIdx.x < sizeof(Item) / sizeof(uint4))
+                reinterpret_cast<uint4*>(&item)[threadIdx.x] =
+                    reinterpret_cast<const uint4*>(here)[threadIdx.x];
+            __syncthreads();
+            if (CHAINED && !next) next = items + item.next, more += item.more;
+            run_item(item, fields, epoch, state, abort, &last);
+            if (CHAINED) __syncthreads();
+        }
         if (is_one_each) break;
         __syncthreads();
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.exchange.cuda.given_back import Chains
 from mpishare.plans.exchange.cuda.kernels import THREADS
 from mpishare.plans.exchange.cuda.records import (
     GET_LL,
@@ -49,6 +50,24 @@ class Fused:
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
         work = launcher.work_list(alignments)
+        if direction.reverse_tag:
+            Chains(direction, buffers, work).add()
+        else:
+            self._add_parts(work, direction, buffers)
+        self._is_ll = work.is_ll
+        self._alignments = alignments
+        prepare = launcher.for_fused(work, buffers.flags.abort)
+
+        def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
+            launch = prepare(blocks=blocks, threads=threads)
+            return GraphCache(launcher.pointers, launcher.where, launch, capturing, handles)
+
+        blocks = launcher.max_blocks
+        self.alone = cache(blocks, THREADS, handles[0])
+        self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, handles[1])
+
+    @staticmethod
+    def _add_parts(work: WorkList, direction: Direction, buffers: Buffers) -> None:
         by_flags, by_ll = (PACK_AND_ZERO, PUT_LL_AND_ZERO) if direction.adds else (PACK, PUT_LL)
         for key, part in direction.sent(FUSED):
             slot = buffers.slot(key, part)
@@ -63,22 +82,7 @@ class Fused:
         if direction.adds:
             for region, sources in added_regions(direction, buffers):
                 work.add_region(region, sources)
-        else:
-            self._add_copies(work, direction, buffers)
-        self._is_ll = work.is_ll
-        self._alignments = alignments
-        prepare = launcher.for_fused(work, buffers.flags.abort)
-
-        def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
-            launch = prepare(blocks=blocks, threads=threads)
-            return GraphCache(launcher.pointers, launcher.where, launch, capturing, handles)
-
-        blocks = launcher.max_blocks
-        self.alone = cache(blocks, THREADS, handles[0])
-        self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, handles[1])
-
-    @staticmethod
-    def _add_copies(work: WorkList, direction: Direction, buffers: Buffers) -> None:
+            return
         for part, target in direction.local():
             work.add_local(part, target, shares_gpu=direction.shares_gpu(direction.rank))
         for key, part in direction.received(FUSED):

@@ -38,9 +38,12 @@ ITEM_RECORD = np.dtype(
         ("element", "<i4"),
         ("log_rows", "<i4"),
         ("log_columns", "<i4"),
+        ("next", "<u4"),
+        ("more", "<u4"),
+        ("unused", "V8"),
     ]
 )
-ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiii")
+ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiiiII8x")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 

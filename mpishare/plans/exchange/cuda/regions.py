@@ -35,6 +35,8 @@ def adds_in_kernel(setup: RoutedSetup) -> bool:
         for peer, route in routes.items()
         if peer != rank
     }
+    if setup.reverse_tag:
+        return True  # of parts that were such boxes before they were cut
     if not setup.adds or setup.wire or FUSED not in routes or routes & {COPY, PINNED}:
         return False
     return all(setup.comm.step(setup.name, lambda: _are_boxes(setup.my_sends, setup.my_recvs)))

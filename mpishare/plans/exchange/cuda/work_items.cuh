@@ -23,6 +23,10 @@
 #ifndef ADDING
 #define ADDING 0
 #endif
+// Whether a block may run several items, one after the other.
+#ifndef CHAINED
+#define CHAINED 0
+#endif
 // Whether some rows of tiles are stored backwards.
 #ifndef REVERSED
 #define REVERSED 0
@@ -61,6 +65,7 @@ struct __align__(16) Item {
     int element;                    // the type in which units are summed; scaled: 256 more
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
                                     // ADD: the first is the number of sources
+    unsigned next, more;            // CHAINED: `more` items, from `next` on, follow in the same block
 };
 
 // Where the buffer of an epoch has the first unit of an item's part.

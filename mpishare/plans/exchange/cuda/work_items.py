@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from mpishare.plans.cells import Turn
     from mpishare.plans.rings import Slide
 
+    Array = np.ndarray[Any, Any]
+
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
 # larger chunks, so that fetching an item costs little next to copying it.
 _CHUNKS = ((128 << 10, 4 << 10), (4 << 20, 16 << 10), (32 << 20, 32 << 10), (1 << 62, 64 << 10))
@@ -136,6 +138,8 @@ class Item(NamedTuple):
     element: int = 0
     log_rows: int = 0
     log_columns: int = 0
+    next: int = 0
+    more: int = 0
 
     flags: Sequence[int] = ()  # one for each chunk; empty for none
     begin: int = 0  # index of the first chunk
@@ -162,7 +166,7 @@ class WorkList:
         self,
         layouts: Sequence[FieldLayout],
         alignments: Sequence[int],
-        upload: Callable[[np.ndarray[Any, Any]], int],
+        upload: Callable[[Array], int],
         wire: str | None = None,
         tiled: int | None = None,
         places_of: Callable[[Slide, int], int] | None = None,
@@ -173,13 +177,24 @@ class WorkList:
         self._upload = upload
         self._known: dict[tuple[FieldLayout, Box, Turn | None, int], StridedCells] = {}
         self._items: list[Item] = []
+        self._heads: list[int] = []  # the items with which chains begin
         self._options: set[str] = set()
         self._max_ll_chunks = 1
         self._has_flags = False  # of sources of regions
         self._adding = 0  # a bit for each type in which cells are added
 
     def __len__(self) -> int:
-        return sum(item.chunks for item in self._items)
+        """Return for how many items there may be a block."""
+        heads = [self._items[at] for at in self._heads] or self._items
+        return sum(item.chunks for item in heads)
+
+    def begin_chain(self) -> None:
+        """Let a block run all items of some cells that are added until the next chain, in order.
+
+        No chain waits for a later one, in the order of all ranks.
+        """
+        self._heads.append(len(self._items))
+        self._options.add("-DCHAINED=1")
 
     def add_copy(self, kind: int, part: Part, slot: Slot) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
@@ -239,6 +254,8 @@ class WorkList:
         self._has_flags |= has_flags
         is_small = not has_flags and uses_ll(region.nbytes)
         step = _SMALL_REGION_NBYTES if is_small else padded(min(steps) // 2)
+        if self._heads:
+            step = min(steps)  # as the other items of the chain
         # So many chunks later than a region's chunk its cells may be in a part.
         later = [
             ((region.nbytes if is_small else step) - 1 + source.nbytes - region.nbytes) // of_part
@@ -289,6 +306,11 @@ class WorkList:
         return len(self._items)
 
     @property
+    def nchains(self) -> int:
+        """How many of them, each with those that follow it in its block, are one after another."""
+        return len(self._heads) or self.nparts
+
+    @property
     def is_ll(self) -> bool:
         return not self._has_flags and all(item.kind in _BY_LL for item in self._items)
 
@@ -307,7 +329,7 @@ class WorkList:
         """Copy the items to the GPU, in the order of `records`."""
         return ItemArray(self._upload(self.records()), len(self), self.options)
 
-    def records(self) -> np.ndarray[Any, Any]:
+    def records(self) -> Array:
         """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
 
         An item that waits comes after the item of another rank that it waits for, in the order of
@@ -320,6 +342,8 @@ class WorkList:
         begin, lengths, steps = np.array([item[-3:] for item in self._items]).T
         waits = np.isin(parts["kind"], _WAITING)
         place = 2 * begin + (2 * _AHEAD + 1) * waits
+        if self._heads:
+            place[:] = 0  # a chain begins with the first chunk of its cells
         part = np.repeat(np.arange(len(parts)), lengths)
         index = np.arange(len(part)) - (np.cumsum(lengths) - lengths)[part]
         order = np.argsort(place[part] + 2 * index, kind="stable")
@@ -330,11 +354,25 @@ class WorkList:
         found["nunits"] = np.minimum(found["nunits"] - found["first"], step)
         flags = [flag for item in self._items for flag in item.flags or [0] * item.chunks]
         found["flag"] = np.array(flags, np.uint64)[order]
-        return found
+        return self._chained(found, part)
 
-    def ll_parts(self) -> np.ndarray[Any, Any]:
+    def ll_parts(self) -> Array:
         """Return the parts that travel by LL, an item each: parts to send come first."""
+        if self._heads:
+            parts = np.arange(len(self._items))
+            return self._chained(_records(self._items)[parts], parts)
         return _records([item for kind in _BY_LL for item in self._items if item.kind == kind])
+
+    def _chained(self, records: Array, part: Array) -> Array:
+        """Return items of these parts, each chain in one piece, with those that begin one first."""
+        if not self._heads:
+            return records
+        is_head = np.isin(part, self._heads)
+        begins = np.flatnonzero(is_head)
+        more = np.diff(begins, append=len(part)) - 1
+        records["more"][begins] = more
+        records["next"][begins] = len(begins) + np.cumsum(more) - more
+        return np.concatenate([records[is_head], records[~is_head]])
 
     def _count_ll_chunks(self, part: Part) -> None:
         self._max_ll_chunks = max(self._max_ll_chunks, -(-part.nbytes // LL_CHUNK_NBYTES))
@@ -409,7 +447,7 @@ class WorkList:
         record, nunits = self._record(part, cells), part.nbytes // unit
         count, step = chunks(part.nbytes, shares_gpu=shares_gpu)
         cut = flags[:count], 0, count, step // unit
-        self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, *cut))
+        self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, 0, 0, *cut))
 
     def _upload_target(self, record: bytes, factors: bytes) -> int:
         """Return the address of a part with factors behind it, if any."""
@@ -514,7 +552,7 @@ def _no_cells(field: int = 0) -> bytes:
     return part.tobytes()
 
 
-def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:
+def _records(items: Sequence[Item]) -> Array:
     if not items:
         return np.zeros(1, ITEM_RECORD)
     return np.frombuffer(b"".join([ITEM.pack(*item[:-4]) for item in items]), ITEM_RECORD)

@@ -12,7 +12,6 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.exchange.host.compiled_route import CompiledRoute
 from mpishare.plans.exchange.host.messages import MessageRoute
-from mpishare.plans.exchange.in_turn import in_turn
 from mpishare.plans.layout import (
     FieldLayout,
     as_numpy,
@@ -25,7 +24,7 @@ from mpishare.runtime.route import HOST, MESSAGES, for_backend
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, FieldsCall, RoutedSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.host.route import Array, HostRoute
     from mpishare.runtime.route import Route
 
@@ -119,15 +118,11 @@ class HostEngine(PlanEngine):
 
         return call
 
-    def giving_back(self, make_reverse: Callable[[], Engine]) -> FieldsCall:
-        """See `Engine.giving_back`: in one round, where only two ranks have each cell."""
+    def both_ways(self) -> HostEngine | None:
+        """See `Engine.both_ways`: in one round, where only two ranks have each cell."""
         setup = self._setup
-        if not all(setup.comm.step(setup.name, partial(_are_pairs, setup))):
-            return in_turn(self._name, self._agreement, make_reverse(), self)
-        both = HostEngine(setup.both_ways())
-        self._routes += both._routes
-        self.staging_nbytes += both.staging_nbytes
-        return both.exchange
+        are_pairs = all(setup.comm.step(setup.name, partial(_are_pairs, setup)))
+        return HostEngine(setup.both_ways()) if are_pairs else None
 
     def require(self, fields: Sequence[Any]) -> Sequence[Array]:
         """Check the fields of a call: in C where it knows them, else in Python, which raises.
