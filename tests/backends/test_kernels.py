@@ -30,6 +30,7 @@ FORMS = [
     *((path, "DEPTH=4", ARCHITECTURES[n % 4]) for n, path in enumerate(IN_FORMS)),
     *((path, f"TILED={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(5)),
     *((path, f"ADDING={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(8)),
+    *((path, "CHAINED=1", each) for path in IN_FORMS for each in ARCHITECTURES),
     *((path, f"WIRE={each}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n, each in ROUNDED),
     *(
         (path, f"{o}=1", a)

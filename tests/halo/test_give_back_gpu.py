@@ -32,6 +32,26 @@ def test_replays_have_the_bits_of_two_calls(node, stream_route, count):
                     node.synchronize(other)
 
 
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i1"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_any_number_of_copies_in_one_kernel(node, corners, dtype):
+    """Of faces, edges and corners, its own ghosts among them: in the order of the two calls."""
+    dims, shape = (node.size, 1, 1), (5, 6, 200)
+    rng = np.random.default_rng([node.rank, 61])
+    values = (50 * rng.standard_normal(shape)).astype(dtype)
+    u, right = (node.xp.asarray(values) for _ in range(2))
+    given = {"dims": dims, "axes": (0, 1, 2), "periods": True, "corners": corners, "node": node}
+    with mpishare.HaloExchange(node.comm, u, 1, **given) as halo:
+        for _ in range(4):
+            halo.accumulate(u, give_back=True)
+        has_reverse = halo._fields.reverse is not None
+        for _ in range(4):
+            both_calls(halo, right)
+        node.synchronize()
+        assert on_host(u).tobytes() == on_host(right).tobytes()
+        assert has_reverse == ("fused" not in halo.routes.values())
+
+
 def test_in_a_graph(node, stream, stream_route):
     """A plan beside it, which uses the GPU between its two kernels."""
     values = np.random.default_rng(node.rank).standard_normal((6, 50))
