@@ -74,7 +74,8 @@ __device__ void run_item(
 
 // An item comes before all items that wait for it, in one order on all ranks. Blocks take
 // them in that order, so that one resident block per rank is enough for progress: by block index
-// where there is a block per item (blocks start in that order), else by tickets.
+// where there is a block per item (blocks start in that order), else by tickets. Of chains the first
+// items count: those of the same cells come in one order on all ranks, and may wait for each other.
 extern "C" __global__ void __launch_bounds__(512, 2) fused(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, State* state,
     const volatile Word* abort

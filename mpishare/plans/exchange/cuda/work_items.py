@@ -189,9 +189,9 @@ class WorkList:
         return sum(item.chunks for item in heads)
 
     def begin_chain(self) -> None:
-        """Let a block run all items of some cells that are added until the next chain, in order.
+        """Let a block run all items that are added until the next chain, chunk by chunk.
 
-        No chain waits for a later one, in the order of all ranks.
+        They are of the same cells. Chains of the same cells come in one order on all ranks.
         """
         self._heads.append(len(self._items))
         self._options.add("-DCHAINED=1")
