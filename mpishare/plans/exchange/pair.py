@@ -1,4 +1,4 @@
-"""The two engines of a plan for fields of agreed layouts: forward and reverse."""
+"""The engines of a plan for fields of agreed layouts: forward, reverse, and both ways."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.memory.numbers import why_not_added
-from mpishare.plans.exchange.in_turn import in_turn
 from mpishare.plans.layout import require_number
 
 if TYPE_CHECKING:
@@ -50,13 +49,19 @@ class EnginePair:
         if self.giving_back is None:
             self.require_reverse()
             self._both = self.forward.both_ways()
-            if self._both is not None:
-                self.giving_back = self._both.exchange
-            else:
-                agreement = self.setup.context.agreement
-                ways = self.make_reverse(), self.forward
-                self.giving_back = in_turn(self.setup.name, agreement, *ways)
+            if self._both is None:
+                self.make_reverse()
+            self.giving_back = self._in_turn if self._both is None else self._both.exchange
         return self.giving_back
+
+    def _in_turn(self, fields: Sequence[Any], stream: Any) -> None:
+        """Add by the reverse, then exchange, which gives the sums back."""
+        self.make_reverse().exchange(fields, stream)
+        try:
+            self.forward.exchange(fields, stream)
+        except BaseException as error:  # the others wait for this rank
+            self.setup.context.agreement.leave(f"{self.setup.name}: accumulate", error)
+            raise
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
         """Return itself, as `AnyFields` would; the engines check the fields."""

@@ -70,6 +70,7 @@ class Direction:
         sizes = [layout.dtype.itemsize for layouts in setup.layouts for layout in layouts]
         self.tiled = max(sizes, default=0)
         self.direct = DirectParts(setup, self.messages)
+        self.own = dict(self.sent(LOCAL))
 
     @property
     def has_fused(self) -> bool:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.cells import Box, meet
 from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
-from mpishare.plans.exchange.cuda.regions import adds_in_kernel, regions_of
-from mpishare.plans.exchange.cuda.work_items import Slot, Source, packed_layout
+from mpishare.plans.exchange.cuda.regions import adds_in_kernel, regions_of, source_of
 from mpishare.plans.message import Part, PartInfo, PartKey, received, sent
 from mpishare.runtime.route import COPY, FUSED
 
@@ -46,11 +45,10 @@ def in_one_kernel(setup: RoutedSetup) -> RoutedSetup | None:
 
 def _are_apart(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
     """Whether no cell arrives twice, or is sent on."""
-    boxes: list[dict[int, list[Any]]] = []
-    for messages in (sends, recvs):
-        boxes.append(defaultdict(list))
+    boxes: tuple[dict[int, list[Any]], ...] = defaultdict(list), defaultdict(list)
+    for found, messages in zip(boxes, (sends, recvs), strict=True):
         for part in (part for message in messages for part in message.parts):
-            boxes[-1][part.field].append(part.box)
+            found[part.field].append(part.box)
     owned, ghosts = boxes
     return all(meet(each, each + owned[field]).sum() == len(each) for field, each in ghosts.items())
 
@@ -127,7 +125,7 @@ class Chains:
         self.work.begin_chain()
         if is_pair:
             self._put(others[0])
-        self.work.add_region(first, [self._source(self._back(key), first) for key in keys])
+        self._add(first, [*map(self._back, keys)])
         for key in keys:
             if key.receiver == rank:
                 shares_gpu = self.direction.shares_gpu(rank)
@@ -142,7 +140,7 @@ class Chains:
         for key in keys:
             ghosts, slot = self.received[key], self.buffers.slot(key, self.received[key])
             if is_only:
-                self.work.add_region(ghosts, [self._source(key, ghosts)])
+                self._add(ghosts, [key])
             else:
                 self.work.add_copy(UNPACK if slot.flags else GET_LL, ghosts, slot)
 
@@ -151,15 +149,10 @@ class Chains:
         slot = self.buffers.slot(key, part)
         self.work.add_copy(PACK if slot.flags else PUT_LL, part, slot)
 
-    def _source(self, key: PartKey, part: Part) -> Source:
-        """Return where the numbers for a part lie: packed, or in this rank's own ghosts."""
-        layout = self.direction.layouts[part.field]
-        if key.sender == self.direction.rank:
-            shares_gpu = self.direction.shares_gpu(key.sender)
-            return Source(self.sent[key], layout, part.nbytes, Slot(0, shares_gpu=shares_gpu))
-        place = packed_layout(part, layout.dtype.itemsize)
-        cells = Part.of_box(part.field, place, Box((0,) * len(part.shape), part.shape))
-        return Source(cells, place, part.nbytes, self.buffers.slot(key, part))
+    def _add(self, part: Part, keys: Sequence[PartKey]) -> None:
+        whole = Box((0,) * len(part.shape), part.shape)
+        ends = self.direction, self.buffers
+        self.work.add_region(part, [source_of(*ends, key, part, whole) for key in keys])
 
     def _back(self, key: PartKey) -> PartKey:
         """Return the key of the same cells on their way to the owner."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
-    from mpishare.plans.message import Message
+    from mpishare.plans.message import Message, PartKey
 
 # Of a field: regions are found in a time that grows with the square of the boxes.
 _MAX_BOXES = 64
@@ -44,28 +44,27 @@ def adds_in_kernel(setup: RoutedSetup) -> bool:
 
 def added_regions(direction: Direction, buffers: Buffers) -> Iterator[tuple[Part, list[Source]]]:
     """Yield the regions of this rank's fields, each with its sources in the order of the sums."""
-    own = dict(direction.sent(LOCAL))
-    shares_gpu = direction.shares_gpu(direction.rank)
     received = [*direction.received(FUSED, LOCAL)]
     for field, layout in enumerate(direction.layouts):
         parts = [each for each in received if each[1].field == field]
         boxes = tuple(part.box for _, part in parts if part.box is not None)
         for region, numbers in regions_of(boxes):
-            sources = []
-            for number in numbers:
-                key, part = parts[number]
-                near = region.seen_from(boxes[number].lower)
-                if key in own:
-                    place, slot = layout, Slot(0, shares_gpu=shares_gpu)
-                    near = near.seen_from([-each.start for each in own[key].key])
-                else:
-                    place, slot = (
-                        packed_layout(part, layout.dtype.itemsize),
-                        buffers.slot(key, part),
-                    )
-                cells = Part.of_box(field, place, near)
-                sources.append(Source(cells, place, part.nbytes, slot))
+            places = [(*parts[number], region.seen_from(boxes[number].lower)) for number in numbers]
+            sources = [source_of(direction, buffers, *place) for place in places]
             yield Part.of_box(field, layout, region), sources
+
+
+def source_of(
+    direction: Direction, buffers: Buffers, key: PartKey, part: Part, near: Box
+) -> Source:
+    """Return where a box of a part that arrives lies: packed, or in this rank's own ghosts."""
+    layout, slot = direction.layouts[part.field], Slot(0)
+    if key.sender == direction.rank:
+        slot = slot._replace(shares_gpu=direction.shares_gpu(direction.rank))
+        near = near.seen_from([-each.start for each in direction.own[key].key])
+    else:
+        layout, slot = packed_layout(part, layout.dtype.itemsize), buffers.slot(key, part)
+    return Source(Part.of_box(part.field, layout, near), layout, part.nbytes, slot)
 
 
 def _are_boxes(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
