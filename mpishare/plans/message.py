@@ -165,6 +165,20 @@ class Message(NamedTuple):
             at += padded(part.nbytes)
         return found
 
+    def is_contiguous(self, layouts: Sequence[FieldLayout]) -> bool:
+        """Whether the cells follow each other in one field, in the order of travel."""
+        part = self.parts[0]
+        if len(self.parts) > 1 or part.box is None or part.factors is not None:
+            return False
+        layout = layouts[part.field]
+        cells, step = part.cells(layout), layout.dtype.itemsize
+        for extent, stride in zip(reversed(cells.shape), reversed(cells.strides), strict=True):
+            if extent != 1:
+                if stride != step:
+                    return False
+                step *= extent
+        return True
+
 
 def gather_messages(parts: Iterable[tuple[int, int, Part]]) -> list[Message]:
     """Return a message for each tag and peer, in their order, of parts given with both.

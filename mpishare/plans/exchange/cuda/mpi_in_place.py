@@ -81,24 +81,7 @@ class InPlaceMessages:
 def go_in_place(messages: Sequence[Message], layouts: Sequence[FieldLayout]) -> bool:
     """Whether MPI takes messages out of fields in less time than kernels pack them."""
     are_large = max(message.nbytes for message in messages) >= MIN_IN_PLACE_NBYTES
-    return are_large and all(is_contiguous(message, layouts) for message in messages)
-
-
-def is_contiguous(message: Message, layouts: Sequence[FieldLayout]) -> bool:
-    """Whether the cells of a message follow each other in a field, in the order of travel."""
-    if len(message.parts) != 1 or message.parts[0].box is None:
-        return False
-    (part,) = message.parts
-    if part.factors is not None:
-        return False
-    layout = layouts[part.field]
-    cells, step = part.cells(layout), layout.dtype.itemsize
-    for extent, stride in zip(reversed(cells.shape), reversed(cells.strides), strict=True):
-        if extent != 1:
-            if stride != step:
-                return False
-            step *= extent
-    return True
+    return are_large and all(message.is_contiguous(layouts) for message in messages)
 
 
 def _is_plain(address: int) -> bool:

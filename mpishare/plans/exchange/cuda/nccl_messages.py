@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpishare.plans.exchange.cuda.mpi_buffers import places_in
-from mpishare.plans.exchange.cuda.mpi_in_place import is_contiguous
 from mpishare.plans.gpu.graphs import key_of
 from mpishare.plans.message import ALIGN
 
@@ -106,7 +105,7 @@ class NcclMessages:
     def _stays(self, piece: Message) -> tuple[int | None, int]:
         """Return the field and the offset of a piece that needs no packing, else None."""
         part = piece.parts[0]
-        if not self._packs and part.slide is None and is_contiguous(piece, self._layouts):
+        if not self._packs and piece.is_contiguous(self._layouts):
             offset = part.cells(self._layouts[part.field]).offset
             if offset % ALIGN == 0:  # NCCL copies others byte by byte
                 return part.field, offset
