@@ -1,8 +1,10 @@
 """Halves of the ranks as two nodes between which NCCL takes the cells, on the stream."""
 
+import numpy as np
 import pytest
 
 import mpishare
+from tests.helpers.autograd import functions
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -176,3 +178,40 @@ def test_sums_and_dots_are_captured(half, cupy):
         numbers = range(1, WORLD.size + 1)
         assert float(out) == 1000 * sum(number**2 for number in numbers)
         assert bool((x == sum(numbers)).all())
+
+
+@TWO
+def test_a_program_of_pytorch(half):
+    """On one of its streams: called, again, and captured; and a gradient."""
+    torch = pytest.importorskip("torch")
+    place = torch.device("cuda", half.device.ordinal)
+    whole = np.random.default_rng(5).integers(-9, 9, 4 * WORLD.size).astype(float)
+    mine = slice(4 * WORLD.rank, 4 * WORLD.rank + 4)
+    u = torch.zeros(6, dtype=torch.float64, device=place)
+    norm = torch.zeros(1, dtype=torch.float64, device=place)
+    torch.cuda.synchronize(place)
+    with (
+        ring(half, u, comm=WORLD) as halo,
+        mpishare.Allreduce(WORLD, norm, node=half) as total,
+    ):
+
+        def step(u, norm):
+            halo.exchange(u)
+            u[1:-1] = 0.25 * u[:-2] + 0.5 * u[1:-1] + 0.25 * u[2:]
+            norm[0] = (u[1:-1] ** 2).sum()
+            total.reduce(norm)
+
+        captured = mpishare.capture(half, step)
+        with torch.cuda.stream(torch.cuda.Stream(place)):
+            u[1:-1] = torch.tensor(whole[mine], device=place)
+            for each in (*[step] * 4, *[captured] * 4):
+                each(u, norm)
+                whole = 0.25 * np.roll(whole, 1) + 0.5 * whole + 0.25 * np.roll(whole, -1)
+                assert u[1:-1].tolist() == whole[mine].tolist()
+                assert float(norm) == pytest.approx((whole**2).sum(), rel=1e-14)
+        captured.close()
+        exchange, _, _ = functions(torch)
+        x = torch.ones(6, dtype=torch.float64, device=place, requires_grad=True)
+        with torch.autograd.set_multithreading_enabled(False):
+            (3 * exchange.apply(x, halo)).sum().backward()
+        assert x.grad.tolist() == [0, 6, 3, 3, 6, 0]
