@@ -303,8 +303,8 @@ def agree_on_routes(
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
     `arrays` are this rank's fields, if they exist. `outer` is the setup of the plan to which these
-    messages belong, if they are not all of it. A plan that `is_staged` sends messages out of host
-    memory, whatever else there may be.
+    messages belong, if they are not all of it. A plan that `is_staged` sends messages of MPI out of
+    host memory alone.
     """
     pairs, route = setup.context.report.pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
@@ -317,7 +317,7 @@ def agree_on_routes(
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": (setup.on_gpu and not is_staged and why_no_gpu_messages()) or "",
-            "nccl": None if is_staged else nccl_choice.ask(setup),
+            "nccl": nccl_choice.ask(setup),
             "is compiled": _are_compiled(setup, recvs),
         }
 

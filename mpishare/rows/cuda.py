@@ -24,6 +24,7 @@ from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count
 from mpishare.rows.cuda_calls import Sending, grouped, words_of
 from mpishare.rows.cuda_messages import CudaMessages
+from mpishare.rows.cuda_nccl import NcclRows
 from mpishare.rows.cuda_slots import CudaSlots, fewest_words, fits
 from mpishare.rows.messages import UnderWay
 from mpishare.runtime.route import FUSED, GPU_MESSAGES, MESSAGES, NCCL
@@ -45,8 +46,6 @@ class CudaRows(CudaPlanEngine):
     Calls are remembered by their arrays, and made `again` with less work.
     """
 
-    _has_stream_waits = False
-
     def __init__(self, setup: RoutedSetup, form: Form) -> None:
         super().__init__(setup, setup.chain)
         self.form, self.rank, self.size = form, setup.comm.rank, setup.comm.size
@@ -55,16 +54,18 @@ class CudaRows(CudaPlanEngine):
         where = f"{setup.name}, rank {self.rank} of {self.size}"
         self.launcher = PlanLauncher(setup.context, where)
         routes, self._host_routes, self.busy = setup.my_routes, setup.host_routes, setup.busy
-        far = {at for at, key in enumerate(form.keys) if routes[key.rank] is MESSAGES}
-        self.slots = self._buffers = CudaSlots(setup, form, far)
-        self._messages = CudaMessages(setup.comm, form, self.slots, far)
+        far = [at for at, key in enumerate(form.keys) if routes[key.rank] in (MESSAGES, NCCL)]
+        self.slots = self._buffers = CudaSlots(setup, form, {*far})
+        used = {route for each in setup.routes for route in each.values()}
+        self._has_stream_waits = NCCL in used  # which no loop of a graph has
+        self._far = (NcclRows if NCCL in used else CudaMessages)(self, setup, far)
         self.migration: Any = None
         self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
         self._memory: list[Any] = []  # of migrations
         self._stream = 0  # for captures
         self._is_open = self._has_come = False
-        self._epoch, self._traded = 0, 0  # calls begun; the last one whose messages have come
+        self.epoch, self._traded = 0, 0  # calls begun; the last one that is waited for
         # Results of the call that is open once the host has them, and whether it takes rounds.
         self._counted: list[int] | None = None
         self._has_more = False
@@ -81,7 +82,7 @@ class CudaRows(CudaPlanEngine):
         self._buffers.attach(0)
         launcher = self.launcher
         self.slots.fill()
-        self._messages.make_slots()
+        self._far.make_slots()
         self.sizes = self.slots.sizes(launcher)
         nbytes = 8 * records.RESULTS
         state, results = launcher.zeros(records.DEVICE_NBYTES), launcher.zeros(nbytes)
@@ -136,8 +137,8 @@ class CudaRows(CudaPlanEngine):
     # --- calls that come again
 
     def remember(self, name: str, given: Any, call: Repeated) -> None:
-        """Let a call come again, unless the host trades messages in it."""
-        if not self._messages:
+        """Let a call come again, unless it reaches other nodes."""
+        if not self._far:
             form, arrays, _ = parted(given)
             call.tensors_on = self._device if is_tensor(arrays[0]) else None
             self._calls.put((name, form), arrays, call)
@@ -169,6 +170,7 @@ class CudaRows(CudaPlanEngine):
     def begin(self, entered: StreamInfo) -> None:
         """Let a call that sends come after the last one; a captured one grows no slots."""
         self._follow(entered)
+        self._far.begin(entered)
         if not entered[3] and self.slots.grow():
             if self.migration is not None:
                 self.migration.keep(entered)
@@ -184,28 +186,37 @@ class CudaRows(CudaPlanEngine):
         self.begin(entered)
         call.enqueue(entered[0])
         self.begin_epoch()
+        self._far.send(entered)
         self._leave(entered)
         self._sent = call, entered, [*rows.values()]
         self.remember("start", (columns, rows), call)
 
-    def begin_epoch(self) -> None:
-        """Note that rows are sent."""
+    def begin_epoch(self, *, is_open: bool = True) -> None:
+        """Note that rows are sent, of a migration where the call is not open then."""
         self._flags.calls[0] += 1
-        self._epoch += 1
-        self._is_open, self._has_come = True, False
+        self.epoch += 1
+        self._is_open, self._has_come = is_open, False
         self._counted, self._has_more = None, False
 
     def _receive_messages(self, entered: StreamInfo) -> None:
-        """Trade messages with other nodes, once in a call. Host-blocking."""
-        if not self._messages or self._traded == self._epoch:
-            return
-        self._traded = self._epoch
+        """Have the rows of other nodes, once in a call."""
+        if self._far and not self.is_waited_for:
+            self._traded = self.epoch
+            with UnderWay(self, "wait"):
+                self._far.trade(entered)
 
-        def again(keys: int) -> None:
-            self._sent[0].launch(keys).enqueue(entered[0])
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether nothing is started without a wait."""
+        return self._traded == self.epoch
 
-        with UnderWay(self, "wait"):
-            self._messages.trade(f"{self.name}: wait", self._epoch, entered[0], again)
+    def pack_again(self, keys: int, stream: int) -> None:
+        """Pack what was started once more for some keys, a bit each."""
+        self._sent[0].launch(keys).enqueue(stream)
+
+    def poll(self, entered: StreamInfo) -> None:
+        """Let the stream wait for the rows, and have their numbers."""
+        self._in_order(lambda: self._poll_all.enqueue(entered[0]), entered)
 
     def forget(self) -> None:
         """Do nothing: see `HostRows.forget`."""
@@ -272,6 +283,7 @@ class CudaRows(CudaPlanEngine):
     def end(self, entered: StreamInfo) -> None:
         """Note that all rows have come."""
         self._is_open = False
+        self._far.end(entered)
         self._leave(entered)
 
     def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, Any]:
@@ -384,9 +396,18 @@ class CudaRows(CudaPlanEngine):
         self._context.drain(self.name)
         return address
 
+    def check_elsewhere(self) -> None:
+        self._far.check()
+
+    def late_elsewhere(self, call: str) -> Exception | None:
+        return self._far.late(call)
+
+    def is_over(self) -> bool:
+        return super().is_over() and self._backend.is_done(self._stream)
+
     def _close_launches(self) -> None:
         self._calls.clear()
-        self._messages.close()
+        self._far.close()
         while self._memory:
             self._memory.pop().close()
         if self._stream:
@@ -395,15 +416,15 @@ class CudaRows(CudaPlanEngine):
 
 
 def _require_routes(setup: RoutedSetup) -> None:
-    """Raise on all ranks if two of them can neither store into each other's memory nor use MPI."""
+    """Raise on all ranks if two of them have none of the routes of rows."""
     forced = setup.same["MPISHARE_ROUTE"]
-    if forced in (NCCL, GPU_MESSAGES):
-        raise UnsupportedError(f"MPISHARE_ROUTE={forced}: rows travel by fused, or by mpi")
+    if forced == GPU_MESSAGES:
+        raise UnsupportedError(f"MPISHARE_ROUTE={forced}: rows travel by fused, nccl or mpi")
     slow = {
         (rank, peer): route
         for rank, mine in enumerate(setup.routes)
         for peer, route in mine.items()
-        if route not in (FUSED, MESSAGES) and rank != peer
+        if route not in (FUSED, NCCL, MESSAGES) and rank != peer
     }
     if slow:
         ranks = name_ranks({rank for pair in slow for rank in pair})

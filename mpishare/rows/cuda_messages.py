@@ -1,4 +1,4 @@
-"""Rows in GPU memory that go to ranks of other nodes: kernels pack them in pinned host memory."""
+"""Rows in GPU memory that go to ranks of other nodes by MPI: kernels pack them in pinned memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mpishare.rows import records
 from mpishare.rows.messages import MessageIn, MessageOut, late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
-    from mpishare.plans.comm import PlanComm
-    from mpishare.rows.cuda_slots import CudaSlots
-    from mpishare.rows.form import Form
+    from mpishare.backends import StreamInfo
+    from mpishare.plans.engine import RoutedSetup
 
     Array = np.ndarray[Any, Any]
 
 
 class CudaMessages:
-    """The rows of one plan that travel by messages: those of the keys at these places."""
+    """The rows of one plan that travel by messages of MPI: those of the keys at these places."""
 
-    def __init__(self, comm: PlanComm, form: Form, slots: CudaSlots, places: set[int]) -> None:
-        self._comm, self._context, self._form, self._slots = comm, comm.context, form, slots
+    def __init__(self, engine: Any, setup: RoutedSetup, places: Collection[int]) -> None:
+        comm, form, self._engine, self._slots = setup.comm, engine.form, engine, engine.slots
+        self._comm, self._context, self._form = comm, comm.context, form
         self._keys = {place: form.keys[place] for place in sorted(places)}
         self._outs = {at: MessageOut(comm, form, key) for at, key in self._keys.items()}
         self._ins = {at: MessageIn(comm, form, key) for at, key in self._keys.items()}
@@ -32,6 +32,11 @@ class CudaMessages:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    def skip(self, *_: Any) -> None:
+        """Do nothing: `trade` does all, and waits for it with the deadline."""
+
+    begin = send = end = check = late = skip
 
     def make_slots(self) -> None:
         """Have memory for the kernels to pack in, once the table is made."""
@@ -51,14 +56,12 @@ class CudaMessages:
         begin = (epoch & 1) * records.HEADER_NBYTES
         return self._pinned[place][begin : begin + records.HEADER_NBYTES].view(np.uint64)
 
-    def trade(self, call: str, epoch: int, stream: int, again: Callable[[int], None]) -> None:
-        """Send what was packed, and upload what comes. Host-blocking.
-
-        `again` enqueues that some keys are packed once more.
-        """
+    def trade(self, entered: StreamInfo) -> None:
+        """Send what was packed, and upload what comes. Host-blocking."""
+        call, epoch, stream = f"{self._engine.name}: wait", self._engine.epoch, entered[0]
         if more := self._take_packed(call, epoch):
             self._slots.publish(stream)
-            again(more)
+            self._engine.pack_again(more, stream)
             self._take_packed(call, epoch)
         for out in self._outs.values():
             out.send()

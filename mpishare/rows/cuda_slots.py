@@ -48,7 +48,8 @@ class CudaSlots(PlanBuffers):
         others = sorted(near - {comm.rank})
         super().__init__(comm, setup.name, nbytes, others, begin * records.OFFER_NBYTES, [])
         self._larger: list[list[Suballocation]] = [[] for _ in form.keys]  # the newest last
-        self._offers: list[tuple[memoryview[int], memoryview[int]]] = []  # mine, and those for me
+        # By key, mine and those for me; not of keys whose slots grow at both ends at once.
+        self.offered: dict[int, tuple[memoryview[int], memoryview[int]]] = {}
         self._opened: list[Suballocation] = []
         self.held: list[Any] = []  # what is uploaded
         self.is_changed = False  # the table, since it was published
@@ -72,10 +73,10 @@ class CudaSlots(PlanBuffers):
             is_far = place in self._far
             theirs, rows = (0, 0) if is_far else self._places(key.rank, key.place)
             peer = 0 if is_far else ranks.index(key.rank)
-            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1
+            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1, 1
             given = self._offer(self._me, place)
             given[records.TAKEN] = given[records.OFFERED] = 1
-            self._offers.append((given, given if is_far else self._offer(key.rank, key.place)))
+            self.offered[place] = given, given if is_far else self._offer(key.rank, key.place)
         self.table["most"] = form.room
 
     def sizes(self, launcher: PlanLauncher) -> Any:
@@ -86,9 +87,9 @@ class CudaSlots(PlanBuffers):
 
     def _places(self, rank: int, place: int) -> tuple[int, int]:
         """Return the addresses of the headers and the first slots of a rank's key."""
-        base, headers = self.address_of(rank), 2 * records.HEADER_NBYTES
-        rows = base + headers * self._form.nkeys[rank] + 2 * self.slot * place
-        return base + headers * place, rows
+        both = 2 * records.HEADER_NBYTES
+        headers = self.address_of(rank) + (both + 2 * self.slot) * place
+        return headers, headers + both
 
     def _offer(self, rank: int, place: int) -> memoryview[int]:
         begin = records.OFFER_NBYTES * (self._first[rank] + place)
@@ -116,7 +117,7 @@ class CudaSlots(PlanBuffers):
         if seen == self.settled:
             return False
         self.settled = seen
-        for place, (mine, theirs) in enumerate(self._offers):
+        for place, (mine, theirs) in self.offered.items():
             if mine[records.NEEDED] > self.scales[place] * form.room:
                 self.enlarge(place, mine[records.NEEDED], is_needed=False)
             if self.scales[place] > mine[records.OFFERED] == mine[records.TAKEN]:
@@ -134,9 +135,14 @@ class CudaSlots(PlanBuffers):
             return
         rank, room = self._form.keys[place].rank, scale * self._form.room
         log.info("%s: %d rows of rank %d: slots for %d from now on", self._name, rows, rank, room)
-        self._larger[place].append(self._context.suballocator.allocate(2 * scale * self.slot))
-        self.bases[place], self.scales[place] = self._larger[place][-1].address, scale
+        self.bases[place], self.scales[place] = self.allocate(place, scale), scale
         self.settled = b""
+
+    def allocate(self, place: int, scale: int) -> int:
+        """Return the address of two slots of a key, until all are closed."""
+        block = self._context.suballocator.allocate(2 * scale * self.slot)
+        self._larger[place].append(block)
+        return int(block.address)
 
     def scale_for(self, rows: int) -> int:
         """Return the size of slots for so many rows, with room for half as many more."""
@@ -200,7 +206,7 @@ class CudaSlots(PlanBuffers):
 
     def close(self) -> None:
         """Free this rank's slots, once all ranks have released them."""
-        self._offers.clear()
+        self.offered.clear()
         self.offers = NO_WORDS
         for block in chain(*self._larger):
             block.close()

@@ -34,14 +34,15 @@ Scratch = _struct("Scratch", listed=_U64, gone=_U64, goes_to=_U64, of_blocks=_U6
 _KEY = [(name, "<u8") for name in ("theirs", "mine", "mine_rows", "rows", "there")]
 TABLE = np.dtype(
     [
-        *(("kept", "<u8"), ("most", "<u8")),
-        ("keys", [*_KEY, ("peer", "<i4"), ("scale", "<u4")], MAX_KEYS),
+        *((name, "<u8") for name in ("kept", "most", "begun", "done")),
+        ("keys", [*_KEY, ("peer", "<i4"), ("scale", "<u4"), ("odd", "<u8")], MAX_KEYS),
     ]
 )
 
 # Words of a header, and of what a rank offers a peer: the first is what its GPU needs.
 COUNT, CREDIT, WANTED, ROWS, SCALE = range(5)
 NEEDED, OFFERED, TAKEN, WHERE, NBYTES, HANDLE = range(6)
+GOES = WHERE  # by NCCL, which makes no offers: rows that went
 
 # Words of int64 for the host.
 CAME, SENT, STUCK, AT, SCALES = range(0, 5 * MAX_KEYS, MAX_KEYS)

@@ -4,7 +4,8 @@
 // A slot has the columns of up to `room` rows, or of `scale` times as many. A rank has two slots and
 // two headers for each of its keys, in its own memory, which the peer writes in even epochs and in
 // odd ones. The peer overwrites a slot two epochs later: it has seen this rank's next epoch then,
-// which followed the reads of the slot on this rank's stream.
+// which followed the reads of the slot on this rank's stream. Of keys whose rows NCCL takes to other
+// nodes there is one slot and one header, with which a message begins: its place is in graphs.
 //
 // Started rows that do not fit into a slot follow in rounds, in the kernel that waits: the peer tells
 // which rounds it has taken, in the header of what it sends.
@@ -17,7 +18,7 @@ const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
 const unsigned POLLS_OF_MEETING = 64; // which last as long as a look of a whole block
 const unsigned ALL = ~0u, SEND = 1, TAKE = 2;
-const int ROUNDS = 1, LAST_ROUNDS = 2, MIGRATION = 3;
+const int NO_ROUNDS = 0, ROUNDS = 1, LAST_ROUNDS = 2, MIGRATION = 3;
 
 // A word of each row: of this many bytes, in a column of the caller and in a slot.
 struct Lane {
@@ -64,26 +65,33 @@ struct Header {
     Word round;       // of the epoch: how many rounds were sent
     Word taken;       // of the other direction: how many were read, ALL if none will be
 };
+const unsigned HEADER_NBYTES = 128, OFFER_NBYTES = 512, GOES = 3;
 struct Key {
     char *theirs, *mine, *mine_rows; // headers and the first slots, for even epochs
     char* rows;                      // the slots of the peer, and their address there if larger
     Word there;
     int peer;
     unsigned scale; // of the slots of the peer
+    Word odd;       // 1, 0 where odd epochs have the places of even ones: by NCCL
+    __device__ Header* header(char* even, Word epoch) const {
+        return reinterpret_cast<Header*>(even + (epoch & odd) * HEADER_NBYTES);
+    }
 };
 struct Table { // of the host, which changes it on the stream
     char* kept; // what a migration keeps
     Word most;  // how many rows it grants a peer
+    volatile Word *begun, *done; // words of the host for epochs, where NCCL takes rows
     Key keys[MAX_KEYS];
 };
 struct Sizes {
     const Table* table;
-    Word* needed; // for the host: at a distance of OFFER_NBYTES, how many rows came at most
+    // For the host: at a distance of OFFER_NBYTES how many rows came, where these were too many, and
+    // GOES words behind how many went by NCCL.
+    Word* needed;
     int nkeys;
     unsigned room;
     Word slot; // bytes
 };
-const unsigned HEADER_NBYTES = 128, OFFER_NBYTES = 512;
 // What stays from launch to launch.
 struct Device {
     State state;
@@ -128,12 +136,9 @@ __device__ __forceinline__ void for_tiles(unsigned rows, unsigned lanes, Move mo
     }
 }
 
-__device__ __forceinline__ Header* header_of(char* even, Word epoch) {
-    return reinterpret_cast<Header*>(even + (epoch & 1) * HEADER_NBYTES);
-}
 // The slot of the peer to which a key leads.
 __device__ __forceinline__ char* slot_of(const Key& key, const Sizes& sizes, Word epoch) {
-    return key.rows + (epoch & 1) * key.scale * sizes.slot;
+    return key.rows + (epoch & key.odd) * key.scale * sizes.slot;
 }
 
 __device__ __forceinline__ bool meet(Device* device) {
@@ -155,13 +160,18 @@ __device__ __forceinline__ void announce(
     const Word credit = keys == ALL ? most : device->credit;
     __syncthreads();
     if (at >= nkeys || !(keys >> at & 1)) return;
-    if (at == 0) device->credit = static_cast<unsigned>(credit);
+    if (at == 0) {
+        device->credit = static_cast<unsigned>(credit);
+        if (sizes.table->begun) *sizes.table->begun = epoch;
+    }
     const Key& key = sizes.table->keys[at];
     device->given[at] = 1, device->taken[at] = 0;
     results->sent[at] = counts[at];
-    Header* header = header_of(key.theirs, epoch);
+    Header* header = key.header(key.theirs, epoch);
     header->credit = credit, header->wanted = wanted[at], header->scale = key.scale;
     header->rows = key.there ? key.there + (epoch & 1) * key.scale * sizes.slot : 0;
+    if (!key.odd && wanted[at] > sizes.room * key.scale)
+        sizes.needed[at * (OFFER_NBYTES / 8) + GOES] = wanted[at];
     __threadfence_system();
     store_release(&header->count, epoch << 32 | counts[at]);
 }
@@ -360,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
         rooms[threadIdx.x] = threadIdx.x == DROPPED ? ~0u : 0;
         if (threadIdx.x < sizes.nkeys) {
             const Key& key = sizes.table->keys[threadIdx.x];
-            const Word credit = epoch == 1 ? sizes.room : header_of(key.mine, epoch - 1)->credit;
+            const Word credit = epoch == 1 ? sizes.room : key.header(key.mine, epoch - 1)->credit;
             rooms[threadIdx.x] = min(sizes.room * key.scale, static_cast<unsigned>(credit));
         }
     }
@@ -465,9 +475,9 @@ __device__ __forceinline__ void find_round(
     Device* device, Results* results, const Host& host, Word epoch
 ) {
     const unsigned at = threadIdx.x;
-    const bool is_key = at < sizes.nkeys;
-    const Key& key = sizes.table->keys[is_key ? at : 0];
-    Header *mine = header_of(key.mine, epoch), *theirs = header_of(key.theirs, epoch);
+    const Key& key = sizes.table->keys[at < sizes.nkeys ? at : 0];
+    const bool is_key = at < sizes.nkeys && key.odd;
+    Header *mine = key.header(key.mine, epoch), *theirs = key.header(key.theirs, epoch);
     const Word tag = epoch << 32, room = sizes.room * key.scale;
     unsigned given = device->given[at % MAX_KEYS], taken = device->taken[at % MAX_KEYS];
     bool sends = false, takes = false, is_any, is_open;
@@ -494,7 +504,7 @@ __device__ __forceinline__ void find_round(
         is_open = __syncthreads_and(is_open);
     } while (!is_any && is_open);
     if (wait.polls >= POLLS_PER_HOST_CHECK) host.stalled_on[key.peer] = 0;
-    if (is_key) device->given[at] = given, device->taken[at] = taken, device->todo[at] = step;
+    if (at < sizes.nkeys) device->given[at] = given, device->taken[at] = taken, device->todo[at] = step;
     if (at == 0) device->goes_on = is_any;
 }
 
@@ -550,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
     if (threadIdx.x < sizes.nkeys) {
         const unsigned at = threadIdx.x;
         const Key& key = sizes.table->keys[at];
-        Header* header = header_of(key.mine, epoch);
+        Header* header = key.header(key.mine, epoch);
         Wait wait(host, &device->state.aborted, epoch);
         Word seen;
         while (has_come && ((seen = load_acquire(&header->count)) ^ epoch << 32) >> 32)
@@ -558,10 +568,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
         if (wait.polls >= POLLS_PER_HOST_CHECK) host.stalled_on[key.peer] = 0;
         if (has_come) {
             char* rows = header->rows ? reinterpret_cast<char*>(header->rows)
-                                      : key.mine_rows + (epoch & 1) * sizes.slot;
+                                      : key.mine_rows + (epoch & key.odd) * sizes.slot;
             arrived[at] = {rows, static_cast<unsigned>(seen), static_cast<unsigned>(header->scale)};
             const Word room = sizes.room * header->scale;
             is_more = arrived[at].count > room || results->sent[at] > sizes.room * key.scale;
+            if (is_more && !key.odd) { // it takes no rounds: the others do not come
+                is_more = false;
+                arrived[at].count = min(arrived[at].count, static_cast<unsigned>(room));
+                if (blockIdx.x == 0 && kind != NO_ROUNDS) results->cut = 1;
+            }
             if (blockIdx.x == 0) {
                 results->came[at] = arrived[at].count;
                 results->at[at] = reinterpret_cast<long long>(rows);
@@ -623,6 +638,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
         for_tiles(fits[0], 1, [&](unsigned, unsigned row) { to[base + row] = me; });
     if (is_last(&device->ended) && threadIdx.x == 0) {
         if (count_at) *count_at = base + fits[0];
+        if (sizes.table->done && kind != NO_ROUNDS) *sizes.table->done = epoch;
         if (keeps) {
             device->kept = results->kept = totals[0] - fits[0];
             device->kept_side ^= 1;

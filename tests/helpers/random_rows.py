@@ -64,9 +64,9 @@ class Oracle:
         return order[:n], stays, self.exchange(parts), left
 
 
-def random_plan(node, comm, seed):
+def random_plan(node, comm, seed, require):
     """A plan with random columns and peers, alike on all ranks as far as they must be."""
-    rng, options = np.random.default_rng(seed), {}
+    rng, options = np.random.default_rng(seed), {"require": require}
     kinds = [KINDS[at] for at in rng.integers(0, len(KINDS), rng.integers(1, 5))]
     room = int(rng.choice([1, 3, 16, 200]))
     how = rng.integers(3)
@@ -100,10 +100,10 @@ def random_rows(rng, xp, swap, nrows, most):
     return given, numbers
 
 
-def check_exchanges(node, comm, seed, steps=6):
+def check_exchanges(node, comm, seed, steps=6, *, require=None):
     """Random calls of a random plan, many with more rows than room."""
     xp = node.xp
-    kinds, room, swap = random_plan(node, comm, seed)
+    kinds, room, swap = random_plan(node, comm, seed, require)
     oracle = Oracle(comm, swap)
     rng = np.random.default_rng([seed, comm.rank])
     largest = int(np.random.default_rng(seed + 1).choice([0, 2, 20, 300]))
@@ -165,13 +165,13 @@ def check_placed(xp, swap, rng, kinds, right, *, takes_all):
         assert is_same(on_host(array), old)
 
 
-def check_migrations(node, comm, seed, steps=4, *, stable=False):
+def check_migrations(node, comm, seed, steps=4, *, stable=False, require=None):
     """Random migrations, with strangers and dropped rows, into arrays that are long enough.
 
     How many rows beyond `room` a call takes on GPUs depends on when slots have grown.
     """
     xp = node.xp
-    kinds, room, swap = random_plan(node, comm, seed)
+    kinds, room, swap = random_plan(node, comm, seed, require)
     oracle = Oracle(comm, swap)
     move = mpishare.Migration(swap, stable=stable)
     rng = np.random.default_rng([seed, comm.rank])

@@ -27,7 +27,8 @@ HEADER = ("COUNT", "CREDIT", "WANTED", "ROWS", "SCALE")
 WORDS = ("left", "strangers", "kept", "cut", "beyond", "outside", "epoch")
 CONSTANTS = (
     *("MAX_KEYS", "MAX_LANES", "GOALS", "DROPPED", "STRANGER", "WARPS"),
-    *("HEADER_NBYTES", "OFFER_NBYTES", "ROUNDS", "LAST_ROUNDS", "MIGRATION"),
+    *("HEADER_NBYTES", "OFFER_NBYTES", "GOES"),
+    *("NO_ROUNDS", "ROUNDS", "LAST_ROUNDS", "MIGRATION"),
 )
 
 

@@ -29,16 +29,23 @@ def test_random_rows_over_nodes(nodes):
     play_on(nodes, random_rows, shared=True).ended_well()
 
 
-def missed(stage: Stage, call: str, is_killed: bool, per_node: int = 0) -> None:
+def missed(
+    stage: Stage, call: str, is_killed: bool, per_node: int = 0, by_nccl: bool = False
+) -> None:
+    import os
+
     from mpishare.runtime import places
 
     place = places.place
+    if by_nccl:
+        os.environ.update(NCCL_HOSTID=f"host{stage.rank}", NCCL_SOCKET_IFNAME="lo")
     if per_node:
         places.place = lambda: [*place(), stage.rank // per_node]
     stage.quiet()
     node = stage.node(timeout_s=60.0 if is_killed and not per_node else 2.0)
     swap = mpishare.RowExchange(stage.world, ["f8"], 4, node=node)
     move = mpishare.Migration(swap)
+    assert ("nccl" in swap.routes.values()) == by_nccl
     xp, to = node.xp, node.xp.full(8, node.rank, "i4")
 
     def exchange() -> None:
@@ -61,12 +68,19 @@ def missed(stage: Stage, call: str, is_killed: bool, per_node: int = 0) -> None:
     for _ in range(3):
         exchange()
         migrate()
+    if call == "replay":
+        columns, count = [xp.zeros(8)], xp.asarray(4, "i8")
+        move.migrate(columns, to, count)
+        replay = mpishare.capture(node, lambda: move.migrate(columns, to, count))
+        replay()
     node.barrier()
+    stage.world.Barrier()
     if call == "rounds" and stage.rank == 1:
         start()
     if not stage.is_missing(dies=is_killed):
         calls = {"exchange": exchange, "migrate": migrate, "rounds": rounds}
-        stage.attempt("first", calls[call])
+        made = calls.get(call) or (lambda: (replay(), replay(), node.synchronize()))
+        stage.attempt("first", made)
         stage.attempt("then", exchange)
         stage.attempt("close", node.close)
     stage.end()
@@ -114,6 +128,21 @@ def test_ranks_of_two_nodes_go_on_by_the_deadline(call, backend, n, per_node, is
         assert first.seconds < 3 + LIMIT_S
     assert any("rank 1 " in first.text for first in told), played.describe()
     played.worked((0, 2)[: n - 1], "close")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "is_killed", [pytest.param(True, marks=pytest.mark.kills), False], ids=["killed", "late"]
+)
+@pytest.mark.parametrize("call", ["exchange", "migrate", "rounds", "replay"])
+def test_messages_of_nccl_end_by_the_deadline(call, is_killed):
+    """Also where a message is sent once more, as its rows had no room."""
+    played = play(2, missed, call, is_killed, 1, True, survivable=True, backend="cuda")
+    first = played.told(0, "first")
+    assert first.error in ("PeerTimeout", "PeerError"), played.describe()
+    assert first.seconds < 3 + LIMIT_S, played.describe()
+    assert "rank 1" in first.text, played.describe()
+    played.worked([0], "close")
 
 
 def grows(stage: Stage) -> None:
