@@ -2,6 +2,7 @@
 
 The rows are named by their numbers, half of them to either side. `RowExchange` copies them to the
 peers' slots and out of these into arrays; `migrate` finds them by their goals and closes the gaps.
+Both go by NCCL too, as between nodes, called and in graphs.
 The baselines pack each side into one buffer, tell its length and send it: by Sendrecv, by
 Alltoallv, or, on CUDA, selected by CuPy, counted on the host and staged through pinned memory or
 sent by NCCL.
@@ -9,9 +10,11 @@ sent by NCCL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -19,7 +22,7 @@ import mpishare
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import Transfer, open_library
+from mpishare.bench.library import Transfer, captured, open_library
 from mpishare.bench.session import Session
 
 _COLUMNS, _FACTOR = 8, 10
@@ -36,10 +39,14 @@ def run(session: Session, case: Case) -> None:
     for nrows in session.blocks(case, of_size):
         nbytes = nbytes_of_row * nrows
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes)
-        comparison.add("rows", lambda n=nrows: _Exchange(session, n))  # type: ignore[misc]
-        comparison.add("migrate", lambda n=nrows: _Migrate(session, n))  # type: ignore[misc]
-        for name, kind in _BASELINES.items():
-            comparison.add_baseline(name, lambda n=nrows, k=kind: k(session, n))  # type: ignore[misc]
+        for name, kind in (("rows", _Exchange), ("migrate", _Migrate)):
+            comparison.add(name, partial(kind, session, nrows))
+            if session.on_cuda:
+                by_nccl = partial(kind, session, nrows, route="nccl")
+                comparison.add(f"{name} by nccl", by_nccl)
+                comparison.add(f"{name} by nccl graph", captured(session, by_nccl))
+        for name, baseline in _BASELINES.items():
+            comparison.add_baseline(name, partial(baseline, session, nrows))
         if comparison.includes("nccl"):
             from mpishare.bench.nccl import Nccl
 
@@ -83,17 +90,18 @@ class _Rows(Variant):
 
 
 class _Exchange(_Rows):
-    def __init__(self, session: Session, nrows: int) -> None:
+    def __init__(self, session: Session, nrows: int, route: str = "") -> None:
         super().__init__(session, nrows)
-        self.swap = mpishare.RowExchange(
-            session.comm,
-            ["f8"] * _COLUMNS,
-            # Two ranks are each other's neighbor on both sides, which `migrate` fills one by one.
-            max(nrows * (2 if session.comm.size == 2 else 1), 1),
-            dims=[session.comm.size],
-            periods=True,
-            node=session.node,
-        )
+        with mock.patch.dict(os.environ, {"MPISHARE_ROUTE": route} if route else {}):
+            self.swap = mpishare.RowExchange(
+                session.comm,
+                ["f8"] * _COLUMNS,
+                # Two ranks are each other's neighbor on both sides: `migrate` fills one by one.
+                max(nrows * (2 if session.comm.size == 2 else 1), 1),
+                dims=[session.comm.size],
+                periods=True,
+                node=session.node,
+            )
 
     def exchange(self) -> None:
         self.swap.start(self.columns, self.numbers)
@@ -108,13 +116,14 @@ class _Migrate(_Exchange):
 
     moves = False  # rows that came go back in the next step
 
-    def __init__(self, session: Session, nrows: int) -> None:
-        super().__init__(session, nrows)
+    def __init__(self, session: Session, nrows: int, route: str = "") -> None:
+        super().__init__(session, nrows, route)
         xp, count = self.xp, _FACTOR * nrows
         self.migration = mpishare.Migration(self.swap)
         self.goals = xp.full(count, self.comm.rank, "i4")
         self.goals[self.numbers[LOW]], self.goals[self.numbers[HIGH]] = self.low, self.high
         self.to, self.count = xp.zeros(2 * count, "i4"), xp.zeros((), "i8")
+        self.exchange()  # which allocates memory, as no graph can
 
     def exchange(self) -> None:
         self.to[: len(self.goals)] = self.goals
