@@ -44,17 +44,15 @@ class CudaMessages:
             self._reserve(place, 1)
 
     def _reserve(self, place: int, scale: int) -> None:
-        headers = 2 * records.HEADER_NBYTES
-        nbytes = headers + 2 * scale * self._slots.slot
+        nbytes = records.HEADER_NBYTES + scale * self._slots.slot
         memory = cupy.cuda.alloc_pinned_memory(nbytes)
         self._pinned[place] = np.frombuffer(memory, np.uint8, nbytes)
-        self._pinned[place][:headers] = 0
+        self._header(place)[:] = 0
         self._slots.keys[place]["theirs"] = memory.ptr
-        self._slots.set(place, memory.ptr + headers, 0, scale)
+        self._slots.set(place, memory.ptr + records.HEADER_NBYTES, 0, scale)
 
-    def _header(self, place: int, epoch: int) -> Array:
-        begin = (epoch & 1) * records.HEADER_NBYTES
-        return self._pinned[place][begin : begin + records.HEADER_NBYTES].view(np.uint64)
+    def _header(self, place: int) -> Array:
+        return self._pinned[place][: records.HEADER_NBYTES].view(np.uint64)
 
     def trade(self, entered: StreamInfo) -> None:
         """Send what was packed, and upload what comes. Host-blocking."""
@@ -76,41 +74,41 @@ class CudaMessages:
         tag = epoch & 0xFFFFFFFF
 
         def is_packed() -> bool:
-            return all(int(self._header(at, epoch)[0]) >> 32 == tag for at in self._keys)
+            return all(int(self._header(at)[0]) >> 32 == tag for at in self._keys)
 
         self._context.wait_until(is_packed, call)
         self._context.memory_barrier()
         self._slots.held.clear()  # the stream is past these
         more = 0
         for place, out in self._outs.items():
-            count, credit, wanted = map(int, self._header(place, epoch)[: records.ROWS])
+            count, credit, wanted = map(int, self._header(place)[: records.ROWS])
             count &= 0xFFFFFFFF
             room = self._slots.rooms[place]
             if count <= room:
                 out.reserve(count, credit, wanted)
-                self._copy(place, room // self._form.room, epoch, out.slot(epoch))
+                self._copy(place, room // self._form.room, out.slot(epoch))
             else:
                 more |= 1 << place
             if wanted > room:
                 self._reserve(place, self._slots.scale_for(wanted))
         return more
 
-    def _copy(self, place: int, scale: int, epoch: int, columns: list[Array]) -> None:
-        begin = 2 * records.HEADER_NBYTES + (epoch & 1) * scale * self._slots.slot
-        packed = self._pinned[place]
-        for column, at in zip(columns, self._slots.columns_at(begin, scale), strict=True):
+    def _copy(self, place: int, scale: int, columns: list[Array]) -> None:
+        packed, slots = self._pinned[place], self._slots
+        begins = slots.columns_at(records.HEADER_NBYTES, scale)
+        for column, at in zip(columns, begins, strict=True):
             column[...] = packed[at : at + column.nbytes].view(column.dtype).reshape(column.shape)
 
     def _upload(self, place: int, came: MessageIn, epoch: int, stream: int) -> None:
         slots = self._slots
         if came.count > slots.scales[place] * self._form.room:
             slots.enlarge(place, came.count, is_needed=True)
-        scale, rows = slots.scales[place], slots.slot_at(place, epoch)
+        scale, rows = slots.scales[place], slots.bases[place]
         for column, address in zip(came.columns, slots.columns_at(rows, scale), strict=True):
             if came.count:
                 slots.upload(address, column, stream)
         words = epoch << 32 | came.count, came.credit, came.wanted, rows, scale
-        slots.upload(slots.header_at(place, epoch), np.array(words, np.uint64), stream)
+        slots.upload(slots.header_at(place, 0), np.array(words, np.uint64), stream)
 
     def close(self) -> None:
         """Leave messages under way to MPI."""

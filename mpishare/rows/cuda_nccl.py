@@ -34,8 +34,6 @@ class NcclRows:
         self._peers = NcclPeers(setup.comm, setup.name, setup.full_call, ranks)
         self._backend: Any = setup.context.backend
         self._words: dict[int, memoryview[int]] = {}  # how many rows went and came, if too many
-        self._sends: dict[int, Move] = {}
-        self._recvs: dict[int, Move] = {}
         self._events: list[Any] = []
         # Whether slots are in graphs, and whether the host has yet to look at what came.
         self._is_fixed = self._is_unseen = False
@@ -47,37 +45,32 @@ class NcclRows:
         """Have memory for messages, once the table is made."""
         slots = self._slots
         for place in self._keys:
-            begin, nbytes = int(slots.keys[place]["mine"]), records.HEADER_NBYTES + slots.slot
             self._words[place], _ = slots.offered.pop(place)
-            slots.keys[place]["odd"] = 0
-            self._receive_at(place, begin)
-            self._send_from(place, begin + nbytes, 1)
+            begin = int(slots.keys[place]["mine"]) + records.HEADER_NBYTES + slots.slot
+            self._send_from(place, begin, 1)
         slots.table["begun"], slots.table["done"] = slots.flags.begun, slots.flags.done
         self._send = self._bind(self._keys, self._keys)
         self._events += [self._backend.local_event() for _ in range(3)]
         self._packed, self._came, self._seen = self._events
 
-    def _receive_at(self, place: int, address: int) -> None:
-        rows = address + records.HEADER_NBYTES
-        key, slots = self._slots.keys[place], self._slots
-        key["mine"], key["mine_rows"], slots.is_changed = address, rows, True
-        self._recvs[place] = self._message(place, address, slots.scales[place])
-
     def _send_from(self, place: int, address: int, scale: int) -> None:
         self._slots.keys[place]["theirs"] = address
         self._slots.set(place, address + records.HEADER_NBYTES, 0, scale)
-        self._sends[place] = self._message(place, address, scale)
-
-    def _message(self, place: int, address: int, scale: int) -> Move:
-        nbytes = records.HEADER_NBYTES + scale * self._slots.slot
-        return address, nbytes, self._keys[place].rank
 
     def _bind(self, sends: Collection[int], recvs: Collection[int]) -> Callable[[int], None]:
         """Return the messages of some keys: those between two ranks are in the order of tags."""
-        keys = self._keys
-        sent = [self._sends[at] for at in sorted(sends, key=lambda at: keys[at].tag)]
-        received = [self._recvs[at] for at in sorted(recvs, key=lambda at: keys[at].far_tag)]
-        return self._peers.ranks.bind(sent, received)
+        keys, slots, room = self._keys, self._slots, self._engine.form.room
+
+        def move(place: int, end: str, scale: int) -> Move:
+            nbytes = records.HEADER_NBYTES + scale * slots.slot
+            return int(slots.keys[place][end]), nbytes, keys[place].rank
+
+        sends = sorted(sends, key=lambda at: keys[at].tag)
+        recvs = sorted(recvs, key=lambda at: keys[at].far_tag)
+        return self._peers.ranks.bind(
+            [move(at, "theirs", slots.rooms[at] // room) for at in sends],
+            [move(at, "mine", slots.scales[at]) for at in recvs],
+        )
 
     def begin(self, entered: StreamInfo) -> None:
         """Begin a call that sends, before it packs."""
@@ -130,10 +123,10 @@ class NcclRows:
         sends = [at for at in words if words[at][records.GOES] > slots.rooms[at]]
         for place in recvs:
             slots.enlarge(place, words[place][records.NEEDED], is_needed=True)
-            before, now = int(slots.keys[place]["mine"]), slots.bases[place]
-            # The next migration reads there what it may send.
-            backend.copy(now, before, records.HEADER_NBYTES, entered[0])
-            self._receive_at(place, now)
+            key, now = slots.keys[place], slots.bases[place]
+            # The next migration reads in the last header what it may send.
+            backend.copy(now, int(key["mine"]), records.HEADER_NBYTES, entered[0])
+            key["mine"], key["mine_rows"] = now, now + records.HEADER_NBYTES
         for place in sends:
             scale = slots.scale_for(words[place][records.GOES])
             self._send_from(place, slots.allocate(place, scale), scale)

@@ -37,16 +37,12 @@ class CudaSlots(PlanBuffers):
         self._form, self._me, self._far, self._context = form, comm.rank, far, setup.context
         self._backend: Any = setup.context.backend
         self.slot = form.offsets(form.room)[-1]
-        self._first, begin = {}, 0  # offers of each rank
-        for rank in comm.ranks_here:
-            self._first[rank] = begin
-            begin += form.nkeys[rank]
-        nbytes = {
-            rank: 2 * (records.HEADER_NBYTES + self.slot) * form.nkeys[rank] for rank in self._first
-        }
+        self._first, noffers = form.first_keys(comm.ranks_here)
+        each = 2 * (records.HEADER_NBYTES + self.slot)
+        nbytes = {rank: each * form.nkeys[rank] for rank in self._first}
         near = {key.rank for place, key in enumerate(form.keys) if place not in far}
         others = sorted(near - {comm.rank})
-        super().__init__(comm, setup.name, nbytes, others, begin * records.OFFER_NBYTES, [])
+        super().__init__(comm, setup.name, nbytes, others, noffers * records.OFFER_NBYTES, [])
         self._larger: list[list[Suballocation]] = [[] for _ in form.keys]  # the newest last
         # By key, mine and those for me; not of keys whose slots grow at both ends at once.
         self.offered: dict[int, tuple[memoryview[int], memoryview[int]]] = {}
@@ -68,12 +64,13 @@ class CudaSlots(PlanBuffers):
         """Fill the table, once the slots are mapped."""
         ranks, form, self.offers = [*self._first], self._form, self.flags.staging
         for place, key in enumerate(form.keys):
-            mine, mine_rows = self._places(self._me, place)
-            self.bases[place] = mine_rows
             is_far = place in self._far
+            mine, mine_rows = self._places(self._me, place)
+            mine_rows -= is_far * records.HEADER_NBYTES  # behind one header
+            self.bases[place] = mine_rows
             theirs, rows = (0, 0) if is_far else self._places(key.rank, key.place)
             peer = 0 if is_far else ranks.index(key.rank)
-            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1, 1
+            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1, not is_far
             given = self._offer(self._me, place)
             given[records.TAKEN] = given[records.OFFERED] = 1
             self.offered[place] = given, given if is_far else self._offer(key.rank, key.place)

@@ -170,7 +170,7 @@ class RowExchange(RoutedPlan):
         EpochError
             If an exchange is open.
         UnsupportedError
-            If the stream is captured, and there are peers on other nodes.
+            If the stream is captured, and MPI takes rows to other nodes.
         """
         try:
             columns = [*columns]
@@ -196,8 +196,8 @@ class RowExchange(RoutedPlan):
     ) -> Any:
         """End what `start` began: the rows of all peers have come.
 
-        Collective over the plan's ranks. Stream-ordered on CUDA; host-blocking on hosts, and where
-        there are peers on other nodes.
+        Collective over the plan's ranks. Stream-ordered on CUDA; host-blocking on hosts, and with
+        peers on other nodes unless it is captured.
 
         Parameters
         ----------
@@ -268,8 +268,8 @@ class RowExchange(RoutedPlan):
         Raises
         ------
         CapacityError
-            On GPUs, if since the last host wait rows did not fit into arrays, or `wait` left out
-            rows that no slot had room for.
+            On GPUs, if since the last host wait rows did not fit into arrays, or were left out as
+            no slot had room for them.
         ValueError
             On GPUs, if the bounds of rows were not right since then.
         """

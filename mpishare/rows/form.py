@@ -12,7 +12,7 @@ from mpishare.memory.arguments import is_int, items_of, shape_of
 from mpishare.plans.message import Message, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpi4py import MPI
 
@@ -75,6 +75,14 @@ class Form(NamedTuple):
         for column in self.columns:
             found.append(found[-1] + padded(capacity * column.nbytes, _LINE))
         return found
+
+    def first_keys(self, ranks: Iterable[int]) -> tuple[dict[int, int], int]:
+        """Return the number of the first key of each of some ranks, and how many keys they have."""
+        found, count = {}, 0
+        for rank in ranks:
+            found[rank] = count
+            count += self.nkeys[rank]
+        return found, count
 
     def messages(self) -> tuple[list[Message], list[Message]]:
         """Return what is sent and received, as the agreement on routes takes it."""

@@ -70,7 +70,7 @@ class Migration:
         """Move each row to the rank that `to` names; return the new count of this rank's rows.
 
         Collective over the plan's ranks. Stream-ordered on CUDA, where it may be captured; else,
-        and with peers on other nodes, host-blocking. Rows that stay come first; behind them are
+        and where MPI takes rows to other nodes, host-blocking. Rows that stay come first, then
         those that came, peer by peer, in the order that they had at their peer. The same rows give
         the same bits, where slots have room for them.
 
@@ -100,7 +100,7 @@ class Migration:
         EpochError
             If an exchange of the plan is open.
         UnsupportedError
-            If the stream is captured, and there are peers on other nodes.
+            If the stream is captured, and MPI takes rows to other nodes.
         """
         swap = self._swap
         try:

@@ -4,8 +4,8 @@
 // A slot has the columns of up to `room` rows, or of `scale` times as many. A rank has two slots and
 // two headers for each of its keys, in its own memory, which the peer writes in even epochs and in
 // odd ones. The peer overwrites a slot two epochs later: it has seen this rank's next epoch then,
-// which followed the reads of the slot on this rank's stream. Of keys whose rows NCCL takes to other
-// nodes there is one slot and one header, with which a message begins: its place is in graphs.
+// which followed the reads of the slot on this rank's stream. Keys of other nodes have one slot and one
+// header, with which a message of NCCL begins: its place is in graphs.
 //
 // Started rows that do not fit into a slot follow in rounds, in the kernel that waits: the peer tells
 // which rounds it has taken, in the header of what it sends.
@@ -72,7 +72,7 @@ struct Key {
     Word there;
     int peer;
     unsigned scale; // of the slots of the peer
-    Word odd;       // 1, 0 where odd epochs have the places of even ones: by NCCL
+    Word odd;       // 1, 0 where odd epochs have the places of even ones: of other nodes
     __device__ Header* header(char* even, Word epoch) const {
         return reinterpret_cast<Header*>(even + (epoch & odd) * HEADER_NBYTES);
     }

@@ -38,17 +38,14 @@ class Headers:
     """The headers of all pairs of this node's ranks. Collective to make, host-blocking."""
 
     def __init__(self, comm: PlanComm, name: str, form: Form) -> None:
-        self._first, begin = {}, 0  # of the headers of what a rank receives
-        for rank in comm.ranks_here:
-            self._first[rank] = begin
-            begin += 2 * form.nkeys[rank]
-        self._memory = comm.take_memory(name, max(1, begin) * _HEADER_NBYTES)
+        self._first, count = form.first_keys(comm.ranks_here)
+        self._memory = comm.take_memory(name, 2 * max(1, count) * _HEADER_NBYTES)
         self.nbytes = self._memory.nbytes
 
     def of(self, receiver: int, place: int) -> list[memoryview[int]]:
         """Return those of a receiver's key, for even epochs and for odd ones."""
         words = self._memory.buffer.cast("Q")
-        begins = (_WORDS * (self._first[receiver] + 2 * place + parity) for parity in (0, 1))
+        begins = (_WORDS * (2 * (self._first[receiver] + place) + parity) for parity in (0, 1))
         return [words[begin : begin + _WORDS] for begin in begins]
 
     def close(self) -> None:
