@@ -15,12 +15,13 @@ from tests.docs.pages import ROOT
 from tests.helpers.launch import run_right
 from tests.helpers.planted import NOBODY, needs_two_users
 
-PORTS = ["veros", "mpi4py_fft", "heat", "quatrex"]
+PORTS = ["veros", "mpi4py_fft", "heat", "quatrex", "fbpic"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
 PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
 HEAT = ROOT / "docs/ports/mpishare_heat.py"
 QUATREX = ROOT / "docs/ports/mpishare_quatrex.py"
+FBPIC = ROOT / "docs/ports/fbpic.patch"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
 PROGRAM = """
@@ -67,14 +68,29 @@ def added(text: str) -> list[list[str]]:
     return [[line[1:] for line in hunk.splitlines() if line[:1] == "+"] for hunk in hunks]
 
 
-def test_the_patch_is_as_short_as_the_page_says() -> None:
-    lines = PATCH.read_text().splitlines()
+def changed(patch) -> tuple[int, int]:
+    """How many lines a patch adds, and takes away."""
+    lines = patch.read_text().splitlines()
     plus, minus = (
         sum(line[:1] == sign and line[:4] != 3 * sign + " " for line in lines) for sign in "+-"
     )
+    return plus, minus
+
+
+def test_the_patch_is_as_short_as_the_page_says() -> None:
+    plus, minus = changed(PATCH)
+    lines = PATCH.read_text().splitlines()
     assert [line for line in lines if line[:4] == "+++ "] == ["+++ b/veros/distributed.py"]
     assert 0 < plus + minus <= 15
     assert f"| lines changed | | {plus} added, {minus} removed |" in PAGE.read_text()
+
+
+def test_the_patch_of_fbpic_is_as_long_as_the_page_says() -> None:
+    plus, minus = changed(FBPIC)
+    assert plus + minus <= 270
+    page = FBPIC.with_name("fbpic.md").read_text()
+    assert f"It adds {plus} lines, " in page
+    assert f" and removes {minus}:" in page
 
 
 @pytest.mark.parametrize(
