@@ -1,7 +1,7 @@
 """What the pages on ports show is as short as they say, fits its version, and moves cells.
 
 `scripts/ports` runs the tests of the codes themselves, with the plug-ins and without: that takes
-a network and some minutes. Here only the lines of the patch run.
+a network and some minutes. Here only the lines of the patches run.
 """
 
 import os
@@ -61,9 +61,61 @@ for cyclic in True, False:
 print("exchanged")
 """
 
+#: What FBPIC gives the file that its patch adds: two domains of a periodic box, and 8 particles.
+BOX = """
+import sys
+from types import ModuleType, SimpleNamespace as Some
+
+import numpy as np
+from mpi4py import MPI
+
+def module(name, **names):
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__dict__.update(names, __path__=[])
+
+for name in "fbpic", "fbpic.boundaries", "fbpic.utils":
+    module(name)
+module("fbpic.utils.cuda", cuda_installed=False)
+module("fbpic.boundaries.particle_buffer_handling", resize_auxiliary_arrays=lambda species: None)
+__package__ = "fbpic.boundaries"
+
+FILE
+
+comm = MPI.COMM_WORLD
+rank, other = comm.rank, 1 - comm.rank
+box = Some(
+    mpi_comm=comm, rank=rank, size=2, left_proc=other, right_proc=other, n_guard=2, use_pml=False,
+    boundaries={"z": "periodic"}, moving_win=None, _Nz_global_domain=16, dz=1.0,
+    get_Nz_and_iz=lambda **_: (12, 0),
+)
+rho = [(np.arange(60.0).reshape(12, 5) * (each + 1)).astype(complex) for each in (rank, other)]
+grid = Some(use_cuda=False, rho=rho[0].copy(), zmin=8.0 * rank - 2, zmax=8.0 * rank + 10, dz=1.0)
+exchange = MpishareExchange(box)
+exchange.exchange_fields([grid], "rho", "add")
+rho[0][:4] += rho[1][-4:]
+rho[0][-4:] += rho[1][:4]
+assert (grid.rho == rho[0]).all()
+
+z = 8.0 * rank + np.array([4, -1, 9, 5, -0.5, 6, 8.5, 7])
+species = Some(use_cuda=False, z=z, ionizer=None, spin_tracker=None, continuous_injection=False)
+species.n_float_quantities, species.n_integer_quantities = 8, 1
+species.tracker = Some(id=np.arange(8, dtype="u8") + np.uint64(10 * rank))
+for name in "x", "y", "ux", "uy", "uz", "inv_gamma", "w":
+    setattr(species, name, np.random.default_rng(rank).random(8))
+exchange.exchange_particles(species, Some(interp=[grid]), 0.0)
+assert species.tracker.id.tolist() == [
+    10 * other + 2, 10 * other + 6, *(10 * rank + each for each in (0, 3, 5, 7)), 10 * other + 1,
+    10 * other + 4,
+]
+assert species.z.tolist() == [8.0 * rank + at for at in (1, 0.5, 4, 5, 6, 7, 7, 7.5)]
+assert species.Ntot == len(species.w) == 8
+print("exchanged")
+"""
+
 
 def added(text: str) -> list[list[str]]:
     """The lines that each hunk adds."""
+    text = re.sub(r"^(---|\+\+\+) .*\n", "", text, flags=re.MULTILINE)  # the names of files
     hunks = re.split(r"^@@ .*\n", text, flags=re.MULTILINE)[1:]
     return [[line[1:] for line in hunk.splitlines() if line[:1] == "+"] for hunk in hunks]
 
@@ -115,6 +167,14 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     program = tmp_path / "program.py"
     text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
     program.write_text(text)
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    assert done.stdout.count("exchanged") == 2
+
+
+def test_the_file_of_the_patch_of_fbpic_exchanges(tmp_path) -> None:
+    (file,) = (each for each in added(FBPIC.read_text()) if "import mpishare" in each)
+    program = tmp_path / "program.py"
+    program.write_text(BOX.replace("FILE", "\n".join(file)))
     done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.stdout.count("exchanged") == 2
 
