@@ -225,4 +225,5 @@ def main():
         compare(given)
 
 
-main()
+if __name__ == "__main__":
+    main()
