@@ -179,8 +179,8 @@ class RowExchange(RoutedPlan):
                 return
             self._check_free("start")
             self._engine.start([*map(array_of, columns)], rows, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("start", error) from None
+        except BaseException as error:
+            self._fail("start", error)
         self._open = columns
         self._was_started = True
         if recording.UNDER_WAY:
@@ -239,8 +239,8 @@ class RowExchange(RoutedPlan):
                 require_peers(self._place_of, given)
                 arrays_of = {name: [*map(array_of, each)] for name, each in given.items()}
                 self._engine.place(arrays_of, stream)
-        except (TypeError, ValueError) as error:
-            raise self._named("wait", error) from None
+        except BaseException as error:
+            self._fail("wait", error)
         self._open = None
         return count
 

@@ -109,8 +109,8 @@ class Migration:
                 return count
             swap._check_free("migrate")
             found = self._engine.migrate([*map(array_of, columns)], array_of(to), count, stream)
-        except (TypeError, ValueError) as error:
-            raise swap._named("migrate", error) from None
+        except BaseException as error:
+            swap._fail("migrate", error)
         swap._was_started = True
         return found
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import mpishare
 from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import on_host, ring
 
