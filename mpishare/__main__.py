@@ -11,9 +11,12 @@ COMMANDS = {
     "mps": "a command whose ranks share GPUs by the Multi-Process Service",
 }
 
-if __name__ == "__main__" and is_first_process():
-    lines = [f"mpishare {__version__}. Commands, each with --help:"]
-    for name, what in COMMANDS.items():
-        command = f"{'' if name == 'mps' else 'mpirun -n 4 '}python -m mpishare.{name}"
-        lines.append(f"  {command:40}{what}")
-    sys.stdout.write("\n".join(lines) + "\n")
+if __name__ == "__main__":
+    is_wrong = bool({*sys.argv[1:]} - {"-h", "--help"})
+    if is_first_process():
+        lines = [f"mpishare {__version__}. Commands, each with --help:"]
+        for name, what in COMMANDS.items():
+            command = f"{'' if name == 'mps' else 'mpirun -n 4 '}python -m mpishare.{name}"
+            lines.append(f"  {command:40}{what}")
+        (sys.stderr if is_wrong else sys.stdout).write("\n".join(lines) + "\n")
+    sys.exit(2 if is_wrong else 0)
