@@ -65,7 +65,7 @@ __all__ = [
     "outside_environment",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ class PyMpishare(PythonPackage, CudaPackage):
 
     license("BSD-3-Clause")
 
-    version("0.1.0")
+    version("0.2.0")
 
     depends_on("c", type="build")
 
