@@ -1,20 +1,18 @@
 """The applications are right on every count of ranks, and wrong where they must be."""
 
-import json
 import math
 import re
 import sys
 
 import pytest
 
-from tests.helpers.launch import ROOT, Result, run_ranks, run_right
+from tests.applications.programs import APPLICATIONS, HOST, rows_of
+from tests.helpers.launch import Result, run_ranks, run_right
 
-APPLICATIONS = ROOT / "scripts" / "applications"
 PROGRAMS = ("jacobi2d", "heat3d")
 FORMS = ("mpishare", "naive", "pinned")
 FORMS_OF_MPI = ("persistent", "neighborhood")
 ORDERS = ("plain", "last", "first", "beside")
-HOST = {"MPISHARE_BACKEND": "host"}
 # Four ranks in turns on one GPU, beside other tests, took longer than 60 s.
 ON_GPUS = {"env": {"MPISHARE_BACKEND": "cuda"}, "timeout_s": 180}
 KEYS = ("program", "staged", "backend", "ranks", "n", "steps")
@@ -76,10 +74,6 @@ report({{"Deaf": run_all()}})
 mpishare.HaloExchange = whole
 report({{"whole": run_all()}})
 """
-
-
-def rows_of(result: Result) -> list[dict]:
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def check_every(ranks: int, backend: str, result: Result) -> None:

@@ -1,29 +1,18 @@
 """Conjugate gradients: right on every count of ranks, and wrong where they must be."""
 
 import importlib.util
-import json
 import math
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks, run_right
+from tests.applications.programs import beginning, require_seen, rows_of
+from tests.helpers.launch import run_right
 
-PROGRAM = ROOT / "scripts" / "applications" / "cg.py"
-HOST = {"MPISHARE_BACKEND": "host"}
 HAS_SCIPY = importlib.util.find_spec("scipy") is not None
-
-PREAMBLE = f"""
-import sys
-sys.path.insert(0, {str(PROGRAM.parent)!r})
-import cg, common, mpishare
-from tests.helpers.reporting import report
-
-def run(*words):
-    return cg.main(["--check", "--json", *words])
-"""
+BEGINNING = beginning("cg", "common")
 
 # Blocks whose rows have an even and an odd number of cells, cut along every axis.
-EVERY = f"""{PREAMBLE}
+EVERY = f"""{BEGINNING}
 size, *products = sys.argv[1:]
 for product in products:
     for n, dims in ("8", [size, "1", "1"]), ("7", ["1", size, "1"]), ("9", ["1", "1", size]):
@@ -32,7 +21,7 @@ report({{"status": run("--n", "12", "--tolerance", "1e-12")}})
 """
 
 # Ghosts that never come; and sums of either product that are wrong, the same on every rank.
-BROKEN = f"""{PREAMBLE}
+BROKEN = f"""{BEGINNING}
 class Deaf(mpishare.HaloExchange):
     start = wait = lambda self, *fields, stream=None: None
 
@@ -64,7 +53,7 @@ report({{"whole": run("--n", "8")}})
 """
 
 # One launch of a graph and two words that are set: what a solve takes once the graph is made.
-LAUNCHES = f"""{PREAMBLE}
+LAUNCHES = f"""{BEGINNING}
 import argparse
 from mpi4py import MPI
 from mpishare.graphs import cuda
@@ -105,7 +94,7 @@ def test_it_is_right(backend: str, ranks: int) -> None:
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
     options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
     result = run_right(ranks, EVERY, [str(ranks), *kinds], **options)
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_of(result)
     assert len(rows) == 3 * len(kinds) + 1
     for row in rows:
         assert (row["program"], row["backend"], row["ranks"]) == ("cg", backend, ranks)
@@ -118,7 +107,7 @@ def test_it_is_right(backend: str, ranks: int) -> None:
         assert abs(one["iterations"] - other["iterations"]) <= (1 if backend == "host" else 20)
 
 
-EXACT = f"""{PREAMBLE}
+EXACT = f"""{BEGINNING}
 for dims in sys.argv[1:]:
     run("--cells", "12", "--exact", "--dims", *dims.split())
 """
@@ -128,7 +117,7 @@ def exact_residuals(backend: str, dims: tuple[str, ...]) -> set[tuple[int, str]]
     """The iterations, and a hash of the last residual, of one box in several partitions."""
     ranks = math.prod(map(int, dims[0].split()))
     result = run_right(ranks, EXACT, [*dims], timeout_s=58, env={"MPISHARE_BACKEND": backend})
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_of(result)
     assert len(rows) == len(dims)
     return {(row["iterations"], row["residual"]) for row in rows}
 
@@ -163,8 +152,5 @@ def test_a_solve_is_one_launch_of_a_graph(ranks: int) -> None:
 
 
 def test_what_is_broken_is_seen() -> None:
-    result = run_ranks(2, BROKEN, timeout_s=58, env=HOST)
-    right = {"Deaf": 1, "Squares": 1, "Product": 1, "whole": 0}
-    for told in result.reports.values():
-        assert told == right, result.describe()
+    result = require_seen(BROKEN, "Deaf", "Squares", "Product")
     assert "cg: WRONG: " in result.stderr

@@ -3,10 +3,9 @@
 import pytest
 
 import mpishare.device
-from tests.helpers.launch import ROOT
+from tests.applications.programs import APPLICATIONS
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles
 
-APPLICATIONS = ROOT / "scripts" / "applications"
 #: Those that are compiled with boxes.cu before them.
 ALONE = ("boxes", "poisson")
 NAMES = sorted(path.stem for path in APPLICATIONS.glob("*.cu") if path.stem not in ALONE)

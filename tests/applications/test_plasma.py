@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.applications.programs import APPLICATIONS
+from tests.helpers.launch import run_ranks
 from tests.helpers.scenes import BACKENDS
-
-PROGRAM = ROOT / "scripts" / "applications" / "plasma.py"
 
 
 def run(ranks: int, backend: str, *words: str) -> dict:
     env = {"MPISHARE_BACKEND": backend}
-    done = run_ranks(ranks, PROGRAM, args=["--json", *words], env=env, timeout_s=120)
+    done = run_ranks(
+        ranks, APPLICATIONS / "plasma.py", args=["--json", *words], env=env, timeout_s=120
+    )
     assert done.returncode == 0, done.describe()
     return json.loads(done.stdout)
 

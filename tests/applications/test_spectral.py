@@ -1,7 +1,6 @@
 """The spectral solver: right on every count of ranks, in every form, and wrong where it must be."""
 
 import importlib.util
-import json
 import re
 import struct
 import sys
@@ -9,23 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks, run_right
+from tests.applications.programs import APPLICATIONS, beginning, require_seen, rows_of
+from tests.helpers.launch import run_right
 
-PROGRAM = ROOT / "scripts" / "applications" / "spectral.py"
-HOST = {"MPISHARE_BACKEND": "host"}
-
-PREAMBLE = f"""
-import sys
-sys.path.insert(0, {str(PROGRAM.parent)!r})
-import mpishare, navier_stokes, spectral
-from tests.helpers.reporting import report
-
-def run(*words):
-    return spectral.main(["--check", "--json", *words])
-"""
+BEGINNING = beginning("spectral", "navier_stokes")
 
 # Long enough that every mode has energy; planes and modes that no count of ranks but 1 divides.
-EVERY = f"""{PREAMBLE}
+EVERY = f"""{BEGINNING}
 report({{"status": run("--cells", "13", "--steps", "30", *sys.argv[1:])}})
 report({{"status": run("--cells", "12", "--steps", "30", "--permute")}})
 report({{"status": run("--cells", "11", "--steps", "2", "--permute", "--compare")}})
@@ -35,7 +24,7 @@ for form in "alltoallv", "alltoallw":
 """
 
 # Cells that stay where they were; a slope of the wrong sign; pressure that is left in.
-BROKEN = f"""{PREAMBLE}
+BROKEN = f"""{BEGINNING}
 class Late(mpishare.Redistribute):
     kept = None
 
@@ -72,7 +61,7 @@ def test_it_is_right(backend: str, ranks: int) -> None:
     limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
     options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
     result = run_right(ranks, EVERY, ["--graph"] * (backend == "cuda"), **options)
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = rows_of(result)
     assert len(rows) == 6
     for row in rows:
         assert (row["program"], row["backend"], row["ranks"]) == ("spectral", backend, ranks)
@@ -89,17 +78,14 @@ def test_it_is_right(backend: str, ranks: int) -> None:
 
 
 def test_what_is_broken_is_seen() -> None:
-    result = run_ranks(2, BROKEN, timeout_s=58, env=HOST)
-    right = {"Late": 1, "unprojected": 1, "doubled": 1, "whole": 0}
-    for told in result.reports.values():
-        assert told == right, result.describe()
+    result = require_seen(BROKEN, "Late", "unprojected", "doubled")
     for what in ("dE/dt and", "the divergence", "the velocity differs"):
         assert f"spectral: WRONG: {what}" in result.stderr, result.describe()
 
 
 def test_the_decay_stands_beside_the_published_one(tmp_path: Path) -> None:
     """Of few points: right for as long as the vortex is smooth; drawn where there is matplotlib."""
-    command = [sys.executable, PROGRAM, "--cells", "16", "--until", "2"]
+    command = [sys.executable, APPLICATIONS / "spectral.py", "--cells", "16", "--until", "2"]
     picture = tmp_path / "decay.png"
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     if has_matplotlib:
