@@ -3,10 +3,8 @@
 import pytest
 
 import mpishare
-from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes import BACKENDS, LIMIT_S, play
 from tests.helpers.stage import Stage
-
-LIMIT_S = 5.0
 
 
 def split(stage: Stage) -> None:

@@ -91,6 +91,7 @@ def late(stage: Stage, place: str, missing: int, route: str = "", timeout_s: flo
         ("exchange", "mpi"),
         ("make of a halo", ""),
         ("close of a halo", ""),
+        ("seams", ""),
         ("reduce", ""),
         ("dot", ""),
         ("redistribute", ""),
