@@ -74,7 +74,8 @@ class CudaRows(CudaPlanEngine):
         self._make(self._build)
         self._join_order()
         chain, agreement = self._chain, self.agreement
-        self._last_stream = bind_last_stream(chain, agreement, self._device, self._order)
+        order = None if self._far else self._order  # which holds for repeated graphs
+        self._last_stream = bind_last_stream(chain, agreement, self._device, order)
 
     def _build(self) -> None:
         """Map the slots of the peers, and load the kernels."""
@@ -93,7 +94,7 @@ class CudaRows(CudaPlanEngine):
         self._state = state, results
         for name in ("send_rows", "take_rows", "migrate_rows"):
             kernel(_SOURCE, name, (), self._device)
-        self._poll_all = self.repeated(self.take(records.Lanes(), {}, [], records.NO_ROUNDS))
+        self._poll_all = [self.take(records.Lanes(), {}, [], records.NO_ROUNDS)]
         launcher.load(0)
         self._context.drain(self.name)
 
@@ -137,11 +138,10 @@ class CudaRows(CudaPlanEngine):
     # --- calls that come again
 
     def remember(self, name: str, given: Any, call: Repeated) -> None:
-        """Let a call come again, unless it reaches other nodes."""
-        if not self._far:
-            form, arrays, _ = parted(given)
-            call.tensors_on = self._device if is_tensor(arrays[0]) else None
-            self._calls.put((name, form), arrays, call)
+        """Let a call come again."""
+        form, arrays, _ = parted(given)
+        call.tensors_on = self._device if is_tensor(arrays[0]) else None
+        self._calls.put((name, form), arrays, call)
 
     def again(self, name: str, given: Any, stream: Any) -> bool:
         """Make a call as before, if nothing but ints has changed, on the same stream.
@@ -152,18 +152,36 @@ class CudaRows(CudaPlanEngine):
         call, sends = self._calls.get((name, form), arrays), name != "wait"
         if call is None or stream is not None or (not sends and self._has_more):
             return False
-        handle = self._last_stream(call.tensors_on)
-        if handle is None or (sends and bytes(self.slots.offers) != self.slots.settled):
+        handle, is_open = self._last_stream(call.tensors_on), name == "start"
+        if handle is None:
             return False
+        entered = self._chain.last
+        if sends:
+            self._far.begin(entered)
+            if bytes(self.slots.offers) != self.slots.settled:
+                return False
         if call.ints != ints:
             call.set(ints)
-        if sends:
-            self.begin_epoch()
-        call.repeat(handle)
-        self._is_open, self._has_come = name == "start", name != "start"
+        if self._far:
+            self._repeat_parts(call, entered, sends=sends, is_open=is_open)
+        else:
+            if sends:
+                self.begin_epoch(is_open=is_open)
+            call.repeat(handle)
+        self._is_open, self._has_come = is_open, not is_open
         if self._is_open:
             self._sent = call, None, arrays
         return True
+
+    def _repeat_parts(
+        self, call: Repeated, entered: StreamInfo, *, sends: bool, is_open: bool
+    ) -> None:
+        """Make a call again by its launches, as rows go to other nodes between these."""
+        if sends:
+            self.pack(entered, call.launches[:1], is_open=is_open)
+        if not is_open:
+            self.receive(entered, call.launches[sends:])
+            self._far.end(entered)
 
     # --- calls
 
@@ -184,15 +202,28 @@ class CudaRows(CudaPlanEngine):
         call = Sending(self, columns, rows, self._stream)
         entered = self._enter("start", columns, stream)
         self.begin(entered)
-        call.enqueue(entered[0])
-        self.begin_epoch()
-        self._far.send(entered)
+        self.pack(entered, call.launches, is_open=True)
         self._leave(entered)
         self._sent = call, entered, [*rows.values()]
         self.remember("start", (columns, rows), call)
 
-    def begin_epoch(self, *, is_open: bool = True) -> None:
-        """Note that rows are sent, of a migration where the call is not open then."""
+    def pack(
+        self, entered: StreamInfo, launches: Sequence[driver.Enqueued], *, is_open: bool
+    ) -> None:
+        """Pack and send; the call of a migration is not open then."""
+        self._enqueue(entered, launches)
+        self.begin_epoch(is_open=is_open)
+        self._far.send(entered)
+
+    def _enqueue(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
+        def enqueue() -> None:
+            for each in launches:
+                each.enqueue(entered[0])
+
+        self._in_order(enqueue, entered)
+
+    def begin_epoch(self, *, is_open: bool) -> None:
+        """Note that rows are sent."""
         self._flags.calls[0] += 1
         self.epoch += 1
         self._is_open, self._has_come = is_open, False
@@ -216,7 +247,7 @@ class CudaRows(CudaPlanEngine):
 
     def poll(self, entered: StreamInfo) -> None:
         """Let the stream wait for the rows, and have their numbers."""
-        self._in_order(lambda: self._poll_all.enqueue(entered[0]), entered)
+        self._enqueue(entered, self._poll_all)
 
     def forget(self) -> None:
         """Do nothing: see `HostRows.forget`."""
@@ -236,7 +267,7 @@ class CudaRows(CudaPlanEngine):
             for lane in lanes.of[: lanes.count]:
                 lane.column = rows + scale * lane.slot
             take = self.take(lanes, {place: 0}, [count], records.ROUNDS)
-            self.receive(entered, self.repeated(take))
+            self.receive(entered, [take])
             words = np.array([rows, scale], np.uint64)
             header = self.slots.header_at(place, epoch)
             self.slots.upload(header + 8 * records.ROWS, words, entered[0])
@@ -255,10 +286,10 @@ class CudaRows(CudaPlanEngine):
             groups = [(records.Lanes(), {}, [])]
         kinds = [records.ROUNDS] * (len(groups) - 1) + [records.LAST_ROUNDS]
         launches = [self.take(*each, kind) for each, kind in zip(groups, kinds, strict=False)]
-        self.receive(entered, call := self.repeated(*launches))
+        self.receive(entered, launches)
         self.end(entered)
         if found:
-            self.remember("wait", (into, None, None), call)
+            self.remember("wait", (into, None, None), self.repeated(*launches))
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         lanes, capacity = words_of(self.form, self._device, columns)
@@ -267,17 +298,17 @@ class CudaRows(CudaPlanEngine):
         self._follow(entered)
         self._gather(entered)
         keys, kind = dict.fromkeys(self.places.values(), 0), records.LAST_ROUNDS
-        call = self.repeated(self.take(lanes, keys, [capacity], kind, bound, result))
-        self.receive(entered, call)
+        take = self.take(lanes, keys, [capacity], kind, bound, result)
+        self.receive(entered, [take])
         self.end(entered)
         if result is count:
-            self.remember("wait", (columns, "append", count), call)
+            self.remember("wait", (columns, "append", count), self.repeated(take))
         return result
 
-    def receive(self, entered: StreamInfo, launches: Repeated) -> None:
+    def receive(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Let the stream wait for the rows of all peers, and take them."""
         self._receive_messages(entered)
-        self._in_order(lambda: launches.enqueue(entered[0]), entered)
+        self._enqueue(entered, launches)
         self._has_come = True
 
     def end(self, entered: StreamInfo) -> None:

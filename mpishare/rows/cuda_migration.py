@@ -56,10 +56,8 @@ class CudaMigration:
         select = self._select(lanes, address, bound, capacity)
         keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION
         take = engine.take(lanes, keys, [capacity], kind, None, result, address)
-        engine._in_order(lambda: select.enqueue(entered[0]), entered)
-        engine.begin_epoch(is_open=False)
-        engine._far.send(entered)
-        engine.receive(entered, engine.repeated(take))
+        engine.pack(entered, [select], is_open=False)
+        engine.receive(entered, [take])
         engine.end(entered)
         if result is count:
             engine.remember("migrate", (columns, to, count), engine.repeated(select, take))

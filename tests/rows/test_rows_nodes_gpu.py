@@ -43,6 +43,27 @@ def ring(half, room, **options):
 
 
 @TWO
+@pytest.mark.parametrize("route", ["nccl", "mpi"])
+def test_calls_that_come_again(half, cupy, route):
+    """With the same arrays and other ints, also while slots grow."""
+    if route == "nccl":
+        require_nccl()
+    x, sent = [cupy.zeros(400)], np.arange(400.0)
+    with ring(half, 5, require=BY_MPI if route == "mpi" else None) as swap:
+        low, high = swap.peers
+        out = {side: [cupy.zeros(200)] for side in swap.peers}
+        for step, n in enumerate((3, 3, 5, 9, 9, 200, 0, 4, 4)):
+            x[0][:] = cupy.asarray(sent + 1000 * WORLD.rank + 10_000 * step)
+            swap.start(x, {low: (0, n), high: (n, 2 * n)})
+            if step % 3 == 0:
+                assert swap.counts() == {low: n, high: n}
+            swap.wait(out)
+            before = sent[n : 2 * n] + 1000 * ((WORLD.rank - 1) % WORLD.size)
+            assert (out[low][0][:n].get() == before + 10_000 * step).all()
+            assert (out[high][0][:n].get() == sent[:n] + 1000 * NEXT + 10_000 * step).all()
+
+
+@TWO
 def test_a_captured_migration(half, stream, cupy):
     """All rows go round, by goals that only the GPU knows, and none is lost."""
     require_nccl()
