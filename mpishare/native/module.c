@@ -37,7 +37,7 @@ static PyMethodDef functions[] = {
      "array type, dtypes, shapes of a row, arrays, whether they are written."},
     {"move_rows", move_rows, METH_VARARGS,
      "Copy rows; return false if numbers are wrong: array type, bytes of a row of each, arrays, "
-     "first, arrays, begin, count, numbers or None, rows that there are."},
+     "their first row or numbers, arrays, theirs, count, rows that there are."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* Rows of several columns, gathered from numbers or copied from one place on. */
+/* Rows of several columns, copied from numbers, or from one place on, to numbers or to one place on. */
 
 #include "exchange.h"
 
@@ -6,19 +6,27 @@
 
 typedef struct {
     const char *data; /* NULL for the rows from `begin` on */
-    bool is_wide;     /* int64 instead of int32 */
+    Py_ssize_t begin;
+    bool is_wide; /* int64 instead of int32 */
 } Numbers;
 
 static int64_t number_at(const Numbers *numbers, Py_ssize_t at)
 {
+    if (numbers->data == NULL)
+        return numbers->begin + at;
     return numbers->is_wide ? ((const int64_t *)numbers->data)[at]
                             : ((const int32_t *)numbers->data)[at];
 }
 
-/* Reads the numbers of an array, if it has any as they must be, all of rows that there are. */
+/* Reads the numbers of an array, if it has any as they must be, all of rows that there are; or an
+   int, where they begin. */
 static bool read_numbers(Numbers *numbers, PyObject *given, PyObject *type, Py_ssize_t count,
                          Py_ssize_t nrows)
 {
+    if (PyLong_Check(given)) {
+        *numbers = (Numbers){NULL, PyLong_AsSsize_t(given), false};
+        return true;
+    }
     PyArrayObject *array = (PyArrayObject *)given;
     if ((PyObject *)Py_TYPE(given) != type || PyArray_NDIM(array) != 1 ||
         !(PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS) || count > PyArray_DIM(array, 0))
@@ -26,7 +34,7 @@ static bool read_numbers(Numbers *numbers, PyObject *given, PyObject *type, Py_s
     const int kind = PyArray_TYPE(array);
     if ((kind != NPY_INT32 && kind != NPY_INT64) || !PyArray_ISNOTSWAPPED(array))
         return false;
-    *numbers = (Numbers){PyArray_BYTES(array), kind == NPY_INT64};
+    *numbers = (Numbers){PyArray_BYTES(array), 0, kind == NPY_INT64};
     uint64_t largest = 0; /* those below 0 are the largest */
     for (Py_ssize_t at = 0; at < count; at++) {
         const uint64_t number = (uint64_t)number_at(numbers, at);
@@ -36,24 +44,25 @@ static bool read_numbers(Numbers *numbers, PyObject *given, PyObject *type, Py_s
 }
 
 /* The loop of a row's size that the compiler knows. */
-#define GATHER(type)                                                                               \
+#define MOVE(type)                                                                                 \
     for (Py_ssize_t at = 0; at < count; at++)                                                      \
-        ((type *)to)[at] = ((const type *)from)[number_at(numbers, at)]
+        ((type *)to)[number_at(into, at)] = ((const type *)from)[number_at(numbers, at)]
 
 static void move_column(char *to, const char *from, size_t nbytes, Py_ssize_t count,
-                        const Numbers *numbers)
+                        const Numbers *into, const Numbers *numbers)
 {
     const bool is_aligned = !(((uintptr_t)to | (uintptr_t)from) & (nbytes - 1));
-    if (numbers->data == NULL)
-        memmove(to, from, (size_t)count * nbytes);
+    if (into->data == NULL && numbers->data == NULL)
+        memmove(to + (size_t)into->begin * nbytes, from + (size_t)numbers->begin * nbytes,
+                (size_t)count * nbytes);
     else if (nbytes == 8 && is_aligned)
-        GATHER(uint64_t);
+        MOVE(uint64_t);
     else if (nbytes == 4 && is_aligned)
-        GATHER(uint32_t);
+        MOVE(uint32_t);
     else
         for (Py_ssize_t at = 0; at < count; at++)
-            memcpy(to + (size_t)at * nbytes, from + (size_t)number_at(numbers, at) * nbytes,
-                   nbytes);
+            memmove(to + (size_t)number_at(into, at) * nbytes,
+                    from + (size_t)number_at(numbers, at) * nbytes, nbytes);
 }
 
 /* An item of a list of arrays of this type; NULL with an error if it is none. */
@@ -70,13 +79,14 @@ static PyArrayObject *array_at(PyObject *arrays, Py_ssize_t at, PyObject *type)
 PyObject *move_rows(PyObject *module, PyObject *given)
 {
     (void)module;
-    PyObject *type, *sizes, *to, *from, *numbered;
-    Py_ssize_t first, begin, count, nrows;
-    if (!PyArg_ParseTuple(given, "OO!O!nO!nnOn", &type, &PyList_Type, &sizes, &PyList_Type, &to,
-                          &first, &PyList_Type, &from, &begin, &count, &numbered, &nrows))
+    PyObject *type, *sizes, *to, *from, *first, *begin;
+    Py_ssize_t count, nrows;
+    if (!PyArg_ParseTuple(given, "OO!O!OO!Onn", &type, &PyList_Type, &sizes, &PyList_Type, &to,
+                          &first, &PyList_Type, &from, &begin, &count, &nrows))
         return NULL;
-    Numbers numbers = {NULL, false};
-    if (numbered != Py_None && !read_numbers(&numbers, numbered, type, count, nrows))
+    Numbers into, numbers;
+    if (!read_numbers(&numbers, begin, type, count, nrows) ||
+        !read_numbers(&into, first, type, count, nrows))
         Py_RETURN_FALSE;
     for (Py_ssize_t at = 0; at < PyList_Size(sizes); at++) {
         PyArrayObject *target = array_at(to, at, type), *source = array_at(from, at, type);
@@ -85,8 +95,7 @@ PyObject *move_rows(PyObject *module, PyObject *given)
             return NULL;
         const bool takes_long = (size_t)count * nbytes > GIL_NBYTES;
         PyThreadState *released = takes_long ? PyEval_SaveThread() : NULL;
-        move_column(PyArray_BYTES(target) + (size_t)first * nbytes,
-                    PyArray_BYTES(source) + (size_t)begin * nbytes, nbytes, count, &numbers);
+        move_column(PyArray_BYTES(target), PyArray_BYTES(source), nbytes, count, &into, &numbers);
         if (released != NULL)
             PyEval_RestoreThread(released);
     }

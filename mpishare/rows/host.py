@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from mpishare.rows.form import Form
 
     Array = np.ndarray[Any, Any]
-    Part = tuple[int, int, Array | None]
-    """The first row and how many, or those of these numbers."""
+    Part = tuple[int | Array, int]
+    """The first row, or the numbers of rows, and how many."""
 
-_NONE = 0, 0, None  # a part without rows
+_NONE = 0, 0  # a part without rows
 
 
 class HostRows(PlanEngine):
@@ -45,11 +45,11 @@ class HostRows(PlanEngine):
         self.agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         self._headers = Headers(setup.comm, setup.name, form)
-        self._move: Callable[..., bool] = move_rows
+        self.move: Callable[..., bool] = move_rows
         self._count: Callable[..., Any] | None = None
         if (compiled := setup.context.compiled) is not None:
             kinds = form.columns
-            self._move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
+            self.move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
             described = [each.dtype for each in kinds], [each.shape for each in kinds]
             self._count = partial(compiled.count_rows, np.ndarray, *described)
         self._out: list[Outgoing | MessageOut] = []
@@ -117,18 +117,18 @@ class HostRows(PlanEngine):
     def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
         """Send parts of the arrays, one a key; `ValueError` for numbers of no rows."""
         epoch = self._epoch + 1
-        for out, (begin, count, numbers) in zip(self._out, parts, strict=True):
+        for out, (rows, count) in zip(self._out, parts, strict=True):
             out.reserve(count)
             slot = out.slot(epoch)
-            if count and not self._move(slot, 0, arrays, begin, count, numbers, nrows):
-                used = numbers[:count]
+            if count and not self.move(slot, 0, arrays, rows, count, nrows):
+                used: Any = rows[:count]
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
 
         with UnderWay(self, "start"):
             self._epoch = epoch
-            for out, (_, count, _) in zip(self._out, parts, strict=True):
+            for out, (_, count) in zip(self._out, parts, strict=True):
                 out.send(count, epoch)
-            self._sent = [count for _, count, _ in parts]
+            self._sent = [count for _, count in parts]
             self._is_open = True
 
     def receive(self) -> None:
@@ -161,7 +161,7 @@ class HostRows(PlanEngine):
             found.append((each, arrays))
         for each, arrays in found:
             if each.count:
-                self._move(arrays, 0, each.columns, 0, each.count, None, 0)
+                self.move(arrays, 0, each.columns, 0, each.count, 0)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         """Receive all behind `count`, and return the new count."""
@@ -170,7 +170,7 @@ class HostRows(PlanEngine):
         arrays, shortest, _ = self.require(columns, stream)
         self._require_room(first + sum(each.count for each in self._in), shortest)
         for each in self._in:
-            self._move(arrays, first, each.columns, 0, each.count, None, 0)
+            self.move(arrays, first, each.columns, 0, each.count, 0)
             first += each.count
         return store_count(count, first)
 
@@ -245,10 +245,10 @@ def _as_part(span: Span, nrows: int) -> Part:
         low, high = int_of(low, "low"), int_of(high, "high")
         if not 0 <= low <= high <= nrows:
             raise ValueError(f"rows {low} to {high} of {nrows}")
-        return low, high - low, None
+        return low, high - low
     array = as_numpy(numbers, "row numbers")
     require_ints(array, "row numbers")
     count = len(array) if high is None else int_of(high, "n")
     if not 0 <= count <= len(array):
         raise ValueError(f"{count} of {len(array)} row numbers")
-    return 0, count, np.ascontiguousarray(array)
+    return np.ascontiguousarray(array), count

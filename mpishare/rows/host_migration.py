@@ -12,8 +12,6 @@ from mpishare.rows.messages import UnderWay
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpishare.rows.host import HostRows
 
     Array = np.ndarray[Any, Any]
@@ -30,7 +28,7 @@ class HostMigration:
     def __init__(self, engine: HostRows, *, stable: bool) -> None:
         self._engine, self._stable = engine, stable
         self.left = np.array(0, np.int64)
-        self._kept = views_of(engine.form, None, 0)
+        self._kept = self._nothing = views_of(engine.form, None, 0)
         self._strangers = 0
         self._place_of: dict[int, int] = {}
         for place, key in enumerate(engine.form.keys):
@@ -57,7 +55,7 @@ class HostMigration:
 
         with UnderWay(engine, "migrate"):
             left = n - len(gone)
-            self._close_gaps([*arrays, goals], gone, left)
+            self._close_gaps(arrays, goals, gone, left)
             engine.receive()
             return store_count(count, self._settle(arrays, goals, left, capacity))
 
@@ -70,40 +68,36 @@ class HostMigration:
             leaves |= goes
             found[place] = away[goes]
         self._strangers = len(away) - int(np.count_nonzero(leaves))
-        return [(0, len(each), each) for each in found], away[leaves]
+        return [(each, len(each)) for each in found], away[leaves]
 
-    def _close_gaps(self, arrays: Sequence[Array], gone: Array, count: int) -> None:
+    def _close_gaps(self, arrays: list[Array], goals: Array, gone: Array, count: int) -> None:
         """Move the rows that stay to the first `count` places."""
         if not len(gone):
             return
-        total = count + len(gone)
+        total, begin = count + len(gone), int(gone[0]) if self._stable else count
+        stays = np.ones(total - begin, bool)
+        stays[gone[np.searchsorted(gone, begin) :] - begin] = False
+        movers = begin + np.flatnonzero(stays)
         if self._stable:
-            first = int(gone[0])
-            stays = np.ones(total - first, bool)
-            stays[gone - first] = False
-            for array in arrays:
-                array[first:count] = array[first:total][stays]
+            self._engine.move(arrays, begin, arrays, movers, len(movers), total)
+            goals[begin:count] = goals[movers]
             return
-        split = int(np.searchsorted(gone, count))
-        stays = np.ones(len(gone), bool)  # of the last places
-        stays[gone[split:] - count] = False
-        movers = count + np.flatnonzero(stays)[::-1]
-        for array in arrays:
-            array[gone[:split]] = array[movers]
+        movers = movers[::-1].copy()
+        self._engine.move(arrays, gone, arrays, movers, len(movers), total)
+        goals[gone[: len(movers)]] = goals[movers]
 
-    def _settle(self, arrays: Sequence[Array], goals: Array, count: int, capacity: int) -> int:
+    def _settle(self, arrays: list[Array], goals: Array, count: int, capacity: int) -> int:
         """Append what was kept, then what came; keep what has no room."""
-        form = self._engine.form
-        came = [self._kept, *(self._engine.received(at) for at in range(len(form.keys)))]
-        kept = []
-        for rows in came:
+        engine, kept, first = self._engine, [], count
+        for rows in (self._kept, *map(engine.received, range(len(engine.form.keys)))):
             fits = min(len(rows[0]), capacity - count)
-            for array, column in zip(arrays, rows, strict=True):
-                array[count : count + fits] = column[:fits]
-            kept.append([column[fits:] for column in rows])
-            goals[count : count + fits] = self._engine.rank
-            count += fits
-        self._kept = [np.concatenate(each) for each in zip(*kept, strict=True)]
+            if fits:
+                engine.move(arrays, count, rows, 0, fits, 0)
+                count += fits
+            if fits < len(rows[0]):
+                kept.append([column[fits:] for column in rows])
+        goals[first:count] = engine.rank
+        self._kept = [*map(np.concatenate, zip(*kept, strict=True))] if kept else self._nothing
         self.left[...] = self._strangers + len(self._kept[0])
         return count
 

@@ -175,22 +175,25 @@ class Incoming(_Slots):
 
 def move_rows(
     to: Sequence[Array],
-    first: int,
+    first: int | Array,
     origin: Sequence[Array],
-    begin: int,
+    begin: int | Array,
     count: int,
-    numbers: Any,
     nrows: int,
 ) -> bool:
-    """Copy rows, from `begin` on or at `numbers`, to the rows from `first` on; C does the same.
+    """Copy rows to those of other columns: both from one row on, or of some numbers. C does it too.
 
     Return whether the numbers are those of `nrows` rows: else nothing is copied.
     """
-    rows = slice(begin, begin + count)
-    if numbers is not None:
-        rows = numbers[:count]
+    places: list[Any] = []
+    for each in (first, begin):
+        if isinstance(each, int):
+            places.append(slice(each, each + count))
+            continue
+        places.append(rows := each[:count])
         if count and rows.view(f"u{rows.itemsize}").max() >= nrows:
             return False
+    into, rows = places
     for target, source in zip(to, origin, strict=True):
-        target[first : first + count] = source[rows]
+        target[into] = source[rows]
     return True
