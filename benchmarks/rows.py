@@ -23,6 +23,7 @@ from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import Transfer, captured, open_library
+from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
 
 _COLUMNS, _FACTOR = 8, 10
@@ -39,14 +40,19 @@ def run(session: Session, case: Case) -> None:
     for nrows in session.blocks(case, of_size):
         nbytes = nbytes_of_row * nrows
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes)
+        by_hand = ("migrate by hand",) if comparison.includes("sendrecv") else None
         for name, kind in (("rows", _Exchange), ("migrate", _Migrate)):
-            comparison.add(name, partial(kind, session, nrows))
+            against = by_hand if kind is _Migrate else None
+            comparison.add(name, partial(kind, session, nrows), against=against)
             if session.on_cuda:
                 by_nccl = partial(kind, session, nrows, route="nccl")
                 comparison.add(f"{name} by nccl", by_nccl)
                 comparison.add(f"{name} by nccl graph", captured(session, by_nccl))
         for name, baseline in _BASELINES.items():
             comparison.add_baseline(name, partial(baseline, session, nrows))
+        if by_hand:
+            by_goals = partial(_ByGoals, session, nrows)
+            comparison.add(*by_hand, by_goals, kind=BASELINE, against=())
         if comparison.includes("nccl"):
             from mpishare.bench.nccl import Nccl
 
@@ -111,10 +117,28 @@ class _Exchange(_Rows):
         self.swap.close()
 
 
-class _Migrate(_Exchange):
-    """The same rows leave, and as many come, by the goals of all rows."""
+class _Moved(_Rows):
+    """Rows of which some leave, and as many come behind those that stay."""
 
     moves = False  # rows that came go back in the next step
+    count: Any
+
+    def verify(self, token: int) -> None:
+        """Count what came, behind the rows that stay, and rows too few."""
+        n, size = _FACTOR * self.nrows, self.comm.size
+        came = 0 if size == 1 else 2 * self.nrows
+        self.check.add(abs(self.count - n))
+        for number, column in enumerate(self.columns):
+            found = self.xp.sort(column[n - came : n])
+            value = 100.0 * token + number
+            right = np.sort(
+                np.repeat([value + 0.001 * self.low, value + 0.001 * self.high], came // 2)
+            )
+            self.check.add((found != self.xp.asarray(right)).sum())
+
+
+class _Migrate(_Moved, _Exchange):
+    """By the goals of all rows."""
 
     def __init__(self, session: Session, nrows: int, route: str = "") -> None:
         super().__init__(session, nrows, route)
@@ -129,19 +153,6 @@ class _Migrate(_Exchange):
         self.to[: len(self.goals)] = self.goals
         self.count.fill(len(self.goals))
         self.migration.migrate(self.columns, self.to, self.count)
-
-    def verify(self, token: int) -> None:
-        """Count what came, behind the rows that stay, and rows too few."""
-        n, size = len(self.goals), self.comm.size
-        came = 0 if size == 1 else 2 * self.nrows
-        self.check.add(abs(self.count - n))
-        for number, column in enumerate(self.columns):
-            found = self.xp.sort(column[n - came : n])
-            value = 100.0 * token + number
-            right = np.sort(
-                np.repeat([value + 0.001 * self.low, value + 0.001 * self.high], came // 2)
-            )
-            self.check.add((found != self.xp.asarray(right)).sum())
 
 
 class _Sendrecv(_Rows):
@@ -166,6 +177,37 @@ class _Sendrecv(_Rows):
     def unpack(self, side: Any, received: Any) -> None:
         for array, row in zip(self.arrived[side], received, strict=True):
             array[:] = row
+
+
+class _ByGoals(_Moved, _Sendrecv):
+    """By the sides of all rows: found, packed, the gaps closed by the last ones, and sent."""
+
+    def __init__(self, session: Session, nrows: int) -> None:
+        super().__init__(session, nrows)
+        self.sides, self.to = np.zeros(_FACTOR * nrows, "i4"), np.zeros(_FACTOR * nrows, "i4")
+        self.sides[self.numbers[LOW]], self.sides[self.numbers[HIGH]] = 1, 2
+        self.sent: dict[Any, Any] = {}
+
+    def exchange(self) -> None:
+        self.to[:] = self.sides
+        self.numbers = {side: np.flatnonzero(self.to == at) for at, side in ((1, LOW), (2, HIGH))}
+        self.sent = {side: super(_ByGoals, self).packed(side) for side in SIDES}
+        gone = np.flatnonzero(self.to)
+        self.count = count = len(self.to) - len(gone)
+        last = count + np.flatnonzero(self.to[count:] == 0)
+        gaps = gone[: len(last)]
+        for column in (*self.columns, self.to):
+            column[gaps] = column[last]
+        super().exchange()
+
+    def packed(self, side: Any) -> Any:
+        return self.sent[side]
+
+    def unpack(self, side: Any, received: Any) -> None:  # noqa: ARG002
+        end = self.count + received.shape[1]
+        for column, row in zip(self.columns, received, strict=True):
+            column[self.count : end] = row
+        self.count = end
 
 
 class _Alltoallv(_Sendrecv):
