@@ -30,7 +30,7 @@ FORMS = [
     *((path, "DEPTH=4", ARCHITECTURES[n % 4]) for n, path in enumerate(IN_FORMS)),
     *((path, f"TILED={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(5)),
     *((path, f"ADDING={1 << n}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n in range(8)),
-    *((path, "CHAINED=1", each) for path in IN_FORMS for each in ARCHITECTURES),
+    *((path, "GIVING=1", each) for path in IN_FORMS for each in ARCHITECTURES),
     *((path, f"WIRE={each}", ARCHITECTURES[n % 4]) for path in IN_FORMS for n, each in ROUNDED),
     *(
         (path, f"{o}=1", a)
@@ -45,7 +45,10 @@ FORMS = [
     ("path", "option", "architecture"), FORMS, ids=[f"{p.name}-{o}-{each}" for p, o, each in FORMS]
 )
 def test_compiles(path, option, architecture):
-    check_compiles(source(path), architecture, f"-D{option}", *SIZE_OPTIONS, SLIDE_OPTION)
+    given = [f"-D{option}", *SIZE_OPTIONS, SLIDE_OPTION]
+    if option == "GIVING=1":
+        given.append("-DADDING=255")
+    check_compiles(source(path), architecture, *given)
 
 
 FOLDING = [path for path in SOURCES if "#ifdef EXACT" in source(path)]

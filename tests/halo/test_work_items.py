@@ -189,17 +189,16 @@ def test_records_are_the_structs_of_the_kernels():
     assert offsets == [0, 8, 72, 80, 112, 116, 120, 124]
 
 
-def test_a_chain_follows_its_first_item():
-    """Chunk by chunk, and in the order in which the chains were begun."""
+def test_what_one_block_runs_comes_chunk_by_chunk():
+    """Behind all items that have a block of their own."""
     layout = FieldLayout((100, 10_000), (80_000, 8), np.dtype("f8"), 0)
     work = WorkList([layout], [ALIGN], lambda _: 0)
     for row, count in ((0, 10_000), (1, 40), (2, 10_000)):
-        work.begin_chain()
         part = Part.of_box(0, layout, Box((row, 0), (row + 1, count)))
-        for kind in (PUT_LL, GET_LL, GET_LL)[: 1 + row]:
-            work.add_copy(kind, part, Slot(256))
-    items = work.records()
-    first = len(work)
+        with work.one_block():
+            for kind in (PUT_LL, GET_LL, GET_LL)[: 1 + row]:
+                work.add_copy(kind, part, Slot(256))
+    items, first = work.records(), len(work)
     assert first == 2 * 20 + 1
     found = [
         (item["part"]["first"] // 80_000, item["first"], [*items["kind"][at : at + item["more"]]])

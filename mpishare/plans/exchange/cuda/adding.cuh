@@ -13,8 +13,8 @@ struct Source {
 };
 static_assert(sizeof(Source) == Source_nbytes, "size of Source");
 
-// The sources of an item, read at once and by all threads of a block: else each would wait for the
-// one before.
+// The sources of an item, read at once by the last threads of a block, up to its next barrier: else
+// each would wait for the one before.
 struct Sources {
     static const int MOST = 8; // else they are read where they are
     const Source* begin;
@@ -25,10 +25,9 @@ struct Sources {
         begin = reinterpret_cast<const Source*>(item.target);
         if (count > MOST) return;
         const unsigned nwords = count * sizeof(Source) / sizeof(Word);
-        for (unsigned i = threadIdx.x; i < nwords; i += blockDim.x)
+        for (unsigned i = blockDim.x - 1 - threadIdx.x; i < nwords; i += blockDim.x)
             reinterpret_cast<Word*>(near)[i] = reinterpret_cast<const Word*>(begin)[i];
         begin = near;
-        __syncthreads();
     }
 };
 
@@ -117,11 +116,17 @@ __device__ __forceinline__ void add_units(
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
             sum[k] = static_cast<Number>(sum[k] + arrived[k]);
-            if (is_own) *reinterpret_cast<Number*>(packed + at[k]) = Number();
+            if (is_own && !GIVING) *reinterpret_cast<Number*>(packed + at[k]) = Number();
         }
     }
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) *cell[k] = sum[k];
+    for (int n = 0; GIVING && n < sources.count; ++n) {
+        const Source& source = sources.begin[n];
+#pragma unroll
+        for (int k = 0; k < COUNT && !source.packed; ++k)
+            *reinterpret_cast<Number*>(field + offset_of(source.part, unit + k * blockDim.x)) = sum[k];
+    }
 }
 
 // As many numbers as the widest load brings.
@@ -172,12 +177,14 @@ __device__ __forceinline__ void add_numbers(
         add_units<Number, 1>(item, sources, range.first + i, field, wait);
 }
 
-// Runs an item of kind ADD by all threads of a block. The plan has numbers of the types whose bits
-// are set in ADDING.
+// Runs an item of kind ADD or SWAP_LL by all threads of a block. The plan has numbers of the types
+// whose bits are set in ADDING.
 __device__ __forceinline__ void add_region(
-    const Item& item, Range range, char* field, const Wait& wait
+    const Item& item, Range range, char* field, char* packed, const Wait& wait
 ) {
     const Sources sources(item);
+    if (GIVING && item.kind == SWAP_LL) put_cells(item, range, field, packed, wait.epoch);
+    __syncthreads();
     if (ADD_DEPTH > 1 && !wait_for_chunks(item, sources, wait)) return;
 #define CASE(element, Number)                                   \
     case element:                                               \

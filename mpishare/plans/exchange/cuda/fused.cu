@@ -37,6 +37,7 @@ __device__ void run_item(
 #if ADDING
         case ADD:
         case PUT_LL_AND_ZERO:
+        case SWAP_LL:
 #endif
         case PUT_LL:
         case GET_LL:
@@ -72,15 +73,20 @@ __device__ void run_item(
     }
 }
 
+__device__ __forceinline__ void fetch(Item* to, const Item* from, unsigned word) {
+    if (word < sizeof(Item) / sizeof(uint4))
+        reinterpret_cast<uint4*>(to)[word] = reinterpret_cast<const uint4*>(from)[word];
+}
+
 // An item comes before all items that wait for it, in one order on all ranks. Blocks take
 // them in that order, so that one resident block per rank is enough for progress: by block index
-// where there is a block per item (blocks start in that order), else by tickets. Of chains the first
-// items count: those of the same cells come in one order on all ranks, and may wait for each other.
+// where there is a block per item (blocks start in that order), else by tickets. Two that send the
+// same cells and then wait for each other come at one place of that order.
 extern "C" __global__ void __launch_bounds__(512, 2) fused(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, State* state,
     const volatile Word* abort
 ) {
-    __shared__ Item item;
+    __shared__ Item chain[1 + GIVING];
     __shared__ unsigned ticket;
     __shared__ Waited last;
     if (threadIdx.x == 0) last = {nullptr, nullptr};
@@ -94,15 +100,15 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
             index = ticket;
         }
         if (index >= count) break;
-        const Item *here = items + index, *next = nullptr;
-        for (unsigned more = 1; more; --more, here = next++) {
-            if (threadIdx.x < sizeof(Item) / sizeof(uint4))
-                reinterpret_cast<uint4*>(&item)[threadIdx.x] =
-                    reinterpret_cast<const uint4*>(here)[threadIdx.x];
-            __syncthreads();
-            if (CHAINED && !next) next = items + item.next, more += item.more;
-            run_item(item, fields, epoch, state, abort, &last);
-            if (CHAINED) __syncthreads();
+        fetch(chain, items + index, threadIdx.x);
+        __syncthreads();
+        const unsigned more = GIVING ? chain->more : 0;
+        const Item* next = items + chain->next;
+        for (unsigned k = 0; k <= more; ++k) {
+            // By the last threads, which a small item does not need.
+            if (k < more) fetch(chain + (k + 1) % 2, next + k, blockDim.x - 1 - threadIdx.x);
+            run_item(chain[k % 2], fields, epoch, state, abort, &last);
+            if (more) __syncthreads();
         }
         if (is_one_each) break;
         __syncthreads();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.plans.exchange.cuda.given_back import Chains
+from mpishare.plans.exchange.cuda.given_back import Copies
 from mpishare.plans.exchange.cuda.kernels import THREADS
 from mpishare.plans.exchange.cuda.records import (
     GET_LL,
@@ -51,7 +51,7 @@ class Fused:
     ) -> None:
         work = launcher.work_list(alignments)
         if direction.reverse_tag:
-            Chains(direction, buffers, work).add()
+            Copies(direction, buffers, work).add()
         else:
             self._add_parts(work, direction, buffers)
         self._is_ll = work.is_ll

@@ -24,18 +24,14 @@ extern "C" __global__ void __launch_bounds__(512) fused_ll(
     Word* epochs, unsigned* aborted, const volatile Word* abort
 ) {
     const Word epoch = *const_cast<volatile Word*>(epochs + blockIdx.x) + 1;
-    const unsigned head = blockIdx.x >> log_chunks, more = CHAINED ? items.at[head].more : 0;
-    unsigned at = head;
-    for (unsigned k = 0; k <= more; ++k, at = items.at[head].next + k - 1) {
-        const Item& item = items.at[at];
-        const unsigned per_chunk = CHUNK_NBYTES >> (__ffs(packed_unit(item.part)) - 1);
-        const unsigned first = (blockIdx.x & ((1 << log_chunks) - 1)) * per_chunk;
-        if (first >= item.nunits) return;
-        char* packed = packed_of(item, epoch);
-        const Range range = {first, min(per_chunk, item.nunits - first)};
-        const Wait wait({item.stalled_on, abort}, aborted, epoch);
-        run_ll(item, range, fields.at[item.part.field], packed, wait);
-        __syncthreads();
-    }
+    const Item& item = items.at[blockIdx.x >> log_chunks];
+    const unsigned per_chunk = CHUNK_NBYTES >> (__ffs(packed_unit(item.part)) - 1);
+    const unsigned first = (blockIdx.x & ((1 << log_chunks) - 1)) * per_chunk;
+    if (first >= item.nunits) return;
+    char* packed = packed_of(item, epoch);
+    const Range range = {first, min(per_chunk, item.nunits - first)};
+    const Wait wait({item.stalled_on, abort}, aborted, epoch);
+    run_ll(item, range, fields.at[item.part.field], packed, wait);
+    __syncthreads();
     if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
 }

@@ -1,4 +1,4 @@
-"""Sums given back by the kernel that adds: every rank that has a cell is part of one chain for it.
+"""Sums given back by the kernel that adds.
 
 Parts are cut, alike at both ends, so that all cells of one have the same copies. Of a cell with one
 copy both ranks send their number and add the other's. If there are more, the owner gets them, adds
@@ -18,12 +18,12 @@ from mpishare.plans.message import Part, PartInfo, PartKey, received, sent
 from mpishare.runtime.route import COPY, FUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
-    from mpishare.plans.exchange.cuda.work_items import WorkList
+    from mpishare.plans.exchange.cuda.work_items import Source, WorkList
     from mpishare.plans.message import Message
 
 
@@ -94,8 +94,8 @@ def _cut(setup: RoutedSetup) -> RoutedSetup:
     )
 
 
-class Chains:
-    """Puts the chains of one rank into a list of work, in the order of all ranks."""
+class Copies:
+    """Puts what a rank does for all copies of its cells into a list of work."""
 
     def __init__(self, direction: Direction, buffers: Buffers, work: WorkList) -> None:
         self.direction, self.buffers, self.work = direction, buffers, work
@@ -103,56 +103,64 @@ class Chains:
         self.received = dict(received(direction.recvs, direction.rank))
 
     def add(self) -> None:
-        """Add them, owner by owner."""
-        direction = self.direction
-        for owner, messages in enumerate(direction.messages):
+        """Add all of them. An item waits for those before it, or for its like on another rank."""
+        rank, work = self.direction.rank, self.work
+        work.give_back()
+        groups = [*self._groups()]
+        of_more = [keys for keys in groups if keys[0].sender != rank and len(keys) > 1]
+        ghosts = [key for keys in of_more for key in keys if key.receiver == rank]
+        for key in ghosts:
+            self._put(self._back(key))
+        for keys in groups:
+            if keys[0].sender == rank:
+                self._add_owned(keys)
+            elif len(keys) == 1 and keys[0].receiver == rank:
+                self._swap(self._back(keys[0]), keys[0])
+        for key in ghosts:
+            part, slot = self.received[key], self.buffers.slot(key, self.received[key])
+            work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
+
+    def _groups(self) -> Iterator[list[PartKey]]:
+        """Yield the parts to all copies of the same cells, in the same order on all ranks."""
+        for owner, messages in enumerate(self.direction.messages):
             copies: dict[Any, list[PartKey]] = defaultdict(list)
             for message in messages:
-                if message.tag < direction.reverse_tag:
+                if message.tag < self.direction.reverse_tag:
                     for number, part in enumerate(message.parts):
                         key = PartKey(owner, message.peer, message.tag, part.field, number)
                         copies[part.field, part.box].append(key)
-            for keys in copies.values():
-                if owner == direction.rank:
-                    self._add_owned(keys)
-                elif here := [key for key in keys if key.receiver == direction.rank]:
-                    self._add_ghosts(here, is_only=len(keys) == 1)
+            yield from copies.values()
 
     def _add_owned(self, keys: Sequence[PartKey]) -> None:
-        rank, first = self.direction.rank, self.sent[keys[0]]
-        others = [key for key in keys if key.receiver != rank]
-        is_pair = len(keys) == len(others) == 1
-        self.work.begin_chain()
-        if is_pair:
-            self._put(others[0])
-        self._add(first, [*map(self._back, keys)])
-        for key in keys:
-            if key.receiver == rank:
-                shares_gpu = self.direction.shares_gpu(rank)
-                self.work.add_local(first, self.received[key], shares_gpu=shares_gpu)
-            elif not is_pair:
+        others = [key for key in keys if key.receiver != key.sender]
+        if len(keys) == len(others) == 1:
+            self._swap(keys[0], self._back(keys[0]))
+            return
+        part = self.sent[keys[0]]
+        with self.work.one_block():
+            self.work.add_region(part, [self._source(self._back(key), part) for key in keys])
+            for key in others:
                 self._put(key)
 
-    def _add_ghosts(self, keys: Sequence[PartKey], *, is_only: bool) -> None:
-        self.work.begin_chain()
-        for key in keys:
-            self._put(self._back(key))
-        for key in keys:
-            ghosts, slot = self.received[key], self.buffers.slot(key, self.received[key])
-            if is_only:
-                self._add(ghosts, [key])
-            else:
-                self.work.add_copy(UNPACK if slot.flags else GET_LL, ghosts, slot)
+    def _swap(self, there: PartKey, here: PartKey) -> None:
+        """Send the cells of a part, and add those that come from its other end."""
+        part, source = self.sent[there], self._source(here, self.sent[there])
+        slot = self.buffers.slot(there, part)
+        if not slot.flags:
+            self.work.add_region(part, [source], slot)
+            return
+        with self.work.one_block():
+            self._put(there)
+            self.work.add_region(part, [source])
 
     def _put(self, key: PartKey) -> None:
         part = self.sent[key]
         slot = self.buffers.slot(key, part)
         self.work.add_copy(PACK if slot.flags else PUT_LL, part, slot)
 
-    def _add(self, part: Part, keys: Sequence[PartKey]) -> None:
+    def _source(self, key: PartKey, part: Part) -> Source:
         whole = Box((0,) * len(part.shape), part.shape)
-        ends = self.direction, self.buffers
-        self.work.add_region(part, [source_of(*ends, key, part, whole) for key in keys])
+        return source_of(self.direction, self.buffers, key, part, whole)
 
     def _back(self, key: PartKey) -> PartKey:
         """Return the key of the same cells on their way to the owner."""

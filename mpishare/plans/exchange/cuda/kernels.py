@@ -81,7 +81,7 @@ class Launcher(PlanLauncher):
         parts get a kernel with a block per chunk. The word at `abort` ends all waits.
         """
         nparts, log_chunks = work.nparts, work.log_ll_chunks
-        blocks = work.nchains << log_chunks
+        blocks = nparts << log_chunks
         is_small = (
             work.is_ll
             and nparts <= _MAX_LL_PARTS
@@ -90,14 +90,13 @@ class Launcher(PlanLauncher):
         )
         if is_small:
             state = self.state("fused_ll", blocks + 1)
-            given = work.ll_parts(), work.nchains, log_chunks, state, abort, work.options
+            given = work.ll_parts(), log_chunks, state, abort, work.options
             return functools.partial(self._prepare_ll, *given)
         return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
 
     def _prepare_ll(
         self,
         parts: np.ndarray[Any, Any],
-        nchains: int,
         log_chunks: int,
         state: int,
         abort: int,
@@ -106,7 +105,7 @@ class Launcher(PlanLauncher):
         blocks: int = 0,
         threads: int = THREADS,
     ) -> driver.Launch:
-        blocks = nchains << log_chunks
+        blocks = len(parts) << log_chunks
         padded = np.zeros(_MAX_LL_PARTS, ITEM_RECORD)
         padded[: len(parts)] = parts
         items = (ctypes.c_char * padded.nbytes).from_buffer_copy(padded.tobytes())
@@ -161,7 +160,7 @@ class Launcher(PlanLauncher):
         epochs = self.zeros(24), self.zeros(8)
         rest = {"fused": (zeros, zeros), "pack": epochs, "unpack": epochs, "add": epochs}
         return [
-            self._prepare_ll(nothing.records(), 1, 0, zeros, zeros, options)
+            self._prepare_ll(nothing.records(), 0, zeros, zeros, options)
             if name == "fused_ll"
             else self.prepare(name, items._replace(options=options), *rest[name])
             for name, options in names

@@ -150,6 +150,14 @@ __device__ __forceinline__ void run_ll(
     else get_ll_rounded<float>(item, range, field, packed, wait);
 }
 #else
+__device__ __forceinline__ void put_cells(
+    const Item& item, Range range, char* field, char* packed, Word epoch
+) {
+    if (item.part.unit == 8) put_ll<Word>(item, range, field, packed, epoch);
+    else if (item.part.unit == 4) put_ll<unsigned>(item, range, field, packed, epoch);
+    else put_ll_narrow(item, range, field, packed, epoch);
+}
+
 #if ADDING
 #include "adding.cuh"
 #endif
@@ -160,12 +168,11 @@ __device__ __forceinline__ void run_ll(
 ) {
     const int nbytes = item.part.unit;
 #if ADDING
-    if (item.kind == ADD) return add_region(item, range, field, wait);
+    if (item.kind == ADD || (GIVING && item.kind == SWAP_LL))
+        return add_region(item, range, field, packed, wait);
 #endif
     if (item.kind == PUT_LL || (ADDING && item.kind == PUT_LL_AND_ZERO)) {
-        if (nbytes == 8) put_ll<Word>(item, range, field, packed, wait.epoch);
-        else if (nbytes == 4) put_ll<unsigned>(item, range, field, packed, wait.epoch);
-        else put_ll_narrow(item, range, field, packed, wait.epoch);
+        put_cells(item, range, field, packed, wait.epoch);
     } else {
         if (nbytes == 8) get_ll<Word>(item, range, field, packed, wait);
         else if (nbytes == 4) get_ll<unsigned>(item, range, field, packed, wait);

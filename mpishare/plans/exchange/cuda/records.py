@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 AXES = 8
-PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD = range(9)
+PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP_LL = range(10)
 
 PART_RECORD = np.dtype(
     [

@@ -23,9 +23,9 @@
 #ifndef ADDING
 #define ADDING 0
 #endif
-// Whether a block may run several items, one after the other.
-#ifndef CHAINED
-#define CHAINED 0
+// Whether sums go to all copies of a cell (given_back.py): a block may then run several items.
+#ifndef GIVING
+#define GIVING 0
 #endif
 // Whether some rows of tiles are stored backwards.
 #ifndef REVERSED
@@ -46,7 +46,7 @@ struct Part {
     int unit;
 };
 
-enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD };
+enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP_LL };
 
 // A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
@@ -65,7 +65,7 @@ struct __align__(16) Item {
     int element;                    // the type in which units are summed; scaled: 256 more
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
                                     // ADD: the first is the number of sources
-    unsigned next, more;            // CHAINED: `more` items, from `next` on, follow in the same block
+    unsigned next, more;            // GIVING: so many items, from `next` on, follow in this block
 };
 
 // Where the buffer of an epoch has the first unit of an item's part.

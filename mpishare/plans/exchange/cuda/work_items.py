@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ from mpishare.plans.exchange.cuda.records import (
     READY,
     SCALED,
     SOURCE_RECORD,
+    SWAP_LL,
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.strided import StridedCells
@@ -36,7 +38,7 @@ from mpishare.plans.message import ALIGN, Part, padded
 from mpishare.plans.wire import float_nbytes, wire_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.plans.cells import Turn
     from mpishare.plans.rings import Slide
@@ -68,8 +70,8 @@ LL_CHUNK_NBYTES = 4096
 # where they are large: to add moves half as much again as to copy.
 _SMALL_REGION_NBYTES = 8 << 10
 
-_BY_LL = (PUT_LL, PUT_LL_AND_ZERO, GET_LL, ADD)  # those that send first
-_WAITING = (UNPACK, GET_LL, ADD)
+_BY_LL = (PUT_LL, PUT_LL_AND_ZERO, SWAP_LL, GET_LL, ADD)  # those that send first
+_WAITING = (UNPACK, SWAP_LL, GET_LL, ADD)
 
 
 @lru_cache(maxsize=64)
@@ -177,7 +179,8 @@ class WorkList:
         self._upload = upload
         self._known: dict[tuple[FieldLayout, Box, Turn | None, int], StridedCells] = {}
         self._items: list[Item] = []
-        self._heads: list[int] = []  # the items with which chains begin
+        self._gives_back = False
+        self._followers: list[int] = []  # the items that the block of the one before runs, too
         self._options: set[str] = set()
         self._max_ll_chunks = 1
         self._has_flags = False  # of sources of regions
@@ -185,16 +188,20 @@ class WorkList:
 
     def __len__(self) -> int:
         """Return for how many items there may be a block."""
-        heads = [self._items[at] for at in self._heads] or self._items
-        return sum(item.chunks for item in heads)
+        chunks = sum(item.chunks for item in self._items)
+        return chunks - sum(self._items[at].chunks for at in self._followers)
 
-    def begin_chain(self) -> None:
-        """Let a block run all items that are added until the next chain, chunk by chunk.
+    def give_back(self) -> None:
+        """Leave sums in this rank's own ghosts. Regions to come are parts, with the same chunks."""
+        self._gives_back = True
+        self._options.add("-DGIVING=1")
 
-        They are of the same cells. Chains of the same cells come in one order on all ranks.
-        """
-        self._heads.append(len(self._items))
-        self._options.add("-DCHAINED=1")
+    @contextmanager
+    def one_block(self) -> Iterator[None]:
+        """Let a block run what is added, of the same cells, chunk by chunk, item by item."""
+        first = len(self._items)
+        yield
+        self._followers += range(first + 1, len(self._items))
 
     def add_copy(self, kind: int, part: Part, slot: Slot) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
@@ -245,8 +252,8 @@ class WorkList:
         places = 0, 0, 0, 0, address
         self._add_part(part, cells, LOCAL, places, (), _scaled(factors), shares_gpu=shares_gpu)
 
-    def add_region(self, region: Part, sources: Sequence[Source]) -> None:
-        """Add what arrives to the cells of a region, source by source."""
+    def add_region(self, region: Part, sources: Sequence[Source], put: Slot | None = None) -> None:
+        """Add what arrives to a region, source by source, once its cells are `put` by LL, if so."""
         element, size = self._addend(region)
         self._adding |= 1 << element
         steps = [chunks(n, shares_gpu=slot.shares_gpu)[1] for _, _, n, slot in sources]
@@ -254,18 +261,20 @@ class WorkList:
         self._has_flags |= has_flags
         is_small = not has_flags and uses_ll(region.nbytes)
         step = _SMALL_REGION_NBYTES if is_small else padded(min(steps) // 2)
-        if self._heads:
-            step = min(steps)  # as the other items of the chain
         # So many chunks later than a region's chunk its cells may be in a part.
         later = [
             ((region.nbytes if is_small else step) - 1 + source.nbytes - region.nbytes) // of_part
             for source, of_part in zip(sources, steps, strict=True)
         ]
+        if self._gives_back:
+            step, later = min(steps), [0]
+        place = (0, 0) if put is None else (put.address, put.parity_offset)
         item = Item(
             self._record(region, self._cells(region, size)),
+            *place,
             target=self._upload_sources(sources, steps, size),
             nunits=region.nbytes // size,
-            kind=ADD,
+            kind=ADD if put is None else SWAP_LL,
             log_rows=len(sources),
             element=element,
             begin=max(later),
@@ -306,13 +315,9 @@ class WorkList:
         return len(self._items)
 
     @property
-    def nchains(self) -> int:
-        """How many of them, each with those that follow it in its block, are one after another."""
-        return len(self._heads) or self.nparts
-
-    @property
     def is_ll(self) -> bool:
-        return not self._has_flags and all(item.kind in _BY_LL for item in self._items)
+        by_ll = all(item.kind in _BY_LL for item in self._items)
+        return by_ll and not (self._has_flags or self._followers)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -342,8 +347,8 @@ class WorkList:
         begin, lengths, steps = np.array([item[-3:] for item in self._items]).T
         waits = np.isin(parts["kind"], _WAITING)
         place = 2 * begin + (2 * _AHEAD + 1) * waits
-        if self._heads:
-            place[:] = 0  # a chain begins with the first chunk of its cells
+        for at in self._followers:
+            place[at] = place[at - 1]
         part = np.repeat(np.arange(len(parts)), lengths)
         index = np.arange(len(part)) - (np.cumsum(lengths) - lengths)[part]
         order = np.argsort(place[part] + 2 * index, kind="stable")
@@ -358,16 +363,13 @@ class WorkList:
 
     def ll_parts(self) -> Array:
         """Return the parts that travel by LL, an item each: parts to send come first."""
-        if self._heads:
-            parts = np.arange(len(self._items))
-            return self._chained(_records(self._items)[parts], parts)
         return _records([item for kind in _BY_LL for item in self._items if item.kind == kind])
 
     def _chained(self, records: Array, part: Array) -> Array:
-        """Return items of these parts, each chain in one piece, with those that begin one first."""
-        if not self._heads:
+        """Return items of these parts, with those that follow another one in its block behind."""
+        if not self._followers:
             return records
-        is_head = np.isin(part, self._heads)
+        is_head = ~np.isin(part, self._followers)
         begins = np.flatnonzero(is_head)
         more = np.diff(begins, append=len(part)) - 1
         records["more"][begins] = more
