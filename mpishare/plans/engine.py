@@ -100,7 +100,7 @@ class RoutedSetup(PlanSetup):
     calls: tuple[str, str] = ("exchange", "accumulate")
     adds: bool = False  # what arrives
     zeroes: bool = False  # what it sends
-    reverse_tag: int = 0  # the least one of the reverse, of both ways at once
+    reverse_tag: int = 0  # above all tags of an exchange: the least one of its reverse
     shifts: Shifts = field(default_factory=Shifts)  # of parts that slide
     # Layouts of the arrays that calls on GPUs get, where not `mine`, and their axes made those.
     given: Sequence[FieldLayout] = ()
@@ -118,6 +118,11 @@ class RoutedSetup(PlanSetup):
         return sorted(route for route in used if route.waits_in == "host")
 
     @property
+    def gives_back(self) -> bool:
+        """Whether both ways are one."""
+        return self.adds and not self.zeroes
+
+    @property
     def full_call(self) -> str:
         """The name of the plan and of the calls of this direction, in errors."""
         return f"{self.name}: {self.calls[0]}"
@@ -128,7 +133,7 @@ class RoutedSetup(PlanSetup):
         Its messages have tags of their own: MPI would match those of an exchange on one rank with
         those of the reverse on another.
         """
-        above = self._least_other_tag
+        above = 1 + max((each.tag for messages in self.sends for each in messages), default=0)
 
         def back(messages: Any) -> list[Any]:
             return [each._replace(tag=above + each.tag) for each in messages]
@@ -142,12 +147,9 @@ class RoutedSetup(PlanSetup):
             calls=self.calls[::-1],
             adds=adds,
             zeroes=adds,
+            reverse_tag=above,
             is_compiled=self.is_reverse_compiled if adds else self.is_compiled,
         )
-
-    @property
-    def _least_other_tag(self) -> int:
-        return 1 + max((each.tag for messages in self.sends for each in messages), default=0)
 
     def both_ways(self) -> RoutedSetup:
         """Return the setup of both directions at once: either end adds what the other one has."""
@@ -156,7 +158,6 @@ class RoutedSetup(PlanSetup):
             back,
             calls=(f"{back.calls[0]}(give_back=True)", back.calls[1]),
             zeroes=False,
-            reverse_tag=self._least_other_tag,
             my_sends=[*self.my_sends, *back.my_sends],
             my_recvs=[*self.my_recvs, *back.my_recvs],
             sends=[there + here for there, here in zip(self.sends, back.sends, strict=True)],

@@ -43,8 +43,8 @@ class Direction:
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
         # Ranks of the plan on this node that share their GPU.
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
-        self.reverse_tag = setup.reverse_tag
-        if self.sharing and self.reverse_tag:
+        self.gives_back, self.reverse_tag = setup.gives_back, setup.reverse_tag
+        if self.sharing and self.gives_back:
             self.sharing = {*comm.ranks_here}  # one chunk has the same cells on all ranks
 
         def directed(rank: int, peer: int, route: Route) -> Route:

@@ -50,7 +50,7 @@ class Fused:
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
         work = launcher.work_list(alignments)
-        if direction.reverse_tag:
+        if direction.gives_back:
             Copies(direction, buffers, work).add()
         else:
             self._add_parts(work, direction, buffers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.cells import Box, meet
 from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
-from mpishare.plans.exchange.cuda.regions import adds_in_kernel, regions_of, source_of
+from mpishare.plans.exchange.cuda.regions import are_boxes, regions_of, source_of
 from mpishare.plans.message import Part, PartInfo, PartKey, received, sent
 from mpishare.runtime.route import COPY, FUSED
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.exchange.cuda.work_items import Source, WorkList
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
 
@@ -34,13 +35,11 @@ def in_one_kernel(setup: RoutedSetup) -> RoutedSetup | None:
     """
     for rank, routes in enumerate(setup.routes):
         others = {route for peer, route in routes.items() if peer != rank}
-        if routes and (others != {FUSED} or routes.get(rank, COPY) is not COPY):
+        if others != {FUSED} or routes.get(rank, COPY) is not COPY:
             return None
-    if not adds_in_kernel(setup.turned(adds=True)):
-        return None
-    if not all(setup.comm.step(setup.name, lambda: _are_apart(setup.my_sends, setup.my_recvs))):
-        return None
-    return _cut(setup).both_ways()
+    mine = setup.my_sends, setup.my_recvs
+    are_fit = setup.comm.step(setup.name, lambda: are_boxes(*mine) and _are_apart(*mine))
+    return _cut(setup).both_ways() if all(are_fit) and not setup.wire else None
 
 
 def _are_apart(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
@@ -68,29 +67,28 @@ def _cut(setup: RoutedSetup) -> RoutedSetup:
                 for key, box in (parts[number] for number in numbers):
                     places[key].append(region.seen_from(box.lower))
 
-    def of_part(part: Any, layouts: Sequence[Any], near: Box) -> Any:
+    def cut(part: Any, layouts: Sequence[FieldLayout], near: Box) -> Any:
         box = near.seen_from([-at for at in part.box.lower])
-        cut = Part.of_box(part.field, layouts[part.field], box)
-        return cut if isinstance(part, Part) else PartInfo(cut.field, cut.nbytes, box)
+        found = Part.of_box(part.field, layouts[part.field], box)
+        return found if isinstance(part, Part) else PartInfo(found.field, found.nbytes, box)
 
-    def of_rank(rank: int, messages: Sequence[Any], *, are_sent: bool) -> list[Any]:
+    def of_rank(messages: Sequence[Any], rank: int, *, are_sent: bool) -> list[Any]:
         found = []
         for message in messages:
             ends = (rank, message.peer) if are_sent else (message.peer, rank)
-            parts = [
-                of_part(part, setup.layouts[rank], near)
-                for number, part in enumerate(message.parts)
-                for near in places[*ends, message.tag, number]
-            ]
+            numbered = enumerate(message.parts)
+            nears = ((part, places[*ends, message.tag, number]) for number, part in numbered)
+            parts = [cut(part, setup.layouts[rank], near) for part, all_ in nears for near in all_]
             found.append(message._replace(parts=tuple(parts)))
         return found
 
+    mine = setup.comm.rank
     return replace(
         setup,
-        my_sends=of_rank(setup.comm.rank, setup.my_sends, are_sent=True),
-        my_recvs=of_rank(setup.comm.rank, setup.my_recvs, are_sent=False),
-        sends=[of_rank(rank, each, are_sent=True) for rank, each in enumerate(setup.sends)],
-        recvs=[of_rank(rank, each, are_sent=False) for rank, each in enumerate(setup.recvs)],
+        my_sends=of_rank(setup.my_sends, mine, are_sent=True),
+        my_recvs=of_rank(setup.my_recvs, mine, are_sent=False),
+        sends=[of_rank(each, rank, are_sent=True) for rank, each in enumerate(setup.sends)],
+        recvs=[of_rank(each, rank, are_sent=False) for rank, each in enumerate(setup.recvs)],
     )
 
 

@@ -35,11 +35,11 @@ def adds_in_kernel(setup: RoutedSetup) -> bool:
         for peer, route in routes.items()
         if peer != rank
     }
-    if setup.reverse_tag:
+    if setup.gives_back:
         return True  # of parts that were such boxes before they were cut
     if not setup.adds or setup.wire or FUSED not in routes or routes & {COPY, PINNED}:
         return False
-    return all(setup.comm.step(setup.name, lambda: _are_boxes(setup.my_sends, setup.my_recvs)))
+    return all(setup.comm.step(setup.name, lambda: are_boxes(setup.my_sends, setup.my_recvs)))
 
 
 def added_regions(direction: Direction, buffers: Buffers) -> Iterator[tuple[Part, list[Source]]]:
@@ -67,7 +67,7 @@ def source_of(
     return Source(Part.of_box(part.field, layout, near), layout, part.nbytes, slot)
 
 
-def _are_boxes(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
+def are_boxes(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
     """Whether all parts are plain boxes, and few of them are added to one field."""
     parts = [part for message in (*sends, *recvs) for part in message.parts]
     added = Counter(part.field for message in recvs for part in message.parts)
