@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
 import struct
 import time
 from enum import IntEnum
@@ -22,20 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool, whole_slots
 from mpishare.coordination.poll import yield_core
+from mpishare.native import memory_barrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from mpi4py import MPI
 
     from mpishare.memory.shared import SharedMemory
 
 # Bytes that a rank can publish in one round of agreement.
 MAILBOX_NBYTES = 4096
-
-# Processors that show stores in program order and load in order (Intel Software Developer's Manual,
-# volume 3, 9.2.2).
-ORDERED_MACHINES = ("x86_64", "AMD64")
 
 # Of each rank: single words, with the marks amid them, three texts behind their versions and
 # lengths, and the mail.
@@ -91,32 +85,6 @@ def fitting(call: str) -> str:
     return call
 
 
-class MemoryBarrier:
-    """A full memory barrier, where the processor needs one.
-
-    `MPI.Win.Sync` is the only portable one in Python: on a window of this process alone it is
-    local, about 50 ns, and can be freed at any time.
-    """
-
-    def __init__(self) -> None:
-        from mpi4py import MPI
-
-        self._is_finalized = MPI.Is_finalized
-        self._window: MPI.Win | None = None
-        self.sync: Callable[[], Any] = int  # which does nothing
-        if platform.machine() not in ORDERED_MACHINES:
-            self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
-            self._window.Lock_all()
-            self.sync = self._window.Sync
-
-    def close(self) -> None:
-        """Free the window, unless MPI is finalized."""
-        if self._window is not None and not self._is_finalized():
-            self._window.Unlock_all()
-            self._window.Free()
-        self._window = None
-
-
 class Departure(NamedTuple):
     """How a rank left a node by an exception."""
 
@@ -142,8 +110,7 @@ class ControlBlock:
         self.pool, self.plan_memory = CounterPool(), CounterPool()
         self.words = memoryview(memory.buffer).cast("Q")
         self._bytes = memoryview(memory.buffer)
-        self.barrier = MemoryBarrier()
-        self.sync = self.barrier.sync
+        self.sync = memory_barrier()
         self.pool_start = size * _RANK_WORDS
         # Single words, each by rank.
         self._each = [self.words[word : self.pool_start : _RANK_WORDS] for word in range(9)]
@@ -173,7 +140,6 @@ class ControlBlock:
         for view in (*self._each, self.words, self._bytes):
             view.release()
         self.memory.close()
-        self.barrier.close()
 
     @property
     def is_mine(self) -> bool:

@@ -85,7 +85,6 @@ class Shutdown:
         self._abort_if_fatal()
         self._depart()
         self._watcher.stop()
-        agreement.block.barrier.close()
         if in_finalize:
             text = "MPI was finalized while the node was open"
             agreement.end(Event.FINALIZE, ClosedError(text))

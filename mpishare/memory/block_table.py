@@ -37,7 +37,7 @@ class BlockTable:
     """
 
     def __init__(
-        self, memory: SharedMemory, rank: int, size: int, memory_barrier: Callable[[], None]
+        self, memory: SharedMemory, rank: int, size: int, memory_barrier: Callable[[], object]
     ) -> None:
         self._memory = memory
         self._words = memoryview(memory.buffer).cast("Q")

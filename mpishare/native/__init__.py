@@ -10,14 +10,16 @@ import functools
 import importlib
 import logging
 import os
+import platform
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import UnsupportedError, name_ranks, warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger("mpishare")
 
@@ -26,6 +28,9 @@ _IN_PYTHON = "halo exchanges and fences on the host are made in Python: %s"
 _ASKED = "MPISHARE_HOST_CODE=python asks for it"
 _FOLDER = Path(__file__).parent
 _FILE = _FOLDER / "_host.abi3.so"
+# Processors that show stores in program order and load in order (Intel Software Developer's Manual,
+# volume 3, 9.2.2).
+_ORDERED_MACHINES = ("x86_64", "AMD64")
 
 
 def why_missing(reasons: Sequence[str | None], *, is_first: bool) -> str | None:
@@ -92,3 +97,23 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def memory_barrier() -> Callable[[], object]:
+    """Return a full memory barrier, where the processor needs one."""
+    if platform.machine() in _ORDERED_MACHINES:
+        return int  # which does nothing
+    module, _ = load()
+    return _by_locks(threading.Lock()) if module is None else module.memory_barrier
+
+
+def _by_locks(lock: threading.Lock) -> Callable[[], None]:
+    def barrier() -> None:
+        # What comes before is over when the first lock is released; that is before the second one
+        # is acquired, and what comes after begins behind that.
+        with lock:
+            pass
+        with lock:
+            pass
+
+    return barrier

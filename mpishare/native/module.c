@@ -2,6 +2,7 @@
 
 #include "module.h"
 #include "copy.h"
+#include <stdatomic.h>
 
 PyObject *address_of(PyObject *module, PyObject *buffer)
 {
@@ -12,6 +13,14 @@ PyObject *address_of(PyObject *module, PyObject *buffer)
     PyObject *address = PyLong_FromVoidPtr(view.buf);
     PyBuffer_Release(&view); /* the caller sees to it that the memory stays */
     return address;
+}
+
+static PyObject *memory_barrier(PyObject *module, PyObject *nothing)
+{
+    (void)module;
+    (void)nothing;
+    atomic_thread_fence(memory_order_seq_cst);
+    Py_RETURN_NONE;
 }
 
 static PyObject *can_add(PyObject *module, PyObject *dtype)
@@ -31,6 +40,7 @@ static PyMethodDef functions[] = {
     {"fold", fold_elements, METH_VARARGS,
      "fold(operation, into, operands, count): combine the numbers at addresses in their order."},
     {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
+    {"memory_barrier", memory_barrier, METH_NOARGS, "Order all accesses before it and after it."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
     {"count_rows", count_rows, METH_VARARGS,
      "Return the rows of the shortest and the longest column; None if one is not as described: "

@@ -88,7 +88,7 @@ class NodeContext:
         # Those, then the GPUs of other nodes: containers of a machine may share one.
         self.all_uuids = self.uuids
         self.watchdog = watchdog
-        # A full barrier of this processor, where it needs one; see `MemoryBarrier`.
+        # A full barrier of this processor, where it needs one; see `mpishare.native`.
         self.memory_barrier = agreement.block.sync
         # Checks of a counter before the core is yielded: with more ranks than cores, the awaited
         # rank may need this very core.

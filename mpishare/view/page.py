@@ -12,22 +12,19 @@ seqlock). A record has two tracks: buffers in host memory, and on CUDA buffers o
 from __future__ import annotations
 
 import json
-import platform
 import sys
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.coordination.control_block import ORDERED_MACHINES
 from mpishare.errors import HandleError
 from mpishare.memory.fd_client import printable
 from mpishare.memory.memory import ArrayLayout, host_anchor
 from mpishare.memory.shared import whole_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.memory.fd_client import FdClient
 
@@ -203,23 +200,3 @@ def unpack_numbers(record: bytes) -> dict[str, Any]:
     nbytes = int.from_bytes(record[:8], sys.byteorder)
     found: dict[str, Any] = json.loads(record[8 : 8 + nbytes] or "{}")
     return found
-
-
-def _load_barrier() -> Callable[[], None]:
-    """Return a function that orders the loads before it and those after it, without MPI."""
-    if platform.machine() in ORDERED_MACHINES:
-        return lambda: None
-    lock = threading.Lock()
-
-    def barrier() -> None:
-        # The release of the first lock waits for all loads before it, the second lock is taken
-        # after that, and loads after the acquisition of a lock wait for it.
-        with lock:
-            pass
-        with lock:
-            pass
-
-    return barrier
-
-
-load_barrier = _load_barrier()

@@ -14,8 +14,9 @@ from mpishare.errors import CudaError, HandleError, UnsupportedError, format_nby
 from mpishare.memory.arguments import ghosts_of
 from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import whole_pages
+from mpishare.native import memory_barrier
 from mpishare.runtime.preflight import missing
-from mpishare.view.page import Page, load_barrier, unpack_numbers
+from mpishare.view.page import Page, unpack_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -139,6 +140,7 @@ class Reader(ABC):
         self._checked = checked
         self._track = track
         self._reads_all = window.lag > 0
+        self._memory_barrier = memory_barrier()
 
     def read(self, than: int) -> Frame | None:
         """Return a complete snapshot, or that it was `OVERWRITTEN`.
@@ -153,10 +155,10 @@ class Reader(ABC):
             return self._kept.pop(number, self._missing(number))
         if number <= than or not self._is_complete(number):
             return self._missing(number)
-        load_barrier()
+        self._memory_barrier()
         arrays = self._copy(number % self._page.places.buffers)
         records = [words.tobytes() for words in self._records(number)["numbers"]]
-        load_barrier()
+        self._memory_barrier()
         if self._is_overwritten(number):
             return OVERWRITTEN
         numbers: dict[str, Any] = {}

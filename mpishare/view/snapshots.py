@@ -63,7 +63,7 @@ class Slot:
 class HostSnapshots:
     """Snapshots on the host backend: the call itself copies."""
 
-    def __init__(self, slot: Slot, memory_barrier: Callable[[], None]) -> None:
+    def __init__(self, slot: Slot, memory_barrier: Callable[[], object]) -> None:
         self._slot = slot
         self._track = slot.words["records"]["host"]
         self._memory_barrier = memory_barrier

@@ -1,12 +1,18 @@
-"""The memory barrier of processors that reorder, used on this one."""
+"""The memory barriers of processors that reorder, used on this one."""
+
+import pytest
 
 import mpishare
-from mpishare.coordination import control_block
+from mpishare import native
 
 
-def test_the_real_barrier_orders_and_is_freed(comm, monkeypatch):
-    monkeypatch.setattr(control_block, "ORDERED_MACHINES", ())
+@pytest.mark.parametrize("way", ["compiled", "locks"])
+def test_the_real_barrier_orders(comm, monkeypatch, way):
+    monkeypatch.setattr(native, "_ORDERED_MACHINES", ())
+    if way == "locks":
+        monkeypatch.setattr(native, "load", lambda: (None, "to try locks"))
     with mpishare.Node(comm) as node:
+        assert node._context.memory_barrier is not int
         window = node.allocate_each(1, "i8", fill=-1)
         for step in range(50):
             window.array[...] = step + node.rank
