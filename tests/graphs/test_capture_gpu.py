@@ -10,23 +10,10 @@ from mpishare import EpochError, UnsupportedError
 from tests.helpers.captures import skip_without_graphs
 from tests.helpers.halos import ring
 from tests.helpers.latch import Latch, within
+from tests.helpers.rows import fill, wrong
 
 TWO = pytest.mark.ranks(min=2)
 N = 1000
-
-
-def put(node, field, step):
-    """Owned rows that tell rank and step, and poison in the ghosts."""
-    field.fill(-1)
-    field[1] = 1000 * step + 10 * node.rank
-    field[2] = 1000 * step + 10 * node.rank + 1
-
-
-def check(node, field, step):
-    low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
-    found = field[:, 0].get()
-    assert found[0] == 1000 * step + 10 * low + 1, step
-    assert found[3] == 1000 * step + 10 * high, step
 
 
 def launches(monkeypatch):
@@ -50,9 +37,9 @@ def test_a_step_is_run_once_captured_once_and_replayed(node, monkeypatch):
 
         step = mpishare.capture(node, exchange)
         for number in range(20):
-            put(node, field, number)
+            fill(node.xp, field, node.rank, number)
             step(field)
-            check(node, field, number)
+            assert wrong(field, node.rank, node.size, number) == 0
     assert len(calls) == 2
     assert len(made) == 19
 
@@ -144,10 +131,10 @@ def test_streams_are_forked_and_joined_in_it(node, cupy):
         step = mpishare.capture(node, advance)
         right = 0
         for number in range(30):
-            put(node, field, number)
+            fill(node.xp, field, node.rank, number)
             step(field, work)
             right = (right + 1) * 2
-            check(node, field, number)
+            assert wrong(field, node.rank, node.size, number) == 0
             assert float(work[-1]) == right
 
 
@@ -182,14 +169,14 @@ def test_what_waits_for_the_gpu_is_refused(node, name):
                 step(field)
         with pytest.raises(EpochError):
             halo.wait()  # what was started in the capture is forgotten
-        put(node, field, 1)
+        fill(node.xp, field, node.rank, 1)
         halo.exchange(field)
-        check(node, field, 1)
+        assert wrong(field, node.rank, node.size, 1) == 0
         is_bad = False
         for number in range(5):
-            put(node, field, number)
+            fill(node.xp, field, node.rank, number)
             step(field)
-            check(node, field, number)
+            assert wrong(field, node.rank, node.size, number) == 0
 
 
 def is_refused(node, function, array, words):
@@ -233,9 +220,9 @@ def test_what_no_replay_would_do_is_refused_by_name(node, cupy, monkeypatch):
         monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
         with ring(node, field, axes=0) as halo:
             is_refused(node, halo.exchange, field, "mpi")
-            put(node, field, 1)
+            fill(node.xp, field, node.rank, 1)
             halo.exchange(field)
-            check(node, field, 1)
+            assert wrong(field, node.rank, node.size, 1) == 0
     node.synchronize()
 
 
@@ -314,30 +301,30 @@ def test_a_loop_with_exchanges(node, loops, monkeypatch, cupy):
     module = cupy.RawModule(code=COUNT)
     count, grow = module.get_function("count"), module.get_function("grow")
     field = xp.zeros((4, N))
-    made, done, wrong = (xp.zeros(1, "i4") for _ in range(3))
+    made, done, bad = (xp.zeros(1, "i4") for _ in range(3))
     low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
     wanted = 3000
 
-    def iterate(field, made, done, wrong):
+    def iterate(field, made, done, bad):
         halo.exchange(field)
-        count((1,), (1,), (field, N, made, done, np.int32(wanted), wrong,
-                           10.0 * low + 1, 10.0 * high))  # fmt: skip
+        count((1,), (1,), (field, N, made, done, np.int32(wanted), bad,
+                           31.0 * low + 6, 31.0 * high + 3))  # fmt: skip
         grow((1,), (256,), (field, N))
 
     solve = mpishare.capture(node, iterate, until=lambda *args: args[2], at_most=10 * wanted)
     for call in range(4):
-        put(node, field, 0)
+        fill(node.xp, field, node.rank, 0)
         made.fill(0)
         done.fill(0)
         made_by.clear()
-        solve(field, made, done, wrong)
+        solve(field, made, done, bad)
         assert int(solve.iterations[0]) == wanted
         assert int(made[0]) == wanted
-        assert int(wrong[0]) == 0, call
+        assert int(bad[0]) == 0, call
         assert len(made_by) == 1
-    put(node, field, 5)
+    fill(node.xp, field, node.rank, 5)
     halo.exchange(field)
-    check(node, field, 5)
+    assert wrong(field, node.rank, node.size, 5) == 0
 
 
 def test_a_loop_is_counted_while_the_stream_is_busy_on_which_it_was_made(node, cupy):
@@ -401,10 +388,10 @@ def check_host_loop(node, caplog, why):
         solve = mpishare.capture(node, body, until=lambda field, left: left <= 0, at_most=100)
         for number in (1, 2):
             left.fill(30)
-            put(node, field, number)
+            fill(node.xp, field, node.rank, number)
             solve(field, left)
             assert int(solve.iterations[0]) == 30
-            check(node, field, number)
+            assert wrong(field, node.rank, node.size, number) == 0
         left.fill(1000)
         solve(field, left)
         assert int(solve.iterations[0]) == 100
