@@ -31,6 +31,13 @@ def put(node, array, values):
     node.synchronize()
 
 
+def send(channel, *values):
+    """Put a frame of each value."""
+    for value in values:
+        with channel.put() as slot:
+            slot[...] = value
+
+
 def on_every_rank(node, work):
     """Call `work`; return the exception of every rank, by its name."""
     try:

@@ -9,15 +9,9 @@ import pytest
 
 from mpishare import ClosedError, CudaError, EpochError, PeerError, UnsupportedError
 from tests.helpers.latch import check_order
-from tests.helpers.windows import nothing_leaked
+from tests.helpers.windows import nothing_leaked, send
 
 TWO = pytest.mark.ranks(min=2)
-
-
-def send(channel, *values):
-    for value in values:
-        with channel.put() as slot:
-            slot[...] = value
 
 
 def take(channel):

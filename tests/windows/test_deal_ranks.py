@@ -5,14 +5,9 @@ import time
 import pytest
 
 from mpishare import EpochError, MismatchError, PeerError
+from tests.helpers.windows import send
 
 TWO, THREE = pytest.mark.ranks(min=2), pytest.mark.ranks(min=3)
-
-
-def deal(channel, values):
-    for value in values:
-        with channel.put() as slot:
-            slot[...] = value
 
 
 @TWO
@@ -28,7 +23,7 @@ def test_every_frame_reaches_one_consumer_in_order(node, slots, last):
     if node.rank == channel.producer:
         with pytest.raises(ZeroDivisionError), channel.put():
             raise ZeroDivisionError  # its slot comes back
-        deal(channel, range(500))
+        send(channel, *range(500))
         channel.end()
     else:
         for slot in channel:
@@ -48,9 +43,9 @@ def test_nothing_is_dealt_to_a_consumer_that_left_its_loop(node):
     channel, found = node.channel(1, "i8", deal=True), []
     if node.rank == channel.producer:
         begin = time.monotonic()
-        deal(channel, range(10))
+        send(channel, *range(10))
         while time.monotonic() - begin < 3:  # longer than it takes to find a deadlock
-            deal(channel, [-1])
+            send(channel, -1)
         channel.end()
     elif node.rank == 1:
         for slot in channel:
@@ -71,7 +66,7 @@ def test_a_frame_that_nobody_can_take_is_an_error(node):
     channel = node.channel(4, "i8", deal=True)
     if node.rank == channel.producer:
         with pytest.raises(EpochError, match="all consumers have closed the channel"):
-            deal(channel, [1])
+            send(channel, 1)
     channel.close()
 
 
@@ -80,7 +75,7 @@ def test_a_producer_whose_consumers_all_wait_for_it_is_a_deadlock(node):
     """The rank that sees it first tells the others."""
     channel = node.channel(4, "i8", deal=True)
     is_producer = node.rank == channel.producer
-    waits = (lambda: deal(channel, [1])) if is_producer else node.barrier
+    waits = (lambda: send(channel, 1)) if is_producer else node.barrier
     with pytest.raises(
         (MismatchError, PeerError), match=r"wait for each other: .* A put waits"
     ) as caught:
