@@ -31,6 +31,22 @@ def test_random_plans(nodes):
     play_on(nodes, random_plans, 12, shared=True).ended_well()
 
 
+def random_seams(stage: Stage, seeds: int) -> None:
+    from tests.helpers.seams import check_list
+
+    seen = set()
+    with stage.node() as node:
+        for seed in range(seeds):
+            # Of whole numbers: sums of other nodes come behind those of one's own.
+            seen |= {*check_list(node, stage.world, seed, ("i4", "c16", "i8")).values()}
+    assert {"host", "mpi"} <= seen
+
+
+@pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
+def test_random_seams(nodes):
+    play_on(nodes, random_seams, 12, shared=True).ended_well()
+
+
 def reverse_and_meshes(stage: Stage) -> None:
     """Sums of ghosts, graphs, a ring by global ids, and one by dims= for fields to come."""
     from tests.helpers.halos import (
