@@ -2,7 +2,7 @@
 
 import json
 
-from tests.helpers.launch import ROOT, Result, run_ranks
+from tests.helpers.launch import ROOT, Result, run_ranks, run_right
 
 APPLICATIONS = ROOT / "scripts" / "applications"
 HOST = {"MPISHARE_BACKEND": "host"}
@@ -23,6 +23,17 @@ def run(*words):
 
 def rows_of(result: Result) -> list[dict]:
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def right_rows(name: str, ranks: int, backend: str, program: str, words: list[str]) -> list[dict]:
+    """What a program printed with `--json`, all of it checked."""
+    limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
+    env = {"MPISHARE_BACKEND": backend}
+    rows = rows_of(run_right(ranks, program, words, timeout_s=limit_s, env=env))
+    for row in rows:
+        assert (row["program"], row["backend"], row["ranks"]) == (name, backend, ranks)
+        assert row["checked"] is True
+    return rows
 
 
 def require_seen(program: str, *broken: str) -> Result:

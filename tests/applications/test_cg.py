@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.applications.programs import beginning, require_seen, rows_of
+from tests.applications.programs import beginning, require_seen, right_rows, rows_of
 from tests.helpers.launch import run_right
 
 HAS_SCIPY = importlib.util.find_spec("scipy") is not None
@@ -91,14 +91,9 @@ def test_it_is_right(backend: str, ranks: int) -> None:
     """The product of SciPy is that of a rank alone: on more ranks than cores it shows no more."""
     is_sparse_too = backend == "cuda" or (HAS_SCIPY and ranks <= 2)
     kinds = ["stencil", "csr"] if is_sparse_too else ["stencil"]
-    limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
-    options = {"timeout_s": limit_s, "env": {"MPISHARE_BACKEND": backend}}
-    result = run_right(ranks, EVERY, [str(ranks), *kinds], **options)
-    rows = rows_of(result)
+    rows = right_rows("cg", ranks, backend, EVERY, [str(ranks), *kinds])
     assert len(rows) == 3 * len(kinds) + 1
     for row in rows:
-        assert (row["program"], row["backend"], row["ranks"]) == ("cg", backend, ranks)
-        assert row["checked"] is True
         assert row["iteration_us"] > 0
         assert row["in_one_graph"] is False or (backend, row["product"]) == ("cuda", "stencil")
     # The same box in the same blocks: the same iterations, but for the last bits of a product.

@@ -9,6 +9,7 @@ from mpishare.bench.cases import default_cases
 from tests.helpers.benches import WITHOUT_FENCE
 from tests.helpers.launch import run_ranks
 
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(100)]
 CUDA = {"MPISHARE_BACKEND": "cuda"}
 QUICK = ("--format", "json", "--iters", "10", "--repeat", "2", "--warmup", "1")
 
@@ -29,8 +30,6 @@ def failed(rows: list[dict], kind: str = "") -> list[dict]:
     return [row for row in rows if not row["ok"] and kind in ("", row["kind"])]
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_every_arm_is_right(ranks: int) -> None:
     header, rows = measured(ranks, "mpishare.bench", "--max", "64KiB")
@@ -48,8 +47,6 @@ def test_every_arm_is_right(ranks: int) -> None:
     assert bool(header["notes"]) == crowded
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 def test_a_rival_is_right_or_says_why_not() -> None:
     words = ["ring", "halo1d", "halo3d", "--against", "all", "--min", "64KiB", "--max", "64KiB"]
     header, rows = measured(2, "benchmarks", *words)
@@ -61,8 +58,6 @@ def test_a_rival_is_right_or_says_why_not() -> None:
             assert row["ok"] or "not installed" in row["reason"], row
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 def test_a_missing_fence_is_seen() -> None:
     result = run_ranks(2, WITHOUT_FENCE, args=["fence", *QUICK], timeout_s=90, env=CUDA)
     assert result.returncode == 1, result.describe()
@@ -70,8 +65,6 @@ def test_a_missing_fence_is_seen() -> None:
     assert wrong == {"fence"}, result.describe()
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
     words = ["allreduce", "--against", "all", "--min", "8", "--max", "64KiB"]
     _, rows = measured(2, "benchmarks", *words)
@@ -82,8 +75,6 @@ def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
     assert {"staged", "float", "nccl", "nccl graph of 20"} <= {row["arm"] for row in rows}
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> None:
     words = ["redistribute", "permuted", "allgather", "--against", "staged,nccl"]
@@ -95,8 +86,6 @@ def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> 
     assert [row for row in failed(rows) if not row["arm"].startswith("nccl")] == []
 
 
-@pytest.mark.gpu
-@pytest.mark.timeout(100)
 def test_kernels_of_two_ranks_are_right_and_rivals_too_or_say_why_not() -> None:
     words = ["pingpong", "swap", "--against", "all", "--max", "64KiB", "--seconds", "60"]
     header, rows = measured(2, "benchmarks", *words)

@@ -21,7 +21,7 @@ from tests.helpers.halos import (
     ring,
 )
 
-TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.ranks(min=2)
 PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
 
 
@@ -47,7 +47,6 @@ def steps(node, case, kinds):
         return halo.staging_nbytes
 
 
-@TWO
 @pytest.mark.parametrize("memory", ["plain", "of a driver"])
 def test_faces_that_come_as_they_belong(compiled_node, monkeypatch, memory):
     """Out of memory that no other process can read, such as pinned, they are copied before."""
@@ -59,7 +58,6 @@ def test_faces_that_come_as_they_belong(compiled_node, monkeypatch, memory):
     assert steps(node, case, [kind]) < 100_000  # no copies: a face alone has 384 KiB
 
 
-@TWO
 @pytest.mark.parametrize(("form", "width"), [("C", 1), ("F", 2)])
 def test_faces_with_ghosts_in_between(compiled_node, form, width):
     """They come through memory of the receiver, some planes at a time."""
@@ -72,7 +70,6 @@ def test_faces_with_ghosts_in_between(compiled_node, form, width):
     assert steps(node, case, [Kind("f4", form), Kind("i8", form)]) < (256 << 10) + 100_000
 
 
-@TWO
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
 def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
     """Each rank another kind, one of two fields by itself too: only the owner knows which."""
@@ -94,7 +91,6 @@ def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
             put(fields, 90)  # which nobody may see
 
 
-@TWO
 @pytest.mark.parametrize("axis", [0, 1])
 def test_places_that_follow_each_other_at_one_end_alone(compiled_node, axis):
     """Of a mesh: they are read there, where the field is in a window too, and put in their places.
@@ -126,7 +122,6 @@ def test_places_that_follow_each_other_at_one_end_alone(compiled_node, axis):
     window.close()
 
 
-@TWO
 def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
     node = compiled_node
     field = np.zeros((4, PLANES))

@@ -10,7 +10,7 @@ import mpishare
 from mpishare.plans.exchange.host import parts, process_read
 from tests.helpers.halos import beside, ring
 
-TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.ranks(min=2)
 LIMITS = {"_MIN_IN_PLACE_NBYTES": 1024, "_MIN_RUN_NBYTES": 64, "_MIN_READ_NBYTES": 4096}
 LATER = -2.0
 
@@ -45,7 +45,6 @@ def faces_of(node, shape, axis, width, kind, limits=LIMITS):
     return set().union(*node.comm.allgather(found))
 
 
-@TWO
 @pytest.mark.parametrize(
     ("shape", "axis", "width", "of_window", "of_private"),
     [
@@ -65,14 +64,12 @@ def test_the_way_of_a_face(compiled_node, shape, axis, width, of_window, of_priv
     assert found == {(width, of_window if kind == "window" else of_private)}
 
 
-@TWO
 def test_a_packed_face_beside_one_that_is_read_in_place(compiled_node):
     """Of one field: one column of cells to one side, eight to the other."""
     found = faces_of(compiled_node, (2000, 60), 1, ((1, 8),), "window")
     assert found == {(1, "packed"), (8, "read")}
 
 
-@TWO
 @pytest.mark.parametrize(
     ("cells", "nbytes_cached", "way"),
     [(128, 2 * 1024 - 1, "read"), (128, 2 * 1024, "packed"), (127, 1024, "packed")],
@@ -95,7 +92,6 @@ def from_rank_0_to_all(node, count, most_readers=4):
         yield plan
 
 
-@TWO
 @pytest.mark.parametrize(("count", "most_readers"), [(3500, 0), (3500, 4), (100, 4)])
 def test_cells_for_several_ranks_are_packed_once(compiled_node, count, most_readers):
     """Many readers at a time, or few cells; else they are read where they are."""
