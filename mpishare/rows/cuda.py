@@ -383,7 +383,9 @@ class CudaRows(CudaPlanEngine):
             self._leave(entered)
 
     def counts(self) -> tuple[list[int], list[int]]:
-        found, nkeys = self.fetch("counts"), len(self.form.keys)
+        # Of one exchange `counts` and `sent` look once, until `wait` may have left rows out.
+        found = (self._is_open and self._counted) or self.fetch("counts")
+        nkeys = len(self.form.keys)
         came, sent = (found[at : at + nkeys] for at in (records.CAME, records.SENT))
         return came, sent
 

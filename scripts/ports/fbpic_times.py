@@ -207,7 +207,7 @@ def compare(given):
     with GpuMemoryManager(case.sim):
         for kind in FIELDS:
             compare_fields(case, kind, given.rounds)
-        compare_particles(case, given.rounds)
+        compare_particles(case, 3 * given.rounds)
 
 
 def main():

@@ -139,7 +139,7 @@ def test_the_patch_is_as_short_as_the_page_says() -> None:
 
 def test_the_patch_of_fbpic_is_as_long_as_the_page_says() -> None:
     plus, minus = changed(FBPIC)
-    assert plus + minus <= 270
+    assert plus + minus <= 280
     page = FBPIC.with_name("fbpic.md").read_text()
     assert f"It adds {plus} lines, " in page
     assert f" and removes {minus}:" in page
