@@ -189,8 +189,11 @@ def compare_steps(cases, rounds):
         for way, case in cases.items()
     }
     pairs = list(zip(all_of["messages"], all_of["mpishare"], strict=True))
-    is_same = on_all(all(old.tobytes() == new.tobytes() for old, new in pairs))
-    print_line(f"a step; particles are exchanged every {period}", times, is_same)
+    said = on_all(all(old.tobytes() == new.tobytes() for old, new in pairs))
+    if cases["messages"].on_gpu:  # where charges are added by atomics, in any order
+        apart = [abs(old - new).max() / abs(old).max() for old, new in pairs[len(PARTICLES) :]]
+        said = f"fields within {comm.allreduce(max(apart), MPI.MAX):.1g} of the largest"
+    print_line(f"a step; particles are exchanged every {period}", times, said)
 
 
 def compare(given):
