@@ -64,7 +64,7 @@ class CudaRows(CudaPlanEngine):
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
         self._memory: list[Any] = []  # of migrations
         self._stream = 0  # for captures
-        self._is_open = self._has_come = False
+        self.is_open = self._has_come = False
         self.epoch, self._traded = 0, 0  # calls begun; the last one that is waited for
         # Results of the call that is open once the host has them, and whether it takes rounds.
         self._counted: list[int] | None = None
@@ -94,7 +94,7 @@ class CudaRows(CudaPlanEngine):
         self._state = state, results
         for name in ("send_rows", "take_rows", "migrate_rows"):
             kernel(_SOURCE, name, (), self._device)
-        self._poll_all = [self.take(records.Lanes(), {}, [], records.NO_ROUNDS)]
+        self.poll_all = [self.take(records.Lanes(), {}, [], records.NO_ROUNDS)]
         launcher.load(0)
         self._context.drain(self.name)
 
@@ -168,8 +168,8 @@ class CudaRows(CudaPlanEngine):
             if sends:
                 self.begin_epoch(is_open=is_open)
             call.repeat(handle)
-        self._is_open, self._has_come = is_open, not is_open
-        if self._is_open:
+        self.is_open, self._has_come = is_open, not is_open
+        if self.is_open:
             self._sent = call, None, arrays
         return True
 
@@ -211,11 +211,13 @@ class CudaRows(CudaPlanEngine):
         self, entered: StreamInfo, launches: Sequence[driver.Enqueued], *, is_open: bool
     ) -> None:
         """Pack and send; the call of a migration is not open then."""
-        self._enqueue(entered, launches)
+        self.enqueue(entered, launches)
         self.begin_epoch(is_open=is_open)
         self._far.send(entered)
 
-    def _enqueue(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
+    def enqueue(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
+        """Enqueue what may wait for other ranks."""
+
         def enqueue() -> None:
             for each in launches:
                 each.enqueue(entered[0])
@@ -226,7 +228,7 @@ class CudaRows(CudaPlanEngine):
         """Note that rows are sent."""
         self._flags.calls[0] += 1
         self.epoch += 1
-        self._is_open, self._has_come = is_open, False
+        self.is_open, self._has_come = is_open, False
         self._counted, self._has_more = None, False
 
     def _receive_messages(self, entered: StreamInfo) -> None:
@@ -244,10 +246,6 @@ class CudaRows(CudaPlanEngine):
     def pack_again(self, keys: int, stream: int) -> None:
         """Pack what was started once more for some keys, a bit each."""
         self._sent[0].launch(keys).enqueue(stream)
-
-    def poll(self, entered: StreamInfo) -> None:
-        """Let the stream wait for the rows, and have their numbers."""
-        self._enqueue(entered, self._poll_all)
 
     def forget(self) -> None:
         """Do nothing: see `HostRows.forget`."""
@@ -282,7 +280,7 @@ class CudaRows(CudaPlanEngine):
         self._follow(entered)
         self._gather(entered)
         groups = grouped(found)
-        if not found and (self._has_more or self._counted is None):
+        if not found and (self._far or self._has_more or self._counted is None):
             groups = [(records.Lanes(), {}, [])]
         kinds = [records.ROUNDS] * (len(groups) - 1) + [records.LAST_ROUNDS]
         launches = [self.take(*each, kind) for each, kind in zip(groups, kinds, strict=False)]
@@ -308,12 +306,12 @@ class CudaRows(CudaPlanEngine):
     def receive(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Let the stream wait for the rows of all peers, and take them."""
         self._receive_messages(entered)
-        self._enqueue(entered, launches)
+        self.enqueue(entered, launches)
         self._has_come = True
 
     def end(self, entered: StreamInfo) -> None:
         """Note that all rows have come."""
-        self._is_open = False
+        self.is_open = False
         self._far.end(entered)
         self._leave(entered)
 
@@ -365,7 +363,7 @@ class CudaRows(CudaPlanEngine):
                 f"{where}: more rows came or went than a slot of room={self.form.room} holds, and "
                 "wait had no arrays for them. Give it arrays, or call counts before it"
             )
-        if self._is_open:
+        if self.is_open:
             self._counted = found
             self._has_more = any(
                 found[records.SENT + at] > room
@@ -376,10 +374,10 @@ class CudaRows(CudaPlanEngine):
 
     def _poll(self) -> None:
         """Let the stream of `start` wait for the rows, unless it did."""
-        if self._is_open and not self._has_come:
+        if self.is_open and not self._has_come:
             entered = self._sent[1] or self._chain.last
             self._follow(entered)
-            self.receive(entered, self._poll_all)
+            self.receive(entered, self.poll_all)
             self._leave(entered)
 
     def counts(self) -> tuple[list[int], list[int]]:

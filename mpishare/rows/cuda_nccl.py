@@ -95,9 +95,9 @@ class NcclRows:
         handle, engine = entered[0], self._engine
         self._backend.wait_event(self._came, handle)
         self._is_unseen = True
-        if self._is_fixed or not engine._is_open:
+        if self._is_fixed or not engine.is_open:
             return
-        engine.poll(entered)
+        engine.enqueue(entered, engine.poll_all)
         self.end(entered)
         sends, recvs = self._grow("wait", entered)
         if sends or recvs:
@@ -136,16 +136,14 @@ class NcclRows:
 
     def check(self) -> None:
         """See `PlanEngine.check_elsewhere`."""
-        self._peers.check(self._progress())
+        done, is_under_way = self._slots.flags.progress()
+        # While a call is open, the host waits for it itself, if anybody does.
+        self._peers.check((done, is_under_way and not self._engine.is_open))
 
     def late(self, call: str) -> PeerTimeout | None:
         """See `PlanEngine.late_elsewhere`."""
-        return self._peers.late(call, self._progress())
-
-    def _progress(self) -> tuple[int, bool]:
-        """Return how many calls are done on this GPU, and whether it waits in one."""
         done, is_under_way = self._slots.flags.progress()
-        return done, is_under_way and self._engine.is_waited_for
+        return self._peers.late(call, (done, is_under_way and self._engine.is_waited_for))
 
     def close(self) -> None:
         """Destroy the events, once no call is under way."""

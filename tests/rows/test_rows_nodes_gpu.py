@@ -61,6 +61,13 @@ def test_calls_that_come_again(half, cupy, route):
             before = sent[n : 2 * n] + 1000 * ((WORLD.rank - 1) % WORLD.size)
             assert (out[low][0][:n].get() == before + 10_000 * step).all()
             assert (out[high][0][:n].get() == sent[:n] + 1000 * NEXT + 10_000 * step).all()
+        for n in (3, 300):  # without arrays
+            swap.start(x, {low: (0, n)})
+            assert swap.counts() == {low: 0, high: n}
+            swap.wait()
+            half.synchronize()
+            assert swap._engine.late_elsewhere("wait") is None
+            assert len(swap.received(high)[0]) == n
 
 
 @TWO
