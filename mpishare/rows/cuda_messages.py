@@ -101,8 +101,9 @@ class CudaMessages:
 
     def _upload(self, place: int, came: MessageIn, epoch: int, stream: int) -> None:
         slots = self._slots
-        if came.count > slots.scales[place] * self._form.room:
-            slots.enlarge(place, came.count, is_needed=True)
+        room, rows = slots.scales[place] * self._form.room, max(came.count, came.wanted)
+        if rows > room:
+            slots.enlarge(place, rows, is_needed=came.count > room)
         scale, rows = slots.scales[place], slots.bases[place]
         for column, address in zip(came.columns, slots.columns_at(rows, scale), strict=True):
             if came.count:

@@ -45,7 +45,7 @@ class NcclRows:
         """Have memory for messages, once the table is made."""
         slots = self._slots
         for place in self._keys:
-            self._words[place], _ = slots.offered.pop(place)
+            self._words[place] = slots.offer(self._engine.rank, place)
             begin = int(slots.keys[place]["mine"]) + records.HEADER_NBYTES + slots.slot
             self._send_from(place, begin, 1)
         slots.table["begun"], slots.table["done"] = slots.flags.begun, slots.flags.done

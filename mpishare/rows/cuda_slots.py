@@ -44,8 +44,8 @@ class CudaSlots(PlanBuffers):
         others = sorted(near - {comm.rank})
         super().__init__(comm, setup.name, nbytes, others, noffers * records.OFFER_NBYTES, [])
         self._larger: list[list[Suballocation]] = [[] for _ in form.keys]  # the newest last
-        # By key, mine and those for me; not of keys whose slots grow at both ends at once.
-        self.offered: dict[int, tuple[memoryview[int], memoryview[int]]] = {}
+        # By key, mine and those for me: words in memory of the node.
+        self._offers: dict[int, tuple[memoryview[int], memoryview[int]]] = {}
         self._opened: list[Suballocation] = []
         self.held: list[Any] = []  # what is uploaded
         self.is_changed = False  # the table, since it was published
@@ -64,16 +64,17 @@ class CudaSlots(PlanBuffers):
         """Fill the table, once the slots are mapped."""
         ranks, form, self.offers = [*self._first], self._form, self.flags.staging
         for place, key in enumerate(form.keys):
-            is_far = place in self._far
             mine, mine_rows = self._places(self._me, place)
-            mine_rows -= is_far * records.HEADER_NBYTES  # behind one header
+            if place in self._far:
+                mine_rows = mine + records.HEADER_NBYTES  # behind one header
+                self.keys[place] = 0, mine, mine_rows, 0, 0, 0, 1, 0
+            else:
+                theirs, rows = self._places(key.rank, key.place)
+                self.keys[place] = theirs, mine, mine_rows, rows, 0, ranks.index(key.rank), 1, 1
+                given = self.offer(self._me, place)
+                given[records.TAKEN] = given[records.OFFERED] = 1
+                self._offers[place] = given, self.offer(key.rank, key.place)
             self.bases[place] = mine_rows
-            theirs, rows = (0, 0) if is_far else self._places(key.rank, key.place)
-            peer = 0 if is_far else ranks.index(key.rank)
-            self.keys[place] = theirs, mine, mine_rows, rows, 0, peer, 1, not is_far
-            given = self._offer(self._me, place)
-            given[records.TAKEN] = given[records.OFFERED] = 1
-            self.offered[place] = given, given if is_far else self._offer(key.rank, key.place)
         self.table["most"] = form.room
 
     def sizes(self, launcher: PlanLauncher) -> Any:
@@ -88,7 +89,8 @@ class CudaSlots(PlanBuffers):
         headers = self.address_of(rank) + (both + 2 * self.slot) * place
         return headers, headers + both
 
-    def _offer(self, rank: int, place: int) -> memoryview[int]:
+    def offer(self, rank: int, place: int) -> memoryview[int]:
+        """Return the words of what a rank offers for a key, and of what its kernels need there."""
         begin = records.OFFER_NBYTES * (self._first[rank] + place)
         return self.flags.staging[begin : begin + records.OFFER_NBYTES].cast("Q")
 
@@ -114,7 +116,7 @@ class CudaSlots(PlanBuffers):
         if seen == self.settled:
             return False
         self.settled = seen
-        for place, (mine, theirs) in self.offered.items():
+        for place, (mine, theirs) in self._offers.items():
             if mine[records.NEEDED] > self.scales[place] * form.room:
                 self.enlarge(place, mine[records.NEEDED], is_needed=False)
             if self.scales[place] > mine[records.OFFERED] == mine[records.TAKEN]:
@@ -148,7 +150,7 @@ class CudaSlots(PlanBuffers):
     def _give(self, place: int, words: memoryview[int]) -> None:
         """Offer a slot to its sender, which has taken the last one that was offered."""
         scale = self.scales[place]
-        if place in self._far or not fits(self._form, scale):
+        if not fits(self._form, scale):
             words[records.TAKEN] = words[records.OFFERED] = scale  # there is no offer
             return
         block = self._larger[place][-1]
@@ -203,7 +205,7 @@ class CudaSlots(PlanBuffers):
 
     def close(self) -> None:
         """Free this rank's slots, once all ranks have released them."""
-        self.offered.clear()
+        self._offers.clear()
         self.offers = NO_WORDS
         for block in chain(*self._larger):
             block.close()

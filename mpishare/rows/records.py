@@ -42,7 +42,7 @@ TABLE = np.dtype(
 # Words of a header, and of what a rank offers a peer: the first is what its GPU needs.
 COUNT, CREDIT, WANTED, ROWS, SCALE = range(5)
 NEEDED, OFFERED, TAKEN, WHERE, NBYTES, HANDLE = range(6)
-GOES = WHERE  # by NCCL, which makes no offers: rows that went
+GOES = WHERE  # rows that went to another node, for which there are no offers
 
 # Words of int64 for the host.
 CAME, SENT, STUCK, AT, SCALES = range(0, 5 * MAX_KEYS, MAX_KEYS)
