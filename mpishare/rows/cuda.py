@@ -361,7 +361,8 @@ class CudaRows(CudaPlanEngine):
         if cut:
             raise CapacityError(
                 f"{where}: more rows came or went than a slot of room={self.form.room} holds, and "
-                "wait had no arrays for them. Give it arrays, or call counts before it"
+                "wait had no arrays for them, or NCCL took them once the plan had been captured. "
+                "Give wait arrays, call counts before it, or make the plan with more room"
             )
         if self.is_open:
             self._counted = found
