@@ -13,6 +13,13 @@ import pytest
 from mpi4py import MPI
 
 
+def use_dedalus():
+    """Take mpishare for every transpose, whatever the configuration files say."""
+    from dedalus.tools.config import config
+
+    config["parallelism"]["TRANSPOSE_LIBRARY"] = "mpishare"
+
+
 def use_heat():
     """Send every call that has a plan by it, also those too small to be faster so."""
     import heat as ht
@@ -61,7 +68,12 @@ def use_quatrex():
     mpishare_quatrex.use(mpishare.Node(backend="cuda" if on_gpu else "host"))
 
 
-PLUG_INS = {"heat": use_heat, "mpi4py_fft": use_mpi4py_fft, "quatrex": use_quatrex}
+PLUG_INS = {
+    "dedalus": use_dedalus,
+    "heat": use_heat,
+    "mpi4py_fft": use_mpi4py_fft,
+    "quatrex": use_quatrex,
+}
 
 code, way, *given = sys.argv[1:]
 if way == "with":

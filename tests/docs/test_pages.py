@@ -27,6 +27,7 @@ NOT_RUN = {
     "scripts/ports/veros /tmp/veros": "minutes and a network; test_ports.py runs the patch",
     "scripts/ports/fbpic /tmp/fbpic": "half an hour and a network",
     "scripts/ports/heat /tmp/heat": "a network, 5 GB",
+    "scripts/ports/dedalus /tmp/dedalus": "minutes and a network; test_ports.py runs the patch",
     "scripts/ports/quatrex /tmp/quatrex": "QuaTrEx, and a network",
     "scripts/ports/mpi4py_fft /tmp/mpi4py_fft": "a network",
     "nvcc -std=c++17 -arch=sm_90 -cubin "

@@ -15,9 +15,10 @@ from tests.docs.pages import ROOT
 from tests.helpers.launch import run_right
 from tests.helpers.planted import NOBODY, needs_two_users
 
-PORTS = ["veros", "mpi4py_fft", "heat", "quatrex", "fbpic"]
+PORTS = ["veros", "mpi4py_fft", "heat", "quatrex", "fbpic", "dedalus"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
+DEDALUS = ROOT / "docs/ports/dedalus.patch"
 PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
 HEAT = ROOT / "docs/ports/mpishare_heat.py"
 QUATREX = ROOT / "docs/ports/mpishare_quatrex.py"
@@ -112,6 +113,30 @@ assert species.Ntot == len(species.w) == 8
 print("exchanged")
 """
 
+#: Beside the class that Dedalus' patch adds: 5 and 6 elements in chunks of 2, one buffer or two.
+TRANSPOSES = """
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+MpishareTranspose.join(comm, comm)
+plan = MpishareTranspose((3, 5, 6, 2), (3, 2, 2, 2), complex, 1, comm)
+whole = np.arange(3 * 5 * 6 * 2.0).reshape(3, 5, 6, 2) + 1j
+columns = whole[:, :, 4 * comm.rank : 4 * comm.rank + 4]
+rows = whole[:, 4 * comm.rank : 4 * comm.rank + 4]
+memory = np.empty(2 * whole.size, complex)
+for at in 0, whole.size:
+    CL = np.ndarray(columns.shape, complex, memory)
+    RL = np.ndarray(rows.shape, complex, memory[at:])
+    for _ in range(3):
+        CL[...] = columns
+        plan.localize_rows(CL, RL)
+        assert (RL == rows).all()
+        plan.localize_columns(RL, CL)
+        assert (CL == columns).all()
+print("transposed")
+"""
+
 
 def added(text: str) -> list[list[str]]:
     """The lines that each hunk adds."""
@@ -177,6 +202,19 @@ def test_the_file_of_the_patch_of_fbpic_exchanges(tmp_path) -> None:
     program.write_text(BOX.replace("FILE", "\n".join(file)))
     done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.stdout.count("exchanged") == 2
+
+
+def test_dedalus_patch_has_the_lines_that_the_page_says() -> None:
+    plus, minus = changed(DEDALUS)
+    assert f"taken away | | {plus}, {minus} |" in DEDALUS.with_name("dedalus.md").read_text()
+
+
+def test_the_class_of_dedalus_patch_transposes(tmp_path) -> None:
+    library, *_ = (lines for lines in added(DEDALUS.read_text()) if "import mpishare" in lines)
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(library) + TRANSPOSES)
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    assert done.stdout.count("transposed") == 2
 
 
 @needs_two_users
