@@ -8,7 +8,7 @@ bound: the kernels alone, where each rank solves in its own block as if it were 
 ``one graph`` is one launch per solve, since the graph holds the loop and its end. ``graph`` is a
 graph of some passes, which the host launches again until one was the last, and ``calls`` launches
 kernel by kernel. ``calls, dot`` adds up both products by `Allreduce.dot` instead of in the kernels.
-Calls of NCCL can be in a graph, but in no loop of one: cuGraphInstantiate fails then (NCCL 2.28).
+Calls of NCCL can be in a graph, but in no loop of one, as they bring nodes of events (NCCL 2.28).
 """
 
 from __future__ import annotations

@@ -6,16 +6,21 @@ Imported only where a GPU was found.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 from cuda import bindings as package
 from cuda.bindings import driver as bindings
 
-from mpishare.backends import driver, kernels
+from mpishare.backends import driver, graph_nodes, kernels
 from mpishare.backends.driver import CudaGraph
 from mpishare.coordination.recording import NoLoopError
 from mpishare.errors import CudaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from mpishare.backends.driver import Enqueued
 
 # Each node keeps the priority of its stream: by default kernels that wait for other ranks would
 # queue behind those that they should run beside.
@@ -45,6 +50,33 @@ def why_no_loops() -> str | None:
     if version < _LOOPS_SINCE:
         return f"CuPy compiles by NVRTC {version[0]}.{version[1]}, older than 12.4"
     return None
+
+
+class Replay(CudaGraph):
+    """A launch with its present arguments as a graph, in a third of the time.
+
+    `needs_host`: whether each replay runs a function of the host, which takes longer.
+    """
+
+    def __init__(self, launch: Enqueued, stream: int, where: str) -> None:
+        graph = captured(launch, stream, where)
+        events = graph_nodes.events_of(int(graph))  # of NCCL
+        self.needs_host = not graph_nodes.remove_events(int(graph), events)
+        super().__init__(graph, 0, where)
+        driver.call("cuGraphDestroy", graph, where=where)
+
+    def enqueue(self, stream: int) -> None:
+        driver.launch_graph(self.handle, stream, self._where)
+
+
+def captured(launch: Enqueued, stream: int, where: str) -> Any:
+    """Return the graph of a launch."""
+    driver.call("cuStreamBeginCapture", stream, driver.CAPTURE_THIS_THREAD, where=where)
+    try:
+        launch.enqueue(stream)
+    finally:
+        graph = driver.call("cuStreamEndCapture", stream, where=where)
+    return graph
 
 
 class Capture:
@@ -100,8 +132,8 @@ class Capture:
         function = kernels.kernel(Path(__file__).with_name("decide.cu").read_text(), "decide")
         driver.Launch(function, 1, 1, arguments, self._where).enqueue(self._stream)
 
-    def end(self) -> CudaGraph:
-        """End the capture; return the graph, ready for launches."""
+    def end(self, events: Callable[[], Collection[int]]) -> CudaGraph:
+        """End the capture; return the graph, ready for launches, without these events of NCCL."""
         try:
             captured = self._call("cuStreamEndCapture", self._stream)
         except BaseException:
@@ -110,6 +142,9 @@ class Capture:
             raise
         graph = captured if self._outer is None else self._outer
         try:
+            is_free = graph_nodes.remove_events(int(captured), events())
+            if self._outer is not None and not is_free:
+                raise NoLoopError("a function of the host is in it, as in messages over a network")
             return CudaGraph(graph, _KEEP_PRIORITIES, self._where)
         except CudaError as error:
             if self._outer is not None and error.code in _REFUSED:

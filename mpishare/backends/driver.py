@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cupy
 from cuda.bindings import driver
@@ -20,7 +20,7 @@ from mpishare.memory.arguments import is_int
 from mpishare.memory.kinds import PointerAttributes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _NOT_READY = 600
 _CAPTURE_IMPLICIT = 906
@@ -33,7 +33,7 @@ _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 # Memory pools may grow meanwhile, here and in other threads.
 CAPTURE_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-_CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 # By number, and by ctypes: not every cuda.bindings has all of them.
@@ -308,12 +308,12 @@ class Launch:
         ]
         self._arguments = held
         self._places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-        self._before = function, grid, 1, 1, block, 1, 1, 0
-        self._after = ctypes.addressof(self._places), 0
+        self.shape = function, grid, 1, 1, block, 1, 1, 0
+        self.places = ctypes.addressof(self._places)
 
     def enqueue(self, stream: int) -> None:
         try:
-            _launch_kernel(*self._before, stream, *self._after)
+            _launch_kernel(*self.shape, stream, self.places, 0)
         except _DriverError as failure:
             raise error("cuLaunchKernel", failure.status, self._where) from None
 
@@ -331,20 +331,21 @@ class CudaGraph:
         call("cuGraphExecDestroy", self._graph, where=self._where)
 
 
-class Replay(CudaGraph):
-    """A launch with its present arguments as a graph of one node, in a third of the time."""
+class Step(NamedTuple):
+    """What a function enqueues on the stream that it is given."""
 
-    def __init__(self, launch: Enqueued, stream: int, where: str) -> None:
-        call("cuStreamBeginCapture", stream, _CAPTURE_THIS_THREAD, where=where)
-        try:
-            launch.enqueue(stream)
-        finally:
-            graph = call("cuStreamEndCapture", stream, where=where)
-        super().__init__(graph, 0, where)
-        call("cuGraphDestroy", graph, where=where)
+    enqueue: Callable[[int], None]
+
+
+class InOrder:
+    """Several launches or signals of one call, enqueued in order."""
+
+    def __init__(self, parts: Sequence[Enqueued]) -> None:
+        self._parts = parts
 
     def enqueue(self, stream: int) -> None:
-        launch_graph(self.handle, stream, self._where)
+        for part in self._parts:
+            part.enqueue(stream)
 
 
 def launch_graph(graph: int, stream: int, where: str) -> None:

@@ -18,15 +18,35 @@ from mpishare.errors import MpiShareError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
+
     Move = tuple[int, int, int]
     """Bytes of a message: address, number, rank of the other end."""
 
 OLDEST = 21800
 """The first version whose communicators are made and split without blocking."""
+ANY_NBYTES = 16 << 10
+"""The most bytes of a message that is captured on one rank alone.
+
+NCCL sends these from any memory in one way (NCCL_P2P_LL_THRESHOLD). In captures it may map larger
+ones into the other process, which both ends must know.
+"""
 _BYTES = 1  # ncclUint8
+_KINDS = {"i1": 0, "u1": 1, "i4": 2, "u4": 3, "i8": 4, "u8": 5, "f2": 6, "f4": 7, "f8": 8}
+_OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 _IN_PROGRESS = 7
 _UNDEFINED = -(2**31)
 _MAGIC = 0xCAFEBEEF
+
+
+def combines(dtype: np.dtype[Any], name: str, nranks: int) -> bool:
+    """Whether NCCL combines elements to the bits that the order of the ranks gives.
+
+    Integers in any order, numbers of two ranks in both; NaN is not the largest number for it.
+    """
+    is_number = dtype.kind == "f" and nranks == 2 and name in ("sum", "prod")
+    is_known = dtype.str[1:] in _KINDS and name in _OPERATIONS
+    return is_known and (is_number or dtype.kind in "iu")
 
 
 class NcclError(MpiShareError):
@@ -62,6 +82,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ncclCommAbort": [c_void_p],
     "ncclSend": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "ncclRecv": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclAllReduce": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "ncclGroupStart": [],
     "ncclGroupEnd": [],
 }
@@ -184,6 +205,16 @@ class Communicator:
                 library.require("ncclGroupEnd", end())
 
         return group
+
+    def bind_reduction(self, kind: str, name: str) -> Callable[[int, int, int], None]:
+        """Return the function that combines elements: at an address, so many, on a stream."""
+        library = self._library
+        rest = c_int(_KINDS[kind]), c_int(_OPERATIONS[name]), self._handle
+
+        def reduce(address: int, count: int, stream: int) -> None:
+            library.call("ncclAllReduce", address, address, count, *rest, stream)
+
+        return reduce
 
     def abort(self) -> None:
         """End it, and release streams that wait in it.

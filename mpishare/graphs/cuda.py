@@ -214,7 +214,7 @@ class CudaRuns(Runs):
                 self._refuse(error)
                 raise
             try:
-                graph = capture.end()
+                graph = capture.end(recording.events)
             except BaseException as error:
                 recording.fail()
                 self._refuse(error)

@@ -383,7 +383,7 @@ class CudaRows(CudaPlanEngine):
 
     def counts(self) -> tuple[list[int], list[int]]:
         # Of one exchange `counts` and `sent` look once, until `wait` may have left rows out.
-        found = (self._is_open and self._counted) or self.fetch("counts")
+        found = (self.is_open and self._counted) or self.fetch("counts")
         nkeys = len(self.form.keys)
         came, sent = (found[at : at + nkeys] for at in (records.CAME, records.SENT))
         return came, sent

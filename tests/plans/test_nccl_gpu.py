@@ -181,6 +181,46 @@ def test_sums_and_dots_are_captured(half, cupy):
 
 
 @TWO
+@pytest.mark.parametrize("cells", [4, 300])
+def test_a_loop_over_nodes(half, cupy, cells):
+    """In one launch where no network is between them, else run by run; of any count of sums."""
+    case, kind = even_case((WORLD.size,), True, 3), Kind("f8", "C", (cells,))
+    left, most, norm = cupy.zeros(1, "i8"), cupy.zeros(5, "i4"), cupy.zeros(1)
+    with (
+        exchanging(half, case, [kind], comm=WORLD, axes=(0,)) as (halo, fields),
+        mpishare.Allreduce(WORLD, norm, node=half) as total,
+        mpishare.Allreduce(WORLD, most, "max", node=half) as greatest,
+    ):
+        (field,) = arrays(fields)
+
+        def step(field, left, most, norm):
+            halo.exchange(field)
+            field[1:-1] = field[1:-1] + field[:-2]
+            norm[0] = field[1, 0]
+            total.reduce(norm)
+            most[...] = left + WORLD.rank
+            greatest.reduce(most)
+            left -= 1
+
+        solve = mpishare.capture(half, step, until=lambda f, left, m, n: left <= 0, at_most=50)
+        for count in (9, 20):
+            numbers = np.zeros((WORLD.size, 5))
+            numbers[:, 1:-1] = np.arange(3 * WORLD.size).reshape(-1, 3)
+            field[...] = cupy.asarray(numbers[WORLD.rank])[:, None]
+            left[...] = count
+            solve(field, left, most, norm)
+            for _ in range(count):
+                numbers[:, 0] = np.roll(numbers[:, -2], 1)
+                numbers[:, -1] = np.roll(numbers[:, 1], -1)
+                numbers[:, 1:-1] += numbers[:, :-2]
+            assert int(solve.iterations[0]) == count
+            assert bool((field == cupy.asarray(numbers[WORLD.rank])[:, None]).all())
+            assert float(norm[0]) == numbers[:, 1].sum()
+            assert most.tolist() == [WORLD.size] * 5
+        solve.close()
+
+
+@TWO
 def test_a_program_of_pytorch(half):
     """On one of its streams: called, again, and captured; and a gradient."""
     torch = pytest.importorskip("torch")

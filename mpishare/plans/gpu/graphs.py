@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.driver import Replay
+from mpishare.backends.cuda_graphs import Replay
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Enqueued
@@ -64,7 +64,12 @@ class GraphCache:
             self._graphs.pop(oldest).close()
         del sights[addresses]
         self.pointers[:] = [*addresses]
-        graph = self._graphs[addresses] = Replay(self.launch, self._capturing, self._where)
+        graph = Replay(self.launch, self._capturing, self._where)
+        if graph.needs_host:  # which takes longer than the launches
+            self._capturing = 0
+            graph.close()
+            return None
+        self._graphs[addresses] = graph
         self.handles[key_of(addresses)] = graph.handle
         return graph
 
@@ -73,3 +78,21 @@ class GraphCache:
         for graph in self._graphs.values():
             graph.close()
         self._graphs = {}
+
+
+class InParts:
+    """Launches of which the first and the last are graphs, but not those between."""
+
+    def __init__(self, first: GraphCache, between: Enqueued, last: GraphCache) -> None:
+        self._first, self._between, self._last = first, between, last
+
+    def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
+        """Enqueue all of them, as `GraphCache` does."""
+        self._first.enqueue(stream, addresses, is_captured=is_captured)
+        self._first.pointers[:] = [*addresses]
+        self._between.enqueue(stream)
+        self._last.enqueue(stream, addresses, is_captured=is_captured)
+
+    def close(self) -> None:
+        self._first.close()
+        self._last.close()

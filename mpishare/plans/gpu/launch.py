@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import kernels
+from mpishare.backends.graph_nodes import Asides
 from mpishare.plans.gpu.sources import source
 from mpishare.runtime.launch_order import ranks_per_gpu, sm_count, waiting_blocks
 
@@ -46,6 +47,7 @@ class PlanLauncher:
         # Blocks of a launch that waits, and of one whose kernel does not.
         self.max_blocks = waiting_blocks(context, _BLOCKS_PER_SM)
         self.most_blocks = _BLOCKS_PER_SM * self.sm_count
+        self.asides = Asides()
         self._context = context
         self._tables: list[tuple[Suballocation, np.ndarray[Any, Any]]] = []
         self._used = 0  # bytes of the last block

@@ -7,25 +7,35 @@ import time
 from contextlib import contextmanager
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+from mpishare.backends import driver
+from mpishare.backends.cuda_graphs import captured
+from mpishare.backends.graph_nodes import events_of
 from mpishare.backends.nccl import Communicator, NcclError, load
 from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    import numpy as np
 
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
     from mpishare.errors import PeerTimeout
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.gpu.graphs import GraphCache
+
+    Reduction = Callable[[int, int], None]
+    """Called with the address of the elements, and a stream."""
 
 _EXIT_S = 5.0
 _CALL_S = 1.0
 """How long the end of a communicator waits for a call that is under way in it."""
-_ending: list[Thread] = []
-"""Threads that end communicators. No other call of NCCL may be made meanwhile."""
+_ending: list[tuple[Thread, Collection[GraphCache]]] = []
+"""Threads that end communicators, with graphs. No other call of NCCL may be made meanwhile."""
 
 
 class NcclRanks:
@@ -38,6 +48,10 @@ class NcclRanks:
         self._backend: Any = comm.context.backend
         self._watchdog = comm.context.watchdog
         self._comms: list[Communicator] = []
+        self._probe: Callable[[int], None] | None = None
+        self._events: set[int] | None = None
+        self.graphs: WeakSet[GraphCache] = WeakSet()
+        """Those of plans. As long as there is one, the communicator does not end."""
         self._calls = Lock()
         """Held by what calls NCCL, which must not run beside the end of its communicator."""
         self._connected: set[int] = set()
@@ -104,34 +118,61 @@ class NcclRanks:
         new = sorted({*peers} - self._connected)
         if not any(comm.step(call, lambda: bool(new))):
             return
+
+        def send(address: int, stream: int) -> None:
+            sends = [(address + at, 1, peer) for at, peer in enumerate(new)]
+            recvs = [(address + len(new) + at, 1, peer) for at, peer in enumerate(new)]
+            self._probe = self.bind(sends, recvs)
+            self._probe(stream)
+
+        self._try_first(comm, call, 2 * max(len(new), 1), new, send)
+        self._connected.update(new)
+
+    def connect_reduction(
+        self, comm: PlanComm, call: str, dtype: np.dtype[Any], name: str, count: int
+    ) -> Reduction:
+        """Return what combines so many elements of all ranks, once it has. As `connect`."""
+        with self._in_use() as comms:
+            begin = comms[0].bind_reduction(dtype.str[1:], name)
+
+        def reduce(address: int, stream: int) -> None:
+            with self._calls:  # as `_in_use`, which takes longer
+                self._require_open()
+                begin(address, count, stream)
+
+        self._try_first(comm, call, max(count, 1) * dtype.itemsize, self._everyone, reduce)
+        return reduce
+
+    def _try_first(
+        self, comm: PlanComm, call: str, nbytes: int, peers: Sequence[int], send: Reduction
+    ) -> None:
+        """Make a first call with these ranks, in memory of so many bytes, and wait for its end."""
         context, backend = comm.context, self._backend
 
         def prepare() -> tuple[tuple[int, Suballocation], None]:
             context.drain(call)
             stream = int(backend.new_stream())
-            return (stream, context.suballocator.allocate(2 * max(len(new), 1))), None
+            return (stream, context.suballocator.allocate(nbytes)), None
 
         (stream, block), _ = comm.step_keeping(call, prepare)
-        sends = [(block.address + at, 1, peer) for at, peer in enumerate(new)]
-        recvs = [(block.address + len(new) + at, 1, peer) for at, peer in enumerate(new)]
         failed: list[BaseException] = []
 
-        def send() -> None:
+        def begin() -> None:
             try:
                 backend.make_current()
-                self.bind(sends, recvs)(stream)
+                send(block.address, stream)
             except BaseException as error:
                 failed.append(error)
 
-        worker = Thread(target=send, name="mpishare-nccl", daemon=True)
+        worker = Thread(target=begin, name="mpishare-nccl", daemon=True)
 
         def is_done() -> bool:
             return not worker.is_alive() and (bool(failed) or backend.is_done(stream))
 
         def exchange() -> None:
-            if new:
+            if peers:
                 worker.start()
-                comm.wait_anywhere(call, lambda: new, is_done, moves=False)
+                comm.wait_anywhere(call, lambda: peers, is_done, moves=False)
             if failed:
                 raise failed[0]
 
@@ -142,7 +183,6 @@ class NcclRanks:
             raise
         backend.close_stream(stream)
         block.close()
-        self._connected.update(new)
 
     def bind(self, sends: Sequence[Move], recvs: Sequence[Move]) -> Callable[[int], None]:
         """Return the function that enqueues messages on a stream, one kernel for all of them."""
@@ -155,6 +195,18 @@ class NcclRanks:
                 group(stream)
 
         return enqueue
+
+    def events(self) -> set[int]:
+        """Return those by which NCCL orders graphs of its messages, of one that is never sent."""
+        if self._probe is None:
+            return set()  # there is no other rank
+        if self._events is None:
+            stream = int(self._backend.new_stream())
+            graph = captured(driver.Step(self._probe), stream, "NCCL")
+            self._events = events_of(int(graph))
+            driver.call("cuGraphDestroy", graph)
+            self._backend.close_stream(stream)
+        return self._events
 
     def check(self) -> None:
         """Raise `NcclError` if NCCL has lost a rank, which it sees over a network. Any thread."""
@@ -178,7 +230,7 @@ class NcclRanks:
 
         if comms:
             worker = Thread(target=abort, name="mpishare-nccl", daemon=True)
-            _ending[:] = [each for each in _ending if each.is_alive()] + [worker]
+            _ending.append((worker, self.graphs))
             atexit.unregister(_join_ends)
             atexit.register(_join_ends)
             worker.start()
@@ -232,7 +284,7 @@ def _await_ends(comm: PlanComm, call: str) -> None:
     """Wait until the communicators of nodes that are over have ended."""
     agreement = comm.context.agreement
     if not poll(
-        lambda: not any(map(Thread.is_alive, _ending)),
+        _have_ended,
         agreement.timeout_s / 2,  # the others wait for this rank meanwhile
         agreement.check_whole,
     ):
@@ -244,4 +296,16 @@ def _await_ends(comm: PlanComm, call: str) -> None:
 
 def _join_ends() -> None:
     """Let communicators end before CUDA does, unless graphs keep them."""
-    poll(lambda: not any(map(Thread.is_alive, _ending)), _EXIT_S)
+    poll(_have_ended, _EXIT_S)
+
+
+def _have_ended() -> bool:
+    """Whether all communicators have, once there are no graphs of plans any more.
+
+    Not for the threads that end them: this one may launch a graph.
+    """
+    _ending[:] = [each for each in _ending if each[0].is_alive()]
+    for _, caches in _ending:
+        for graphs in [*caches]:
+            graphs.close()
+    return not _ending

@@ -12,12 +12,13 @@ from mpishare.runtime.launch_order import LaunchOrder
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.flags import PinnedFlags
-    from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.gpu.graphs import GraphCache, InParts
+    from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.gpu.staging import PlanBuffers
 
 
@@ -33,6 +34,7 @@ class CudaPlanEngine(PlanEngine):
     _flags: PinnedFlags
     _has_stream_waits: bool  # on any rank
     _host_routes: Sequence[str] = ()  # of all ranks: all refuse a capture or none does
+    _peers: NcclPeers | None = None  # on other nodes, reached by NCCL
 
     def __init__(self, setup: PlanSetup, chain: StreamChain | None = None) -> None:
         self._comm, self._context, self.name = setup.comm, setup.context, setup.name
@@ -75,6 +77,10 @@ class CudaPlanEngine(PlanEngine):
         return [self._chain] if self._order is None else [self._chain, self._order.chain]
 
     @property
+    def events(self) -> Collection[int]:
+        return () if self._peers is None else self._peers.ranks.events()
+
+    @property
     def abort(self) -> int:
         return self._flags.abort
 
@@ -115,7 +121,7 @@ class CudaPlanEngine(PlanEngine):
             self._chain.follow(handle, owner, stays_alive=stays_alive)
 
     def _launch_in_order(
-        self, launch: GraphCache, entered: StreamInfo, addresses: tuple[int, ...]
+        self, launch: GraphCache | InParts, entered: StreamInfo, addresses: tuple[int, ...]
     ) -> None:
         """Enqueue a launch: after the last one of any plan on this GPU, if its kernels wait."""
         handle, _, _, is_captured = entered
@@ -146,6 +152,17 @@ class CudaPlanEngine(PlanEngine):
         Replays of a user's graph are not seen.
         """
         return self._chain.is_over() and self._flags.are_read()
+
+    def _progress(self) -> tuple[int, bool]:
+        """Return how many calls are done on this GPU, and whether one waits for other nodes."""
+        raise NotImplementedError
+
+    def check_elsewhere(self) -> None:
+        if self._peers is not None:
+            self._peers.check(self._progress())
+
+    def late_elsewhere(self, call: str) -> Exception | None:
+        return None if self._peers is None else self._peers.late(call, self._progress())
 
     def drain(self) -> None:
         """Wait until no call is under way on this rank, with the node's deadline."""

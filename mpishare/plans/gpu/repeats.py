@@ -10,7 +10,8 @@ from weakref import ref
 
 import cupy
 
-from mpishare.backends.driver import Replay, launch_graph
+from mpishare.backends.cuda_graphs import Replay
+from mpishare.backends.driver import launch_graph
 from mpishare.plans.layout import is_tensor
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.backends.driver import InOrder
 from mpishare.errors import UnsupportedError
 from mpishare.plans import nccl_choice, routes
 from mpishare.plans.gpu.fields import addresses_of, place_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
 from mpishare.plans.layout import check_layout
-from mpishare.reduction.cuda.group import Buffers, Group, InOrder, Pointers, PreparedCall
+from mpishare.reduction.cuda.group import Buffers, Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute

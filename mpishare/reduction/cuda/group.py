@@ -160,17 +160,6 @@ class Buffers(PlanBuffers):
         return [self.address_of(rank) + offset for rank in self._ranks]
 
 
-class InOrder:
-    """Several launches or signals of one call, enqueued in order."""
-
-    def __init__(self, parts: Sequence[Enqueued]) -> None:
-        self._parts = parts
-
-    def enqueue(self, stream: int) -> None:
-        for part in self._parts:
-            part.enqueue(stream)
-
-
 class Pointers:
     """The addresses of a call's arrays, read by its launches when they are enqueued.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.driver import InOrder
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.plans.message import padded
-from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
+from mpishare.reduction.cuda.group import NO_EPOCH
 from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
 from mpishare.reduction.cuda.records import shapes_of
 

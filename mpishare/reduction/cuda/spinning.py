@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.driver import InOrder
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.message import padded
-from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import (
     USUAL_FORMS,
     Staging,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.driver import InOrder
 from mpishare.plans.gpu.flags import Handshake, Host
 from mpishare.plans.message import padded
-from mpishare.reduction.cuda.group import NO_EPOCH, InOrder
+from mpishare.reduction.cuda.group import NO_EPOCH
 from mpishare.reduction.cuda.records import USUAL_FORMS, address_array
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.exchange.cuda.mpi_buffers import MpiBuffers
 from mpishare.plans.exchange.cuda.nccl_messages import NcclMessages
@@ -38,13 +38,13 @@ class Buffers(PlanBuffers):
         self.nccl: NcclMessages | None = None
         self._stalled_on = {peer: self.flags.stalled_on(peer) for peer in direction.peers(FUSED)}
 
-    def make_messages(self, nccl: NcclPeers | None) -> None:
-        """Make the messages to ranks of other nodes, if there are any."""
+    def make_messages(self, nccl: NcclPeers | None, pointers: Any) -> None:
+        """Make the messages to ranks of other nodes, if there are any, of fields at `pointers`."""
         each = self._direction
         sends, recvs = (each.by(all_, NCCL) for all_ in (each.sends, each.recvs))
         if nccl is not None and (sends or recvs):
             self.nccl = NcclMessages(
-                self._comm, nccl.ranks, sends, recvs, each.layouts, packs=each.packs
+                self._comm, nccl.ranks, sends, recvs, each.layouts, pointers, packs=each.packs
             )
         on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
@@ -19,27 +20,32 @@ from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
+from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
-from mpishare.runtime.route import LOCAL, NCCL
+from mpishare.runtime.route import NCCL
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
-    from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.gpu.graphs import InParts
     from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
 
 
 class Launches(NamedTuple):
-    """The launches of one exchange for one alignment of the fields; None for none."""
+    """The launches of one exchange for one alignment of the fields; None for none.
+
+    `whole` are all of them, where neither the host nor streams wait.
+    """
 
     streamed: StreamedRoutes | None
     fused: Fused | None
+    whole: GraphCache | InParts | None
 
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
@@ -68,8 +74,10 @@ class CudaEngine(CudaPlanEngine):
         self._started: Sequence[Any] = ()
         self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
-        self._nccl = _connect(setup, direction)
+        self._peers = _connect(setup, direction)
         self._make(lambda: self._build(direction, handles))
+        if self._buffers.nccl is None:
+            self._peers = None  # of other ranks alone
         self._forked, self._packed, self._joined = self._events
         if direction.has_fused or self._buffers.nccl is not None:
             self._join_order()
@@ -81,20 +89,19 @@ class CudaEngine(CudaPlanEngine):
         self._try_exchange = self._try_start = self._try_wait = _never
         self._prepared: Call | None = None  # what was started, unless by a replay
         if setup.mine:
-            self._bind_replays(direction, handles, setup.given or setup.mine)
+            self._bind_replays(handles, setup.given or setup.mine)
 
-    def _bind_replays(
-        self, direction: Direction, handles: Handles, layouts: Sequence[FieldLayout]
-    ) -> None:
-        chain, order, own = self._chain, self._order, self._stream
-        bind = functools.partial(bind_last_stream, chain, self.agreement, self._device)
-        replay_of = functools.partial(bind_replay, layouts, flags=self._flags, where=chain.name)
-        streamed, fused = self._launches[0]
-        if fused is not None and streamed is None:
-            first = functools.partial(self._launch_first, fused.alone)
+    def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:
+        order, own, where = self._order, self._stream, self._chain.name
+        bind = functools.partial(bind_last_stream, self._chain, self.agreement, self._device)
+        replay_of = functools.partial(bind_replay, layouts, flags=self._flags, where=where)
+        streamed, fused, whole = self._launches[0]
+        if whole is not None:
+            first = functools.partial(self._launch_first, whole)
             self._try_exchange = replay_of(
                 handles[0].get, bind(order), first=first, enqueue=self._after_slides(launch_graph)
             )
+        if fused is not None and streamed is None:
             first = functools.partial(self._launch_first, fused.beside, own=own)
             on_own = bind(order, own)
             self._try_start = replay_of(
@@ -105,21 +112,20 @@ class CudaEngine(CudaPlanEngine):
                 with_tensors=False,
             )
             self._try_wait = bind_wait(bind(), self._join)
-        elif streamed is not None and streamed.has_graphs and streamed.nccl is not None:
-            find = _finds(streamed, None if fused is None else handles[0])
-            enqueue = self._after_slides(streamed.replay_nccl)
-            self._try_exchange = replay_of(find, bind(order), enqueue=enqueue)
         elif streamed is not None and streamed.has_graphs and not (self._adds and fused):
             find = _finds(streamed, None if fused is None else handles[1])
             self._bind_messages(find, replay_of, bind(order, own), bind())
-        elif streamed is not None and {*direction.mine.values()} <= {LOCAL}:
-            enqueue = self._after_slides(streamed.replay_alone)
-            self._try_exchange = replay_of(self._usual_addresses, bind(order), enqueue=enqueue)
 
     def both_ways(self) -> CudaEngine | None:
         """See `Engine.both_ways`: by one kernel, where either way is one."""
         both = in_one_kernel(self._setup)
         return None if both is None else CudaEngine(both)
+
+    def _hold(self, graphs: GraphCache) -> GraphCache:
+        """Return graphs, which end with the communicator that their messages may have."""
+        if self._buffers.nccl is not None:
+            self._buffers.nccl.ranks.graphs.add(graphs)
+        return graphs
 
     def _bind_messages(
         self,
@@ -158,9 +164,10 @@ class CudaEngine(CudaPlanEngine):
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
         buffers.attach(self._stream)
-        buffers.make_messages(self._nccl)
+        buffers.make_messages(self._peers, launcher.pointers)
         self._events += [backend.local_event() for _ in range(3)]
         packing: Handles = {}, {}
+        whole: GraphCache | InParts | None = None
         # For fields aligned to the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
             if self._launches and self._serves_all(self._launches[0]):
@@ -171,7 +178,12 @@ class CudaEngine(CudaPlanEngine):
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             if streamed is not None:
                 streamed.cache_graphs(launcher, self._stream, packing)
-            self._launches.append(Launches(streamed, fused))
+                whole = streamed.whole(fused, self._stream, handles[0])
+            elif fused is not None:
+                whole = fused.alone
+            if isinstance(whole, GraphCache):
+                self._hold(whole)
+            self._launches.append(Launches(streamed, fused, whole))
         launcher.slides.prepare(len(self._shifts.values))
         launcher.load(self._stream)
         # Now, since to load its kernel later would wait for the streams.
@@ -181,7 +193,7 @@ class CudaEngine(CudaPlanEngine):
 
     def _serves_all(self, launches: Launches) -> bool:
         """Whether launches for well aligned fields are right for all others, too."""
-        streamed, fused = launches
+        streamed, fused, _ = launches
         return streamed is None and fused is not None and fused.is_for(self._alignments)
 
     def require(self, fields: Sequence[Any]) -> Call:
@@ -233,18 +245,18 @@ class CudaEngine(CudaPlanEngine):
             return
         call = self.require(fields)
         entered = self._enter_call("exchange", call, stream)
-        _, addresses, (streamed, fused) = call
-        if streamed is not None and streamed.has_messages and fused is not None and not self._adds:
+        _, addresses, (streamed, fused, whole) = call
+        if whole is not None:
+            self._launch_in_order(whole, entered, addresses)
+            self._flags.calls[0] += 1
+        elif streamed is None or (streamed.has_messages and fused is not None and not self._adds):
             self._start(call, entered)
             self._wait(call, entered)
         else:
-            if streamed is not None:
-                streamed.start(entered[0], addresses, is_captured=entered[3])
+            streamed.start(entered[0], addresses, is_captured=entered[3])
             if fused is not None:
                 self._launch_in_order(fused.alone, entered, addresses)
-            if streamed is not None:
-                streamed.receive(addresses)
-                self._send_by_nccl(streamed, entered, addresses)
+            streamed.receive(addresses)
             self._flags.calls[0] += 1
             self._wait_streamed(call, entered)
         self._leave(entered)
@@ -252,7 +264,7 @@ class CudaEngine(CudaPlanEngine):
     def _start(self, call: Call, entered: StreamInfo) -> None:
         handle, _, _, is_captured = entered
         own = self._stream, self, True, is_captured
-        _, addresses, (streamed, fused) = call
+        _, addresses, (streamed, fused, _) = call
         if fused is not None:
             # The kernel on the plan's own stream and the packs do not wait for each other.
             self._follow_user(handle)
@@ -267,14 +279,14 @@ class CudaEngine(CudaPlanEngine):
             # the other fills.
             self._backend.record(self._packed, handle)
             self._backend.wait_event(self._packed, self._stream)
-            self._send_by_nccl(streamed, own, addresses)
+            self._in_order(functools.partial(streamed.nccl.enqueue, self._stream), own)
         if streamed is not None:
             streamed.receive(addresses)  # which takes the host longer than the launch
         self._flags.calls[0] += 1
 
     def _wait(self, call: Call, entered: StreamInfo) -> None:
         handle, *_ = entered
-        streamed, fused = call[2]
+        streamed, fused, _ = call[2]
         is_on_own = streamed is not None and streamed.nccl is not None
         if is_on_own:
             self._join(handle)
@@ -282,16 +294,8 @@ class CudaEngine(CudaPlanEngine):
         if fused is not None and not is_on_own:
             self._join(handle)
 
-    def _send_by_nccl(
-        self, streamed: StreamedRoutes, entered: StreamInfo, addresses: tuple[int, ...]
-    ) -> None:
-        """Enqueue the messages of NCCL: its kernel waits for other ranks as ours do."""
-        if (messages := streamed.nccl) is not None:
-            send = messages.bind(addresses)
-            self._in_order(lambda: send(entered[0]), entered)
-
     def _wait_streamed(self, call: Call, entered: StreamInfo) -> None:
-        fields, addresses, (streamed, _) = call
+        fields, addresses, (streamed, *_) = call
         if streamed is None:
             return
         handle, _, _, is_captured = entered
@@ -301,25 +305,18 @@ class CudaEngine(CudaPlanEngine):
             never_free(fields)  # a message may still arrive
             raise
 
-    def check_elsewhere(self) -> None:
-        if self._nccl is not None and self._buffers.nccl is not None:
-            done, is_under_way = self._flags.progress()
-            # What was started and not waited for waits for this rank's own call.
-            self._nccl.check((done, is_under_way and self._prepared is None))
-
-    def late_elsewhere(self, call: str) -> Exception | None:
-        if self._nccl is None or self._buffers.nccl is None or self._prepared is not None:
-            return None
-        return self._nccl.late(call, self._flags.progress())
+    def _progress(self) -> tuple[int, bool]:
+        done, is_under_way = self._flags.progress()
+        # What was started and not waited for waits for this rank's own call.
+        return done, is_under_way and self._prepared is None
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)
 
     def _close_launches(self) -> None:
-        for launches in self._launches:
-            for each in launches:
-                if each is not None:
-                    each.close()
+        for each in chain.from_iterable(self._launches):
+            if each is not None:
+                each.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
@@ -381,7 +378,9 @@ class CudaEngine(CudaPlanEngine):
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
         return addresses if is_aligned and self._disjoint.are_apart(addresses) else None
 
-    def _launch_first(self, launch: GraphCache, key: Any, handle: int, own: int = 0) -> bool:
+    def _launch_first(
+        self, launch: GraphCache | InParts, key: Any, handle: int, own: int = 0
+    ) -> bool:
         """Launch the fused kernel for CuPy arrays without a graph, or return False.
 
         On the plan's own stream if it is given.
@@ -440,7 +439,7 @@ def _connect(setup: RoutedSetup, direction: Direction) -> NcclPeers | None:
 
 def _has_stream_waits(setup: RoutedSetup) -> bool:
     return any(
-        route.waits_in == "stream" and peer != rank
+        route.waits_in == "stream" and route is not NCCL and peer != rank
         for rank, routes in enumerate(setup.routes)
         for peer, route in routes.items()
     )

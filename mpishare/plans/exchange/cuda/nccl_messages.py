@@ -5,10 +5,10 @@ Cells that are contiguous at this end go straight out of fields and into ghosts;
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.backends.nccl import ANY_NBYTES
 from mpishare.plans.exchange.cuda.mpi_buffers import places_in
-from mpishare.plans.gpu.graphs import key_of
 from mpishare.plans.message import ALIGN
 
 if TYPE_CHECKING:
@@ -43,11 +43,10 @@ class _Piece(NamedTuple):
 
 
 class NcclMessages:
-    """Messages of fields at any addresses, all sent and received by one kernel.
+    """Messages of the fields at the addresses in `pointers`, all sent and received by one kernel.
 
     The buffers need no second half as those of streams that wait by flags: all three kernels of a
-    call follow those of the call before. `bound` has the function that sends and receives on a
-    stream, by `key_of` the fields' addresses.
+    call follow those of the call before. Graphs may have them if they `are_small`.
     """
 
     def __init__(
@@ -57,14 +56,17 @@ class NcclMessages:
         sends: Sequence[Message],
         recvs: Sequence[Message],
         layouts: Sequence[FieldLayout],
+        pointers: Any,
         *,
         packs: bool,
     ) -> None:
-        self._suballocator, self._ranks = comm.context.suballocator, ranks
-        self._layouts, self._packs = layouts, packs
+        self._suballocator, self.ranks = comm.context.suballocator, ranks
+        self._layouts, self._pointers, self._packs = layouts, pointers, packs
         self._blocks: list[Suballocation] = []
         self._sends, self._recvs = ([*self._place(each)] for each in (sends, recvs))
-        self.bound: dict[object, Callable[[int], None]] = {}
+        pieces = self._sends + self._recvs
+        self.are_small = all(each.packed[1] <= ANY_NBYTES for each in pieces)
+        self._bound: dict[tuple[int, ...], Callable[[int], None]] = {}
         self.nbytes = sum(block.nbytes for block in self._blocks)
 
     def packed(self, *, are_aligned: bool) -> tuple[list[Packed], list[Packed]]:
@@ -75,20 +77,20 @@ class NcclMessages:
         )
         return sends, recvs
 
-    def bind(self, addresses: tuple[int, ...]) -> Callable[[int], None]:
-        """Return the function that sends and receives for fields at these addresses."""
-        key = key_of(addresses)
-        found = self.bound.get(key)
+    def enqueue(self, stream: int) -> None:
+        """Send and receive."""
+        addresses = tuple(self._pointers)
+        found = self._bound.get(addresses)
         if found is None:
-            if len(self.bound) == _MAX_BOUND:
-                self.bound.pop(next(iter(self.bound)))
+            if len(self._bound) == _MAX_BOUND:
+                self._bound.pop(next(iter(self._bound)))
             given = None if any(each % ALIGN for each in addresses) else addresses
             sends, recvs = ([p.move(given) for p in each] for each in (self._sends, self._recvs))
-            found = self.bound[key] = self._ranks.bind(sends, recvs)
-        return found
+            found = self._bound[addresses] = self.ranks.bind(sends, recvs)
+        found(stream)
 
     def close(self) -> None:
-        self.bound.clear()
+        self._bound.clear()
         while self._blocks:
             self._blocks.pop().close()
 

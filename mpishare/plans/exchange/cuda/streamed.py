@@ -6,6 +6,7 @@ messages are sent and waited for by the host, once all work of other routes is o
 
 from __future__ import annotations
 
+import functools
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,16 @@ from mpishare.backends.driver import launch_graph
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
-from mpishare.plans.gpu.graphs import GraphCache
+from mpishare.plans.gpu.graphs import GraphCache, InParts
 from mpishare.plans.message import ALIGN, received
-from mpishare.runtime.route import COPY, PINNED
+from mpishare.runtime.route import COPY, LOCAL, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
+    from mpishare.plans.exchange.cuda.fused import Fused
     from mpishare.plans.exchange.cuda.kernels import Launcher
     from mpishare.plans.exchange.cuda.mpi_buffers import Packed
     from mpishare.plans.exchange.cuda.work_items import Slot, WorkList
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
     """Two graphs by `key_of` the fields' addresses."""
-    Replayed = MpiMessages | tuple[int, int, Callable[[int], None] | None]
-    """Messages in place, or the graphs that pack and unpack, and the messages of NCCL between."""
+    Replayed = MpiMessages | tuple[int, int]
+    """Messages in place, or the graphs that pack and unpack."""
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -60,22 +62,27 @@ class StreamedRoutes:
         self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._handles: Handles = {}, {}
         self._in_place = None if self._mpi is None else self._mpi.in_place
-        self._beside_in_place: driver.Launch | None = None
+        self._beside_in_place: driver.Enqueued | None = None
         self._has_signals = bool(buffers.flags.streamed)
         self._handshake = Handshake(self._backend, buffers.flags)
-        self._make_packs(direction, buffers, launcher, alignments)
+        sent, by_nccl = self._by_nccl(alignments)
+        # Where all cells stay where they are, the kernels that pack and unpack only count.
+        here = chain(direction.sent(*_BY_STREAM), direction.received(*_BY_STREAM, LOCAL))
+        is_moved = any(sent) or any(by_nccl) or any(here) or self._has_signals
+        is_aside = self.nccl is not None and not is_moved
+        follow = functools.partial(launcher.asides.of, is_aside=is_aside)
+        self._make_packs(direction, buffers, launcher, alignments, follow)
         by_stream = [
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
         ]
-        _, by_nccl = self._by_nccl(alignments)
 
-        def unpack(messages: Iterable[Packed]) -> driver.Launch:
+        def unpack(messages: Iterable[Packed]) -> driver.Enqueued:
             work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
             epochs = launcher.state("epochs", 3)
-            return launcher.prepare("unpack", work.load(), epochs, buffers.flags.done)
+            return follow(launcher.prepare("unpack", work.load(), epochs, buffers.flags.done))
 
-        def receive(messages: Sequence[Packed]) -> list[driver.Launch]:
+        def receive(messages: Sequence[Packed]) -> list[driver.Enqueued]:
             if direction.adds:
                 return _adds(messages, launcher, alignments, buffers.flags.done)
             return [unpack(messages)] if any(messages) else []
@@ -86,7 +93,12 @@ class StreamedRoutes:
         self._unpacks_of_mpi = [] if self._mpi is None else receive(self._mpi.received)
 
     def _make_packs(
-        self, direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+        self,
+        direction: Direction,
+        buffers: Buffers,
+        launcher: Launcher,
+        alignments: Sequence[int],
+        follow: Callable[[driver.Launch], driver.Enqueued],
     ) -> None:
         """Prepare the launch that packs for all routes, and that beside messages in place."""
         kind = PACK_AND_ZERO if direction.adds else PACK
@@ -95,10 +107,10 @@ class StreamedRoutes:
         by_nccl = [*chain.from_iterable(self._by_nccl(alignments)[0])]
         local = () if direction.has_fused else [*direction.local()]
 
-        def pack(parts: Packed) -> driver.Launch:
+        def pack(parts: Packed) -> driver.Enqueued:
             work = _copies(kind, parts, launcher, alignments, local)
             epochs = launcher.state("epochs", 3)
-            return launcher.prepare("pack", work.load(), epochs, buffers.flags.begun)
+            return follow(launcher.prepare("pack", work.load(), epochs, buffers.flags.begun))
 
         # Launched with no items, too: it begins the epoch.
         self._pack = pack(by_stream + by_nccl + by_mpi)
@@ -111,13 +123,12 @@ class StreamedRoutes:
         return ([], []) if self.nccl is None else self.nccl.packed(are_aligned=are_aligned)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
-        """Pack and unpack by graphs from now on, if an exchange is only messages of one kind.
+        """Pack and unpack by graphs from now on, if an exchange is only messages of MPI.
 
         They are published in `handles`.
         """
         unpacks = self._unpacks + self._unpacks_of_mpi
-        has_messages = self._mpi is not None or self.nccl is not None
-        if not has_messages or len(unpacks) != 1 or self._has_signals:
+        if self._mpi is None or len(unpacks) != 1 or self._has_signals:
             return
         pointers, where = launcher.pointers, launcher.where
         self._handles = handles
@@ -125,6 +136,27 @@ class StreamedRoutes:
             GraphCache(pointers, where, self._pack, capturing, handles[0]),
             GraphCache(pointers, where, unpacks[0], capturing, handles[1]),
         )
+
+    def whole(
+        self, fused: Fused | None, capturing: int, handles: dict[Any, int]
+    ) -> GraphCache | InParts | None:
+        """Return the launches of an exchange as one; None for those with which a host waits.
+
+        And for those by flags alone, which are launched one by one. `handles` has their graphs.
+        """
+        if self._mpi is not None or (self._has_signals and self.nccl is None):
+            return None
+
+        def cache(parts: Sequence[driver.Enqueued], handles: dict[Any, int]) -> GraphCache:
+            launch = driver.InOrder(parts)
+            return GraphCache(self._pointers, self._where, launch, capturing, handles)
+
+        between = [] if fused is None else [fused.alone.launch]
+        between += [] if self.nccl is None else [self.nccl]
+        pack, unpack = [self._pack, self._handshake.ready], [self._handshake.seen, *self._unpacks]
+        if self.nccl is None or self.nccl.are_small:
+            return cache([*pack, *between, *unpack], handles)
+        return InParts(cache(pack, {}), driver.InOrder(between), cache(unpack, {}))
 
     @property
     def has_graphs(self) -> bool:
@@ -141,10 +173,7 @@ class StreamedRoutes:
             if messages is not None:
                 return messages
         pack, unpack = self._handles[0].get(key), self._handles[1].get(key)
-        group = None if self.nccl is None else self.nccl.bound.get(key)
-        if pack is None or unpack is None or (group is None and self.nccl is not None):
-            return None
-        return pack, unpack, group
+        return None if pack is None or unpack is None else (pack, unpack)
 
     def replay_pack(self, found: Replayed, stream: int, where: str) -> None:
         """Enqueue the part of a replay that precedes other routes."""
@@ -190,25 +219,6 @@ class StreamedRoutes:
         mpi.messages.wait()
         launch_graph(found[1], stream, where)
         self._backend.record(mpi.unpacked, stream)
-
-    def replay_nccl(
-        self,
-        found: tuple[int | None, tuple[int, int, Callable[[int], None]]],
-        stream: int,
-        where: str,
-    ) -> None:
-        """Do an exchange by NCCL, and by the graph of the fused kernel, if any, before it."""
-        kernel, (pack, unpack, send) = found
-        launch_graph(pack, stream, where)
-        if kernel is not None:
-            launch_graph(kernel, stream, where)
-        send(stream)
-        launch_graph(unpack, stream, where)
-
-    def replay_alone(self, addresses: tuple[int, ...], stream: int, where: str) -> None:  # noqa: ARG002
-        """Do an exchange with no other rank."""
-        self._pointers[:] = [*addresses]
-        self._pack.enqueue(stream)
 
     def close(self) -> None:
         for cache in self._graphs or ():
@@ -258,7 +268,7 @@ class StreamedRoutes:
 
     def _unpack(
         self,
-        launches: Sequence[driver.Launch],
+        launches: Sequence[driver.Enqueued],
         stream: int,
         addresses: tuple[int, ...],
         *,
@@ -299,10 +309,11 @@ def _copies(
 
 def _adds(
     messages: Iterable[Packed], launcher: Launcher, alignments: Sequence[int], done: int
-) -> list[driver.Launch]:
+) -> list[driver.Enqueued]:
     """Return a launch per pass of each message; the last ends the epoch."""
     passes = [*chain.from_iterable(map(_passes, messages))]
-    launches, epochs = [], launcher.state("epochs", 3)
+    launches: list[driver.Enqueued] = []
+    epochs = launcher.state("epochs", 3)
     for number, parts in enumerate(passes, start=1):
         work = launcher.work_list(alignments)
         for part, slot, rows in parts:
