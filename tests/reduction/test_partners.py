@@ -1,7 +1,9 @@
-"""Who sends the result of a node to whom, where NCCL reduces over nodes."""
+"""Who sends the result of a node to whom, where NCCL reduces over nodes, and what it combines."""
 
+import numpy as np
 import pytest
 
+from mpishare.backends.nccl import combines
 from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
 
 
@@ -27,3 +29,14 @@ def test_ranks_that_are_dealt_out_are_in_the_order_of_the_lowest():
 def test_shares_are_all_elements_once(count):
     shares = shares_of(count, 5)
     assert [at for each in shares.values() for at in range(count)[each]] == [*range(count)]
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "maxloc", "band"])
+def test_nccl_combines_what_has_no_order(name, nranks):
+    """Numbers of three ranks are rounded twice, and a NaN is the largest one here."""
+    names = ("sum", "prod", "max", "min")
+    found = {each: combines(np.dtype(each), name, nranks) for each in ("u1", "i4", "f2", "f8")}
+    of_floats = nranks == 2 and name in ("sum", "prod")
+    assert found == {"u1": name in names, "i4": name in names, "f2": of_floats, "f8": of_floats}
+    assert not any(combines(np.dtype(each), name, nranks) for each in ("?", "i2", "c16"))

@@ -9,6 +9,7 @@ import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.backends.driver import InOrder
+from mpishare.backends.nccl import ANY_NBYTES
 from mpishare.errors import UnsupportedError
 from mpishare.plans import nccl_choice, routes
 from mpishare.plans.gpu.fields import addresses_of, place_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from mpishare.backends import StreamInfo
     from mpishare.backends.driver import Enqueued
-    from mpishare.errors import PeerTimeout
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.nodes import NodesRoute
@@ -77,6 +77,7 @@ class CudaReduce(CudaPlanEngine):
 
             nodes = NodesRoute(setup, self._group, inner, shape, self._count, form=form)
             self._route = self._nodes = nodes
+            self._peers = nodes.peers
         self._buffers: Buffers = Buffers(
             comm,
             name,
@@ -100,7 +101,7 @@ class CudaReduce(CudaPlanEngine):
             self.try_fast = bind_replay_of_one(
                 self._layout, handles, self._last_stream, self._flags, where
             )
-        self._has_stream_waits = self.reaches_nodes or (not is_fused and self._group.size > 1)
+        self._has_stream_waits = not is_fused and self._group.size > 1
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, Form]:
         """Return the record of a field's elements, or raise for too many axes."""
@@ -121,9 +122,8 @@ class CudaReduce(CudaPlanEngine):
             self._rounded = Pointers(1)
             round_words = self._group.round(self._words.data.ptr, *self._rounded.arguments)
             self._round_words = InOrder(round_words)
-        self._reduce = PreparedCall(
-            [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
-        )
+        nbytes = self._count * self._group.itemsize
+        self._reduce = self._prepared([self._layout], route.reduce(pointers), pointers, nbytes)
         self._made.append(self._reduce)
         self._group.load(0)
         # A kernel that is loaded later would wait for the streams.
@@ -224,7 +224,7 @@ class CudaReduce(CudaPlanEngine):
             enqueued = self._route.local_dot(shapes, arrays, count, form=form)
         else:
             enqueued = self._route.dot(pointers, shapes, count, form=form)
-        prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
+        prepared = self._prepared(layouts, enqueued, pointers, self._group.sum_nbytes)
         if self._route.are_graphs:
             where = self._chain.name
             prepared.try_fast = bind_replay(
@@ -234,6 +234,18 @@ class CudaReduce(CudaPlanEngine):
             self._dots.pop(next(iter(self._dots))).close()
         self._dots[layouts] = prepared
         return prepared
+
+    def _prepared(
+        self, layouts: Sequence[FieldLayout], enqueued: Enqueued, pointers: Pointers, nbytes: int
+    ) -> PreparedCall:
+        """Return the work of a call with so many bytes to combine."""
+        capturing, where = self._capturing, self._group.where
+        if self._nodes is None:
+            return PreparedCall(layouts, enqueued, pointers, capturing, where)
+        capturing = capturing if nbytes <= ANY_NBYTES else 0
+        made = PreparedCall(layouts, enqueued, pointers, capturing, where)
+        self._nodes.peers.ranks.graphs.add(made)
+        return made
 
     def _require_aligned(self, addresses: Sequence[int]) -> None:
         itemsize = self._dtype.itemsize
@@ -263,13 +275,8 @@ class CudaReduce(CudaPlanEngine):
             self._nodes.close()
         self._group.close()
 
-    def check_elsewhere(self) -> None:
-        if self._nodes is not None:
-            self._nodes.peers.check(self._nodes.progress())
-
-    def late_elsewhere(self, call: str) -> PeerTimeout | None:
-        nodes = self._nodes
-        return None if nodes is None else nodes.peers.late(call, nodes.progress())
+    def _progress(self) -> tuple[int, bool]:
+        return (0, False) if self._nodes is None else self._nodes.progress()
 
 
 def _route_to_peers(setup: PlanSetup) -> Route:

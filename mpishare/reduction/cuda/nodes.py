@@ -2,14 +2,17 @@
 
 Every rank has the result of its own node, and gets those of the others: of small fields whole, of
 large ones a share, which it folds and sends to all. No rank does that for others, so none waits for
-the host, and the order of the nodes is that of the results, not of their arrival.
+the host, and the order of the nodes is that of the results, not of their arrival. Where that order
+makes no difference, and each rank is a node, NCCL itself combines a few elements.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.driver import InOrder
+from mpishare.backends.driver import InOrder, Step
+from mpishare.backends.nccl import ANY_NBYTES, combines
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.plans.message import padded
@@ -18,13 +21,12 @@ from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
 from mpishare.reduction.cuda.records import shapes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpishare.backends.driver import Enqueued, Launch
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.gpu.nccl import Reduction
     from mpishare.reduction.cuda.group import Buffers, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
     from mpishare.reduction.cuda.spinning import SpinningRoute
@@ -38,8 +40,6 @@ _ALIGN, _NUMBER_NBYTES = 128, 16
 class NodesRoute:
     """The route within this rank's node, then that between the nodes. Collective to make."""
 
-    are_graphs = False
-
     def __init__(
         self,
         setup: PlanSetup,
@@ -52,7 +52,7 @@ class NodesRoute:
     ) -> None:
         self._group, self._inner, self._count = group, inner, count
         self._shape, self._form = shape, form
-        self.nbytes = inner.nbytes
+        self.nbytes, self.are_graphs = inner.nbytes, inner.are_graphs
         self._comm: PlanComm = setup.comm
         # Exact sums are rounded once: each rank gets the elements, or the words, of every other.
         names = setup.comm.nodes if group.exact is None else range(setup.comm.size)
@@ -61,10 +61,25 @@ class NodesRoute:
         others = [rank for rank in range(setup.comm.size) if rank != setup.comm.rank]
         call = f"{setup.name}: reduce"
         self.peers = NcclPeers(setup.comm, setup.name, call, others)
+        self._by_nccl = {
+            each: self._connect(setup.name, *each)
+            for each in dict.fromkeys([(group, count), (group.sums, group.sum_count)])
+        }
         # Its words are those of calls begun, and done, on this GPU.
         self._memory = setup.comm.take_memory(call, 2 * SLOT_NBYTES)
         self._words = self._memory.buffer.cast("Q")
         self._blocks: list[Suballocation] = []
+
+    def _connect(self, name: str, group: Group, count: int) -> Reduction | None:
+        """Return what combines so many elements; None if we do. Collective, host-blocking."""
+        each, comm = group.operation, self._comm
+        is_small = 0 < count * each.dtype.itemsize <= ANY_NBYTES
+        if not is_small or len(self._nodes) < comm.size:
+            return None
+        if not combines(each.dtype, each.name, comm.size):
+            return None
+        ranks = self.peers.ranks
+        return ranks.connect_reduction(comm, name, each.dtype, each.name, count)
 
     def progress(self) -> tuple[int, bool]:
         """Return how many calls are done on this GPU, and whether one is under way."""
@@ -135,11 +150,14 @@ class NodesRoute:
         self, shape: Shape, field: Any, count: int, *, form: Form, group: Group
     ) -> list[Enqueued]:
         here = self._rows()[self._mine]
-        pack = group.pack(shape, field, 0, count, here, self._begin, form=form)
+        if (reduce := self._by_nccl.get((group, count))) is not None:
+            return self._all_reduce(shape, field, count, form, group, reduce)
+        follow = partial(group.asides.of, is_aside=False)
+        pack = follow(group.pack(shape, field, 0, count, here, self._begin, form=form))
         if count * group.itemsize < MIN_SHARED_NBYTES:
             whole = dict.fromkeys(range(self._comm.size), slice(0, count))
             fold = group.fold(shape, self._rows(), field, 0, count, self._end, form=form)
-            return [pack, self._results(whole, group.itemsize), fold]
+            return [pack, self._results(whole, group.itemsize), follow(fold)]
         shares = shares_of(count, self._comm.size)
         mine = shares[self._comm.rank]
         begin, size = mine.start * group.itemsize, mine.stop - mine.start
@@ -147,7 +165,23 @@ class NodesRoute:
         fold = group.fold(self._row, rows, here + begin, 0, size, NO_EPOCH, form="ROW")
         unpack = group.fold(shape, [here], field, 0, count, self._end, form=form)
         results, all_shares = self._results(shares, group.itemsize), self._all_shares(shares)
-        return [pack, results, fold, all_shares, unpack]
+        return [pack, results, fold, all_shares, follow(unpack)]
+
+    def _all_reduce(
+        self, shape: Shape, field: Any, count: int, form: Form, group: Group, reduce: Reduction
+    ) -> list[Enqueued]:
+        """Return the steps around NCCL's own: none of elements that follow each other."""
+        here = self._rows()[self._mine]
+        is_row = form == "ROW"
+        moved, place = (0, field) if is_row else (count, here)
+        pack = group.pack(shape, field, 0, moved, here, self._begin, form=form)
+        unpack = group.fold(shape, [here], field, 0, moved, self._end, form=form)
+
+        def enqueue(stream: int) -> None:
+            reduce(getattr(place, "value", place), stream)
+
+        ends = (group.asides.of(each, is_aside=is_row) for each in (pack, unpack))
+        return [next(ends), Step(enqueue), *ends]
 
     def _rows(self) -> list[int]:
         """Return the addresses of the results of all nodes, in their order."""
@@ -163,7 +197,7 @@ class NodesRoute:
                 source, served = partners(self._nodes[self._mine], theirs, me)
                 recvs.append(self._move(at, shares[me], source, itemsize))
                 sends += [self._move(self._mine, shares[rank], rank, itemsize) for rank in served]
-        return _Messages(self.peers, sends, recvs)
+        return Step(self.peers.ranks.bind(sends, recvs))
 
     def _all_shares(self, shares: dict[int, slice]) -> Enqueued:
         """Return the messages by which each rank gets the shares that all others have folded."""
@@ -171,16 +205,9 @@ class NodesRoute:
         others = [rank for rank in shares if rank != me]
         sends = [self._move(self._mine, shares[me], rank, itemsize) for rank in others]
         recvs = [self._move(self._mine, shares[rank], rank, itemsize) for rank in others]
-        return _Messages(self.peers, sends, recvs)
+        return Step(self.peers.ranks.bind(sends, recvs))
 
     def _move(self, node: int, share: slice, peer: int, itemsize: int) -> Move:
         block = self._blocks[node]
         begin, end = share.start * itemsize, share.stop * itemsize
         return block.address + begin, end - begin, peer
-
-
-class _Messages:
-    """A step of a reduction: messages that were bound before."""
-
-    def __init__(self, peers: NcclPeers, sends: Sequence[Move], recvs: Sequence[Move]) -> None:
-        self.enqueue = peers.ranks.bind(sends, recvs)
