@@ -24,6 +24,7 @@ def _enter(comparison: Comparison, grid: Grid) -> None:
     comparison.add("sums given back", partial(_Given, grid, _give_back))
     comparison.add("in two calls", partial(_Given, grid, _in_two_calls))
     comparison.add("exchange", partial(Exchange, grid, halo_exchange))
+    comparison.add("exchange of twice the cells", partial(_twice, grid))
     name = "staged" if grid.session.on_cuda else "sendrecv"
     comparison.add_baseline(name, partial(_Sums, grid, _by_hand))
 
@@ -72,6 +73,12 @@ class _Given(_Sums):
 
     def _owned(self) -> Any:
         return (slice(self.problem.width, -self.problem.width),) * self.problem.naxes
+
+
+def _twice(grid: Grid) -> Exchange[Grid]:
+    """Return an exchange of as many cells as sums take that are given back."""
+    more = grid.arrays(grid.session.node.xp.zeros)
+    return Exchange(grid, halo_exchange, [*grid.fields, *more])
 
 
 def _plan(grid: Grid, fields: Any) -> mpishare.HaloExchange:

@@ -23,7 +23,9 @@ HALOS, FIELDS = ("halo1d", "halo3d"), {"window fields", "private fields"}
 OF_HALOS = {"sendrecv", "isend", "persistent", "neighborhood types", "datatypes"}
 TRANSPOSES, SPREAD = ("redistribute", "permuted"), {"private", "windows"}
 SOLVE = ("cg", *SMALL[:4], "--repeat", "2")
-SUMS = {"accumulate", "sums given back", "in two calls", "exchange", "sendrecv"}
+SUMS = {"accumulate", "sums given back", "in two calls", "exchange", "sendrecv"} | {
+    "exchange of twice the cells"
+}
 
 #: The cases of a run, the variants of mpishare in each of them, and those beside them.
 ARMS = [
