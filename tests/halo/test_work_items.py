@@ -13,10 +13,12 @@ from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import (
     ADD,
     AXES,
+    GET_LL,
     ITEM_RECORD,
     PACK,
     PACK_AND_ZERO,
     PART_RECORD,
+    PUT_LL,
     PUT_LL_AND_ZERO,
     UNPACK,
 )
@@ -31,7 +33,7 @@ from mpishare.plans.exchange.cuda.work_items import (
     uses_ll,
 )
 from mpishare.plans.layout import FieldLayout
-from mpishare.plans.message import Part
+from mpishare.plans.message import ALIGN, Part
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
 
@@ -176,12 +178,37 @@ def test_regions_have_the_cells_of_their_boxes(pairs):
 
 # What the kernels have always read: the layout of the structs in C, little-endian.
 PART = Struct("<q8qQ8I4i")  # first, step, places, extent, axes, along, field, unit
-ITEM = Struct(f"<{PART.size}sQqQQQIIiiii")
+ITEM = Struct(f"<{PART.size}sQqQQQIIiiiiII8x")
 
 
 def test_records_are_the_structs_of_the_kernels():
-    assert (PART_RECORD.itemsize, ITEM_RECORD.itemsize) == (PART.size, ITEM.size) == (128, 192)
+    assert (PART_RECORD.itemsize, ITEM_RECORD.itemsize) == (PART.size, ITEM.size) == (128, 208)
     offsets = [ITEM_RECORD.fields[name][1] for name in ITEM_RECORD.names]
-    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184, 188]
+    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184, 188, 192, 196, 200]
     offsets = [PART_RECORD.fields[name][1] for name in PART_RECORD.names]
     assert offsets == [0, 8, 72, 80, 112, 116, 120, 124]
+
+
+def test_what_one_block_runs_comes_chunk_by_chunk():
+    """Behind all items that have a block of their own."""
+    layout = FieldLayout((100, 10_000), (80_000, 8), np.dtype("f8"), 0)
+    work = WorkList([layout], [ALIGN], lambda _: 0)
+    for row, count in ((0, 10_000), (1, 40), (2, 10_000)):
+        part = Part.of_box(0, layout, Box((row, 0), (row + 1, count)))
+        with work.one_block():
+            for kind in (PUT_LL, GET_LL, GET_LL)[: 1 + row]:
+                work.add_copy(kind, part, Slot(256))
+    items, first = work.records(), len(work)
+    assert first == 2 * 20 + 1
+    found = [
+        (item["part"]["first"] // 80_000, item["first"], [*items["kind"][at : at + item["more"]]])
+        for item in items[:first]
+        for at in [item["next"]]
+    ]
+    wanted = [(0, 0, []), (1, 0, [GET_LL]), (2, 0, [GET_LL, GET_LL])]
+    for chunk in range(1, 20):
+        wanted += [(row, 512 * chunk, [GET_LL, GET_LL][:row]) for row in (0, 2)]
+    assert found == wanted
+    assert items["more"].sum() == len(items) - first
+    for item in items[:first]:
+        assert {*items["first"][item["next"] :][: item["more"]]} <= {item["first"]}

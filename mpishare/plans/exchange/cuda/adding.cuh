@@ -1,16 +1,13 @@
 // Sums of what arrives. The cells of an item are a region of a field: the same parts have a number for
 // each of them. So a thread adds these to its cell in their order, whichever comes first.
 
-// Where one part has the cells of a region. GIVING: the cells of a region are one of its sources, and
-// all that a rank has in its field get the sum, others by `put`.
+// Where one part has the cells of a region.
 struct Source {
     Part part;                      // their units: where they lie packed, or in the field itself
-    char* packed;                   // as in `Item`; null: a rank's own cells, in the field
+    char* packed;                   // as in `Item`; null: a rank's own ghosts, in the field
     long long parity_offset;
     const char* flags;              // of the part's first chunk; null: by LL
     unsigned long long* stalled_on; // as in `Item`
-    char* put;                      // where the sum is sent by LL; null: nowhere
-    long long put_parity_offset;
     unsigned chunk_nbytes;
     unsigned flag_nbytes; // from one flag to the next
 };
@@ -34,15 +31,15 @@ struct Sources {
     }
 };
 
-// Waits by all threads of a block for the chunks that have some cells; false: aborted.
-__device__ __forceinline__ bool wait_for_chunks(Range range, Sources sources, Wait wait) {
+// Waits by all threads of a block for the chunks that have an item's cells; false: aborted.
+__device__ __forceinline__ bool wait_for_chunks(const Item& item, Sources sources, Wait wait) {
     bool is_ready = true;
     for (const Source* source = sources.begin; source < sources.begin + sources.count; ++source) {
         if (!source->flags) continue;
         wait.host.stalled_on = source->stalled_on;
-        const long long last = offset_of(source->part, range.first + range.nunits - 1);
+        const long long last = offset_of(source->part, item.first + item.nunits - 1);
         const unsigned end = last / source->chunk_nbytes + 1;
-        unsigned chunk = offset_of(source->part, range.first) / source->chunk_nbytes + threadIdx.x;
+        unsigned chunk = offset_of(source->part, item.first) / source->chunk_nbytes + threadIdx.x;
         for (; is_ready && chunk < end; chunk += blockDim.x) {
             const char* flag = source->flags + static_cast<long long>(chunk) * source->flag_nbytes;
             is_ready = wait_for(reinterpret_cast<const Word*>(flag), wait.epoch, wait);
@@ -99,10 +96,10 @@ __device__ __forceinline__ void add_units(
     Number* cell[COUNT];
     Number sum[COUNT], arrived[COUNT];
 #pragma unroll
-    for (int k = 0; !GIVING && k < COUNT; ++k)
+    for (int k = 0; k < COUNT; ++k)
         cell[k] = reinterpret_cast<Number*>(field + offset_of(item.part, unit + k * blockDim.x));
 #pragma unroll
-    for (int k = 0; !GIVING && k < COUNT; ++k) sum[k] = *cell[k];
+    for (int k = 0; k < COUNT; ++k) sum[k] = *cell[k];
     for (const Source* source = sources.begin; source < sources.begin + sources.count; ++source) {
         char* packed = source->packed + (wait.epoch & 1 ? source->parity_offset : 0);
         const bool is_own = !source->packed;
@@ -118,13 +115,12 @@ __device__ __forceinline__ void add_units(
         } else if (!get_numbers<Number, COUNT>(packed, at, wait, arrived)) return;
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
-            const bool is_first = GIVING && source == sources.begin;
-            sum[k] = is_first ? arrived[k] : static_cast<Number>(sum[k] + arrived[k]);
+            sum[k] = static_cast<Number>(sum[k] + arrived[k]);
             if (is_own && !GIVING) *reinterpret_cast<Number*>(packed + at[k]) = Number();
         }
     }
 #pragma unroll
-    for (int k = 0; !GIVING && k < COUNT; ++k) *cell[k] = sum[k];
+    for (int k = 0; k < COUNT; ++k) *cell[k] = sum[k];
     for (int n = 0; GIVING && n < sources.count; ++n) {
         const Source& source = sources.begin[n];
 #pragma unroll
@@ -153,16 +149,14 @@ __device__ __forceinline__ bool is_run(const Part& part) {
 // piece; returns whether they do.
 template <class Number>
 __device__ __forceinline__ bool add_run(
-    const Item& item, Sources sources, Range range, char* field, Word epoch
+    const Item& item, Sources sources, char* field, Word epoch
 ) {
-    // GIVING: of the two sources one is the cells, in either place.
-    const Source* source = sources.begin + (GIVING && !sources.begin->packed);
-    const Part& cells = GIVING ? sources.begin[!!sources.begin->packed].part : item.part;
-    if (sources.count > 1 + GIVING || !source->flags || !is_run(cells) || !is_run(source->part))
+    const Source* source = sources.begin;
+    if (sources.count > 1 || !source->flags || !is_run(item.part) || !is_run(source->part))
         return false;
-    const long long first = static_cast<long long>(range.first) * sizeof(Number);
-    const unsigned nbytes = range.nunits * sizeof(Number);
-    char* to = field + cells.first + first;
+    const long long first = static_cast<long long>(item.first) * sizeof(Number);
+    const unsigned nbytes = item.nunits * sizeof(Number);
+    char* to = field + item.part.first + first;
     char* from = source->packed + (epoch & 1 ? source->parity_offset : 0);
     from += source->part.first + first;
     if ((reinterpret_cast<Word>(to) | reinterpret_cast<Word>(from) | nbytes) % 16) return false;
@@ -175,12 +169,7 @@ template <class Number>
 __device__ __forceinline__ void add_numbers(
     const Item& item, Sources sources, Range range, char* field, Wait wait
 ) {
-    if (GIVING) { // the cells in wide units
-        const unsigned count = item.part.unit / sizeof(Number);
-        range = {range.first * count, range.nunits * count};
-    }
-    if (ADD_DEPTH > 1 && !wait_for_chunks(range, sources, wait)) return;
-    if (ADD_DEPTH > 1 && add_run<Number>(item, sources, range, field, wait.epoch)) return;
+    if (ADD_DEPTH > 1 && add_run<Number>(item, sources, field, wait.epoch)) return;
     unsigned i = threadIdx.x;
     for (; i + (ADD_DEPTH - 1) * blockDim.x < range.nunits; i += ADD_DEPTH * blockDim.x)
         add_units<Number, ADD_DEPTH>(item, sources, range.first + i, field, wait);
@@ -188,14 +177,15 @@ __device__ __forceinline__ void add_numbers(
         add_units<Number, 1>(item, sources, range.first + i, field, wait);
 }
 
-// Runs an item of kind ADD or SWAP by all threads of a block. The plan has numbers of the types
+// Runs an item of kind ADD or SWAP_LL by all threads of a block. The plan has numbers of the types
 // whose bits are set in ADDING.
 __device__ __forceinline__ void add_region(
     const Item& item, Range range, char* field, char* packed, const Wait& wait
 ) {
     const Sources sources(item);
-    if (GIVING && item.kind == SWAP && !item.flag) put_cells(item, range, field, packed, wait.epoch);
+    if (GIVING && item.kind == SWAP_LL) put_cells(item, range, field, packed, wait.epoch);
     __syncthreads();
+    if (ADD_DEPTH > 1 && !wait_for_chunks(item, sources, wait)) return;
 #define CASE(element, Number)                                   \
     case element:                                               \
         if constexpr (ADDING >> element & 1)                    \
@@ -203,11 +193,4 @@ __device__ __forceinline__ void add_region(
         break;
     switch (item.element) { EACH_ADDED(CASE) }
 #undef CASE
-    for (int n = 0; GIVING && n < sources.count; ++n) {
-        const Source& source = sources.begin[n];
-        if (!source.put) continue;
-        __syncthreads(); // all of the sums are in the field
-        char* put = source.put + (wait.epoch & 1 ? source.put_parity_offset : 0);
-        put_cells(item, range, field, put, wait.epoch);
-    }
 }

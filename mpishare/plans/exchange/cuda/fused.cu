@@ -24,12 +24,6 @@ __device__ void wait_for_ghosts(const Ghosts* ghosts, Wait wait, Waited* last) {
     *last = {is_ready ? ghosts : nullptr, is_allowed ? ghosts->field : nullptr};
 }
 
-// Releases the stores of the whole block: the barrier orders them before that of the flag.
-__device__ __forceinline__ void release(const Item& item, Word epoch) {
-    __syncthreads();
-    if (threadIdx.x == 0 && item.flag) store_release(item.flag, epoch);
-}
-
 __device__ void run_item(
     const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort,
     Waited* last
@@ -43,11 +37,7 @@ __device__ void run_item(
 #if ADDING
         case ADD:
         case PUT_LL_AND_ZERO:
-        case SWAP:
-            if (GIVING && item.kind == SWAP && item.flag) {
-                copy_item(item, fields, packed);
-                release(item, epoch);
-            }
+        case SWAP_LL:
 #endif
         case PUT_LL:
         case GET_LL:
@@ -77,19 +67,26 @@ __device__ void run_item(
             }
             if (into) scatter_item(item, field, into);
             else copy_item(item, fields, packed);
-            release(item, epoch);
+            __syncthreads();
+            // Releases the stores of the whole block: the barrier orders them before this one.
+            if (threadIdx.x == 0 && item.flag) store_release(item.flag, epoch);
     }
+}
+
+__device__ __forceinline__ void fetch(Item* to, const Item* from, unsigned word) {
+    if (word < sizeof(Item) / sizeof(uint4))
+        reinterpret_cast<uint4*>(to)[word] = reinterpret_cast<const uint4*>(from)[word];
 }
 
 // An item comes before all items that wait for it, in one order on all ranks. Blocks take
 // them in that order, so that one resident block per rank is enough for progress: by block index
-// where there is a block per item (blocks start in that order), else by tickets. Two of kind SWAP
-// wait for each other at the same place of that order.
+// where there is a block per item (blocks start in that order), else by tickets. Two that send the
+// same cells and then wait for each other come at one place of that order.
 extern "C" __global__ void __launch_bounds__(512, 2) fused(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, State* state,
     const volatile Word* abort
 ) {
-    __shared__ Item item;
+    __shared__ Item chain[1 + GIVING];
     __shared__ unsigned ticket;
     __shared__ Waited last;
     if (threadIdx.x == 0) last = {nullptr, nullptr};
@@ -103,11 +100,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
             index = ticket;
         }
         if (index >= count) break;
-        if (threadIdx.x < sizeof(Item) / sizeof(uint4))
-            reinterpret_cast<uint4*>(&item)[threadIdx.x] =
-                reinterpret_cast<const uint4*>(items + index)[threadIdx.x];
+        fetch(chain, items + index, threadIdx.x);
         __syncthreads();
-        run_item(item, fields, epoch, state, abort, &last);
+        const unsigned more = GIVING ? chain->more : 0;
+        const Item* next = items + chain->next;
+        for (unsigned k = 0; k <= more; ++k) {
+            // By the last threads, which a small item does not need.
+            if (k < more) fetch(chain + (k + 1) % 2, next + k, blockDim.x - 1 - threadIdx.x);
+            run_item(chain[k % 2], fields, epoch, state, abort, &last);
+            if (more) __syncthreads();
+        }
         if (is_one_each) break;
         __syncthreads();
     }

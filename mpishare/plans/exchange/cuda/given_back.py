@@ -7,14 +7,13 @@ them in their order and sends the sum.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.cells import Box, meet
-from mpishare.plans.exchange.cuda.records import GET_LL, PUT_LL
+from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 from mpishare.plans.exchange.cuda.regions import are_boxes, regions_of, source_of
-from mpishare.plans.exchange.cuda.work_items import Slot, Source, uses_ll
 from mpishare.plans.message import Part, PartInfo, PartKey, received, sent
 from mpishare.runtime.route import COPY, FUSED
 
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
-    from mpishare.plans.exchange.cuda.work_items import WorkList
+    from mpishare.plans.exchange.cuda.work_items import Source, WorkList
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, MessageInfo
+    from mpishare.plans.message import Message
 
 
 def in_one_kernel(setup: RoutedSetup) -> RoutedSetup | None:
@@ -40,20 +39,7 @@ def in_one_kernel(setup: RoutedSetup) -> RoutedSetup | None:
             return None
     mine = setup.my_sends, setup.my_recvs
     are_fit = setup.comm.step(setup.name, lambda: are_boxes(*mine) and _are_apart(*mine))
-    if setup.wire or not all(are_fit):
-        return None
-    cut = _cut(setup)
-    return cut.both_ways() if all(map(_are_small, range(setup.comm.size), cut.sends)) else None
-
-
-def _are_small(owner: int, messages: Sequence[MessageInfo]) -> bool:
-    """Whether all sums are small that an owner sends to one of several copies."""
-    parts = [(message.peer, part) for message in messages for part in message.parts]
-    copies = Counter((part.field, part.box) for _, part in parts)
-    return all(
-        peer == owner or copies[part.field, part.box] == 1 or uses_ll(part.nbytes)
-        for peer, part in parts
-    )
+    return _cut(setup).both_ways() if all(are_fit) and not setup.wire else None
 
 
 def _are_apart(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
@@ -117,6 +103,7 @@ class Copies:
     def add(self) -> None:
         """Add all of them. An item waits for those before it, or for its like on another rank."""
         rank, work = self.direction.rank, self.work
+        work.give_back()
         groups = [*self._groups()]
         of_more = [keys for keys in groups if keys[0].sender != rank and len(keys) > 1]
         ghosts = [key for keys in of_more for key in keys if key.receiver == rank]
@@ -126,11 +113,10 @@ class Copies:
             if keys[0].sender == rank:
                 self._add_owned(keys)
             elif len(keys) == 1 and keys[0].receiver == rank:
-                part, there = self.received[keys[0]], self._back(keys[0])
-                sources = [self._source(keys[0], part), self._own(part)]
-                work.add_copies(part, sources, self.buffers.slot(there, part))
+                self._swap(self._back(keys[0]), keys[0])
         for key in ghosts:
-            work.add_copy(GET_LL, self.received[key], self.buffers.slot(key, self.received[key]))
+            part, slot = self.received[key], self.buffers.slot(key, self.received[key])
+            work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
 
     def _groups(self) -> Iterator[list[PartKey]]:
         """Yield the parts to all copies of the same cells, in the same order on all ranks."""
@@ -144,25 +130,31 @@ class Copies:
             yield from copies.values()
 
     def _add_owned(self, keys: Sequence[PartKey]) -> None:
-        """Add what comes to the owner, the rank itself, and send the sum, or the cells to one."""
-        part, rank = self.sent[keys[0]], self.direction.rank
-        if len(keys) == 1 and keys[0].receiver != rank:
-            sources = [self._own(part), self._source(self._back(keys[0]), part)]
-            self.work.add_copies(part, sources, self.buffers.slot(keys[0], part))
+        others = [key for key in keys if key.receiver != key.sender]
+        if len(keys) == len(others) == 1:
+            self._swap(keys[0], self._back(keys[0]))
             return
-        sources = [self._source(self._back(key), part) for key in keys]
-        for at, key in enumerate(keys):
-            if key.receiver != rank:
-                sources[at] = sources[at]._replace(put=self.buffers.slot(key, part))
-        self.work.add_copies(part, [self._own(part), *sources])
+        part = self.sent[keys[0]]
+        with self.work.one_block():
+            self.work.add_region(part, [self._source(self._back(key), part) for key in keys])
+            for key in others:
+                self._put(key)
+
+    def _swap(self, there: PartKey, here: PartKey) -> None:
+        """Send the cells of a part, and add those that come from its other end."""
+        part, source = self.sent[there], self._source(here, self.sent[there])
+        slot = self.buffers.slot(there, part)
+        if not slot.flags:
+            self.work.add_region(part, [source], slot)
+            return
+        with self.work.one_block():
+            self._put(there)
+            self.work.add_region(part, [source])
 
     def _put(self, key: PartKey) -> None:
-        self.work.add_copy(PUT_LL, self.sent[key], self.buffers.slot(key, self.sent[key]))
-
-    def _own(self, part: Part) -> Source:
-        shares_gpu = self.direction.shares_gpu(self.direction.rank)
-        layout = self.direction.layouts[part.field]
-        return Source(part, layout, part.nbytes, Slot(0, shares_gpu=shares_gpu))
+        part = self.sent[key]
+        slot = self.buffers.slot(key, part)
+        self.work.add_copy(PACK if slot.flags else PUT_LL, part, slot)
 
     def _source(self, key: PartKey, part: Part) -> Source:
         whole = Box((0,) * len(part.shape), part.shape)

@@ -168,7 +168,8 @@ __device__ __forceinline__ void run_ll(
 ) {
     const int nbytes = item.part.unit;
 #if ADDING
-    if (item.kind == ADD || item.kind == SWAP) return add_region(item, range, field, packed, wait);
+    if (item.kind == ADD || (GIVING && item.kind == SWAP_LL))
+        return add_region(item, range, field, packed, wait);
 #endif
     if (item.kind == PUT_LL || (ADDING && item.kind == PUT_LL_AND_ZERO)) {
         put_cells(item, range, field, packed, wait.epoch);

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 AXES = 8
-PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP = range(10)
+PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP_LL = range(10)
 
 PART_RECORD = np.dtype(
     [
@@ -38,9 +38,12 @@ ITEM_RECORD = np.dtype(
         ("element", "<i4"),
         ("log_rows", "<i4"),
         ("log_columns", "<i4"),
+        ("next", "<u4"),
+        ("more", "<u4"),
+        ("unused", "V8"),
     ]
 )
-ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiii")
+ITEM = struct.Struct(f"<{PART_RECORD.itemsize}sQqQQQIIiiiiII8x")
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 
@@ -51,8 +54,6 @@ SOURCE_RECORD = np.dtype(
         ("parity_offset", "<i8"),
         ("flags", "<u8"),
         ("stalled_on", "<u8"),
-        ("put", "<u8"),
-        ("put_parity_offset", "<i8"),
         ("chunk_nbytes", "<u4"),
         ("flag_nbytes", "<u4"),
     ]

@@ -23,7 +23,7 @@
 #ifndef ADDING
 #define ADDING 0
 #endif
-// Whether sums are stored in all copies of a cell (given_back.py).
+// Whether sums go to all copies of a cell (given_back.py): a block may then run several items.
 #ifndef GIVING
 #define GIVING 0
 #endif
@@ -46,7 +46,7 @@ struct Part {
     int unit;
 };
 
-enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP };
+enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY, PUT_LL_AND_ZERO, ADD, SWAP_LL };
 
 // A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
@@ -56,7 +56,7 @@ struct __align__(16) Item {
     long long parity_offset;        // from there to the buffer of odd epochs
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
     unsigned long long* stalled_on; // of what may wait: tells the host for which peer
-    const Part* target; // LOCAL: the destination; sums: the packed cells, of ADD, SWAP as `Source`s;
+    const Part* target; // LOCAL: the destination; sums: the packed cells, of ADD as `Source`s;
                         // fused: Ghosts or null
                         // of a scaled item: one that has factors behind it (scaled.cuh)
     unsigned first;
@@ -64,7 +64,8 @@ struct __align__(16) Item {
     int kind;
     int element;                    // the type in which units are summed; scaled: 256 more
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
-                                    // ADD, SWAP: the first is the number of sources
+                                    // ADD: the first is the number of sources
+    unsigned next, more;            // GIVING: so many items, from `next` on, follow in this block
 };
 
 // Where the buffer of an epoch has the first unit of an item's part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from mpishare.plans.exchange.cuda.records import (
     READY,
     SCALED,
     SOURCE_RECORD,
-    SWAP,
+    SWAP_LL,
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.strided import StridedCells
@@ -37,7 +38,7 @@ from mpishare.plans.message import ALIGN, Part, padded
 from mpishare.plans.wire import float_nbytes, wire_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.plans.cells import Turn
     from mpishare.plans.rings import Slide
@@ -69,8 +70,8 @@ LL_CHUNK_NBYTES = 4096
 # where they are large: to add moves half as much again as to copy.
 _SMALL_REGION_NBYTES = 8 << 10
 
-_BY_LL = (PUT_LL, PUT_LL_AND_ZERO, SWAP, ADD, GET_LL)  # those that send first
-_WAITING = (UNPACK, SWAP, GET_LL, ADD)
+_BY_LL = (PUT_LL, PUT_LL_AND_ZERO, SWAP_LL, GET_LL, ADD)  # those that send first
+_WAITING = (UNPACK, SWAP_LL, GET_LL, ADD)
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +123,6 @@ class Source(NamedTuple):
     layout: FieldLayout  # of the packed part, or of the field that has this rank's own ghosts
     nbytes: int  # of the whole part
     slot: Slot  # at address 0 for this rank's own ghosts, which become zero
-    put: Slot | None = None  # where the sum is sent
 
 
 class Item(NamedTuple):
@@ -140,6 +140,8 @@ class Item(NamedTuple):
     element: int = 0
     log_rows: int = 0
     log_columns: int = 0
+    next: int = 0
+    more: int = 0
 
     flags: Sequence[int] = ()  # one for each chunk; empty for none
     begin: int = 0  # index of the first chunk
@@ -177,13 +179,29 @@ class WorkList:
         self._upload = upload
         self._known: dict[tuple[FieldLayout, Box, Turn | None, int], StridedCells] = {}
         self._items: list[Item] = []
+        self._gives_back = False
+        self._followers: list[int] = []  # the items that the block of the one before runs, too
         self._options: set[str] = set()
         self._max_ll_chunks = 1
         self._has_flags = False  # of sources of regions
         self._adding = 0  # a bit for each type in which cells are added
 
     def __len__(self) -> int:
-        return sum(item.chunks for item in self._items)
+        """Return for how many items there may be a block."""
+        chunks = sum(item.chunks for item in self._items)
+        return chunks - sum(self._items[at].chunks for at in self._followers)
+
+    def give_back(self) -> None:
+        """Leave sums in this rank's own ghosts. Regions to come are parts, with the same chunks."""
+        self._gives_back = True
+        self._options.add("-DGIVING=1")
+
+    @contextmanager
+    def one_block(self) -> Iterator[None]:
+        """Let a block run what is added, of the same cells, chunk by chunk, item by item."""
+        first = len(self._items)
+        yield
+        self._followers += range(first + 1, len(self._items))
 
     def add_copy(self, kind: int, part: Part, slot: Slot) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
@@ -234,12 +252,12 @@ class WorkList:
         places = 0, 0, 0, 0, address
         self._add_part(part, cells, LOCAL, places, (), _scaled(factors), shares_gpu=shares_gpu)
 
-    def add_region(self, region: Part, sources: Sequence[Source]) -> None:
-        """Add what arrives to the cells of a region, source by source."""
+    def add_region(self, region: Part, sources: Sequence[Source], put: Slot | None = None) -> None:
+        """Add what arrives to a region, source by source, once its cells are `put` by LL, if so."""
         element, size = self._addend(region)
         self._adding |= 1 << element
-        steps = [chunks(each.nbytes, shares_gpu=each.slot.shares_gpu)[1] for each in sources]
-        has_flags = any(each.slot.flags for each in sources)
+        steps = [chunks(n, shares_gpu=slot.shares_gpu)[1] for _, _, n, slot in sources]
+        has_flags = any(slot.flags for *_, slot in sources)
         self._has_flags |= has_flags
         is_small = not has_flags and uses_ll(region.nbytes)
         step = _SMALL_REGION_NBYTES if is_small else padded(min(steps) // 2)
@@ -248,11 +266,15 @@ class WorkList:
             ((region.nbytes if is_small else step) - 1 + source.nbytes - region.nbytes) // of_part
             for source, of_part in zip(sources, steps, strict=True)
         ]
+        if self._gives_back:
+            step, later = min(steps), [0]
+        place = (0, 0) if put is None else (put.address, put.parity_offset)
         item = Item(
             self._record(region, self._cells(region, size)),
+            *place,
             target=self._upload_sources(sources, steps, size),
             nunits=region.nbytes // size,
-            kind=ADD,
+            kind=ADD if put is None else SWAP_LL,
             log_rows=len(sources),
             element=element,
             begin=max(later),
@@ -261,26 +283,6 @@ class WorkList:
         )
         self._items.append(item)
         self._count_ll_chunks(region)
-
-    def add_copies(self, part: Part, sources: Sequence[Source], put: Slot | None = None) -> None:
-        """Add the sources in order and store the sum in all of them; first `put` the cells there.
-
-        All have the cells of a part, which are one of them, in the same chunks.
-        """
-        element, size = self._addend(part)
-        self._adding |= 1 << element
-        self._options.add("-DGIVING=1")
-        self._has_flags |= any(each.slot.flags for each in sources)
-        shares_gpu = any(each.slot.shares_gpu for each in sources)
-        steps = [chunks(part.nbytes, shares_gpu=shares_gpu)[1]] * len(sources)
-        target = self._upload_sources(sources, steps, size)
-        slot = put or Slot(0)
-        cells = self._cells(part, ALIGN if slot.flags else LL_UNIT)
-        places = slot.address, slot.parity_offset, 0, 0, target
-        kind = ADD if put is None else SWAP
-        self._add_part(part, cells, kind, places, slot.flags, element, shares_gpu=shares_gpu)
-        self._items[-1] = self._items[-1]._replace(log_rows=len(sources))
-        self._count_ll_chunks(part)
 
     def add_sum(self, part: Part, slot: Slot, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
@@ -314,7 +316,8 @@ class WorkList:
 
     @property
     def is_ll(self) -> bool:
-        return not self._has_flags and all(item.kind in _BY_LL for item in self._items)
+        by_ll = all(item.kind in _BY_LL for item in self._items)
+        return by_ll and not (self._has_flags or self._followers)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -344,6 +347,8 @@ class WorkList:
         begin, lengths, steps = np.array([item[-3:] for item in self._items]).T
         waits = np.isin(parts["kind"], _WAITING)
         place = 2 * begin + (2 * _AHEAD + 1) * waits
+        for at in self._followers:
+            place[at] = place[at - 1]
         part = np.repeat(np.arange(len(parts)), lengths)
         index = np.arange(len(part)) - (np.cumsum(lengths) - lengths)[part]
         order = np.argsort(place[part] + 2 * index, kind="stable")
@@ -354,11 +359,22 @@ class WorkList:
         found["nunits"] = np.minimum(found["nunits"] - found["first"], step)
         flags = [flag for item in self._items for flag in item.flags or [0] * item.chunks]
         found["flag"] = np.array(flags, np.uint64)[order]
-        return found
+        return self._chained(found, part)
 
     def ll_parts(self) -> Array:
         """Return the parts that travel by LL, an item each: parts to send come first."""
         return _records([item for kind in _BY_LL for item in self._items if item.kind == kind])
+
+    def _chained(self, records: Array, part: Array) -> Array:
+        """Return items of these parts, with those that follow another one in its block behind."""
+        if not self._followers:
+            return records
+        is_head = ~np.isin(part, self._followers)
+        begins = np.flatnonzero(is_head)
+        more = np.diff(begins, append=len(part)) - 1
+        records["more"][begins] = more
+        records["next"][begins] = len(begins) + np.cumsum(more) - more
+        return np.concatenate([records[is_head], records[~is_head]])
 
     def _count_ll_chunks(self, part: Part) -> None:
         self._max_ll_chunks = max(self._max_ll_chunks, -(-part.nbytes // LL_CHUNK_NBYTES))
@@ -377,13 +393,11 @@ class WorkList:
         """Return the address of sources, which have chunks of `steps` bytes and units of `size`."""
         records = np.zeros(len(sources), SOURCE_RECORD)
         records["chunk_nbytes"] = steps
-        for record, (part, layout, _, slot, put) in zip(records, sources, strict=True):
+        for record, (part, layout, _, slot) in zip(records, sources, strict=True):
             cells = self._record(part, StridedCells.of(part, layout, size))
             record["part"] = np.frombuffer(cells, PART_RECORD)[0]
             record["packed"], record["parity_offset"] = slot.address, slot.parity_offset
             record["stalled_on"] = slot.stalled_on
-            if put is not None:
-                record["put"], record["put_parity_offset"] = put.address, put.parity_offset
             if slot.flags:
                 record["flags"] = slot.flags[0]
                 record["flag_nbytes"] = slot.flags[-1] - slot.flags[-2:][0]
@@ -435,7 +449,7 @@ class WorkList:
         record, nunits = self._record(part, cells), part.nbytes // unit
         count, step = chunks(part.nbytes, shares_gpu=shares_gpu)
         cut = flags[:count], 0, count, step // unit
-        self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, *cut))
+        self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, 0, 0, *cut))
 
     def _upload_target(self, record: bytes, factors: bytes) -> int:
         """Return the address of a part with factors behind it, if any."""
