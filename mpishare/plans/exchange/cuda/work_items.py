@@ -66,9 +66,6 @@ _MIN_TILED_NBYTES = 64 << 10
 LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 LL_CHUNK_NBYTES = 4096
 """Bytes for a block of fused_ll.cu: one pass of its threads."""
-# Regions have fewer items than parts where they are small, since there are many of them, and more
-# where they are large: to add moves half as much again as to copy.
-_SMALL_REGION_NBYTES = 8 << 10
 
 _BY_LL = (PUT_LL, PUT_LL_AND_ZERO, SWAP_LL, GET_LL, ADD)  # those that send first
 _WAITING = (UNPACK, SWAP_LL, GET_LL, ADD)
@@ -179,7 +176,6 @@ class WorkList:
         self._upload = upload
         self._known: dict[tuple[FieldLayout, Box, Turn | None, int], StridedCells] = {}
         self._items: list[Item] = []
-        self._gives_back = False
         self._followers: list[int] = []  # the items that the block of the one before runs, too
         self._options: set[str] = set()
         self._max_ll_chunks = 1
@@ -193,7 +189,6 @@ class WorkList:
 
     def give_back(self) -> None:
         """Leave sums in this rank's own ghosts. Regions to come are parts, with the same chunks."""
-        self._gives_back = True
         self._options.add("-DGIVING=1")
 
     @contextmanager
@@ -257,17 +252,13 @@ class WorkList:
         element, size = self._addend(region)
         self._adding |= 1 << element
         steps = [chunks(n, shares_gpu=slot.shares_gpu)[1] for _, _, n, slot in sources]
-        has_flags = any(slot.flags for *_, slot in sources)
-        self._has_flags |= has_flags
-        is_small = not has_flags and uses_ll(region.nbytes)
-        step = _SMALL_REGION_NBYTES if is_small else padded(min(steps) // 2)
+        self._has_flags |= any(slot.flags for *_, slot in sources)
+        step = min(steps)
         # So many chunks later than a region's chunk its cells may be in a part.
         later = [
-            ((region.nbytes if is_small else step) - 1 + source.nbytes - region.nbytes) // of_part
+            (step - 1 + source.nbytes - region.nbytes) // of_part
             for source, of_part in zip(sources, steps, strict=True)
         ]
-        if self._gives_back:
-            step, later = min(steps), [0]
         place = (0, 0) if put is None else (put.address, put.parity_offset)
         item = Item(
             self._record(region, self._cells(region, size)),
