@@ -106,6 +106,22 @@ def test_a_rank_that_may_run_ahead(node, in_window):
                     fields[0].spoil()
 
 
+def test_a_private_field_and_one_in_a_window_by_turns(host_node):
+    """Where a field lies is told anew in each exchange, also to a rank that is one behind."""
+    node, width = host_node, 4096
+    window = node.allocate_each(3 * width, "i8")
+    fields = window.array, np.empty(3 * width, "i8")
+    grid = {"dims": (node.size,), "periods": False, "node": node}
+    with mpishare.HaloExchange(node.comm, fields[0], ((width, 0),), **grid) as halo:
+        for step in range(1, 60):
+            field = fields[step % 2]
+            field[halo.owned] = 100 * step + node.rank
+            if node.rank == node.size - 1:
+                time.sleep(0.0005)
+            halo.exchange(field)
+            assert node.rank == 0 or (field[:width] == 100 * step + node.rank - 1).all()
+
+
 def test_interior_is_written_between_start_and_wait(node, in_window, rest):
     """And all owned cells are read."""
     case = case_of(node, ((1, 2), (1, 1)))
