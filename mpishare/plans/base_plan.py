@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination import recording
+from mpishare.coordination.agreement import is_agreed
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import EpochError, MpiShareError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans import routes
@@ -182,12 +183,12 @@ class BasePlan(NodeObject):
     def _fail(self, call: str, error: BaseException) -> NoReturn:
         """Raise the error of a call, that of an argument by the name of the plan.
 
-        Any that is not ours, such as an interrupt, leaves the node: others may have what this rank
+        Any that this rank alone has, such as an interrupt, leaves the node: others may have what it
         would send again.
         """
         if isinstance(error, (TypeError, ValueError)):
             raise self._named(call, error) from None
-        if not isinstance(error, MpiShareError):
+        if not isinstance(error, MpiShareError) and not is_agreed(error):
             self._context.agreement.leave(f"{self.name}: {call}", error)
         raise error
 

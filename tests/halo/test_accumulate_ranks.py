@@ -225,14 +225,16 @@ def test_slabs_large_and_small_given_back(node, every_route):
 
 
 def test_what_two_ranks_have_takes_one_round(host_node):
-    """Without an engine that adds for itself, or a wait for the sums."""
+    """By an engine of its own, beside the one that adds alone, and no wait for the sums."""
     u = np.zeros((6, 5))
     with ring(host_node, u, axes=0, periods=False) as halo:
         halo.accumulate(u, give_back=True)
-        assert len(engines_of(halo)) == 1
+        halo.accumulate(u)
+        assert len(engines_of(halo)) == 3
     u = np.zeros((6, 80_000))  # so many take less time in two, in which the sums are read in place
     with ring(host_node, u, axes=0) as halo:
         check_given_back(host_node, halo, [u], 7)
+        halo.accumulate(u)
         assert len(engines_of(halo)) == 2
 
 
