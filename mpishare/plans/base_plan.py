@@ -186,10 +186,11 @@ class BasePlan(NodeObject):
         Any that this rank alone has, such as an interrupt, leaves the node: others may have what it
         would send again.
         """
+        is_of_argument = isinstance(error, (TypeError, ValueError)) and not self._is_under_way()
+        if not (is_of_argument or isinstance(error, MpiShareError) or is_agreed(error)):
+            self._context.agreement.leave(f"{self.name}: {call}", error)
         if isinstance(error, (TypeError, ValueError)):
             raise self._named(call, error) from None
-        if not isinstance(error, MpiShareError) and not is_agreed(error):
-            self._context.agreement.leave(f"{self.name}: {call}", error)
         raise error
 
     def _named(self, call: str, error: Exception) -> Exception:

@@ -51,9 +51,8 @@ class HostMigration:
             raise ValueError(f"count is {n}, of {capacity} rows")
         away = np.flatnonzero(goals[:n] != engine.rank)
         parts, gone = self._select(goals[away], away)
-        engine.send(arrays, parts, shortest)
-
         with UnderWay(engine, "migrate"):
+            engine.send(arrays, parts, shortest)
             left = n - len(gone)
             self._close_gaps(arrays, goals, gone, left)
             engine.receive()

@@ -127,11 +127,11 @@ class UnderWay:
         self._engine, self._call = engine, call
 
     def __enter__(self) -> None:
-        self._engine.busy[0] = 1
+        self._was, self._engine.busy[0] = self._engine.busy[0], 1
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         engine = self._engine
-        engine.busy[0] = 0
+        engine.busy[0] = self._was
         if error is not None:
             if engine.agreement.failure is None:
                 engine.agreement.leave(f"{engine.name}: {self._call}", error)

@@ -1,4 +1,4 @@
-"""Arrays of windows that note which of their elements NumPy reads and writes, for the checker.
+"""Arrays of windows that note which of their elements NumPy has read and written, for the checker.
 
 Seen are indices, ufuncs, and the methods and functions that are listed here; not a copy of such an
 array that loses its class (`np.asarray`), nor what other libraries do by the buffer.
@@ -15,18 +15,18 @@ import numpy as np
 from mpishare.memory.memory import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 # Frames of these files are passed over: an access is named by the line of the program.
 _PASSED_OVER = tuple(f"{Path(each).parent}/" for each in (np.__file__, __file__))
 _READERS = (
     "__bool__", "__complex__", "__contains__", "__copy__", "__deepcopy__", "__float__",
     "__format__", "__index__", "__int__", "__repr__", "__str__", "argmax", "argmin",
-    "argpartition", "argsort", "astype", "byteswap", "choose", "compress", "copy", "dot",
-    "flatten", "item", "nonzero", "repeat", "searchsorted", "take", "tobytes", "tofile", "tolist",
-    "trace",
+    "argpartition", "argsort", "astype", "byteswap", "choose", "copy", "dot", "flatten", "nonzero",
+    "repeat", "tobytes", "tofile", "tolist", "trace",
 )  # fmt: skip
-_WRITERS = "fill", "partition", "put", "sort"
+_WRITERS = "fill", "partition", "sort"
+_SELECTING = "compress", "item", "take"
 _READING = {
     np.allclose, np.array_equal, np.concatenate, np.copy, np.dot, np.einsum, np.inner,
     np.linalg.norm, np.save, np.tensordot, np.vdot, np.where,
@@ -46,8 +46,10 @@ class Segment:
         self._granule = _granule(array.dtype)
         self._under_way = under_way
 
-    def note(self, array: np.ndarray[Any, Any], *, is_write: bool, key: Any = ...) -> None:
-        """Note an access to what an index selects of an array, if that is in the segment."""
+    def note(
+        self, array: np.ndarray[Any, Any], select: Callable[[Any], Any], *, is_write: bool
+    ) -> None:
+        """Note an access to what is selected of an array, if that is in the segment."""
         at = address_of(array) - self._begin
         if self._under_way or not array.size or not 0 <= at < self._nbytes:
             return
@@ -58,7 +60,7 @@ class Segment:
         for extent, stride in zip(array.shape, array.strides, strict=True):
             places = places[..., None] + stride * np.arange(extent)
         for byte in (*range(0, array.itemsize, self._granule), array.itemsize - 1):
-            elements[(places[key] + byte) // self._granule] = True
+            elements[(select(places) + byte) // self._granule] = True
 
 
 class CheckedArray(np.ndarray[Any, Any]):
@@ -76,11 +78,11 @@ class CheckedArray(np.ndarray[Any, Any]):
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, _plain(value))
         _note(value, is_write=False)
         found = super().__getitem__(key)
         is_view = isinstance(found, np.ndarray) and np.may_share_memory(found, self)
         _note(found if is_view else self, is_write=True, key=... if is_view else key)
-        super().__setitem__(key, _plain(value))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
@@ -88,15 +90,16 @@ class CheckedArray(np.ndarray[Any, Any]):
     def __array_ufunc__(
         self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any
     ) -> Any:
-        if options.get("where", True) is True:  # else only some elements are touched
-            for number, each in enumerate(inputs):
-                _note(each, is_write=method == "at" and not number)
+        given_out = {"out": tuple(map(_plain, out))} if out else {}
+        plain = {name: _plain(value) for name, value in options.items()}
+        found = getattr(ufunc, method)(*map(_plain, inputs), **plain, **given_out)
+        if method == "at":
+            _note(inputs[0], is_write=True, key=inputs[1])
+        elif options.get("where", True) is True:  # else only some elements are touched
+            for each in inputs:
+                _note(each, is_write=False)
             for each in out:
                 _note(each, is_write=True)
-        if out:
-            options["out"] = tuple(map(_plain, out))
-        plain = {name: _plain(value) for name, value in options.items()}
-        found = getattr(ufunc, method)(*map(_plain, inputs), **plain)
         if not out:
             return found
         given = [
@@ -106,6 +109,7 @@ class CheckedArray(np.ndarray[Any, Any]):
         return given[0] if len(given) == 1 else tuple(given)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        found = super().__array_function__(function, types, args, options)
         if function is np.copyto and "where" not in options:
             _note(args[0], is_write=True)
             _note(args[1], is_write=False)
@@ -113,26 +117,35 @@ class CheckedArray(np.ndarray[Any, Any]):
             for each in (*args, *options.values()):
                 for one in each if isinstance(each, list | tuple) else [each]:
                     _note(one, is_write=False)
-        return super().__array_function__(function, types, args, options)
+        return found
 
 
 def _method(name: str, *, is_write: bool) -> Any:
     inner = getattr(np.ndarray, name)
 
     def call(array: CheckedArray, *args: Any, **options: Any) -> Any:
-        _note(array, is_write=is_write)
-        return inner(array, *args, **options)
+        found = inner(array, *args, **options)
+        if name in _SELECTING:  # the same of their places
+            chosen = {each: value for each, value in options.items() if each != "out"}
+            _note_selected(array, lambda places: getattr(places, name)(*args, **chosen))
+        else:
+            _note(array, is_write=is_write)
+        return found
 
     return call
 
 
-for _name in (*_READERS, *_WRITERS):
+for _name in (*_READERS, *_SELECTING, *_WRITERS):
     setattr(CheckedArray, _name, _method(_name, is_write=_name in _WRITERS))
 
 
 def _note(array: Any, *, is_write: bool, key: Any = ...) -> None:
+    _note_selected(array, lambda places: places[key], is_write=is_write)
+
+
+def _note_selected(array: Any, select: Callable[[Any], Any], *, is_write: bool = False) -> None:
     if isinstance(array, CheckedArray) and array.segment is not None:
-        array.segment.note(array, is_write=is_write, key=key)
+        array.segment.note(array, select, is_write=is_write)
 
 
 def _plain(value: Any) -> Any:

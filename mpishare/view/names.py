@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,7 @@ _MAX_JOB = 31
 # nothing; no event announces an abstract socket.
 _PAUSE_S = 0.02
 _ANSWER_S = 2.0
-_CONNECT_S = 0.5  # of each address: other users can bind any name, and take no connection there
+_CONNECT_S = 0.5  # in all, for those that take no connection: other users can bind any name
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 # A line of /proc/net/unix: a socket that listens, its abstract address behind an @. Any user may
@@ -74,10 +75,15 @@ def listed(name: str | None = None, job: str | None = None) -> list[Listed]:
 def visit_mine(windows: Iterable[Listed], answer_s: float) -> dict[Listed, FdClient]:
     """Connect to those windows that processes of this user have, for the caller to close."""
     visits: dict[Listed, FdClient] = {}
+    left_s = _CONNECT_S
     for window in windows:
         if window.uid == os.getuid():
-            with suppress(HandleError, PeerTimeout):  # another user's, or gone
-                visits[window] = FdClient(window.address, str(window), answer_s, _CONNECT_S)
+            begin = time.monotonic()
+            with suppress(HandleError):  # another user's, or gone
+                try:
+                    visits[window] = FdClient(window.address, str(window), answer_s, left_s)
+                except PeerTimeout:
+                    left_s = max(left_s - (time.monotonic() - begin), 0.0)
     return visits
 
 
@@ -89,14 +95,11 @@ def find(
     Waits for it, at most `wait_s`. Raises `HandleError` if there is none, or at once if several
     jobs have one.
     """
-    visits, tried = dict[Listed, FdClient](), list[Listed]()
+    visits = dict[Listed, FdClient]()
 
     def is_there() -> bool:
-        nonlocal visits, tried
-        named = listed(name, job)
-        # Sockets that were not this user's stay so.
-        if named != tried:
-            visits, tried = visit_mine(named, timeout_s), named
+        nonlocal visits
+        visits = visit_mine(listed(name, job), timeout_s)
         return bool(visits)
 
     if not is_there() and wait_s:
