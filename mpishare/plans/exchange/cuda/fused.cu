@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
         if (index >= count) break;
         fetch(chain, items + index, threadIdx.x);
         __syncthreads();
-        const unsigned more = GIVING ? chain->more : 0;
+        const int more = GIVING ? int(chain->more) : 0;
         const Item* next = items + chain->next;
-        for (unsigned k = 0; k <= more; ++k) {
+        for (int k = 0; k <= more; ++k) {
             // By the last threads, which a small item does not need.
             if (k < more) fetch(chain + (k + 1) % 2, next + k, blockDim.x - 1 - threadIdx.x);
             run_item(chain[k % 2], fields, epoch, state, abort, &last);

@@ -66,6 +66,7 @@ struct __align__(16) Item {
     int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
                                     // ADD: the first is the number of sources
     unsigned next, more;            // GIVING: so many items, from `next` on, follow in this block
+    char unused[8];                 // as structs are of whole 16 bytes
 };
 
 // Where the buffer of an epoch has the first unit of an item's part.
