@@ -118,7 +118,7 @@ class _Exchange(_Rows):
 
 
 class _Moved(_Rows):
-    """Rows of which some leave, and as many come behind those that stay."""
+    """Some rows leave, and as many new ones are put behind the rest."""
 
     moves = False  # rows that came go back in the next step
     count: Any

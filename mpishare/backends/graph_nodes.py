@@ -91,9 +91,9 @@ class _Parameters(ctypes.Structure):
 
 
 class Asides:
-    """Launches of which some are aside in a captured function: what follows does not wait for them.
+    """Launches that may be aside in a captured function, where later ones do not wait for them.
 
-    They follow each other. Elsewhere they are launches as others.
+    Those aside follow each other. Outside of captures they are launches as others.
     """
 
     def __init__(self) -> None:
