@@ -100,7 +100,8 @@ def test_plans_read_it_and_do_not_write(host_node):
         mine = table.array[plan.source_box.slices]
         assert (plan.forward(mine) == table.array).all()
     with Allreduce(host_node.comm, np.zeros(8), node=host_node) as total:
-        with pytest.raises(ValueError, match="x is read-only"):
+        # NumPy 1 lends such memory to no library.
+        with pytest.raises((TypeError, ValueError), match=r"x is .*read-?only"):
             total.reduce(table)
         host_node.barrier()
 
