@@ -79,6 +79,12 @@ class HostMemory(Memory):
             (self._free or memory.close)()
 
 
+class HostBlock(HostMemory):
+    """A block that is reused: it cannot be closed while arrays on it are alive."""
+
+    close = Memory.close
+
+
 class HostBackend(Backend):
     """Memory in /dev/shm. Calls block until the host has seen the counters: no streams."""
 

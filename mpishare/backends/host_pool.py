@@ -1,4 +1,8 @@
-"""The memory of a pool on the host backend: one sparse file, cut into blocks by its owner."""
+"""Blocks of sparse files on the host: of a pool, cut by its owner, and of the node's small windows.
+
+Pages are reserved when a block first needs them, so that no access is a SIGBUS. Those of freed
+blocks stay reserved, for the next blocks.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +26,51 @@ _STEP_NBYTES = 2 << 20
 """Pages are reserved in steps of this: a system call per block would cost more than the block."""
 
 
-class HostPool:
-    """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`.
+class Region:
+    """A part of a sparse file, whole pages, as its owner cuts it into blocks."""
 
-    Pages are reserved when a block first needs them, so that no access is a SIGBUS. Those of freed
-    blocks stay reserved, for the next blocks.
-    """
+    def __init__(self, memory: SharedMemory, start: int, nbytes: int, step_nbytes: int) -> None:
+        self._memory, self._start, self._nbytes, self._step = memory, start, nbytes, step_nbytes
+        self._spans = FreeList(nbytes)
+        self._n_reserved = 0
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest free span."""
+        return self._spans.largest
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the offset of a block in the file; None if there is no room in the region."""
+        size = rounded(nbytes)
+        begin = self._spans.allocate(size)
+        if begin is None:
+            return None
+        try:
+            self._reserve(begin + size)
+        except BaseException:
+            self._spans.free(begin, size)
+            raise
+        return self._start + begin
+
+    def free(self, begin: int, nbytes: int) -> None:
+        self._spans.free(begin - self._start, rounded(nbytes))
+
+    def _reserve(self, end: int) -> None:
+        if end > self._n_reserved:
+            end = min(-(-end // self._step) * self._step, self._nbytes)
+            at = self._start + self._n_reserved
+            shared.reserve(self._memory, at, end - self._n_reserved)
+            self._n_reserved = end
+
+
+class HostPool:
+    """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`."""
 
     def __init__(self, memory: SharedMemory, max_nbytes: int = 0) -> None:
         self._memory = memory
         self._base = memory.address
         self._end = self._base + memory.nbytes
-        self._spans = FreeList(memory.nbytes)
-        self._n_reserved = 0
+        self._region = Region(memory, 0, memory.nbytes, _STEP_NBYTES)
         self._max_nbytes = max_nbytes
 
     def export(self) -> int:
@@ -42,8 +78,7 @@ class HostPool:
         return os.dup(self._memory.fd)
 
     def allocate(self, nbytes: int, stream: int) -> int:  # noqa: ARG002  calls block
-        size = rounded(nbytes)
-        begin = self._spans.allocate(size)
+        begin = self._region.allocate(nbytes)
         if begin is None:
             whole = format_nbytes(self._memory.nbytes)
             limit, remedy = f"max_nbytes={whole}", "make it with a larger max_nbytes"
@@ -51,19 +86,14 @@ class HostPool:
                 limit, remedy = f"the {whole} that {shared.FOLDER} had left", "ask for less"
             raise UnsupportedError(
                 f"{format_nbytes(nbytes)} were asked for, and the largest room in the pool is "
-                f"{format_nbytes(self._spans.largest)}, of {limit}. Drop arrays of the pool on all "
-                f"ranks, or {remedy}."
+                f"{format_nbytes(self._region.largest)}, of {limit}. Drop arrays of the pool on "
+                f"all ranks, or {remedy}."
             )
-        try:
-            self._reserve(begin + size)
-        except BaseException:
-            self._spans.free(begin, size)
-            raise
         return self._base + begin
 
     def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
         for address, nbytes, _ in blocks:
-            self._spans.free(address - self._base, rounded(nbytes))
+            self._region.free(address - self._base, nbytes)
 
     def publish(self, address: int) -> bytes:
         """Return the block's offset in the file."""
@@ -97,10 +127,4 @@ class HostPool:
         """Unmap; memory with live arrays is unmapped with the last of them."""
         self._end = self._base
         self._memory.close()
-        del self._memory  # only the arrays keep the mapping, not references to the pool
-
-    def _reserve(self, end: int) -> None:
-        if end > self._n_reserved:
-            end = min(-(-end // _STEP_NBYTES) * _STEP_NBYTES, self._memory.nbytes)
-            shared.reserve(self._memory, self._n_reserved, end - self._n_reserved)
-            self._n_reserved = end
+        del self._memory, self._region  # only arrays keep the mapping, not references to the pool

@@ -125,6 +125,8 @@ class NodeContext:
         self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
+        # Memory of small windows on hosts; see `windows/small.py`.
+        self.small_blocks: Any = None
         # The number of the newest object of each kind on this rank.
         self.numbers = Counter[str]()
 
@@ -315,7 +317,7 @@ class NodeContext:
     def extend(self, pool: CounterPool, step: Steps, nbytes: int, *, is_maker: bool) -> None:
         """Add new memory to a pool of some ranks until the node closes, as `map_registered`."""
         memory, address = self.map_registered(step, nbytes, is_maker=is_maker)
-        self._chunks.append(memory)
+        self.keep_mapped(memory)
         # Only now, so that the pools of all ranks stay the same.
         pool.add(memoryview(memory.buffer).cast("Q"), address)
 
@@ -345,10 +347,15 @@ class NodeContext:
         self.backend.unregister(memory)
         memory.close()
 
+    def keep_mapped(self, memory: SharedMemory) -> None:
+        """Keep memory until the node closes."""
+        self._chunks.append(memory)
+
     def close_chunks(self) -> None:
         """Unmap the memory of pools, as the last step."""
-        for memory in self._chunks:
-            self.unmap_registered(memory)
+        self.small_blocks = None  # then only arrays keep their mapping
+        while self._chunks:
+            self.unmap_registered(self._chunks.pop())
 
     # --- waits for streams
 

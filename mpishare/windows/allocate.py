@@ -21,6 +21,7 @@ from mpishare.runtime import ranges
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.segment import open_memory
+from mpishare.windows.small import small_blocks
 from mpishare.windows.undo import meet_in, undoing
 from mpishare.windows.window import Window
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends import Exported
+    from mpishare.backends.host import HostBlock
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publisher import Publication, Publisher
@@ -63,8 +65,11 @@ def allocate(
     Where it `is_each`, each rank allocates a segment; see `Node.allocate_each`.
     """
     call = "Node.allocate_each" if is_each else "Node.allocate"
+    blocks = small_blocks(context, call)
+    block: HostBlock | None = None
 
     def check() -> tuple[dict[str, Any], list[Any]]:
+        nonlocal block
         mine = check_layout(context, call, shape, dtype)
         same: dict[str, Any] = {"dtype": str(mine.dtype), "name": check_name(call, name)}
         value = _describe_fill(call, fill, mine.dtype)
@@ -72,17 +77,41 @@ def allocate(
             same["signals"] = _check_signals(call, signals)
         else:
             same |= {"shape": mine.shape, "fill": value, "owner": owner_of(context, call, owner)}
-        return same, list(mine.shape)
+        at = None
+        if blocks is not None and name is None and same.get("owner", context.rank) == context.rank:
+            block, at = blocks.allocate(mine.nbytes)
+        if block is not None:
+            undo.callback(block.close)
+            _fill(context, block, mine, fill)
+        return same, [mine.shape, at]
 
-    same, shapes = agree(context, call, check)
-    rank = same.get("owner")
-    segments = {
-        r: ArrayLayout(tuple(each), np.dtype(dtype))
-        for r, each in enumerate(shapes)
-        if rank in (None, r)
-    }
+    with ExitStack() as undo:
+        same, parts = agree(context, call, check)
+        rank = same.get("owner")
+        segments = {
+            r: ArrayLayout(tuple(sizes), np.dtype(dtype))
+            for r, (sizes, _) in enumerate(parts)
+            if rank in (None, r)
+        }
+        places = {r: parts[r][1] for r in segments}
+        if blocks is not None and None not in places.values():
+            memories = {r: blocks.open(at, segments[r].nbytes) for r, at in places.items()}
+            if block is not None:
+                memories[context.rank] = block
+            counters = context.take_counters(call, epoch_counters(context.size))
+            undo.pop_all()
+            handles = dict.fromkeys(segments, blocks.handle)
+            return Window(context, counters, segments, memories, handles, rank)
     mine = Source(segments[context.rank], fill) if context.rank in segments else None
     return make_window(context, call, segments, rank, mine, name=name)
+
+
+def _fill(context: NodeContext, memory: Memory, layout: ArrayLayout, values: Any) -> None:
+    """Store an array, or a scalar in all elements, where there is any."""
+    if values is not None and layout.nbytes:
+        is_host = isinstance(values, np.ndarray)
+        # No name holds the array: it would keep the memory of a call that fails.
+        memory.view(layout)[...] = context.backend.xp.asarray(values) if is_host else values
 
 
 def make_window(
@@ -213,13 +242,7 @@ def _make(
         raise UnsupportedError(f"{call} failed: {error}") from error
     undo.callback(memory.close)
     for (n, layout), (begin, _) in zip(lot.items(), spans, strict=True):
-        values = sources[n].values
-        if values is not None and layout.nbytes:
-            is_host = isinstance(values, np.ndarray)
-            # No name holds the array: it would keep the memory of a call that fails here.
-            memory.view(layout._replace(offset=begin))[...] = (
-                context.backend.xp.asarray(values) if is_host else values
-            )
+        _fill(context, memory, layout._replace(offset=begin), sources[n].values)
     return memory
 
 

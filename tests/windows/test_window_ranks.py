@@ -1,11 +1,12 @@
 """Windows: one allocation, every rank's array, and nothing left of what could not be made."""
 
 import gc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from mpishare import CudaError, Node, PeerError, UnsupportedError
+from mpishare import CudaError, MismatchError, Node, PeerError, UnsupportedError
 from tests.helpers.windows import MIB, nothing_leaked, on_every_rank, put, some, values_of
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -363,4 +364,47 @@ def test_the_cuda_array_interface_is_there_on_gpus_alone(node):
     with pytest.warns(ResourceWarning, match=win.name):
         win.close()
     assert seen.tolist() == [[5, 5], [5, 5]]
+    node.barrier()
+
+
+def test_small_windows_of_any_number_share_no_element(host_node):
+    """More than one file has room for, of sizes that differ between ranks, some of them large."""
+    node = host_node
+    sizes = [1, 40_000, 150_000][: 1 + node.rank % 3]
+    made = [node.allocate_each(size, "u8", fill=node.rank) for size in sizes * (6 // len(sizes))]
+    made += [node.allocate(130_000, "u8", fill=n) for n in range(20)]
+    found = [(win.segment(rank), rank) for win in made[:6] for rank in range(node.size)]
+    found += [(win.array, number) for number, win in enumerate(made[6:])]
+    assert all((array == value).all() for array, value in found)
+    node.barrier()
+    for array, value in found[node.rank :: node.size]:
+        array += 1000 + value
+    node.barrier()
+    assert all((array == 1000 + 2 * value).all() for array, value in found)
+    node.barrier()
+
+
+def test_a_small_window_is_not_reused_while_one_rank_has_an_array(host_node):
+    node = host_node
+    win = node.allocate(8, fill=7)
+    view = win.array[2:4] if node.rank == node.size - 1 else None
+    with pytest.warns(ResourceWarning, match=win.name) if view is not None else nullcontext():
+        win.close()
+    for _ in range(3):
+        node.allocate(8, fill=-1).close()
+    assert view is None or view.tolist() == [7, 7]
+    del view
+    node.barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_arguments_that_differ_take_no_memory_of_small_windows(host_node):
+    node, last = host_node, host_node.size - 1
+    node.allocate(8).close()  # maps it
+    with nothing_leaked(node):
+        for _ in range(40):  # of 1 MiB each: more than there is room for
+            with pytest.raises(MismatchError):
+                node.allocate(MIB, "u1", fill=min(node.rank, 1), owner=last)
+        array = node.allocate(MIB, "u1", fill=3, owner=last).array
+    assert (array == 3).all()
     node.barrier()
