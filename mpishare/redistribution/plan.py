@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.coordination.agreement import Agreement
     from mpishare.memory.types import (
         AnyArray,
         Array,
@@ -162,6 +161,7 @@ class Redistribute(RoutedPlan):
             self._forward = _Way(self._pair.forward, source_side, target_side, 1, setup.on_gpu)
             self._backward: _Way | None = None
             self._arrays, self._busy = Arrays(on_gpu=setup.on_gpu), setup.busy
+            self._own = self._arrays.own if setup.on_gpu else None
             self._in_place = agreed.setup.same["in_place"]
             self._open_on_routes(setup)
         self.source_shape: tuple[int, ...] = source_side.shape
@@ -305,9 +305,21 @@ class Redistribute(RoutedPlan):
         """Make a call of the engine: with the arrays as they are if they fit, else with copies."""
         if self._open is not None or self._is_closed or self._busy[0]:
             self._check_free(name)
-        fields, result = self._known(way, name, given, out, stream)
-        if _is_made(self._context.agreement, call, fields, stream):
-            return fields, result, None
+        own = self._own
+        if type(given) is own and type(out) is own:  # most calls on GPUs: no function is entered
+            fields, result = ((given, out) if way.order > 0 else (out, given)), out
+        else:
+            fields, result = self._known(way, name, given, out, stream)
+        if fields is not None:
+            try:
+                call(fields, stream)
+            except MpiShareError:
+                raise
+            except (TypeError, ValueError):  # nothing is done: they were not right
+                if self._context.agreement.failure is not None:
+                    raise  # of a handler of a signal, amid the call
+            else:
+                return fields, result, None
         try:
             made = self._prepared(way, given, out, stream)
             call(made[0], stream)
@@ -431,23 +443,6 @@ def _as_fields(sides: Sequence[Side], arrays: Sequence[Any]) -> list[Any]:
 
 _Call = tuple[Any, Any, Any]
 """What the engine moves, what the call returns, and if that is received elsewhere, to and from."""
-
-
-def _is_made(
-    agreement: Agreement, call: Callable[[Any, Any], None], fields: Any, stream: Any
-) -> bool:
-    """Make a call with known fields; return False with nothing done if they were not right."""
-    if fields is None:
-        return False
-    try:
-        call(fields, stream)
-    except MpiShareError:
-        raise
-    except (TypeError, ValueError):
-        if agreement.failure is not None:
-            raise  # of a handler of a signal, amid the call
-        return False
-    return True
 
 
 def _described(
