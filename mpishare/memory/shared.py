@@ -17,12 +17,13 @@ import itertools
 import mmap
 import os
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory.hugepages import make_huge, map_file, protect
-from mpishare.memory.memory import host_anchor
+from mpishare.memory.memory import address_of, host_anchor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -80,9 +81,9 @@ class SharedMemory:
                 raise _refused("map", nbytes, _NO_ADDRESSES) from error
             raise
 
-    @property
+    @cached_property
     def address(self) -> int:
-        return int(host_anchor(self.buffer).ctypes.data)
+        return address_of(host_anchor(self.buffer))
 
     def lock(self, at: int) -> None:
         """Lock a byte of the file, or behind it, until it is closed or the process ends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -26,7 +26,7 @@ from mpishare.windows.undo import meet_in, undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.backends import Exported
     from mpishare.backends.host import HostBlock
@@ -79,31 +79,40 @@ def allocate(
             same |= {"shape": mine.shape, "fill": value, "owner": owner_of(context, call, owner)}
         at = None
         if blocks is not None and name is None and same.get("owner", context.rank) == context.rank:
-            block, at = blocks.allocate(mine.nbytes)
+            with _named(call):
+                block, at = blocks.allocate(mine.nbytes)
         if block is not None:
             undo.callback(block.close)
             _fill(context, block, mine, fill)
         return same, [mine.shape, at]
 
-    with ExitStack() as undo:
+    with ranges.span(call), ExitStack() as undo:
         same, parts = agree(context, call, check)
         rank = same.get("owner")
-        segments = {
-            r: ArrayLayout(tuple(sizes), np.dtype(dtype))
-            for r, (sizes, _) in enumerate(parts)
-            if rank in (None, r)
-        }
-        places = {r: parts[r][1] for r in segments}
-        if blocks is not None and None not in places.values():
-            memories = {r: blocks.open(at, segments[r].nbytes) for r, at in places.items()}
-            if block is not None:
-                memories[context.rank] = block
+        kind = np.dtype(dtype)
+        ranks = range(context.size) if rank is None else [rank]
+        segments = {r: ArrayLayout(tuple(parts[r][0]), kind) for r in ranks}
+        places = [parts[r][1] for r in ranks]
+        if blocks is not None and None not in places:
+            memories: dict[int, Memory] = {} if block is None else {context.rank: block}
+            for r, at in zip(ranks, places, strict=True):
+                if r != context.rank:
+                    memories[r] = blocks.open(at, segments[r].nbytes)
             counters = context.take_counters(call, epoch_counters(context.size))
             undo.pop_all()
             handles = dict.fromkeys(segments, blocks.handle)
             return Window(context, counters, segments, memories, handles, rank)
     mine = Source(segments[context.rank], fill) if context.rank in segments else None
     return make_window(context, call, segments, rank, mine, name=name)
+
+
+@contextmanager
+def _named(call: str) -> Iterator[None]:
+    """Name the call in the error of memory that there is not."""
+    try:
+        yield
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{call} failed: {error}") from error
 
 
 def _fill(context: NodeContext, memory: Memory, layout: ArrayLayout, values: Any) -> None:
@@ -236,10 +245,8 @@ def _make(
     if exported is not None:
         return exported.memory
     spans = _spans(lot)
-    try:
+    with _named(call):
         memory = context.backend.allocate(sum(spans[-1]))
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{call} failed: {error}") from error
     undo.callback(memory.close)
     for (n, layout), (begin, _) in zip(lot.items(), spans, strict=True):
         _fill(context, memory, layout._replace(offset=begin), sources[n].values)
