@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,7 @@ from mpishare.windows.undo import meet_in, undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.backends import Exported
     from mpishare.backends.host import HostBlock
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publisher import Publication, Publisher
 
+
+_text = lru_cache(str)  # of dtypes, which takes NumPy some microseconds
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
 """One memory of a rank: the segments that lie in it, by the places of their windows in a call."""
@@ -71,7 +73,7 @@ def allocate(
     def check() -> tuple[dict[str, Any], list[Any]]:
         nonlocal block
         mine = check_layout(context, call, shape, dtype)
-        same: dict[str, Any] = {"dtype": str(mine.dtype), "name": check_name(call, name)}
+        same: dict[str, Any] = {"dtype": _text(mine.dtype), "name": check_name(call, name)}
         value = _describe_fill(call, fill, mine.dtype)
         if is_each:
             same["signals"] = _check_signals(call, signals)
@@ -79,14 +81,13 @@ def allocate(
             same |= {"shape": mine.shape, "fill": value, "owner": owner_of(context, call, owner)}
         at = None
         if blocks is not None and name is None and same.get("owner", context.rank) == context.rank:
-            with _named(call):
-                block, at = blocks.allocate(mine.nbytes)
+            block, at = blocks.allocate(call, mine.nbytes)
         if block is not None:
             undo.callback(block.close)
             _fill(context, block, mine, fill)
         return same, [mine.shape, at]
 
-    with ranges.span(call), ExitStack() as undo:
+    with ExitStack() as undo:
         same, parts = agree(context, call, check)
         rank = same.get("owner")
         kind = np.dtype(dtype)
@@ -104,15 +105,6 @@ def allocate(
             return Window(context, counters, segments, memories, handles, rank)
     mine = Source(segments[context.rank], fill) if context.rank in segments else None
     return make_window(context, call, segments, rank, mine, name=name)
-
-
-@contextmanager
-def _named(call: str) -> Iterator[None]:
-    """Name the call in the error of memory that there is not."""
-    try:
-        yield
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{call} failed: {error}") from error
 
 
 def _fill(context: NodeContext, memory: Memory, layout: ArrayLayout, values: Any) -> None:
@@ -245,8 +237,10 @@ def _make(
     if exported is not None:
         return exported.memory
     spans = _spans(lot)
-    with _named(call):
+    try:
         memory = context.backend.allocate(sum(spans[-1]))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{call} failed: {error}") from error
     undo.callback(memory.close)
     for (n, layout), (begin, _) in zip(lot.items(), spans, strict=True):
         _fill(context, memory, layout._replace(offset=begin), sources[n].values)
@@ -290,7 +284,7 @@ def _describe_fill(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
     if not is_kept:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}: it would be {value}")
     # All NaNs have the same text; a NaN alone differs from itself.
-    return str(value) if value == value else f"{value}, {value.tobytes().hex()}"
+    return str(value[()]) if value == value else f"{value}, {value.tobytes().hex()}"
 
 
 def _is_kept(fill: Any, value: np.ndarray[Any, Any]) -> bool:

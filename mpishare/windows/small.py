@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.backends.host import HostBlock
 from mpishare.backends.host_pool import Region
+from mpishare.errors import UnsupportedError
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
@@ -31,9 +32,12 @@ class SmallBlocks:
         self._region = Region(memory, start, _REGION_NBYTES, _STEP_NBYTES)
         self.handle = context.handle("", 0, _SMALL_NBYTES, _SMALL_NBYTES)  # which opens nothing
 
-    def allocate(self, nbytes: int) -> tuple[HostBlock | None, int | None]:
+    def allocate(self, call: str, nbytes: int) -> tuple[HostBlock | None, int | None]:
         """Return a block of this rank and its offset; None and None if it has no room for that."""
-        at = self._region.allocate(nbytes) if nbytes <= _SMALL_NBYTES else None
+        try:
+            at = self._region.allocate(nbytes) if nbytes <= _SMALL_NBYTES else None
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{call} failed: {error}") from error
         if at is None:
             return None, None
         return HostBlock(self._memory, at, nbytes, partial(self._region.free, at, nbytes)), at
