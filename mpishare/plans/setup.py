@@ -18,6 +18,7 @@ import numpy as np
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
+from mpishare.memory.numbers import number_of
 from mpishare.plans import nccl_choice, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -345,7 +346,8 @@ def _are_compiled(setup: PlanSetup, recvs: Sequence[Message]) -> tuple[bool, boo
     module = setup.context.compiled
     if module is None:
         return False, False
-    known = [each.dtype.isnative and module.can_add(each.dtype.name) for each in setup.mine]
+    numbers = [number_of(each.dtype) for each in setup.mine]
+    known = [number is not None and module.can_add(number.name) for number in numbers]
     parts = (part for message in recvs for part in message.parts)
     return all(part.factors is None or known[part.field] for part in parts), all(known)
 

@@ -16,6 +16,7 @@ from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError, PeerError, PeerTimeout
 from mpishare.memory.memory import address_of
+from mpishare.memory.numbers import number_of
 from mpishare.plans.cells import Cells, Lowered, lower
 from mpishare.plans.exchange.host.parts import RouteParts, lay_out
 from mpishare.plans.exchange.host.process_read import PeerReads
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part
     from mpishare.plans.rings import Slide
-
-
-def adds(module: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether C adds elements of a dtype."""
-    return dtype.isnative and bool(module.can_add(dtype.name))
 
 
 class CompiledRoute(HostRoute):
@@ -97,7 +93,8 @@ class CompiledRoute(HostRoute):
     # --- the tables
 
     def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
-        name = layout.dtype.name if adds(self._context.compiled, layout.dtype) else None
+        number = number_of(layout.dtype)
+        name = number.name if number and self._context.compiled.can_add(number.name) else None
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, name
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
