@@ -50,6 +50,12 @@ def number_of(dtype: np.dtype[Any]) -> Number | None:
     return NUMBERS.get(dtype.name) if dtype.isnative else None
 
 
+def added_in_c(module: Any, dtype: np.dtype[Any]) -> str | None:
+    """Return the name by which C adds elements of a dtype; None if it does not."""
+    number = number_of(dtype)
+    return number.name if number is not None and module.can_add(number.name) else None
+
+
 _BFLOAT16_AS_BYTES = np.dtype("V2")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
-from mpishare.memory.numbers import number_of
+from mpishare.memory.numbers import added_in_c
 from mpishare.plans import nccl_choice, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
@@ -346,8 +346,7 @@ def _are_compiled(setup: PlanSetup, recvs: Sequence[Message]) -> tuple[bool, boo
     module = setup.context.compiled
     if module is None:
         return False, False
-    numbers = [number_of(each.dtype) for each in setup.mine]
-    known = [number is not None and module.can_add(number.name) for number in numbers]
+    known = [added_in_c(module, each.dtype) is not None for each in setup.mine]
     parts = (part for message in recvs for part in message.parts)
     return all(part.factors is None or known[part.field] for part in parts), all(known)
 

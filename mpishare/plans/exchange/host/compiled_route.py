@@ -16,7 +16,7 @@ from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError, PeerError, PeerTimeout
 from mpishare.memory.memory import address_of
-from mpishare.memory.numbers import number_of
+from mpishare.memory.numbers import added_in_c
 from mpishare.plans.cells import Cells, Lowered, lower
 from mpishare.plans.exchange.host.parts import RouteParts, lay_out
 from mpishare.plans.exchange.host.process_read import PeerReads
@@ -93,8 +93,7 @@ class CompiledRoute(HostRoute):
     # --- the tables
 
     def _lower_field(self, layout: FieldLayout, in_place: bool) -> tuple[Any, ...]:
-        number = number_of(layout.dtype)
-        name = number.name if number and self._context.compiled.can_add(number.name) else None
+        name = added_in_c(self._context.compiled, layout.dtype)
         return layout.dtype, layout.shape, layout.strides, layout.span_nbytes, in_place, name
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
