@@ -1,9 +1,9 @@
 """Measure all figures of the pages that this machine and this MPI can, a run at a time.
 
-A run that is there, of this revision, is not made again: so several calls of a few minutes each,
-with --seconds, measure everything. The runs with GPUs want an environment of `scripts/bench
---cuda-aware`, with NCCL, nccl4py, nvshmem4py and PyTorch; those without want one for each MPI.
-`scripts/results` makes tables and figures of what this leaves in docs/results.
+A run that is there is made again only if a file that it measures has changed since: so several
+calls of a few minutes each, with --seconds, measure everything. The runs with GPUs want an
+environment of `scripts/bench --cuda-aware`, with NCCL, nccl4py, nvshmem4py and PyTorch; those
+without want one for each MPI. `scripts/results` makes tables and figures of what this leaves.
 """
 
 import argparse
@@ -39,6 +39,17 @@ class Run:
     def is_bench(self) -> bool:
         return self.words.startswith("-m benchmarks")
 
+    @property
+    def measured(self) -> list[str]:
+        """The places of the code that it measures, as git takes them."""
+        cases = self.words.partition(" --")[0].split()[2:] if self.is_bench else []
+        found = {place for case in cases or [""] for place in FOLDERS.get(case, EXCHANGES)}
+        mine, others = (OF_GPUS, OF_HOSTS) if self.gpus else (OF_HOSTS, OF_GPUS)
+        return [
+            *(f"mpishare/{place}" for place in sorted(found | {mine[0]})),
+            *(f":(exclude)mpishare/{place}" for place in others),
+        ]
+
     def command(self) -> list[str]:
         shared = self.gpus and self.ranks > self.gpus
         start = ["scripts/with-mps"] if shared else []
@@ -55,13 +66,25 @@ def program(ranks: int, name: str, words: str, **where: object) -> Run:
     return Run(ranks, f"scripts/applications/{name}.py {words}", 10, **where)
 
 
+#: Where a case runs, in mpishare; all but windows are plans.
+EXCHANGES = ("halo", "plans")
+FOLDERS = {
+    **dict.fromkeys(("ring", "fence"), ("windows",)),
+    **dict.fromkeys(("allreduce", "cg"), ("reduction", *EXCHANGES)),
+    **dict.fromkeys(("redistribute", "permuted", "allgather"), ("redistribution", "plans")),
+    "setup": ("memory", "runtime", "windows", "plans"),
+    **dict.fromkeys(("pingpong", "swap"), ("device", "windows")),
+    "jax": ("jax", *EXCHANGES),
+}
+OF_HOSTS, OF_GPUS = (
+    ("native", "plans/exchange/host", "reduction/host.py"),
+    ("backends", "plans/gpu", "plans/exchange/cuda", "reduction/cuda"),
+)
+ALL_CASES = "halo1d allreduce cg halo3d ring setup calls"
+SPREADS = "redistribute permuted allgather"
 RUNS = {
     "gpus2": bench(
-        2,
-        "halo1d allreduce cg halo3d ring setup calls --repeat 2 "
-        f"--against staged,float,ceilings,{LIBRARIES}",
-        75,
-        gpus=2,
+        2, f"{ALL_CASES} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 75, gpus=2
     ),
     "applications-jacobi2d": program(2, "jacobi2d", "--compare --json", gpus=2),
     "applications-heat3d": program(2, "heat3d", "--compare --json", gpus=2),
@@ -73,28 +96,21 @@ RUNS = {
     ),
     "timeline-gpus2": program(2, "timeline", "", gpus=2),
     "onegpu-ranks4-mps": bench(
-        4,
-        "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float",
-        22,
-        gpus=1,
+        4, "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float", 22, gpus=1
     ),
     "messages-gpus2": bench(2, "messages1d messages3d --repeat 1 --against mpi,nccl", 14, gpus=2),
     "redistribute-gpus2": bench(
-        2,
-        f"redistribute permuted allgather --max 64MiB --repeat 2 --against staged,{LIBRARIES}",
-        28,
-        gpus=2,
+        2, f"{SPREADS} --max 64MiB --repeat 2 --against staged,{LIBRARIES}", 28, gpus=2
     ),
-    **{
-        f"steps-host{ranks}-{way or 'mpishare'}": program(
-            ranks,
-            "heat3d",
-            f"--cells 96 --steps 8 --json {way and f'--staged {way}'}",
-            mpi="MPICH",
-        )
-        for ranks in (1, 2, 4, 8, 16, 32)
-        for way in ("", "persistent")
-    },
+    "gpus4": bench(
+        4, f"{ALL_CASES} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 75, gpus=4
+    ),
+    "redistribute-gpus4": bench(
+        4, f"{SPREADS} --max 512MiB --repeat 3 --against staged,{LIBRARIES}", 85, gpus=4
+    ),
+    "fresh-gpus2": bench(2, "fresh", 10, gpus=2),
+    "jax-gpus2": bench(2, "jax", 30, gpus=2),
+    "kernels-gpus2": bench(2, "pingpong swap --against all", 60, gpus=2),
     **{
         f"steps-gpus{gpus}-{way or 'mpishare'}": program(
             gpus,
@@ -106,21 +122,44 @@ RUNS = {
         for way in ("", "pinned")
     },
     **{
-        f"cpu32-{name}-ranks{ranks}": bench(
+        f"steps-host{ranks}-{way or 'mpishare'}": program(
             ranks,
-            "halo3d halo1d fence --max 1MiB --repeat 4 --warmup 1",
-            seconds,
-            mpi=mpi,
+            "heat3d",
+            f"--cells 96 --steps 8 --json {way and f'--staged {way}'}",
+            mpi="MPICH",
+        )
+        for ranks in (1, 2, 4, 8, 16, 32)
+        for way in ("", "persistent")
+    },
+    **{
+        f"cpu32-{name}-ranks{ranks}": bench(
+            ranks, "halo3d halo1d fence --max 1MiB --repeat 4 --warmup 1", seconds, mpi=mpi
         )
         for name, mpi in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
         for ranks, seconds in ((8, 9), (32, 14))
     },
+    **{
+        f"redistribute-host-ranks{ranks}": bench(
+            ranks, "redistribute permuted --max 64MiB --repeat 3", 60, mpi="MPICH"
+        )
+        for ranks in (8, 28)
+    },
+    "fresh-host": bench(2, "fresh", 10, mpi="MPICH"),
+    "jax-host": bench(2, "jax", 30, mpi="MPICH"),
 }
 
 
-def git_revision() -> str:
-    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+def git(*words: str, root: Path = ROOT) -> str | None:
+    """What git answers; None where it refuses."""
+    asked = ["git", "-C", str(root), *words]
+    done = subprocess.run(asked, check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def newer(run: Run, revision: str, root: Path = ROOT) -> list[str]:
+    """The files that a run of this revision measured and that have changed since."""
+    changed = git("diff", "--name-only", revision, "HEAD", "--", *run.measured, root=root)
+    return ["all of it"] if changed is None else changed.split()  # git knows no such revision
 
 
 def vendor() -> str:
@@ -204,27 +243,44 @@ def main(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RUNS))
-    parser.add_argument("--list", action="store_true", help="say what is to be measured, no more")
+    parser.add_argument("--list", action="store_true", help="measure nothing; say what is old")
+    parser.add_argument("--check", action="store_true", help="the same, and fail if anything is")
     parser.add_argument("--seconds", type=float, help="begin no run that would last longer")
     parser.add_argument("--into", type=Path, default=ROOT / "docs/results", metavar="FOLDER")
     parser.add_argument("--revision", help="of the sources, where git does not know it")
     options = parser.parse_args(words)
     if strange := set(options.names) - set(RUNS):
         parser.error(f"unknown: {', '.join(sorted(strange))}")
-    revision = options.revision or git_revision()
+    names = options.names or list(RUNS)
+    if options.list or options.check:
+        return int(tell(names, options.into) and options.check)
+    revision = options.revision or git("rev-parse", "HEAD")
     begin, gpus, mpi, failed = time.monotonic(), gpus_here(), vendor(), False
-    for name in options.names or RUNS:
+    for name in names:
         left_s = (options.seconds or float("inf")) - (time.monotonic() - begin)
+        made = revision_of(options.into, name)
         reason = why_not(RUNS[name], gpus, mpi)
-        if revision_of(options.into, name) == revision:
+        if made and (made == revision or not newer(RUNS[name], made)):
             reason = "is there"
         elif RUNS[name].seconds > left_s:
             reason = f"wants {RUNS[name].seconds} s of {left_s:.0f}"
-        if reason or options.list:
-            print(f"{name}: {reason or 'to be measured'}")
+        if reason:
+            print(f"{name}: {reason}")
         else:
             failed |= not measure(name, options.into, revision)
     return int(failed)
+
+
+def tell(names: list[str], folder: Path) -> bool:
+    """Say of each run how many files that it measured are newer, and whether any is."""
+    texts = []
+    for name in names:
+        made = revision_of(folder, name)
+        files = newer(RUNS[name], made) if made else []
+        rest = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        texts.append(f"older than {files[0]}{rest}" if files else "current" if made else "missing")
+        print(f"{name}: {texts[-1]}")
+    return any(text != "current" for text in texts)
 
 
 if __name__ == "__main__":
