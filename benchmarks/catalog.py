@@ -60,16 +60,6 @@ _CASES = (
     _SUMS,
     replace(_SUMS, name="accumulate3d", summary="the same in a cart of three axes", naxes=3),
     Case(
-        "faces",
-        "ghosts across the last axis of a cube beside those across its first",
-        dict.fromkeys(BOTH, ("first axis",)),
-        "benchmarks.halos:run_faces",
-        is_sized=True,
-        sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
-        max_nbytes=1 << 20,
-        naxes=1,
-    ),
-    Case(
         "seams",
         "faces that meet turned, as on a cubed sphere, beside faces that do not",
         {"host": ("isend", "persistent"), "cuda": ("staged",)},
@@ -129,13 +119,6 @@ _CASES = (
         max_nbytes=1 << 20,
     ),
     Case(
-        "pingpong",
-        "a few bytes there and back between two ranks, in one kernel",
-        {"host": (), "cuda": DEVICE_LIBRARIES},
-        "benchmarks.kernels:run_pingpong",
-        on_request=frozenset(DEVICE_LIBRARIES),
-    ),
-    Case(
         "swap",
         "words both usages between two ranks, in a kernel of one's own and by the host",
         {"host": (), "cuda": DEVICE_LIBRARIES},
@@ -187,7 +170,6 @@ _BASELINES = {
     "torch": Baseline(module="benchmarks.symmetric", usages=_graphs("torch", "TorchSymmetric")),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
-    "first axis": Baseline("faces that are one piece of memory each"),
     UPPER_BOUNDS: Baseline("the kernels of a solve alone, with no exchange and no sum"),
 }
 

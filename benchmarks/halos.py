@@ -1,9 +1,6 @@
 """Exchanges of halos that answer narrower questions.
 
-``faces`` compares faces across the last axis of a cube with those across its first, in the same
-exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
-of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
-cost of packing them. ``messages1d`` and ``messages3d`` go as between nodes, forced inside the node,
+``messages1d`` and ``messages3d`` go as between nodes, forced inside the node,
 so that one machine measures it: by messages of MPI, out of GPU memory where the MPI takes that, and
 out of host memory; and on GPUs by NCCL, called and in graphs. ``calls`` times how long the host is
 busy with a call of `HaloExchange.exchange`: on CUDA, where a call is stream-ordered, the time until
@@ -20,13 +17,12 @@ from unittest import mock
 
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
-from mpishare.bench.grid import ITEM_NBYTES, Block, Exchange, Grid, square
+from mpishare.bench.grid import Block, Exchange, Grid
 from mpishare.bench.halo import Forms, add_baselines, halo_exchange, run_on_blocks
 from mpishare.bench.library import IN_GRAPHS, add_with_graphs
 from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent
-from mpishare.bench.options import Options
-from mpishare.bench.report import BASELINE, Clock
+from mpishare.bench.report import Clock
 from mpishare.bench.session import Bound, Session, do_nothing
 
 _MESSAGES_MPI: Forms = {"persistent": persistent}
@@ -38,18 +34,6 @@ _CALLED_BLOCKS = {
 _CALLS, _BATCHES = 100, 10
 
 
-def _cube(options: Options, _: int, nbytes: int) -> Block:
-    """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
-    n = max(square(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
-    return Block(n, (n, n), 1, options.width, options.fields)
-
-
-def _enter_faces(comparison: Comparison, grid: Grid) -> None:
-    first = partial(Exchange, grid, halo_exchange, in_windows=True)
-    comparison.add("last axis", partial(_last_axis, grid))
-    comparison.add("first axis", first, kind=BASELINE)
-
-
 def _enter_messages(comparison: Comparison, grid: Grid) -> None:
     for name, route in (("messages", "mpi"), ("through the host", "mpi-host")):
         comparison.add(name, partial(Exchange, grid, partial(_by_route, route)))
@@ -59,7 +43,6 @@ def _enter_messages(comparison: Comparison, grid: Grid) -> None:
     add_baselines(comparison, grid, _MESSAGES_MPI)
 
 
-run_faces = partial(run_on_blocks, enter=_enter_faces, block_of=_cube)
 run_messages = partial(run_on_blocks, enter=_enter_messages)
 
 
@@ -76,17 +59,6 @@ def _by_route(route: str, grid: Grid, *fields: Any) -> Bound:
     """Bind a `HaloExchange` as between nodes: all by one route."""
     with mock.patch.dict(os.environ, {"MPISHARE_ROUTE": route}):
         return halo_exchange(grid, *fields)
-
-
-def _last_axis(grid: Grid) -> Exchange[Grid]:
-    """Make an exchange of fields in windows whose cut axis is the last one in memory."""
-    shape = (*grid.shape[1:], grid.shape[0])
-    allocate = partial(grid.session.node.allocate_each, shape, float, fill=0)
-    windows = [allocate() for _ in range(grid.count)]
-    # Views with that axis first, as all fields of the grid.
-    made = Exchange(grid, halo_exchange, [each.array.transpose(2, 0, 1) for each in windows])
-    made.windows = windows
-    return made
 
 
 class _CallsOfHalo(Exchange[Grid]):

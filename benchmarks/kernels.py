@@ -1,8 +1,7 @@
-"""Cases ``pingpong`` and ``swap``: two ranks, by kernels of one's own and by calls of the host.
+"""The case ``swap``: two ranks give each other words, by kernels of one's own and by the host.
 
-``pingpong`` sends a few bytes there and back a thousand times in one kernel; a time is that of one
-round. ``swap`` gives the words of each rank to the other, in the usages that its note in `catalog`
-tells. The same kernels stand on NVSHMEM and on NCCL's windows.
+In the usages that its note in `catalog` tells; the same kernel stands on NVSHMEM and on NCCL's
+windows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from mpishare.bench.session import Bound, Session, in_turn
 from mpishare.coordination.poll import poll
 from mpishare.errors import counted
 
-_ROUNDS = 1000
 #: Launches in a graph.
 _STEPS = 20
 #: Threads of a block, and blocks of all ranks that share a GPU: each waits for others.
@@ -39,21 +37,6 @@ _FEW_WORDS = 16 * _BLOCK
 _COPIES = 90
 #: Within which a first launch must end: the waits of the libraries have no deadline.
 _LIMIT_S = 10.0
-_NULL = np.uint64(0)
-
-
-def run_pingpong(session: Session, case: Case) -> None:
-    pair = _Pair(session, _ROUNDS)
-    comparison = Comparison(session, case, nbytes=8, unfit=pair.unfit, clocks=("throughput",))
-    signaled = ("nvshmem put_signal", "nccl barrier", "nccl words")
-    comparison.add("put_signal", partial(_OwnPing, pair), against=signaled)
-    words = ("nvshmem signal", "nccl words")
-    comparison.add("put_word", partial(_OwnPingWord, pair), against=words, nbytes=4)
-    for name, library, refusal in _libraries(comparison):
-        for arm, (kind, nbytes) in _PINGS[name].items():
-            make = partial(kind, pair, library)
-            comparison.add(arm, make, kind=BASELINE, nbytes=nbytes, unfit=refusal)
-    comparison.run()
 
 
 def run_swap(session: Session, case: Case) -> None:
@@ -231,111 +214,6 @@ class _OfNccl(_ByKernel):
         self.raise_beside(self.library.is_given_up)
 
 
-class _Ping(_ByKernel):
-    """Words there and back: one in a round, each at a place of its own.
-
-    Checked steps compare each word as soon as it is there, too, which would cost a timed one a
-    load.
-    """
-
-    steps = _ROUNDS
-
-    def __init__(self, pair: _Pair, library: Any = None) -> None:
-        self.expected, self.compared = pair.zeros(pair.words), _NULL
-        self.bad = pair.zeros(1, "i8")
-        super().__init__(pair, library)
-
-    def step(self) -> None:
-        self.launch(self.compared)
-
-    def received(self) -> Any:
-        return self.here
-
-    def fill(self, token: int) -> None:
-        super().fill(token)
-        self.expected[...] = self.pair.face(self.pair.peer, 0, token)
-
-    def verify(self, token: int) -> None:
-        super().verify(token)
-        self.check.add(self.bad[0])
-        self.bad.fill(0)
-
-    def checked_step(self, token: int) -> None:
-        session = self.pair.session
-        self.fill(token)
-        self.poison()
-        session.line_up()  # the first word may land at once
-        self.compared = self.expected
-        self.step()
-        self.compared = _NULL
-        session.line_up()
-        self.verify(token)
-
-
-class _PingWord(_Ping):
-    """Words of 4 bytes there and back, compared as they come: they are in no memory."""
-
-    def fill(self, token: int) -> None:
-        words = (
-            np.uint32(token % 2**19 << 12 | rank << 31) for rank in (self.pair.rank, self.pair.peer)
-        )
-        self.mine, self.theirs = words
-
-    def poison(self) -> None:
-        pass
-
-    def verify(self, token: int) -> None:  # noqa: ARG002
-        self.check.add(self.bad[0])
-        self.bad.fill(0)
-
-
-class _OwnPing(_Ping, _OfWindow):
-    def bind(self) -> None:
-        self.here = self.allocate(self.pair.words, "ping", 1, 1)
-        rounds = np.int64(_ROUNDS)
-        self.launch = lambda expected: self.start(self.source, rounds, expected, self.bad)
-
-
-class _OwnPingWord(_PingWord, _OfWindow):
-    def bind(self) -> None:
-        self.fill(0)
-        self.here = self.allocate(1, "ping_word", 1, 1)
-        rounds = np.int64(_ROUNDS)
-        self.launch = lambda _: self.start(self.mine, self.theirs, rounds, self.bad)
-
-
-class _NvshmemPing(_Ping, _OfNvshmem):
-    def bind(self) -> None:
-        kernel = self.library.kernel("ping")
-        source, self.here, signal = self.empty(_ROUNDS), self.empty(_ROUNDS), self.signals(1)
-        self.source, launches = source, self.pair.zeros(1)
-        first = source, self.here, signal, np.int64(_ROUNDS), np.int32(self.pair.rank)
-        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.bad, launches))
-
-
-class _NvshmemPingWord(_PingWord, _OfNvshmem):
-    def bind(self) -> None:
-        self.fill(0)
-        kernel, signal = self.library.kernel("ping_word"), self.signals(1)
-        rest = np.int64(_ROUNDS), np.int32(self.pair.rank), self.bad, self.pair.zeros(1)
-        self.launch = lambda _: kernel((1,), (1,), (signal, self.mine, self.theirs, *rest))
-
-
-class _NcclPing(_Ping, _OfNccl):
-    def bind(self) -> None:
-        kernel, self.here = self.library.kernel("ping"), self.empty(_ROUNDS)
-        handle = np.uint64(self.library.place(self.here)[0].handle)
-        first = self.library.state, handle, self.source, np.int64(_ROUNDS)
-        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.bad))
-
-
-class _NcclPingWords(_Ping, _OfNccl):
-    def bind(self) -> None:
-        kernel, self.here = self.library.kernel("ping_words"), self.pair.zeros(_ROUNDS)
-        first = self.library.state, *self.library.few, self.source, np.int64(_ROUNDS)
-        self.launch = lambda expected: kernel((1,), (1,), (*first, expected, self.here, self.bad))
-
-
 class _Swap(_ByKernel):
     """Words both usages; they land in two halves in turn, by the number of the launch.
 
@@ -406,12 +284,5 @@ class _NcclSwapWords(_Swap, _OfNccl):
 
 #: The class of each library, and its variants.
 _KINDS = {"nccl4py": "NcclDevice", "nvshmem": "Nvshmem"}
-_PINGS: dict[str, dict[str, tuple[Callable[..., Variant], int]]] = {
-    "nvshmem": {
-        "nvshmem put_signal": (_NvshmemPing, 8),
-        "nvshmem signal": (_NvshmemPingWord, 4),
-    },
-    "nccl4py": {"nccl barrier": (_NcclPing, 8), "nccl words": (_NcclPingWords, 8)},
-}
 _SWAPS: dict[str, Callable[..., Variant]] = {"nvshmem": _NvshmemSwap, "nccl4py": _NcclSwap}
 _NAMES = {"nvshmem": "nvshmem", "nccl4py": "nccl"}

@@ -10,6 +10,8 @@ from tables import CLOCKS, RUNS, origin, read, size, us
 
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 42
+RATIOS, MOST = 112, 1.25  # the height of a panel of ratios, and the largest in it
+BY_HAND_KERNEL = "NCCL in a kernel"
 SPACE = 46  # between the names of two sizes
 ENTRY = 18  # the height of a name below the chart
 MANY = 6  # other lines: above it a chart leaves out libraries that are the fastest at no size
@@ -69,6 +71,7 @@ class Chart:
     title: str
     own: Arms
     others: Arms | None = None
+    has_ratios: bool = False
 
     def lines(self, rows: list[dict]) -> tuple[dict[str, Line], dict[str, Line]]:
         """The points of mpishare's lines and of those of others, back to back."""
@@ -96,11 +99,10 @@ class Chart:
 GPUS, CORES = "two H200, a rank each", "32 ranks on 32 cores"
 #: By the name of the file, in the order of the page; the first is the figure of the README.
 CHARTS = {
-    "halo1d": Chart("newest-gpus2", "halo1d", f"1-D halo exchange, {GPUS}", FIELDS),
-    "ring": Chart("newest-gpus2", "ring", f"Two faces in a ring, {GPUS}", RING),
-    "allreduce": Chart("newest-gpus2", "allreduce", f"Sum, called, {GPUS}", SUM, SUMS_OF_OTHERS),
-    "halo1d-gpus2": Chart("gpus2", "halo1d", f"1-D halo exchange, {GPUS}", FIELDS),
-    "halo3d-gpus2": Chart("gpus2", "halo3d", f"3-D halo, six faces, {GPUS}", FIELDS),
+    "halo1d": Chart("gpus2", "halo1d", f"1-D halo exchange, {GPUS}", FIELDS, has_ratios=True),
+    "halo3d": Chart("sums-gpus2", "halo3d", f"3-D halo, six faces, {GPUS}", FIELDS),
+    "ring": Chart("gpus2", "ring", f"Two faces in a ring, {GPUS}", RING),
+    "allreduce": Chart("sums-gpus2", "allreduce", f"Sum, called, {GPUS}", SUM, SUMS_OF_OTHERS),
     "halo1d-mps": Chart(
         "onegpu-ranks4-mps", "halo1d", "1-D halo, one H200, 4 ranks under MPS", FIELDS
     ),
@@ -154,11 +156,27 @@ def shown(folder: Path, *names: str) -> list[str]:
 
 
 def svg(chart: Chart, run: dict) -> str:
-    """Draw the medians, with a band from the least to the 95th percentile, and the names below."""
+    """Draw a chart of times over bytes."""
     own, others = chart.lines(run["rows"])
+    about = f"bytes; time per call, back to back, {run['header']['date'][:10]}"
+    return picture(chart.title, own, others, about, size, has_ratios=chart.has_ratios)
+
+
+def picture(
+    title: str,
+    own: dict[str, Line],
+    others: dict[str, Line],
+    about: str,
+    tick: Callable[[int], str],
+    *,
+    has_ratios: bool = False,
+) -> str:
+    """Draw the medians, with a band from the least to the 95th percentile, and the names below.
+
+    With ratios a second panel has the fastest of mpishare over the fastest of the others.
+    """
     drawn = own | others
     points = [row for line in drawn.values() for row in line]
-    day = run["header"]["date"][:10]
     every = sorted({row["nbytes"] for row in points})
     low = math.floor(math.log10(min(row["min_us"] for row in points)))
     high = math.ceil(math.log10(max(row["p95_us"] for row in points)))
@@ -173,10 +191,11 @@ def svg(chart: Chart, run: dict) -> str:
     def path(rows: Iterable[dict], what: str) -> str:
         return " ".join(f"{x(row['nbytes']):.1f},{y(row[what]):.1f}" for row in rows)
 
-    height = HEIGHT + ENTRY * len(drawn) + 6
+    below = HEIGHT + RATIOS * has_ratios
+    height = below + ENTRY * len(drawn) + 6
     parts = [
-        HEAD.format(width=WIDTH, height=height, title=chart.title),
-        f'<text x="2" y="16" font-size="13" font-weight="bold">{chart.title}</text>',
+        HEAD.format(width=WIDTH, height=height, title=title),
+        f'<text x="2" y="16" font-size="13" font-weight="bold">{title}</text>',
     ]
     for power in range(low, high + 1):
         at = y(10**power)
@@ -191,11 +210,11 @@ def svg(chart: Chart, run: dict) -> str:
         anchor = "end" if nbytes == every[-1] else "middle"
         at = WIDTH - 2 if anchor == "end" else x(nbytes)
         parts.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="{anchor}">{size(nbytes)}</text>'
+            f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="{anchor}">{tick(nbytes)}</text>'
         )
     parts.append(
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle" '
-        f'fill-opacity=".75">bytes; time per call, back to back, {day}</text>'
+        f'fill-opacity=".75">{about}</text>'
     )
     styles = dict(zip(own, OWN_STYLES, strict=False)) | _styles(others)
     for number, (name, line) in reversed(list(enumerate(drawn.items()))):
@@ -209,13 +228,51 @@ def svg(chart: Chart, run: dict) -> str:
             f'fill="{color}"/>'
             for row in line
         ]
-        at = HEIGHT + ENTRY * number + 10
+        at = below + ENTRY * number + 10
         parts.append(
             f'<path d="M{LEFT} {at - 4}h34" {stroke}/>'
             f'<circle cx="{LEFT + 17}" cy="{at - 4}" r="2.6" fill="{color}"/>'
             f'<text x="{LEFT + 42}" y="{at}">{name}: {_span(line)}</text>'
         )
+    if has_ratios:
+        parts += _ratios(_fastest(own, own), others, x)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _ratios(own: Line, others: dict[str, Line], x: Callable[[float], float]) -> list[str]:
+    """A panel with the ratios to the fastest library, and dashed to a kernel written by hand."""
+    top, bottom = HEIGHT + 32, HEIGHT + RATIOS - 12
+
+    def y(ratio: float) -> float:
+        return bottom - (bottom - top) * ratio / MOST
+
+    about = "mpishare over the fastest library; dashed: over a kernel by hand"
+    parts = [f'<text x="2" y="{top - 16}">{about}</text>']
+    for ratio in (0, 1):
+        line = f"M{LEFT} {y(ratio):.1f}H{WIDTH - RIGHT}"
+        parts.append(f'<path d="{line}" stroke="currentColor" stroke-opacity=".3"/>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{y(ratio) + 4:.1f}" text-anchor="end">{ratio}</text>'
+        )
+    libraries = [name for name in others if name != BY_HAND_KERNEL]
+    for names, dash in ((libraries, "none"), ([BY_HAND_KERNEL], "4 4")):
+        beside = {row["nbytes"]: row["median_us"] for row in _fastest(others, names)}
+        spots = [
+            (row["nbytes"], row["median_us"] / beside[row["nbytes"]])
+            for row in own
+            if row["nbytes"] in beside
+        ]
+        path = " ".join(f"{x(nbytes):.1f},{y(ratio):.1f}" for nbytes, ratio in spots)
+        color = OWN_STYLES[0][0]
+        stroke = f'stroke="{color}" stroke-width="2" stroke-dasharray="{dash}"'
+        parts.append(f'<polyline points="{path}" fill="none" {stroke}/>')
+        for nbytes, ratio in spots if dash == "none" else ():
+            ends = {spots[0][0]: "start", spots[-1][0]: "end"}
+            is_below = ratio > MOST / 2 and nbytes != spots[-1][0]  # beside its neighbor's
+            at, up = x(nbytes), y(ratio) + (15 if is_below else -6)
+            text = f'x="{at:.1f}" y="{up:.1f}" text-anchor="{ends.get(nbytes, "middle")}"'
+            parts.append(f"<text {text}>{ratio:.2f}</text>")
+    return parts
 
 
 def _styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:

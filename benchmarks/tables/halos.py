@@ -1,71 +1,21 @@
-"""The tables of exchanges: a line per size, the time of mpishare, and its ratios to others."""
+"""The tables of exchanges without GPUs, by messages, and of arrays that are new."""
 
 from itertools import product
 
-from tables import Case, RefusedError, by_size, cpu, pair, ratios, size, table, us, when
+from tables import Case, by_size, cpu, pair, ratios, size, table, us, when
 
-#: The cases that are shown; the files have all.
-CASES = {
-    "halo1d": "1-D halo",
-    "halo3d": "3-D halo, six faces",
-    "ring": "two faces, in a ring",
-    "faces": "faces across the last axis",
-}
-#: Rows of their own: fields in windows are the other arms of mpishare.
-FIELDS = {"private fields": "private", "fresh fields": "fresh"}
+CASES = {"halo1d": "1-D halo", "halo3d": "3-D halo, six faces"}
 MESSAGES = {"messages1d": "Slabs, two faces", "messages3d": "Blocks, six faces"}
 
-#: Of a core per rank: which fields are compared with which forms of MPI, by default the fastest.
-KINDS = {
-    "in windows": ("window fields",),
-    "private": ("private fields",),
-    "fresh": ("fresh fields", "sendrecv fresh"),
-}
-ORDERS = {"`Window.fence`": ("fence",), "`Node.barrier`": ("node.barrier",)}
+#: Of a core per rank: which fields are compared with the fastest form of MPI.
+KINDS = {"in windows": "window fields", "private": "private fields"}
+ORDERS = {"`Window.fence`": "fence", "`Node.barrier`": "node.barrier"}
 #: The faces in the brief table, and its columns.
 BRIEF_SIZES = (8, 4 << 10, 64 << 10, 1 << 20)
 BRIEF_RANKS = (8, 32)
 MPIS = ("MPICH", "Open MPI")
 
 Run = dict  # the JSON of one
-
-
-def of_case(name: str, rows: list[dict]) -> list[str]:
-    """A line per size: the time of mpishare, and its ratio to each baseline.
-
-    Fields in windows, private and fresh ones have a line each; of other arms the fastest counts.
-    """
-    case = Case(rows, name)
-    mine, rivals = case.arms("own"), case.arms("rival")
-    # One for which there was no memory has no arm that ran.
-    if not rivals:
-        return []
-    kinds = {kind: [arm] for arm, kind in FIELDS.items() if arm in mine}
-    if kinds:
-        kinds["in windows"] = [arm for arm in mine if arm not in FIELDS]
-    lines: list[list[str]] = []
-    for nbytes in case.sizes:
-        written = len(lines)
-        for kind, of_kind in (kinds or {"": mine}).items():
-            times = case.best(nbytes, of_kind)
-            if None not in times:
-                beside = [ratios(times, case.best(nbytes, [arm])) for arm in rivals]
-                beside = ["" if text == "- / -" else text for text in beside]
-                lines.append([size(nbytes), *[kind] * bool(kind), pair(times), *beside])
-        if len(lines) == written:
-            raise RefusedError(f"{name} at {size(nbytes)}: mpishare has no time")
-    heads = [CASES[name], *["fields"] * bool(kinds), "mpishare, µs"]
-    return table([*heads, *(f"of {arm}" for arm in rivals)], lines)
-
-
-def absent(header: dict, rows: list[dict]) -> list[str]:
-    """Why rivals did not run, each once, and which sizes were left out."""
-    absent = [row for row in rows if row["kind"] == "rival" and not row["ok"]]
-    reasons = dict.fromkeys((row["arm"], row["reason"]) for row in absent if row["case"] in CASES)
-    lines = [f"- {arm} did not run: {reason}" for arm, reason in reasons]
-    left_out = header.get("left_out", {})
-    lines += [f"- {CASES[case]}: {text}" for case in CASES for text in left_out.get(case, ())]
-    return [*lines, *[""] * bool(lines)]
 
 
 def _beside(case: Case, columns: dict[str, tuple[str, ...]]) -> list[str]:
@@ -127,23 +77,23 @@ def _heads(found: list[Run]) -> list[str]:
     return ["{}, {} ranks".format(*_name(run)) for run in found]
 
 
-def _best(case: Case, nbytes: int, arm: str, *rivals: str) -> tuple[float, float] | None:
-    """The time of an arm back to back, and its ratio to a baseline, by default the fastest.
+def _best(case: Case, nbytes: int, arm: str) -> tuple[float, float] | None:
+    """The time of an arm back to back, and its ratio to the fastest baseline.
 
     Nothing where the run has no such size.
     """
     time = case.back(nbytes, arm)
-    return time and (time, time / case.back(nbytes, *(rivals or case.arms("rival"))))
+    return time and (time, time / case.back(nbytes, *case.arms("rival")))
 
 
 def cores_in_full(found: list[Run]) -> list[str]:
     """Every size and kind of fields: microseconds, and the ratio to the fastest form of MPI."""
 
-    def lines_of(name: str, arms: dict[str, tuple[str, ...]]) -> list[list[str]]:
+    def lines_of(name: str, arms: dict[str, str]) -> list[list[str]]:
         cases = [Case(run["rows"], name) for run in found]
         lines = []
-        for nbytes, (text, each) in product(_sizes(cases), arms.items()):
-            bests = [_best(case, nbytes, *each) for case in cases]
+        for nbytes, (text, arm) in product(_sizes(cases), arms.items()):
+            bests = [_best(case, nbytes, arm) for case in cases]
             cells = [f"{us(best[0])} ({best[1]:.2f})" if best else "-" for best in bests]
             head = [size(nbytes), text] if nbytes else [text]
             lines.append([*head, *cells])
@@ -172,7 +122,7 @@ def cores_in_brief(found: list[Run]) -> list[str]:
         if near:
             line = [f"{size(nbytes)}, {CASES[name][:3]}"]
             for case in cases:
-                best = [_best(case, near[0], *arms) for arms in KINDS.values()]
+                best = [_best(case, near[0], arm) for arm in KINDS.values()]
                 line.append(" / ".join(f"{each[1]:.2f}" if each else "-" for each in best))
             cells.append(line)
     return table(["faces", *_heads(found)], cells)

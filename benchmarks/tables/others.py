@@ -18,7 +18,7 @@ COLUMNS = {
     "PyTorch symmetric memory": ("torch", "torch graph", "torch in place"),
 }
 OVER_FASTEST = "mpishare over the fastest"
-EXCHANGES = {"halo1d": "1-D halo", "ring": "two faces, in a ring"}
+EXCHANGES = {"halo1d": "1-D halo", "halo3d": "3-D halo, six faces", "ring": "two faces, in a ring"}
 #: The arms of each column of the sums: called, in a graph, and twenty in one.
 SUMS = {
     name: (arm, f"{arm} graph", f"{arm} graph of 20")
@@ -49,11 +49,6 @@ KERNELS = {
 }
 IN_GRAPH = "graph of 20"
 BY_HAND = ("fence", "post")  # in no graph
-#: A line for what goes there and back: the arms of mpishare and of the columns of others.
-PINGS = {
-    "8 B, then a signal": ("put_signal", "nvshmem put_signal", "nccl barrier", "nccl words"),
-    "4 B beside their epoch": ("put_word", "nvshmem signal", "", "nccl words"),
-}
 SOLVES = {
     "kernels": "the kernels alone, each rank in its own box",
     "graph": "mpishare, graphs of 50 iterations",
@@ -84,7 +79,16 @@ FIGURES = {
 def newest(rows: list[dict]) -> list[str]:
     """The lines of all tables of a run, and why a baseline has no times."""
     lines = [line for case in EXCHANGES for line in _exchanges(rows, case)]
-    return [*lines, *_sums(rows), *_dots(rows), *_setups(rows), *_absent(rows)]
+    return [*lines, *summed(rows), *_absent(rows)]
+
+
+def blocks(rows: list[dict]) -> list[str]:
+    """The same of a run of sums and blocks, whatever other cases it has."""
+    return [*_exchanges(rows, "halo3d"), *summed(rows), *_absent(rows)]
+
+
+def summed(rows: list[dict]) -> list[str]:
+    return [*_sums(rows), *_setups(rows)]
 
 
 def compared(rows: list[dict]) -> list[str]:
@@ -125,20 +129,6 @@ def _sums(rows: list[dict]) -> list[str]:
     columns[OVER_FASTEST] = lambda n: ratios(*(times(n, arms) for arms in forms.values()))
     columns["complex128, called"] = lambda n: us(case.back(n, "complex128"))
     return by_size("sum over all ranks", case, columns)
-
-
-def _dots(rows: list[dict]) -> list[str]:
-    """A sentence: a dot product of 2^20 numbers, and the same without the other ranks."""
-    found = Case(rows, "dot").by_arm()
-    if not found:
-        return []
-    arms = "dot", "dot of one rank", "local dot", "vdot and allreduce"
-    own, alone, local, mpi = (us(found.get(arm)) for arm in arms)
-    return [
-        f"`Allreduce.dot` of 2^20 float64 per rank, back to back: {own} µs, of one rank {alone};",
-        f"`cupy.vdot` of the rank's own {local}, and with `MPI_Allreduce` behind it {mpi}.",
-        "",
-    ]
 
 
 def _setups(rows: list[dict]) -> list[str]:
@@ -189,21 +179,8 @@ def _absent(rows: list[dict]) -> list[str]:
 
 
 def kernels(rows: list[dict]) -> list[str]:
-    """Kernels of two ranks beside others: a few bytes there and back, then words both ways."""
-    return [*_pings(rows), *_swaps(rows), *_absent(rows)]
-
-
-def _pings(rows: list[dict]) -> list[str]:
-    found = Case(rows, "pingpong").by_arm()
-    cells = []
-    for text, line in PINGS.items():
-        own, nvshmem, *nccl = (found.get(arm) for arm in line)
-        if own:
-            cells.append([text, us(own), us(nvshmem), *map(us, nccl)])
-            cells[-1] += over(own, [nvshmem]), over(own, nccl)
-    heads = ["there and back in one kernel", "mpishare, µs", "NVSHMEM", "NCCL, barriers"]
-    heads += ["NCCL, 8 B beside their number", "mpishare over NVSHMEM", "over the faster of NCCL"]
-    return table(heads, cells)
+    """Kernels of two ranks that give each other words, beside others."""
+    return [*_swaps(rows), *_absent(rows)]
 
 
 def _way(arm: str) -> str:

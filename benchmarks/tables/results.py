@@ -16,42 +16,33 @@ from pathlib import Path
 import figure
 import halos
 import others
-from tables import CORES, RUNS, RefusedError, of_runs, origin, runs
+import steps
+from tables import RUNS, RefusedError, of_runs, read, runs, table
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: {} -->", "<!-- results: end -->"
 FIGURE = "docs/figures/{}.svg"
 
 
-def brief(folder: Path) -> list[str]:
-    """The first case of each run."""
-    lines = []
-    for name, run in runs(folder).items():
-        machine, _ = origin(run["header"])
-        lines += [f"**{RUNS[name]}**: {machine}", "", *halos.of_case("halo1d", run["rows"])]
-    return lines
+def listed(folder: Path) -> list[str]:
+    """A line per run: where, when, of which revision, and by which command."""
+    cells = []
+    for name in RUNS:
+        file = folder / f"{name}.json"
+        if file.exists():
+            header = read(file, is_whole=False)["header"]
+            about = f"{header['date'][:10]}, {header['git_revision'][:12]}"
+            command = header["command"].replace("|", "\\|")
+            cells.append([f"[{name}]({name}.json)", RUNS[name], about, f"`{command}`"])
+    return table(["run", "on", "day, revision", "command"], cells)
 
 
-def full(folder: Path) -> list[str]:
-    """All cases of each run, its command, and why a baseline did not run."""
-    lines = []
-    for name, run in (runs(folder) | runs(folder, "cpu32-")).items():
-        header, rows = run["header"], run["rows"]
-        plot = "" if name in CORES else f", [a plot]({name}.svg)"
-        links = f"[The run]({name}.json){plot}."
-        lines += [f"## {RUNS[name]}", "", *origin(header), links, ""]
-        lines += ["```console", f"$ {header['command']}", "```", ""]
-        lines += [line for case in halos.CASES for line in halos.of_case(case, rows)]
-        lines += halos.absent(header, rows)
-    return lines
-
-
-def of_cores(table: Callable[[list[dict]], list[str]]) -> Callable[[Path], list[str]]:
+def of_cores(made: Callable[[list[dict]], list[str]]) -> Callable[[Path], list[str]]:
     """The table of all runs with a core per rank, below the machine that they are of."""
 
     def lines(folder: Path) -> list[str]:
         found = list(runs(folder, "cpu32-").values())
-        return [*halos.on_machine(found), *table(found)] if found else []
+        return [*halos.on_machine(found), *made(found)] if found else []
 
     return lines
 
@@ -64,13 +55,14 @@ def charts(*names: str) -> Callable[[Path], list[str]]:
 #: The tables of each page, by their marks, and the figures.
 PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
     "docs/performance.md": {
-        "halos-drawn": charts("halo1d-gpus2", "halo3d-gpus2", "halo1d-mps"),
-        "halos": brief,
         "cores-drawn": charts("halo1d-mpich", "halo3d-mpich", "halo1d-openmpi", "halo3d-openmpi"),
         "cores-in-brief": of_cores(halos.cores_in_brief),
         "cores": of_cores(halos.cores_in_full),
-        "newest-drawn": charts("halo1d", "ring", "allreduce"),
-        "newest": lambda folder: of_runs(folder, "newest-", others.newest, is_whole=False),
+        "gpus-drawn": charts("halo1d", "halo3d", "ring", "allreduce", "halo1d-mps"),
+        "gpus": lambda folder: [
+            *of_runs(folder, "", others.newest, is_whole=False),
+            *of_runs(folder, "sums-", others.blocks, is_whole=False),
+        ],
         "messages-drawn": charts("messages1d", "messages3d"),
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),
         "redistribute-drawn": charts("redistribute", "allgather"),
@@ -79,11 +71,10 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "counts": lambda folder: others.counts(folder / "ranks-host.jsonl"),
     },
     "docs/comparison.md": {
-        "compared": lambda folder: of_runs(folder, "newest-", others.compared, is_whole=False),
-        "compared-mpi": lambda folder: of_runs(folder, "", others.compared),
+        "compared": lambda folder: of_runs(folder, "", others.compared, is_whole=False),
     },
     "docs/results/README.md": {
-        "runs": full,
+        "runs": listed,
         "fresh": lambda folder: of_runs(folder, "fresh-", halos.fresh),
         "applications": lambda folder: others.applications(folder / "applications.jsonl"),
     },
@@ -92,7 +83,11 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
     },
     "docs/jax.md": {"jax": lambda folder: of_runs(folder, "jax-", others.jax)},
     "docs/solvers.md": {
-        "solves": lambda folder: of_runs(folder, "newest-", others.solves, is_whole=False)
+        "solves": lambda folder: [
+            line
+            for kind in ("", "sums-")
+            for line in of_runs(folder, kind, others.solves, is_whole=False)
+        ]
     },
 }
 
@@ -113,8 +108,9 @@ def updated(page: str, text: str, folder: Path) -> str:
 
 def drawn(folder: Path) -> dict[str, str]:
     """Every figure, by its file."""
-    found = figure.of_runs(folder).items()
-    return {FIGURE.format(name): figure.svg(chart, run) for name, (chart, run) in found}
+    found = {name: figure.svg(*each) for name, each in figure.of_runs(folder).items()}
+    found |= steps.over_ranks(folder) | steps.timeline(folder)
+    return {FIGURE.format(name): text for name, text in found.items()}
 
 
 def main(words: list[str], root: Path = ROOT) -> int:

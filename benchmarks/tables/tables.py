@@ -14,24 +14,21 @@ PLACES = {
     "onegpu-ranks4": "One GPU, four ranks, without MPS",
     "onegpu-ranks2-mps": "One GPU, two ranks, with MPS",
     "host-ranks8": "No GPU, 8 ranks",
-    "host-ranks14": "No GPU, 14 ranks",
     "host-ranks28": "No GPU, 28 ranks",
-    "cpu-mpich": "No GPU, MPICH",
-    "cpu-openmpi": "No GPU, Open MPI",
     "host": "No GPU",
 }
 #: Runs with a core per rank, one for each MPI and number of ranks.
 CORES = {
     f"cpu32-{mpi}-ranks{ranks}": f"No GPU, 32 cores, {ranks} ranks, {name}"
     for mpi, name in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
-    for ranks in (8, 28, 32)
+    for ranks in (8, 32)
 }
 #: The title of each file: its cases beyond those of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
     for kind in (
         "",
-        "newest-",
+        "sums-",
         "jax-",
         "fresh-",
         "messages-",

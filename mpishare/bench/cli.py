@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, Case
-from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
+from mpishare.bench.options import PROG, Options, parse
 from mpishare.bench.report import as_json, heading, listed, of_case, summary
 from mpishare.tools.cli import (
     UsageError,
@@ -126,7 +125,7 @@ def _measure(session: Session) -> int:
 
 
 def _end(session: Session, found: dict[str, Any]) -> int:
-    """Write the report, draw the plot, and return the exit status."""
+    """Write the report and return the exit status."""
     options, rows = session.options, session.rows
     if options.format == "json":
         sys.stdout.write(as_json(found, [row.as_dict() for row in rows]))
@@ -135,25 +134,16 @@ def _end(session: Session, found: dict[str, Any]) -> int:
         _write(session, found)
     except OSError as error:
         return fail_run(options.prog, session.comm, error)
-    if options.plot:
-        from mpishare.bench.plot import draw
-
-        draw(Path(options.plot), found, rows)
     return int(any(row.wrong for row in rows))
 
 
 def unwritable(options: Options) -> str | None:
-    """Return why a file of the options cannot be written, None where all can."""
-    if options.plot is not None and find_spec("matplotlib") is None:
-        return f"--plot: matplotlib is not installed: {sys.executable} -m pip install matplotlib"
-    if options.plot is not None and Path(options.plot).suffix not in PLOT_SUFFIXES:
-        return f"--plot: {options.plot!r} must end in {', '.join(PLOT_SUFFIXES)}"
-    for option, name in (("--output", options.output), ("--plot", options.plot)):
-        try:
-            if name is not None:
-                Path(name).open("a").close()
-        except OSError as exc:
-            return f"{option}: {name!r}: {exc.strerror}"
+    """Return why the file of ``--output`` cannot be written, None where it can."""
+    try:
+        if options.output is not None:
+            Path(options.output).open("a").close()
+    except OSError as exc:
+        return f"--output: {options.output!r}: {exc.strerror}"
     return None
 
 

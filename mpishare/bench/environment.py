@@ -23,7 +23,7 @@ from mpishare.runtime.preflight import VARIABLES
 
 _GIT_S = 5.0
 #: Options that change only the report.
-_REPORT_OPTIONS = ("--output", "--plot", "--format", "--revision")
+_REPORT_OPTIONS = ("--output", "--format", "--revision")
 #: Packages whose version a reader must know, by their modules.
 _PACKAGES = {"numpy": "numpy", "mpi4py": "mpi4py", "cupy": "cupy", "torch": "torch"}
 _PACKAGES |= {

@@ -18,7 +18,6 @@ from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
 from mpishare.bench.library import add_libraries
-from mpishare.bench.options import Options
 from mpishare.bench.session import Bound, Session
 from mpishare.bench.staged import staged
 
@@ -64,17 +63,12 @@ def halo_exchange(grid: Grid, *fields: Any) -> Bound:
     return partial(exchange, *fields), close
 
 
-def run_on_blocks(
-    session: Session,
-    case: Case,
-    enter: Enter,
-    block_of: Callable[[Options, int, int], Block] = Block.of,
-) -> None:
+def run_on_blocks(session: Session, case: Case, enter: Enter) -> None:
     """Run at every size of a case what `enter` adds to a comparison. Collective, host-blocking."""
 
     def of_size(nbytes: int) -> tuple[Block, int, int]:
         # The smallest blocks are as large as the width: several sizes may come to the same one.
-        block = block_of(session.options, case.naxes, nbytes)
+        block = Block.of(session.options, case.naxes, nbytes)
         return block, block.face_nbytes, block.needed_nbytes
 
     for block in session.blocks(case, of_size):

@@ -21,7 +21,6 @@ DEFAULT_SIZES = {
     "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
 _CHOICES = range(1, _MAX_FIELDS + 1)
@@ -72,7 +71,6 @@ _FILE = {"metavar": "FILE"}
 _ENDS = "end after about S: fewer timed blocks than --repeat, then fewer sizes"
 _AGAINST = "none, all, or some of: {baselines}; without it, those that end soon"
 _WARMUP = "untimed iterations before each block (%(default)s)"
-_PLOT = f"draw the times over the size: {', '.join(PLOT_SUFFIXES)}"
 _FIELDS = f"fields per exchange, 1 to {_MAX_FIELDS}, for {{halo}} (%(default)s)"
 
 
@@ -106,7 +104,6 @@ class Options:
     output: str | None = _option(
         "--output", None, "write the report to FILE as JSON, anew after each case", **_FILE
     )
-    plot: str | None = _option("--plot", None, _PLOT, **_FILE)
     revision: str | None = _option(
         "--revision", None, "of mpishare in the report, where git does not know it", metavar="TEXT"
     )
@@ -138,7 +135,7 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return the options that change a number, for the report."""
         options = asdict(self)
-        for name in ("format", "output", "plot", "prog", "revision"):
+        for name in ("format", "output", "prog", "revision"):
             del options[name]
         return options
 

@@ -32,7 +32,8 @@ class Run:
     ranks: int
     words: str
     seconds: int
-    gpus: int = 0  # with one rank each, or shared under MPS
+    gpus: int = 0  # with one rank each, or shared: under MPS, unless ranks are to take turns
+    in_turns: bool = False
     mpi: str = ""  # the only one that it is of
 
     @property
@@ -51,8 +52,8 @@ class Run:
         ]
 
     def command(self) -> list[str]:
-        shared = self.gpus and self.ranks > self.gpus
-        start = ["scripts/with-mps"] if shared else []
+        is_shared = self.gpus and self.ranks > self.gpus and not self.in_turns
+        start = ["scripts/with-mps"] if is_shared else []
         bind = "none" if self.gpus else "core"
         start += ["mpirun", "-n", str(self.ranks), "--bind-to", bind, sys.executable]
         return [*start, *self.words.split()]
@@ -73,18 +74,19 @@ FOLDERS = {
     **dict.fromkeys(("allreduce", "cg"), ("reduction", *EXCHANGES)),
     **dict.fromkeys(("redistribute", "permuted", "allgather"), ("redistribution", "plans")),
     "setup": ("memory", "runtime", "windows", "plans"),
-    **dict.fromkeys(("pingpong", "swap"), ("device", "windows")),
+    "swap": ("device", "windows"),
     "jax": ("jax", *EXCHANGES),
 }
 OF_HOSTS, OF_GPUS = (
     ("native", "plans/exchange/host", "reduction/host.py"),
     ("backends", "plans/gpu", "plans/exchange/cuda", "reduction/cuda"),
 )
-ALL_CASES = "halo1d allreduce cg halo3d ring setup calls"
+EXCHANGED, SUMMED = "halo1d ring calls", "allreduce cg halo3d setup"
 SPREADS = "redistribute permuted allgather"
 RUNS = {
-    "gpus2": bench(
-        2, f"{ALL_CASES} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 75, gpus=2
+    "gpus2": bench(2, f"{EXCHANGED} --repeat 2 --against staged,{LIBRARIES}", 40, gpus=2),
+    "sums-gpus2": bench(
+        2, f"{SUMMED} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 50, gpus=2
     ),
     "applications-jacobi2d": program(2, "jacobi2d", "--compare --json", gpus=2),
     "applications-heat3d": program(2, "heat3d", "--compare --json", gpus=2),
@@ -98,19 +100,29 @@ RUNS = {
     "onegpu-ranks4-mps": bench(
         4, "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float", 22, gpus=1
     ),
+    "onegpu-ranks4": bench(
+        4,
+        "halo1d allreduce --max 16MiB --repeat 2 --iters 20 --against staged,float",
+        12,
+        gpus=1,
+        in_turns=True,
+    ),
     "messages-gpus2": bench(2, "messages1d messages3d --repeat 1 --against mpi,nccl", 14, gpus=2),
     "redistribute-gpus2": bench(
         2, f"{SPREADS} --max 64MiB --repeat 2 --against staged,{LIBRARIES}", 28, gpus=2
     ),
     "gpus4": bench(
-        4, f"{ALL_CASES} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 75, gpus=4
+        4,
+        f"{EXCHANGED} {SUMMED} --repeat 2 --against staged,float,ceilings,{LIBRARIES}",
+        75,
+        gpus=4,
     ),
     "redistribute-gpus4": bench(
         4, f"{SPREADS} --max 512MiB --repeat 3 --against staged,{LIBRARIES}", 85, gpus=4
     ),
     "fresh-gpus2": bench(2, "fresh", 10, gpus=2),
     "jax-gpus2": bench(2, "jax", 30, gpus=2),
-    "kernels-gpus2": bench(2, "pingpong swap --against all", 60, gpus=2),
+    "kernels-gpus2": bench(2, "swap --against all", 60, gpus=2),
     **{
         f"steps-gpus{gpus}-{way or 'mpishare'}": program(
             gpus,

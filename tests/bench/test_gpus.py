@@ -87,11 +87,11 @@ def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> 
 
 
 def test_kernels_of_two_ranks_are_right_and_rivals_too_or_say_why_not() -> None:
-    words = ["pingpong", "swap", "--against", "all", "--max", "64KiB", "--seconds", "60"]
+    words = ["swap", "--against", "all", "--max", "64KiB", "--seconds", "60"]
     header, rows = measured(2, "benchmarks", *words)
     crowded = any(len(gpu["ranks"]) > 1 and not gpu["mps"] for gpu in header["gpus"])
     for row in failed(rows):
         by_host = row["arm"].startswith(("halo", "fence", "post"))
         assert row["kind"] == "rival" or (crowded and not by_host), row
     arms = {row["arm"] for row in rows}
-    assert {"put_signal", "put_word", "nvshmem put_signal", "nccl barrier", "nccl words"} <= arms
+    assert any(arm.startswith("nccl, ") for arm in arms)

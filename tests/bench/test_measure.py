@@ -138,7 +138,7 @@ def test_sizes_of_a_case() -> None:
 
 
 def test_the_header_says_by_which_command() -> None:
-    words = ["halo1d", "--output", "/tmp/a.json", "--max", "64 KiB", "--plot=b.svg"]
+    words = ["halo1d", "--output", "/tmp/a.json", "--max", "64 KiB", "--revision=b"]
     found = command("python -m b", 4, words, {"MPISHARE_BACKEND": "host", "HOME": "/root"})
     assert found == "MPISHARE_BACKEND=host mpirun -n 4 python -m b halo1d --max '64 KiB'"
 

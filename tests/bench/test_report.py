@@ -1,16 +1,11 @@
-"""The report of a run: rows, speeds, the table, the summary, the files, the plot. No MPI."""
+"""The report of a run: rows, speeds, the table, the summary, the files. No MPI."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mpishare.bench import cli
 from mpishare.bench.environment import versions_of
-from mpishare.bench.options import Options
-from mpishare.bench.plot import draw
 from mpishare.bench.report import COLUMNS, Row, compare, heading, of_case, summary
 
 HEADER = {
@@ -33,9 +28,6 @@ HEADER = {
     "notes": [],
     "left_out": {},
 }
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
-)
 
 
 def row(arm: str, times_us: tuple[float, ...] = (), clock: str = "throughput", **more) -> Row:
@@ -209,25 +201,3 @@ def test_the_summary_takes_no_softer_baseline_than_the_fastest() -> None:
     ]
     compare(found, {"private": ["plain"], "fewer bytes": ["exact"], "windows": ["plain"]})
     assert summary(found).splitlines()[2:] == ["halo1d 8 B: 1.3 x slower"]
-
-
-@needs_matplotlib
-def test_a_plot_has_mpishare_and_the_fastest_baseline_and_is_the_same_again(tmp_path: Path) -> None:
-    found = halo_rows()
-    files = [tmp_path / "a.svg", tmp_path / "b.svg"]
-    for file in files:
-        draw(file, HEADER, found)
-    texts = [file.read_text() for file in files]
-    assert texts[0] == texts[1]
-    own = [f"mpishare, {kind} fields" for kind in ("window", "private")]
-    for word in (*own, "persistent -->", "4.1 KiB", "us, with quartiles"):
-        assert texts[0].count(f"<!-- {word}") == 1, word
-    assert "<!-- mpishare bench: 4 ranks on 2 cores, back to back, 2026-01-02" in texts[0]
-    assert "neighborhood" not in texts[0]
-    assert "datatypes" not in texts[0]
-
-
-def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
-    assert "matplotlib is not installed" in str(cli.unwritable(Options(plot="a.svg")))
-    assert cli.unwritable(Options()) is None

@@ -96,25 +96,21 @@ def check_default_benchmark(report: str, stderr: str) -> None:
 def test_the_figures_are_those_of_the_runs() -> None:
     """Times and ratios in the text and in the table are those of the quoted runs, rounded."""
     text = " ".join(README.split())
-    run, late = (load("newest-gpus2", clock=clock) for clock in ("throughput", "latency"))
+    run, late = (load("gpus2", clock=clock) for clock in ("throughput", "latency"))
     sizes = sorted({nbytes for nbytes, _ in run})
     assert f"any arrays takes {span([run[n, 'private fields'] for n in sizes[:3]], 1)} µs" in text
     *small, middle, large = over = [run[n, "own"] / run[n, "library"] for n in sizes]
     said = f"{span(small)} up to 1 MiB, {middle:.2f} at 16 MiB and {large:.2f} at 64 MiB"
     assert f"Of the time of the fastest library that is {said}" in text
     assert f"up to 16 MiB: {span(over[:-1])} of the fastest library" in text
-    four = load("newest-gpus4", case="halo1d")
+    four = load("gpus4", case="halo1d")
     on_four = four[SIZES[-1], "own"] / four[SIZES[-1], "library"]
-    said = f"({large:.2f} of PyTorch's symmetric memory, {on_four:.2f} on four GPUs, "
+    said = f"({large:.2f} of PyTorch's symmetric memory, {on_four:.2f} on four GPUs)"
     assert said in text
     by_hand, after_each = (
         [each[n, "own"] / each[n, "by hand"] for n in sizes] for each in (run, late)
     )
     assert f"windows {span(by_hand)}, and {span(after_each)} with a synchronize" in text
-    older = load("gpus2")
-    *small, large = [older[n, "private fields"] / older[n, "mpi"] for n in SIZES]
-    assert f"in an older run {span(small)} of CUDA-aware MPI" in text
-    assert f", {large:.2f} of CUDA-aware MPI)" in text
     swap = load("kernels-gpus2", case="swap")
     few = sorted({nbytes for nbytes, _ in swap})[:3]
 
@@ -150,7 +146,7 @@ def test_the_steps_are_those_of_the_applications() -> None:
 
 def test_the_words_of_performance_are_those_of_the_run() -> None:
     page = " ".join((ROOT / "docs/performance.md").read_text().split())
-    run, ring = (load("newest-gpus2", case=case) for case in ("halo1d", "ring"))
+    run, ring = (load("gpus2", case=case) for case in ("halo1d", "ring"))
     sizes = sorted({nbytes for nbytes, _ in run})
     private, windows = (
         span([run[n, arm] for n in sizes[:3]], 1) for arm in ("private fields", "window fields")

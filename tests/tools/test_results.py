@@ -77,10 +77,9 @@ def test_the_pages_are_what_the_runs_give(capsys):
         ("gpus4", lambda run: run.pop("rows"), "not the JSON of a run"),
         ("gpus4", lambda run: run["rows"][0].update(wrong=True), "a wrong result"),
         ("gpus4", lambda run: run["header"]["options"].update(check=False), "checked nothing"),
-        ("gpus4", lambda run: run["header"].update(interrupted="ring"), "was interrupted"),
+        ("redistribute-gpus4", lambda run: run["header"].update(interrupted="ring"), "interrupted"),
         ("gpus4", lambda run: run["header"].update(git_revision="01-dirty"), "with changes"),
         ("gpus4", lambda run: run["header"].update(git_revision=None), "no revision"),
-        ("gpus4", lambda run: run["rows"].__delitem__(slice(0, 2)), "mpishare has no time"),
     ],
 )
 def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
