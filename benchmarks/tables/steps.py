@@ -11,7 +11,7 @@ WAYS = {
 }
 IDEAL = "one rank, over their number"
 PLACE, TITLE = "steps-host", "A step of heat in 96 x 96 x 96 cells, a core per rank"
-WIDTH, LEFT, LANE, GAP = 640, 62, 26, 12
+WIDTH, LEFT, LANE, GAP = 400, 36, 26, 12
 #: Colors by what a span is.
 COLORS = {
     "update": "#009E73",
@@ -66,7 +66,7 @@ def timeline(folder: Path) -> dict[str, str]:
         parts.append(f'<text x="{at:.1f}" y="{y}" text-anchor="middle">{tick}</text>')
     parts += _legend({span[1] for row in rows for span in row["spans"]}, y + 12)
     title = f"{rows[0]['steps'] - 1} steps of Jacobi's method on two GPUs: what rank 0 does"
-    head = HEAD.format(width=WIDTH, height=y + 32, title=title)
+    head = HEAD.format(width=WIDTH, height=y + 46, title=title)
     return {"timeline": "\n".join([head, *parts, "</svg>", ""])}
 
 
@@ -92,9 +92,10 @@ def _lane(spans: list, y: float, scale: float) -> list[str]:
 
 
 def _legend(names: set[str], y: float) -> list[str]:
-    parts, at = [], LEFT
-    for what in [name for name in COLORS if name in names]:
-        parts.append(f'<rect x="{at}" y="{y}" width="12" height="12" fill="{COLORS[what]}"/>')
-        parts.append(f'<text x="{at + 16}" y="{y + 10}">{what}</text>')
-        at += 34 + 7 * len(what)
+    """The colors, three a line."""
+    parts = []
+    for number, what in enumerate(name for name in COLORS if name in names):
+        x, down = LEFT + number % 3 * 122, y + number // 3 * 18
+        parts.append(f'<rect x="{x}" y="{down}" width="12" height="12" fill="{COLORS[what]}"/>')
+        parts.append(f'<text x="{x + 16}" y="{down + 10}">{what}</text>')
     return parts
