@@ -168,6 +168,12 @@ def git(*words: str, root: Path = ROOT) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def revision_here() -> str:
+    """The revision of the sources; `scripts/results` refuses to quote one with changes."""
+    is_dirty = git("status", "--porcelain", "--", "mpishare", "benchmarks", "scripts/applications")
+    return f"{git('rev-parse', 'HEAD')}{'-dirty' if is_dirty else ''}"
+
+
 def newer(run: Run, revision: str, root: Path = ROOT) -> list[str]:
     """The files that a run of this revision measured and that have changed since."""
     changed = git("diff", "--name-only", revision, "HEAD", "--", *run.measured, root=root)
@@ -266,7 +272,7 @@ def main(words: list[str]) -> int:
     names = options.names or list(RUNS)
     if options.list or options.check:
         return int(tell(names, options.into) and options.check)
-    revision = options.revision or git("rev-parse", "HEAD")
+    revision = options.revision or revision_here()
     begin, gpus, mpi, failed = time.monotonic(), gpus_here(), vendor(), False
     for name in names:
         left_s = (options.seconds or float("inf")) - (time.monotonic() - begin)
