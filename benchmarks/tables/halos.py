@@ -7,6 +7,14 @@ from tables import Case, by_size, cpu, pair, ratios, size, table, us, when
 CASES = {"halo1d": "1-D halo", "halo3d": "3-D halo, six faces"}
 MESSAGES = {"messages1d": "Slabs, two faces", "messages3d": "Blocks, six faces"}
 
+#: The arms of each way that messages go, and of the calls by hand.
+WAYS = {
+    "MPI": ("messages", "mpi"),
+    "NCCL": ("by nccl", "nccl"),
+    "NCCL in a graph": ("by nccl graph", "nccl graph"),
+    "MPI through the host": ("through the host", ""),
+}
+
 #: Of a core per rank: which fields are compared with the fastest form of MPI.
 KINDS = {"in windows": "window fields", "private": "private fields"}
 ORDERS = {"`Window.fence`": "fence", "`Node.barrier`": "node.barrier"}
@@ -44,17 +52,15 @@ def fresh(rows: list[dict]) -> list[str]:
 
 
 def messages(rows: list[dict]) -> list[str]:
-    """Messages out of GPU memory, beside those by hand and those through the host; both clocks."""
+    """Messages as to another node, each way beside the same calls by hand; both clocks."""
     lines = []
     for name, text in MESSAGES.items():
-        case = Case(rows, name)
-        others = {f"by hand, {'in place' if name == 'messages1d' else 'packed'}": "mpi"}
-        if all(case.back(nbytes, "mpi packed") for nbytes in case.sizes):
-            others["by hand, packed"] = "mpi packed"
-        others["through the host"] = "through the host"
-        columns = {"out of GPU memory, µs": ("messages",)}
-        columns |= {f"{each}, µs": (arm,) for each, arm in others.items()}
-        columns |= {f"of {each}": ("messages", arm) for each, arm in others.items()}
+        case, columns = Case(rows, name), {}
+        for way, (own, by_hand) in WAYS.items():
+            if own in case.ran:
+                columns[f"{way}, µs"] = (own,)
+            if by_hand in case.ran:
+                columns[f"of {way} by hand"] = own, by_hand
         lines += [f"{text} per rank:", "", *_beside(case, columns)]
     return lines
 
