@@ -68,10 +68,12 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "redistribute-drawn": charts("redistribute", "allgather"),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "allgather": lambda folder: of_runs(folder, "allgather-", others.redistributed),
+        "steps-drawn": steps.over_ranks_shown,
         "counts": lambda folder: others.counts(folder / "ranks-host.jsonl"),
     },
     "docs/comparison.md": {
         "compared": lambda folder: of_runs(folder, "", others.compared, is_whole=False),
+        "compared-mpi": lambda folder: of_runs(folder, "mpi-", others.compared),
     },
     "docs/results/README.md": {
         "runs": listed,

@@ -4,13 +4,20 @@ from pathlib import Path
 
 from figure import HEAD, Line, picture
 from others import lines_of
+from tables import table, us
 
+#: How the faces of a step go, by the option of the program.
 WAYS = {
-    "mpishare": "mpishare",
+    None: "mpishare",
+    "pinned": "staged through pinned memory",
     "persistent": "persistent requests of MPI",
 }
 IDEAL = "one rank, over their number"
-PLACE, TITLE = "steps-host", "A step of heat in 96 x 96 x 96 cells, a core per rank"
+#: The runs of a place begin with its name.
+PLACES = {
+    "steps-gpus": "heat in 256 x 256 x 256 cells, H200",
+    "steps-host": "heat in 96 x 96 x 96 cells, a core per rank",
+}
 WIDTH, LEFT, LANE, GAP = 400, 36, 26, 12
 #: Colors by what a span is.
 COLORS = {
@@ -24,20 +31,39 @@ COLORS = {
 TITLES = {"staged": "staged through pinned memory", "mpishare": "mpishare"}
 
 
+def over_ranks_shown(folder: Path) -> list[str]:
+    """A table of the time of a step for each place, and its figure if it has one."""
+    rows = lines_of(folder / "steps.jsonl")
+    lines = []
+    for name, title in PLACES.items():
+        mine = [each for each in rows if each["run"].startswith(name)]
+        times = {(each["ranks"], each["staged"]): each["step_us_median"] for each in mine}
+        cells = [
+            [str(n), *(us(times.get((n, way))) for way in WAYS if way in {of for _, of in times})]
+            for n in sorted({n for n, _ in times})
+        ]
+        heads = [text for way, text in WAYS.items() if way in {of for _, of in times}]
+        lines += table([f"ranks: {title}", *(f"{head}, µs" for head in heads)], cells)
+    if over_ranks(folder):
+        lines += ["![A step over the ranks](figures/steps.svg)", ""]
+    return lines
+
+
 def over_ranks(folder: Path) -> dict[str, str]:
-    """The figure of the time of a step over the ranks."""
-    rows = [each for each in lines_of(folder / "steps.jsonl") if each["run"].startswith(PLACE)]
-    if not rows:
-        return {}
+    """The figure of the time of a step over the ranks of the host."""
+    rows = lines_of(folder / "steps.jsonl")
+    rows = [each for each in rows if each["run"].startswith("steps-host")]
     lines: dict[str, Line] = {}
     for each in sorted(rows, key=lambda each: each["ranks"]):
-        line = lines.setdefault(WAYS[each["staged"] or "mpishare"], [])
+        line = lines.setdefault(WAYS[each["staged"]], [])
         line.append(_point(each["ranks"], each["step_us_median"]))
-    own = {"mpishare": lines.pop("mpishare")}
-    first = own["mpishare"][0]["median_us"]
-    lines[IDEAL] = [_point(n["nbytes"], first / n["nbytes"]) for n in own["mpishare"]]
+    if not lines:
+        return {}
+    own = {WAYS[None]: lines.pop(WAYS[None])}
+    first = own[WAYS[None]][0]["median_us"]
+    lines[IDEAL] = [_point(n["nbytes"], first / n["nbytes"]) for n in own[WAYS[None]]]
     about = f"ranks; time of a step, {rows[0]['date'][:10]}"
-    return {"steps": picture(TITLE, own, lines, about, str)}
+    return {"steps": picture(f"A step: {PLACES['steps-host']}", own, lines, about, str)}
 
 
 def _point(ranks: int, time: float) -> dict:

@@ -28,6 +28,7 @@ RUNS = {
     f"{kind}{place}": title
     for kind in (
         "",
+        "mpi-",
         "sums-",
         "jax-",
         "fresh-",

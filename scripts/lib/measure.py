@@ -84,6 +84,7 @@ OF_HOSTS, OF_GPUS = (
 EXCHANGED, SUMMED = "halo1d ring calls", "allreduce cg halo3d setup"
 SPREADS = "redistribute permuted allgather"
 RUNS = {
+    "mpi-gpus2": bench(2, f"{EXCHANGED} halo3d --repeat 2 --against {LIBRARIES}", 60, gpus=2),
     "gpus2": bench(2, f"{EXCHANGED} --repeat 2 --against staged,{LIBRARIES}", 40, gpus=2),
     "sums-gpus2": bench(
         2, f"{SUMMED} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 50, gpus=2

@@ -105,8 +105,12 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert f"up to 16 MiB: {span(over[:-1])} of the fastest library" in text
     four = load("gpus4", case="halo1d")
     on_four = four[SIZES[-1], "own"] / four[SIZES[-1], "library"]
-    said = f"({large:.2f} of PyTorch's symmetric memory, {on_four:.2f} on four GPUs)"
+    said = f"({large:.2f} of PyTorch's symmetric memory, {on_four:.2f} on four GPUs, "
     assert said in text
+    older = load("mpi-gpus2")
+    *small, large = [older[n, "private fields"] / older[n, "mpi"] for n in SIZES]
+    assert f"in an older run {span(small)} of CUDA-aware MPI" in text
+    assert f", {large:.2f} of CUDA-aware MPI)" in text
     by_hand, after_each = (
         [each[n, "own"] / each[n, "by hand"] for n in sizes] for each in (run, late)
     )
