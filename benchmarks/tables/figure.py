@@ -156,27 +156,14 @@ def shown(folder: Path, *names: str) -> list[str]:
 
 
 def svg(chart: Chart, run: dict) -> str:
-    """Draw a chart of times over bytes."""
-    own, others = chart.lines(run["rows"])
-    about = f"bytes; time per call, back to back, {run['header']['date'][:10]}"
-    return picture(chart.title, own, others, about, size, has_ratios=chart.has_ratios)
-
-
-def picture(
-    title: str,
-    own: dict[str, Line],
-    others: dict[str, Line],
-    about: str,
-    tick: Callable[[int], str],
-    *,
-    has_ratios: bool = False,
-) -> str:
     """Draw the medians, with a band from the least to the 95th percentile, and the names below.
 
     With ratios a second panel has the fastest of mpishare over the fastest of the others.
     """
+    own, others = chart.lines(run["rows"])
     drawn = own | others
     points = [row for line in drawn.values() for row in line]
+    day = run["header"]["date"][:10]
     every = sorted({row["nbytes"] for row in points})
     low = math.floor(math.log10(min(row["min_us"] for row in points)))
     high = math.ceil(math.log10(max(row["p95_us"] for row in points)))
@@ -191,11 +178,11 @@ def picture(
     def path(rows: Iterable[dict], what: str) -> str:
         return " ".join(f"{x(row['nbytes']):.1f},{y(row[what]):.1f}" for row in rows)
 
-    below = HEIGHT + RATIOS * has_ratios
+    below = HEIGHT + RATIOS * chart.has_ratios
     height = below + ENTRY * len(drawn) + 6
     parts = [
-        HEAD.format(width=WIDTH, height=height, title=title),
-        f'<text x="2" y="16" font-size="13" font-weight="bold">{title}</text>',
+        HEAD.format(width=WIDTH, height=height, title=chart.title),
+        f'<text x="2" y="16" font-size="13" font-weight="bold">{chart.title}</text>',
     ]
     for power in range(low, high + 1):
         at = y(10**power)
@@ -210,11 +197,11 @@ def picture(
         anchor = "end" if nbytes == every[-1] else "middle"
         at = WIDTH - 2 if anchor == "end" else x(nbytes)
         parts.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="{anchor}">{tick(nbytes)}</text>'
+            f'<text x="{at:.1f}" y="{HEIGHT - 24}" text-anchor="{anchor}">{size(nbytes)}</text>'
         )
     parts.append(
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle" '
-        f'fill-opacity=".75">{about}</text>'
+        f'fill-opacity=".75">bytes; time per call, back to back, {day}</text>'
     )
     styles = dict(zip(own, OWN_STYLES, strict=False)) | _styles(others)
     for number, (name, line) in reversed(list(enumerate(drawn.items()))):
@@ -234,7 +221,7 @@ def picture(
             f'<circle cx="{LEFT + 17}" cy="{at - 4}" r="2.6" fill="{color}"/>'
             f'<text x="{LEFT + 42}" y="{at}">{name}: {_span(line)}</text>'
         )
-    if has_ratios:
+    if chart.has_ratios:
         parts += _ratios(_fastest(own, own), others, x)
     return "\n".join([*parts, "</svg>", ""])
 

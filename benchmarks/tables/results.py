@@ -68,7 +68,7 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "redistribute-drawn": charts("redistribute", "allgather"),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "allgather": lambda folder: of_runs(folder, "allgather-", others.redistributed),
-        "steps-drawn": steps.over_ranks_shown,
+        "steps": steps.over_ranks,
         "counts": lambda folder: others.counts(folder / "ranks-host.jsonl"),
     },
     "docs/comparison.md": {
@@ -111,7 +111,7 @@ def updated(page: str, text: str, folder: Path) -> str:
 def drawn(folder: Path) -> dict[str, str]:
     """Every figure, by its file."""
     found = {name: figure.svg(*each) for name, each in figure.of_runs(folder).items()}
-    found |= steps.over_ranks(folder) | steps.timeline(folder)
+    found |= steps.timeline(folder)
     return {FIGURE.format(name): text for name, text in found.items()}
 
 

@@ -1,8 +1,8 @@
-"""The figures of whole steps: their time over the ranks, and what host and GPU do in them."""
+"""Whole steps: a table of their time over the ranks, a figure of what host and GPU do in them."""
 
 from pathlib import Path
 
-from figure import HEAD, Line, picture
+from figure import HEAD
 from others import lines_of
 from tables import table, us
 
@@ -12,7 +12,6 @@ WAYS = {
     "pinned": "staged through pinned memory",
     "persistent": "persistent requests of MPI",
 }
-IDEAL = "one rank, over their number"
 #: The runs of a place begin with its name.
 PLACES = {
     "steps-gpus": "heat in 256 x 256 x 256 cells, H200",
@@ -31,43 +30,19 @@ COLORS = {
 TITLES = {"staged": "staged through pinned memory", "mpishare": "mpishare"}
 
 
-def over_ranks_shown(folder: Path) -> list[str]:
-    """A table of the time of a step for each place, and its figure if it has one."""
-    rows = lines_of(folder / "steps.jsonl")
-    lines = []
+def over_ranks(folder: Path) -> list[str]:
+    """A table of the time of a step for each place."""
+    rows, lines = lines_of(folder / "steps.jsonl"), []
     for name, title in PLACES.items():
         mine = [each for each in rows if each["run"].startswith(name)]
         times = {(each["ranks"], each["staged"]): each["step_us_median"] for each in mine}
+        ways = {way: text for way, text in WAYS.items() if way in {of for _, of in times}}
         cells = [
-            [str(n), *(us(times.get((n, way))) for way in WAYS if way in {of for _, of in times})]
-            for n in sorted({n for n, _ in times})
+            [str(ranks), *(us(times.get((ranks, way))) for way in ways)]
+            for ranks in sorted({ranks for ranks, _ in times})
         ]
-        heads = [text for way, text in WAYS.items() if way in {of for _, of in times}]
-        lines += table([f"ranks: {title}", *(f"{head}, µs" for head in heads)], cells)
-    if over_ranks(folder):
-        lines += ["![A step over the ranks](figures/steps.svg)", ""]
+        lines += table([f"ranks: {title}", *(f"{text}, µs" for text in ways.values())], cells)
     return lines
-
-
-def over_ranks(folder: Path) -> dict[str, str]:
-    """The figure of the time of a step over the ranks of the host."""
-    rows = lines_of(folder / "steps.jsonl")
-    rows = [each for each in rows if each["run"].startswith("steps-host")]
-    lines: dict[str, Line] = {}
-    for each in sorted(rows, key=lambda each: each["ranks"]):
-        line = lines.setdefault(WAYS[each["staged"]], [])
-        line.append(_point(each["ranks"], each["step_us_median"]))
-    if not lines:
-        return {}
-    own = {WAYS[None]: lines.pop(WAYS[None])}
-    first = own[WAYS[None]][0]["median_us"]
-    lines[IDEAL] = [_point(n["nbytes"], first / n["nbytes"]) for n in own[WAYS[None]]]
-    about = f"ranks; time of a step, {rows[0]['date'][:10]}"
-    return {"steps": picture(f"A step: {PLACES['steps-host']}", own, lines, about, str)}
-
-
-def _point(ranks: int, time: float) -> dict:
-    return {"nbytes": ranks, "median_us": time, "min_us": time, "p95_us": time}
 
 
 def timeline(folder: Path) -> dict[str, str]:
