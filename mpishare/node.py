@@ -583,9 +583,9 @@ class Node(NodeObject):
         if self._is_closed:
             return
         context, agreement = self._context, self._context.agreement
-        if agreement.failure is not None:
+        if agreement.life.failure is not None:
             self._abandon()
-            if not agreement.is_raised and agreement.block.is_mine:
+            if not agreement.life.is_raised and agreement.block.is_mine:
                 agreement.check()
             return
         agreement.check()
@@ -595,7 +595,7 @@ class Node(NodeObject):
             context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:
-            agreement.leave("close()", error)
+            agreement.life.leave("close()", error)
             self._abandon()
             raise
         self._is_closed = True
@@ -612,11 +612,11 @@ class Node(NodeObject):
         self._context.fd_server.close()
 
     def _leave(self, error: BaseException) -> None:
-        self._context.agreement.leave("its with block", error)
+        self._context.life.leave("its with block", error)
         self._abandon()
 
     def __repr__(self) -> str:
-        failure = self._context.agreement.failure
+        failure = self._context.life.failure
         state = ", closed" if self._is_closed else ""
         if not state and failure is not None:
             state = f", broken by {type(failure).__name__}"

@@ -65,7 +65,7 @@ class Agreement(Waits):
             yield
         except BaseException as error:
             if self._steps != before and not is_agreed(error):
-                self.leave(self._call, error)
+                self.life.leave(self._call, error)
             raise
 
     def begin_step(self, call: str) -> None:
@@ -114,7 +114,7 @@ class Agreement(Waits):
             raise mine  # noqa: B904
         except BaseException as error:
             # An interrupt: the others may have received this rank's part, but not this rank theirs.
-            self.leave(call, error)
+            self.life.leave(call, error)
             raise
         try:
             known = {text: json.loads(text) for text in {*messages}}  # most are the same
@@ -139,7 +139,7 @@ class Agreement(Waits):
                     self.step(call, lambda: None)  # raises `MismatchError` on all ranks
         except BaseException as error:
             if not is_agreed(error):
-                self.leave(call, error)
+                self.life.leave(call, error)
             raise
 
     def _absent(self, value: int, at: int) -> list[int]:

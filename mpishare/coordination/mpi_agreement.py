@@ -68,7 +68,7 @@ class NodeWatch(WaitMonitor):
         poll(lambda: not self._absent(), _SETTLED_S)
         if missing := self._absent():
             raise node.timed_out(self.call, missing)
-        raise node.end_by(Event.DEADLINE, late_unknown(self.call, node.timeout_s))
+        raise node.life.end_by(Event.DEADLINE, late_unknown(self.call, node.timeout_s))
 
 
 @contextmanager
@@ -87,7 +87,7 @@ class CommWatch:
 
     def __init__(self, call: str, timeout_s: float) -> None:
         self.call, self.timeout_s = call, timeout_s
-        self._over = [node for node in of_this_thread() if node.failure is not None]
+        self._over = [node for node in of_this_thread() if node.life.failure is not None]
 
     def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
         """Wait for a request, with the deadline."""
@@ -96,7 +96,7 @@ class CommWatch:
 
     def _look(self) -> None:
         for node in of_this_thread():
-            if node.is_fatal and node not in self._over:
+            if node.life.is_fatal and node not in self._over:
                 node.check_whole()
 
     def _warn(self, waited_s: float) -> None:

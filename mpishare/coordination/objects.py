@@ -92,7 +92,7 @@ class NodeObject:
         """Return the state for the `repr` of an object that cannot be used."""
         if self._is_closed:
             return ", closed"
-        return "" if self._context.agreement.failure is None else ", of a broken node"
+        return "" if self._context.life.failure is None else ", of a broken node"
 
     def __enter__(self) -> Self:
         """Return the object; raises if it is closed."""
@@ -114,7 +114,7 @@ class NodeObject:
 
     def _leave(self, error: BaseException) -> None:
         """End the node: this rank leaves the with block by an exception."""
-        self._context.agreement.leave(f"the with block of {self.name}", error)
+        self._context.life.leave(f"the with block of {self.name}", error)
 
 
 class Entry:

@@ -44,7 +44,7 @@ class Shutdown:
         watchdog: Watchdog,
         finish: Callable[[bool], None],
     ) -> None:
-        self._agreement = agreement
+        self._agreement, self._life = agreement, agreement.life
         self._watcher = watchdog
         self._finish = finish
         self._at_end = AtEnd(self._end)
@@ -63,12 +63,12 @@ class Shutdown:
         if error is not None:
             # All nodes before the wait for the others of one: they may wait in another one.
             for node in (agreement, *of_this_thread()):
-                if node.failure is None:
-                    node.leave("the program", error)
-        if agreement.failure is None:
+                if node.life.failure is None:
+                    node.life.leave("the program", error)
+        if self._life.failure is None:
             block.depart(State.EXITED)
             return
-        agreement.tell(agreement.failure)  # so that this rank is not taken for the cause
+        self._life.tell(self._life.failure)  # so that this rank is not taken for the cause
         if error is None:
             self._abort_if_unheard()
         else:
@@ -76,8 +76,8 @@ class Shutdown:
 
     def _end(self, in_finalize: bool) -> None:
         """Publish the end of this rank, and stop what uses the memory of the node."""
-        agreement, failure = self._agreement, self._agreement.failure
-        is_heard = failure is None or agreement.is_fatal or agreement.is_raised
+        agreement, failure = self._agreement, self._life.failure
+        is_heard = failure is None or self._life.is_fatal or self._life.is_raised
         if failure is not None and not is_heard and not in_finalize:
             # No call raised it: the data of this rank may be wrong, and nothing else would report
             # that.
@@ -87,12 +87,12 @@ class Shutdown:
         self._watcher.stop()
         if in_finalize:
             text = "MPI was finalized while the node was open"
-            agreement.end(Event.FINALIZE, ClosedError(text))
+            self._life.end(Event.FINALIZE, ClosedError(text))
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
-        failure, block = self._agreement.failure, self._agreement.block
-        if failure is not None and self._agreement.is_fatal:
+        failure, block = self._life.failure, self._agreement.block
+        if failure is not None and self._life.is_fatal:
             try:
                 # Clean up names too that an exiting rank still locks: it holds its files until its
                 # end.
@@ -104,10 +104,9 @@ class Shutdown:
 
     def _let_others_abort(self) -> None:
         """Let the others print why the job ends, too."""
-        agreement, block = self._agreement, self._agreement.block
-        if agreement.failure is not None:
-            agreement.tell(agreement.failure)
-        block.mark(Mark.ABORTING)
+        if self._life.failure is not None:
+            self._life.tell(self._life.failure)
+        self._agreement.block.mark(Mark.ABORTING)
         wait_briefly(lambda: not self._writing() and is_output_read())
         self._wait_for_turn()
 
@@ -123,7 +122,7 @@ class Shutdown:
         makes no such call.
         """
         agreement = self._agreement
-        timeout_s = UNCAUGHT_S - HEARD_S if agreement.is_exiting else agreement.timeout_s
+        timeout_s = UNCAUGHT_S - HEARD_S if self._life.is_exiting else agreement.timeout_s
 
         def unaware() -> list[int]:
             agreement.progress()

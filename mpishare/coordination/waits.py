@@ -8,11 +8,10 @@ import sys
 import time
 import weakref
 from contextlib import contextmanager
-from copy import copy
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.control_block import ControlBlock, Departure, Mark, State, Status
+from mpishare.coordination.control_block import ControlBlock, Mark, State, Status
 from mpishare.coordination.deadlock import (
     awaited_calls,
     find_cycle,
@@ -21,34 +20,24 @@ from mpishare.coordination.deadlock import (
     stands_still,
 )
 from mpishare.coordination.identity import Ranks, known
-from mpishare.coordination.life import LIFE, Event, Life
+from mpishare.coordination.life import Event, NodeLife
 from mpishare.coordination.poll import comes_at_once, poll
-from mpishare.coordination.where import ANSWER_S, answer, answers, ask
+from mpishare.coordination.where import answer, ask
 from mpishare.errors import (
-    ClosedError,
     EpochError,
     MismatchError,
     MpiShareError,
-    PeerError,
-    PeerTimeout,
     UnsupportedError,
-    departure_error,
-    describe,
     describe_stragglers,
-    is_failing_exit,
     late_ranks,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from mpi4py import MPI
 
-Failure = TypeVar("Failure", bound=MpiShareError)
-
 log = logging.getLogger("mpishare")
-
-_ENDED = {State.CLOSED: "closed the node", State.EXITED: "exited without closing the node"}
 
 # A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
@@ -78,30 +67,23 @@ class Waits:
         self.findings: Any = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
-        # Every later call raises a copy of this error; None while the node is whole.
-        self.failure: MpiShareError | None = None
+        self.life = NodeLife(block, timeout_s)
         # What fails if a rank leaves now, for the watchdog to name.
         self.subject = "the node"
-        # As in `Action`; both stay false while the node is whole.
-        self.is_fatal = self.is_raised = False
-        # Left by `sys.exit` of a failure: this process ends, and will not be back.
-        self.is_exiting = False
         # Whose calls these are, and who may make one now: no thread amid a wait.
         self.owner = self.thread = get_ident()
-        # The first is that which stands: the watchdog's thread ends the node too.
-        self._ends: list[tuple[Event, MpiShareError]] = []
         _all[id(self)] = self
 
     # --- state of the node
 
     def check(self) -> None:
         """Raise if the node is closed or broken, amid a wait, or in another thread or process."""
-        if self.failure is not None or get_ident() != self.thread:
+        if self.life.failure is not None or get_ident() != self.thread:
             self._refuse()
 
     def check_whole(self) -> None:
         """Raise if the node is closed or broken: amid a wait."""
-        if self.failure is not None:
+        if self.life.failure is not None:
             self._refuse()
 
     @contextmanager
@@ -127,47 +109,9 @@ class Waits:
         finally:
             self.subject = outer
 
-    @property
-    def life(self) -> Life:
-        """The state of the node at this rank."""
-        return LIFE[Life.WHOLE, self._ends[0][0]].life if self._ends else Life.WHOLE
-
-    def end(self, event: Event, failure: MpiShareError) -> MpiShareError:
-        """Do what `LIFE` has for an event that ends the node; return the first reason.
-
-        The watchdog's thread calls it too.
-        """
-        if self.life is Life.WHOLE:
-            # Without a traceback, and what its frames hold.
-            self._ends.append((event, copy(failure)))
-        first, reason = self._ends[0]
-        self.is_fatal = LIFE[Life.WHOLE, first].is_fatal
-        self.is_raised |= LIFE[Life.WHOLE, event].is_raised
-        self.failure = reason
-        return reason
-
-    def leave(self, call: str, error: BaseException) -> None:
-        """End the node by an exception of this rank, and publish that."""
-        self.tell(error)
-        text = f"the node was left by an exception in {call}: {describe(error)}"
-        self.end(Event.EXCEPTION, ClosedError(text))
-        self.is_exiting = is_failing_exit(error)
-
-    def tell(self, error: BaseException) -> None:
-        """Publish that this rank leaves and why; the first reason stands."""
-        # Ranks of another node have other numbers: only missing ranks of this one count.
-        missing = self.failure.ranks if isinstance(self.failure, PeerTimeout) else ()
-        departure = Departure(describe(error), missing, type(error) is not PeerError)
-        self.block.depart(State.LEFT, departure)
-
-    def end_by(self, event: Event, failure: Failure) -> Failure:
-        """End the node, publish the reason and the missing ranks; return the error to raise."""
-        self.end(event, failure)
-        return self._raised(failure)
-
     def _refuse(self) -> None:
-        if self.failure is not None:
-            raise self._raised(self.failure)
+        if self.life.failure is not None:
+            raise self.life.raised(self.life.failure)
         if self.thread == NO_THREAD and get_ident() == self.owner:
             raise EpochError(
                 "a handler of a signal called mpishare amid a wait of the same node. Let it set a "
@@ -183,15 +127,6 @@ class Waits:
                 "torch.autograd.set_multithreading_enabled(False)."
             )
         raise UnsupportedError(why)
-
-    def _raised(self, failure: Failure) -> Failure:
-        """Return a copy for the main thread, once it is published that this rank leaves by it.
-
-        From then on the program may overwrite cells that a slow neighbor still reads in place.
-        """
-        self.is_raised = True
-        self.tell(failure)
-        return copy(failure)
 
     # --- the ranks
 
@@ -229,56 +164,27 @@ class Waits:
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
         # Checked again, since a rank may signal and leave, or die, just after. Where counters are
         # released, their values are no signals.
-        if self.failure is not None and (self.block.has_any(Mark.BROKEN) or pending()):
+        if self.life.failure is not None and (self.block.has_any(Mark.BROKEN) or pending()):
             self._refuse()
         if not self.block.are_all_present():
             gone = {r for r in self.others if self.block.state(r) != State.PRESENT}
             if missed := sorted(gone.intersection(pending())):
-                self.fail_departed(call, missed)
+                self.life.fail_departed(call, missed)
                 self._refuse()
-
-    def fail_departed(self, call: str, gone: Sequence[int]) -> None:
-        """Break the node since ranks have left; the watchdog calls it too.
-
-        A rank that left because another one is missing is not the cause: then that one is missing
-        here too.
-        """
-        # All that left, since the cause left before those that pass it on.
-        left = self.block.departures()
-        left.pop(self.rank, None)
-        reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
-        missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
-        # Answers to the ranks that missed them, if those asked just now.
-        where = answers(self.block, missing, time.monotonic_ns() - int(2e9 * ANSWER_S))
-        failure = departure_error(call, reasons, missing, self.timeout_s, where)
-        self.end(Event.ABSENCE if missing else Event.DEPARTURE, failure)
-
-    def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
-        """Return the reasons of ranks that are gone, but for those that followed another one."""
-        causes = {rank: each.text for rank, each in left.items() if each.is_cause}
-        # Who closed the node in order may have caught the error that one of these made.
-        ends = (State.EXITED,) if causes else (State.CLOSED, State.EXITED)
-        causes |= self._ended({*gone} - {*left}, *ends)
-        return dict(sorted(causes.items())) or self._ended(self.others, State.EXITED)
-
-    def _ended(self, ranks: Collection[int], *ends: State) -> dict[int, str]:
-        """Return how those of these ranks ended that are in one of these states."""
-        states = {rank: self.block.state(rank) for rank in ranks}
-        return {rank: _ENDED[state] for rank, state in states.items() if state in ends}
 
     def timed_out(self, call: str, awaited: Sequence[int]) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
-        return self._raised(self.fail_late(call, awaited))
+        return self.life.raised(self.fail_late(call, awaited))
 
     def fail_late(self, call: str, awaited: Sequence[int]) -> MpiShareError:
         """Break the node since ranks are missing; the watchdog's thread calls it too."""
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
-            self.fail_departed(call, gone)
-        if self.failure is not None:
-            return self.failure
+            self.life.fail_departed(call, gone)
+        if self.life.failure is not None:
+            return self.life.failure
         error = late_ranks(call, ranks, self.timeout_s, self.here, self.where(ranks))
-        return self.end(Event.DEADLINE, error)
+        return self.life.end(Event.DEADLINE, error)
 
     def where(self, ranks: Collection[int], is_over: Callable[[], object] = bool) -> dict[int, str]:
         """Return where late ranks are. Host-blocking, half a second at most, or until `is_over`.
@@ -301,7 +207,7 @@ class Waits:
         )
         why = f"ranks wait for each other: {named}. {rule}"
         text = " ".join([why, *awaited_calls({*called.values()})])
-        return self.end_by(Event.DISORDER, MismatchError(text, failures=failures))
+        return self.life.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 
 
 class Blocked:
@@ -318,8 +224,8 @@ class Blocked:
         self._before, self._waits.thread = self._waits.thread, NO_THREAD
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and self._waits.failure is None:
-            self._waits.leave(self._call, error)
+        if error is not None and self._waits.life.failure is None:
+            self._waits.life.leave(self._call, error)
         self._waits.thread = self._before
 
 
@@ -417,7 +323,7 @@ def _after_fork() -> None:
             "an object of mpishare was used in a forked process. MPI and CUDA do not survive a "
             "fork: start processes with the `spawn` method, or use the object in its own process."
         )
-        waits.end(Event.FORK, UnsupportedError(why))
+        waits.life.end(Event.FORK, UnsupportedError(why))
 
 
 os.register_at_fork(after_in_child=_after_fork)

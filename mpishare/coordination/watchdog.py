@@ -55,13 +55,10 @@ class Watchdog:
 
     def __init__(self, agreement: Agreement, *, releases: bool) -> None:
         self._agreement = agreement
-        self._block = agreement.block
+        self._block, self._life = agreement.block, agreement.life
         self._releases = releases
         # Returns the objects that may have put waits on streams; called in the thread too.
         self.objects: Callable[[], list[NodeObject]] = list
-        # Called in the thread, once, when the node is over: they release streams that wait for
-        # words of others' libraries.
-        self.at_end: list[Callable[[], object]] = []
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[str, int], float] = {}
         self._stop = threading.Event()
@@ -94,7 +91,7 @@ class Watchdog:
         with self._lock:
             self._check_deaths()
         failures = dict.fromkeys(self._agreement.others, "gave the node up")
-        self._agreement.end(Event.DEPARTURE, peer_error("a call", failures))
+        self._life.end(Event.DEPARTURE, peer_error("a call", failures))
 
     def pending(self) -> dict[str, list[int]]:
         """Return the pending ranks of each object that waits on a stream."""
@@ -110,14 +107,14 @@ class Watchdog:
             try:
                 if self._pause():
                     return
-                if self._agreement.failure is None:
+                if self._life.failure is None:
                     self._check()
-                if self._agreement.failure is not None:
+                if self._life.failure is not None:
                     self._after_failure()
                 answer(self._block, self._agreement.owner)
             except Exception as error:  # the streams are released in the next round
                 text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
-                self._agreement.end(Event.DEATH, MpiShareError(text))
+                self._life.end(Event.DEATH, MpiShareError(text))
 
     def _check(self) -> None:
         with self._lock:  # no object is removed meanwhile
@@ -130,7 +127,7 @@ class Watchdog:
     def _pause(self) -> bool:
         """Wait a period, or until the next rank dies; return whether to stop."""
         if (
-            self._agreement.failure is None
+            self._life.failure is None
             and self._block.state(self._next) == State.PRESENT  # else its mark is known
             and robust_futex.wait(self._next_life, PERIOD_S)
         ):
@@ -139,15 +136,10 @@ class Watchdog:
 
     def _after_failure(self) -> None:
         """Release the streams once the node is broken, and end a process that does not notice."""
-        agreement = self._agreement
+        life = self._life
         self._broken_at = self._broken_at or time.monotonic()
-        if self._releases:
-            # Published first, and repeated: a stream of this or another rank may still write.
-            self._block.mark(Mark.BROKEN)
-            self._block.pool.release_all()
-        while self.at_end:
-            self.at_end.pop()()
-        is_owed = agreement.is_fatal and not agreement.is_raised
+        life.release(has_streams=self._releases)
+        is_owed = life.is_fatal and not life.is_raised
         if is_owed and time.monotonic() - self._broken_at > self.exit_after_s:
             self._end_process()
 
@@ -178,7 +170,7 @@ class Watchdog:
         dead = dead or [*filter(self._has_died, agreement.others)]
         if dead:
             where = agreement.rank, agreement.size
-            agreement.end(Event.DEATH, died(dead, *where, agreement.timeout_s))
+            self._life.end(Event.DEATH, died(dead, *where, agreement.timeout_s))
             is_first = not block.has_any(Mark.SAW_DEATH)
             block.mark(Mark.SAW_DEATH)
             if is_first:
@@ -186,7 +178,7 @@ class Watchdog:
                 # that ends the job may leave this process a few milliseconds.
                 say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
         elif left := self._missed():
-            agreement.fail_departed(agreement.subject, left)
+            self._life.fail_departed(agreement.subject, left)
 
     def _has_died(self, rank: int) -> bool:
         # The state is read after the lock: an orderly end publishes it before it unlocks.
@@ -226,7 +218,7 @@ class Watchdog:
         # The main thread hangs elsewhere, most likely in a message to the dead rank.
         agreement = self._agreement
         say(
-            f"mpishare: rank {agreement.rank} ends: {agreement.failure} No call to mpishare has "
+            f"mpishare: rank {agreement.rank} ends: {self._life.failure} No call to mpishare has "
             f"ended here for {self.exit_after_s:g} s since.\n"
         )
         remove_abandoned()  # shared memory that the dead rank was about to publish

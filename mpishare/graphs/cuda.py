@@ -105,7 +105,7 @@ class CudaRuns(Runs):
                 if each.lasting != handle:
                     return run(arguments)
             for engine, _ in captured.calls:
-                if engine.is_closed or engine.agreement.failure is not None:
+                if engine.is_closed or engine.agreement.life.failure is not None:
                     return run(arguments)
             launch_graph(captured.graph.handle, handle, where)
             for engine, count in captured.calls:
@@ -141,7 +141,7 @@ class CudaRuns(Runs):
 
     def close(self) -> None:
         """Destroy the graphs, and free the function's allocations."""
-        if (self._memory or self._torch_pool) and self._context.agreement.failure is None:
+        if (self._memory or self._torch_pool) and self._context.life.failure is None:
             # The driver waits too before it frees memory, without a deadline.
             self._context.wait_until(self.is_over, f"{self._name}: close")
         for captured in self._graphs.values():

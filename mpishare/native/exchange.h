@@ -77,7 +77,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *owner, *held; /* all else that it uses: objects, and the memory of the tables */
-    PyObject *context, *agreement, *recordings, *array_type;
+    PyObject *context, *agreement, *life, *recordings, *array_type;
     Word *ready, *consumed;
     uint64_t *tables[2];
     size_t table_words; /* of one parity */

@@ -29,7 +29,7 @@ static int is_whole(Exchange *self)
     static PyObject *failure_name, *thread_name;
     if (PyList_Size(self->recordings))
         return 0;
-    PyObject *failure = attribute(self->agreement, &failure_name, "failure");
+    PyObject *failure = attribute(self->life, &failure_name, "failure");
     if (failure == NULL)
         return -1;
     Py_DECREF(failure);

@@ -114,7 +114,7 @@ class BasePlan(NodeObject):
             self._log.debug("%s closed", self.name)
         finally:
             # Also where a rank could not free its memory, which all ranks know then.
-            if self._is_closed and agreement.failure is None:
+            if self._is_closed and agreement.life.failure is None:
                 for made in self._setups:
                     made.close()
         if is_forgotten:
@@ -188,14 +188,14 @@ class BasePlan(NodeObject):
         """
         is_of_argument = isinstance(error, (TypeError, ValueError)) and not self._is_under_way()
         if not (is_of_argument or isinstance(error, MpiShareError) or is_agreed(error)):
-            self._context.agreement.leave(f"{self.name}: {call}", error)
+            self._context.life.leave(f"{self.name}: {call}", error)
         if isinstance(error, (TypeError, ValueError)):
             raise self._named(call, error) from None
         raise error
 
     def _named(self, call: str, error: Exception) -> Exception:
         """Return the error of an argument with the name of the plan and the call."""
-        if self._context.agreement.failure is not None:
+        if self._context.life.failure is not None:
             return error  # of a handler of a signal
         if type(error) in (TypeError, ValueError) and not str(error).startswith(self.name):
             return type(error)(f"{self.name}: {call} failed: {error}")

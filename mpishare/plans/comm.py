@@ -128,7 +128,9 @@ class PlanComm:
         here = [self.ranks_here[rank] for rank in pending if rank in self.ranks_here]
         if len(here) == len(pending):
             return agreement.timed_out(call, here)
-        return agreement.end_by(Event.DEADLINE, self.late(call, pending, agreement.where(here)))
+        return agreement.life.end_by(
+            Event.DEADLINE, self.late(call, pending, agreement.where(here))
+        )
 
     def late(
         self, call: str, pending: Sequence[int], where: Mapping[int, str] = MappingProxyType({})

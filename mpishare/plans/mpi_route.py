@@ -87,8 +87,8 @@ class MpiMessages:
                         break
         except BaseException as error:
             agreement = self._comm.context.agreement
-            if agreement.failure is None:  # of a handler of a signal
-                agreement.leave(self._call, error)
+            if agreement.life.failure is None:  # of a handler of a signal
+                agreement.life.leave(self._call, error)
             raise
         self._is_open = False
 

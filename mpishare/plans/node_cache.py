@@ -63,7 +63,7 @@ def look_for_node(
     elif given is not None:
         require_node(call, given)
     kept = group.nodes.get(backend)
-    if kept is not None and kept._context.agreement.failure is not None:
+    if kept is not None and kept._context.life.failure is not None:
         kept = None
     found = context_of(kept) if given is None else given
     number = 0 if found is None else found.numbers[call]
@@ -161,6 +161,6 @@ def leave_node(given: Any, call: str, error: BaseException) -> None:
     Without one that is given, the job is aborted when this process ends.
     """
     if isinstance(given, NodeContext):
-        given.agreement.leave(call, error)
+        given.agreement.life.leave(call, error)
     else:
         abort_when_left(call, error)

@@ -44,4 +44,4 @@ class PeerProcesses:
                 f"{call} failed: cells in a field of rank {owner} cannot be read: "
                 f"{os.strerror(error)}. Fields in windows need no permission to be read."
             )
-            raise agreement.end_by(Event.EXCEPTION, MpiShareError(text))
+            raise agreement.life.end_by(Event.EXCEPTION, MpiShareError(text))

@@ -289,7 +289,7 @@ class Redistribute(RoutedPlan):
                 self._arrays.copy_into(found, target, stream)
             except BaseException as error:
                 # For the others the call is over: made again, it would be taken for the next one.
-                self._context.agreement.leave(f"{self.name}: {name}", error)
+                self._context.life.leave(f"{self.name}: {name}", error)
                 raise
         return result
 
@@ -316,7 +316,7 @@ class Redistribute(RoutedPlan):
             except MpiShareError:
                 raise
             except (TypeError, ValueError):  # nothing is done: they were not right
-                if self._context.agreement.failure is not None:
+                if self._context.agreement.life.failure is not None:
                     raise  # of a handler of a signal, amid the call
             else:
                 return fields, result, None

@@ -138,8 +138,8 @@ class AcrossNodes(PlanEngine):
             if self._result is not None:
                 self._transfer.store(self._result, field, stream)
         except BaseException as error:
-            if self._agreement.failure is None:  # of a handler of a signal
-                self._agreement.leave(self._call, error)
+            if self._agreement.life.failure is None:  # of a handler of a signal
+                self._agreement.life.leave(self._call, error)
             raise
 
     def _pass_on(self) -> None:

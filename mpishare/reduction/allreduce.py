@@ -181,7 +181,7 @@ class Allreduce(BasePlan):
         if fast is not None and fast(x, stream):
             return x
         agreement, amid = self._agreement, self._is_amid
-        if amid or self._is_closed or agreement.failure or get_ident() != agreement.thread:
+        if amid or self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
             self._check("reduce")
         across = self._across
         self._is_amid = True

@@ -167,8 +167,8 @@ class HostReduce(PlanEngine):
         different calls, the other nodes do not know of it, and wait for this one.
         """
         is_agreed = isinstance(error, MismatchError) and self._is_one_node
-        if self._agreement.failure is None and not is_agreed:
-            self._agreement.leave(f"{self._name}: {call}", error)
+        if self._agreement.life.failure is None and not is_agreed:
+            self._agreement.life.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
         # Else a closed engine would live until a collection of cycles.

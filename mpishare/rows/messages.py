@@ -133,6 +133,6 @@ class UnderWay:
         engine = self._engine
         engine.busy[0] = self._was
         if error is not None:
-            if engine.agreement.failure is None:
-                engine.agreement.leave(f"{engine.name}: {self._call}", error)
+            if engine.agreement.life.failure is None:
+                engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
             engine.forget()

@@ -78,7 +78,7 @@ class NodeContext:
         nonces: list[str],
         ncpus: int,
     ) -> None:
-        self.agreement = agreement
+        self.agreement, self.life = agreement, agreement.life
         self.rank, self.size = agreement.rank, agreement.size
         self.backend = backend
         self.nonces = nonces
@@ -391,11 +391,11 @@ class NodeContext:
     def check_released(self) -> None:
         """Raise if a failure released the wait that has just ended: then no signal ended it."""
         agreement = self.agreement
-        if self._children.kernels and agreement.failure is None:
+        if self._children.kernels and agreement.life.failure is None:
             for child in self._children.registered():
                 child._check_kernels()
         is_released = self.backend.has_streams and agreement.block.has_any(_BROKEN)
-        if agreement.failure is None and is_released:
+        if agreement.life.failure is None and is_released:
             self.watchdog.look()
         agreement.check()
 
@@ -404,7 +404,7 @@ class NodeContext:
         pending = self.watchdog.pending()
         for child in self._children.registered():
             if not pending and (late := child._late_elsewhere(call)) is not None:
-                error: MpiShareError = self.agreement.end_by(Event.DEADLINE, late)
+                error: MpiShareError = self.life.end_by(Event.DEADLINE, late)
                 return error
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
@@ -427,7 +427,7 @@ class NodeContext:
     def _wait_at_exit(self, child: NodeObject, deadline: float) -> None:
         with suppress(CudaError):  # work on a failed GPU never ends
             poll(
-                lambda: child._is_over() or self.agreement.failure is not None,
+                lambda: child._is_over() or self.life.failure is not None,
                 deadline - time.monotonic(),
             )
 

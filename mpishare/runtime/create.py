@@ -116,7 +116,7 @@ def _undone_together(made: Sequence[Agreement]) -> Iterator[contextlib.ExitStack
                 if alone or isinstance(error, PeerTimeout):
                     undo.pop_all()
                     for agreement in made:
-                        agreement.leave(CALL, error)
+                        agreement.life.leave(CALL, error)
                 raise
             undo.pop_all()
     except BaseException as error:
@@ -145,7 +145,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     shutdown.cancel()
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
-    agreement.end(Event.CLOSE, closed("the node"))
+    agreement.life.end(Event.CLOSE, closed("the node"))
 
 
 def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
@@ -154,7 +154,7 @@ def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
     try:
         destroy_node(context, shutdown)
     except PeerError as error:
-        if agreement.is_fatal:  # the job is aborted at exit
+        if agreement.life.is_fatal:  # the job is aborted at exit
             raise
         context.fd_server.close()
         departure = Departure(describe(error), is_cause=False)
@@ -285,7 +285,7 @@ def _left_by_error(
     except BaseException as error:
         departure = Departure(describe(error))
         _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
-        if agreement.is_fatal:
+        if agreement.life.is_fatal:
             abort_at_exit(describe(error))
         raise
 

@@ -64,7 +64,7 @@ def surveyed(place: list[Any] | None) -> dict[str, Waits]:
 
     Those that have probed GPUs come first: a node on the host has no findings on them.
     """
-    nodes = [each for each in of_this_thread() if each.failure is None and each.findings]
+    nodes = [each for each in of_this_thread() if each.life.failure is None and each.findings]
     nodes.sort(key=lambda each: each.findings.probed is None)
     return {each.name: each for each in nodes if each.findings.place == place}
 

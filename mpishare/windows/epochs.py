@@ -84,7 +84,7 @@ class Epochs:
         self._counters = counters
         self._check: Callable[..., None] = context.agreement.check
         self._wait_on_host = context.agreement.wait
-        self._end_node = context.agreement.leave
+        self._end_node = context.life.leave
         self._rank_of = context.rank_of
         self._backend = context.backend
         self._rank, self._size = context.rank, context.size

@@ -23,7 +23,7 @@ def undoing(context: NodeContext, call: str) -> Iterator[ExitStack]:
         except BaseException as error:
             if not is_agreed(error):
                 # The others are in the next step, and must not take a later one for this rank's.
-                context.agreement.leave(call, error)
+                context.life.leave(call, error)
             raise
         undo.pop_all()
 

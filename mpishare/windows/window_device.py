@@ -136,7 +136,7 @@ class WindowDevice(NodeObject):
             return
         here, call = self.agreement, f"{self.name}: a wait in a kernel"
         if ranks := self._marked(start, _OVERWRITTEN):
-            here.end(Event.DEADLINE, overwritten(call, ranks, here.here))
+            here.life.end(Event.DEADLINE, overwritten(call, ranks, here.here))
         elif ranks := self._marked(start, _LATE):
             here.fail_late(call, ranks)
 

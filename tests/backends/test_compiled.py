@@ -116,7 +116,8 @@ def exchange_within(module, layout, words, copies, **others):
     given = {
         "owner": None,
         "context": SimpleNamespace(windows_version=0),
-        "agreement": SimpleNamespace(failure=None, thread=get_ident()),
+        "agreement": SimpleNamespace(thread=get_ident()),
+        "life": SimpleNamespace(failure=None),
         "recordings": [],
         "array_type": np.ndarray,
         "busy": bytearray(1),
@@ -357,18 +358,18 @@ def test_what_is_not_of_the_layout_is_left_to_python(module):
 
 def test_a_broken_node_another_thread_and_a_capture_are_left_to_python(module):
     field = np.zeros(3)
-    agreement = SimpleNamespace(failure=None, thread=get_ident())
+    agreement, life = SimpleNamespace(thread=get_ident()), SimpleNamespace(failure=None)
     recordings = []
     words = np.zeros(128, "u8")
     exchange = exchange_within(
-        module, layout_of(field), words, [], agreement=agreement, recordings=recordings
+        module, layout_of(field), words, [], agreement=agreement, life=life, recordings=recordings
     )
     assert exchange.try_exchange((field,))
-    for name, value in (("failure", int), ("thread", 0)):
-        kept = getattr(agreement, name)
-        setattr(agreement, name, value)
+    for of, name, value in ((life, "failure", int), (agreement, "thread", 0)):
+        kept = getattr(of, name)
+        setattr(of, name, value)
         assert not exchange.try_exchange((field,))
-        setattr(agreement, name, kept)
+        setattr(of, name, kept)
     recordings.append(1)
     assert not exchange.try_exchange((field,))
     recordings.clear()

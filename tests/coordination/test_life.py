@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpishare.coordination.control_block import ControlBlock
-from mpishare.coordination.life import LIFE, Action, Event, Life
-from mpishare.coordination.waits import Waits
+from mpishare.coordination.life import LIFE, Action, Event, Life, NodeLife
 from mpishare.errors import MpiShareError
 from mpishare.memory import shared
 
@@ -27,9 +26,9 @@ ENDED = {
 
 
 @pytest.fixture
-def waits():
+def life():
     block = ControlBlock(shared.create(ControlBlock.nbytes_for(2)), 0, 2)
-    yield Waits(block, 1.0)
+    yield NodeLife(block, 1.0)
     block.close()
 
 
@@ -38,12 +37,11 @@ def test_the_table_has_every_cell():
 
 
 @pytest.mark.parametrize("event", ENDED)
-def test_a_whole_node_ends(waits, event):
-    assert waits.life is Life.WHOLE
-    assert str(waits.end(event, MpiShareError("the reason"))) == "the reason"
-    assert Action(waits.life, waits.is_raised, waits.is_fatal) == ENDED[event]
-    with pytest.raises(MpiShareError, match="the reason"):
-        waits.check()
+def test_a_whole_node_ends(life, event):
+    assert life.state is Life.WHOLE
+    assert str(life.end(event, MpiShareError("the reason"))) == "the reason"
+    assert Action(life.state, life.is_raised, life.is_fatal) == ENDED[event]
+    assert str(life.failure) == "the reason"
 
 
 def test_a_refusal_leaves_a_node_whole():
@@ -52,11 +50,11 @@ def test_a_refusal_leaves_a_node_whole():
 
 
 @pytest.mark.parametrize(("first", "then"), [*itertools.product(ENDED, ENDED)])
-def test_the_first_reason_stands(waits, first, then):
-    waits.end(first, MpiShareError("first"))
-    assert str(waits.end(then, MpiShareError("then"))) == "first"
-    assert waits.life is ENDED[first].life
-    assert waits.is_fatal == ENDED[first].is_fatal
+def test_the_first_reason_stands(life, first, then):
+    life.end(first, MpiShareError("first"))
+    assert str(life.end(then, MpiShareError("then"))) == "first"
+    assert life.state is ENDED[first].life
+    assert life.is_fatal == ENDED[first].is_fatal
 
 
 def test_the_page_shows_the_table():

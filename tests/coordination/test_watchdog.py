@@ -32,7 +32,7 @@ def test_streams_are_released_whatever_fails_in_the_watchdog(monkeypatch, place)
     try:
         assert within(5, lambda: counters.view[0] == RELEASED)
         text = "the watchdog of rank 0 failed: ZeroDivisionError: on purpose"
-        assert (str(agreement.failure), agreement.is_fatal) == (text, True)
+        assert (str(agreement.life.failure), agreement.life.is_fatal) == (text, True)
     finally:
         watched.stop()
         block.close()

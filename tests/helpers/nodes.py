@@ -28,16 +28,14 @@ def _all(mine: bool) -> bool:
 
 def _lend(backend: str) -> Node:
     node = _kept.get(backend)
-    is_whole = (
-        node is not None and not node.is_closed and context_of(node).agreement.failure is None
-    )
+    is_whole = node is not None and not node.is_closed and context_of(node).life.failure is None
     if not _all(is_whole):
         node = _kept[backend] = Node(backend=backend, timeout_s=40)
     return node
 
 
 def _take_back(node: Node) -> None:
-    if node.is_closed or context_of(node).agreement.failure is not None:
+    if node.is_closed or context_of(node).life.failure is not None:
         return
     try:
         node.synchronize()

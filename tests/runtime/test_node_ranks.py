@@ -127,7 +127,7 @@ def test_repr_of_a_broken_node(comm):
     node = Node(timeout_s=40)
     win, event = node.allocate(2), node.event()
     if comm.rank == comm.size - 1:
-        context_of(node).agreement.leave("this test", ZeroDivisionError("broken on purpose"))
+        context_of(node).life.leave("this test", ZeroDivisionError("broken on purpose"))
     else:
         with pytest.raises(PeerError, match="on purpose"):
             node.barrier()

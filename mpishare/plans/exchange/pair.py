@@ -60,7 +60,7 @@ class EnginePair:
         try:
             self.forward.exchange(fields, stream)
         except BaseException as error:  # the others wait for this rank
-            self.setup.context.agreement.leave(f"{self.setup.name}: accumulate", error)
+            self.setup.context.life.leave(f"{self.setup.name}: accumulate", error)
             raise
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002

@@ -46,7 +46,7 @@ class NcclRanks:
 
     def __init__(self, comm: PlanComm, call: str) -> None:
         self._backend: Any = comm.context.backend
-        self._watchdog = comm.context.watchdog
+        self._life = comm.context.life
         self._comms: list[Communicator] = []
         self._probe: Callable[[int], None] | None = None
         self._events: set[int] | None = None
@@ -65,7 +65,7 @@ class NcclRanks:
 
         # What may fail on one rank alone comes before NCCL waits for all.
         name = comm.step(call, begin)[0]
-        self._watchdog.at_end.append(self.end)
+        self._life.at_end.append(self.end)
         try:
             comm.step(call, lambda: self._make(comm, name, call))
         except BaseException:
@@ -237,8 +237,8 @@ class NcclRanks:
 
     def close(self) -> None:
         """End it once nothing is under way in it. Local."""
-        if self.end in self._watchdog.at_end:
-            self._watchdog.at_end.remove(self.end)
+        if self.end in self._life.at_end:
+            self._life.at_end.remove(self.end)
         self.end()
 
 
@@ -268,12 +268,12 @@ class NcclPeers:
         except NcclError as error:
             lost = dict.fromkeys(self._far, str(error))
             text = f"{self._call} failed: NCCL has lost {name_ranks(self._far)}: {error}"
-            agreement.end(Event.DEATH, PeerError(text, failures=lost))
+            agreement.life.end(Event.DEATH, PeerError(text, failures=lost))
         done, is_under_way = progress
         if done != self._done or not is_under_way:
             self._done, self._since = done, now
         elif now - self._since > agreement.timeout_s:
-            agreement.end(Event.DEADLINE, self._comm.late(self._call, self._far))
+            agreement.life.end(Event.DEADLINE, self._comm.late(self._call, self._far))
 
     def late(self, call: str, progress: tuple[int, bool]) -> PeerTimeout | None:
         """Return the error of the peers, if this rank's stream waits for one of them."""

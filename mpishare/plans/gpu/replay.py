@@ -103,13 +103,14 @@ def bind_last_stream(
     """
     is_current = _bind_is_current(device)
     ordered: Any = order or _Alone
+    life = agreement.life
 
     # Of PyTorch if `tensors_on`, its device, is given. Calls with keywords would take 1 % longer.
     def last_stream(tensors_on: int | None = None) -> int | None:
         handle = chain.lasting
         if handle is None or UNDER_WAY:
             return None
-        if agreement.failure is not None or agreement.thread != get_ident():
+        if life.failure is not None or agreement.thread != get_ident():
             return None
         if not is_current(handle, tensors_on):
             return None

@@ -70,6 +70,7 @@ class CompiledRoute(HostRoute):
             owner=self,
             context=context,
             agreement=context.agreement,
+            life=context.life,
             recordings=recording.UNDER_WAY,
             array_type=np.ndarray,
             busy=setup.busy,

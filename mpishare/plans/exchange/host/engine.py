@@ -112,7 +112,7 @@ class HostEngine(PlanEngine):
                     return
             except BaseException as error:
                 # Neighbors may read fields that the user overwrites.
-                self._agreement.leave(self._call, error)
+                self._agreement.life.leave(self._call, error)
                 raise
             self._make(fields, steps)
 
@@ -150,7 +150,7 @@ class HostEngine(PlanEngine):
             for step in steps:
                 step(arrays)
         except BaseException as error:
-            self._agreement.leave(self._call, error)
+            self._agreement.life.leave(self._call, error)
             raise
         finally:
             self._busy[0] = 0
