@@ -41,7 +41,7 @@ _TABLE = (
 )
 NUMBERS = {number.name: number for number in _TABLE}
 ADDED = tuple(dict.fromkeys(number.added_as for number in _TABLE if number.added_as))
-"""Whose sums kernels know; `EACH_ADDED` of numbers.cuh has the same order."""
+"""Whose sums kernels know, by their places here."""
 
 
 @functools.lru_cache(256)

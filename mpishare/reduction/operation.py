@@ -121,9 +121,9 @@ class Operation:
         number = number_of(self.dtype)
         if number is None:
             raise TypeError(
-                f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
-                "and complex128, integers and bool can, in the byte order of the machine, and "
-                f"bfloat16 where ml_dtypes is installed{as_numbers(self.dtype)}"
+                f"elements of dtype {self.dtype} cannot be reduced: those of {', '.join(NUMBERS)} "
+                "can, in the byte order of the machine (bfloat16 where ml_dtypes is installed)"
+                f"{as_numbers(self.dtype)}"
             )
         kinds = OPERATIONS[self.name].kinds
         if number.kind not in kinds:

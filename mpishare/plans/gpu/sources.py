@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mpishare.memory.numbers import ADDED, NUMBERS
+
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 
 
@@ -27,4 +29,13 @@ def source(path: Path) -> str:
         found = next(folder / name for folder in folders if (folder / name).exists())
         return inserted(found.read_text())
 
-    return inserted(path.read_text())
+    return _each_added() + inserted(path.read_text())
+
+
+def _each_added() -> str:
+    """Return the list of the numbers that kernels add, which they choose from by their places.
+
+    Complex numbers are added as two reals, signed integers as unsigned ones.
+    """
+    cases = " ".join(f"CASE({at}, {NUMBERS[name].kernel})" for at, name in enumerate(ADDED))
+    return f"#define EACH_ADDED(CASE) {cases}\n#define N_ADDED {len(ADDED)}\n"

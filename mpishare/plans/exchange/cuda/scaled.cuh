@@ -31,7 +31,8 @@ __device__ __forceinline__ Pair<Real> operator+(Pair<Real> a, Pair<Real> b) {
     return {a.re + b.re, a.im + b.im};
 }
 
-#define EACH_SCALED(CASE) EACH_ADDED(CASE) CASE(8, Pair<float>) CASE(9, Pair<double>)
+#define EACH_SCALED(CASE) \
+    EACH_ADDED(CASE) CASE(N_ADDED, Pair<float>) CASE(N_ADDED + 1, Pair<double>)
 
 // Each product and each sum is rounded: the compiler is told not to contract them (work_items.py).
 template <class Number>
