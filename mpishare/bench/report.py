@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -27,7 +27,6 @@ BASELINE: Kind = "rival"
 UPPER_BOUND: Kind = "ceiling"
 #: Columns of the text around tables.
 _WIDTH = 79
-_HEADS = ["size", "variant", "latency, us", "speed", "back to back, us", "speed", "GB/s"]
 
 
 @dataclass
@@ -88,6 +87,28 @@ class Row:
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
+def _time(row: Row) -> str:
+    return "" if row.median_us is None else format_us(row.median_us)
+
+
+def _speed(row: Row) -> str:
+    return row.speed or ""
+
+
+def _rate(row: Row) -> str:
+    return "" if row.gb_per_s is None else f"{row.gb_per_s:.2f}"
+
+
+#: Columns behind the size and the variant: the head, the clock of the row, and its text.
+_TABLE: tuple[tuple[str, Clock, Callable[[Row], str]], ...] = (
+    ("latency, us", "latency", _time),
+    ("speed", "latency", _speed),
+    ("back to back, us", "throughput", _time),
+    ("speed", "throughput", _speed),
+    ("GB/s", "throughput", _rate),
+)
+
+
 def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) -> None:
     """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
@@ -98,14 +119,14 @@ def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) ->
         if others:
             fastest = min(others, key=_median)
             row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
-            row.speed = _speed(row.ratio, row.quartiles_us, fastest.quartiles_us)
+            row.speed = _speed_of(row.ratio, row.quartiles_us, fastest.quartiles_us)
 
 
 def _median(row: Row) -> float:
     return row.median_us or 0.0
 
 
-def _speed(ratio: float, mine: Quartiles | None, theirs: Quartiles | None) -> str:
+def _speed_of(ratio: float, mine: Quartiles | None, theirs: Quartiles | None) -> str:
     """Return how fast a variant is: no factor where its quartiles and the baseline's overlap."""
     factor = max(ratio, 1 / ratio)
     if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
@@ -214,7 +235,7 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
         return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines = [*_lines(rows, reasons)]
-    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
+    columns = [index for index in range(len(lines[0])) if any(cells[index] for cells in lines[1:])]
     filled_columns = [[cells[index] for index in columns] for cells in lines]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
     table = aligned(filled_columns, (columns.index(1),))
@@ -223,31 +244,22 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
 
 def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[list[str]]:
     """Yield the cells of each line; one that failed has a word on it instead of its speed."""
-    yield _HEADS
+    heads = ["size", "variant", *(head for head, *_ in _TABLE)]
+    yield heads
     for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
         if number:
-            yield [""] * len(_HEADS)
+            yield [""] * len(heads)
         size = size_text(nbytes) if nbytes else ""
         for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
             clocks = {row.clock: row for row in of_variant}
             row = next(iter(clocks.values()))
-            cells = _cells(clocks)
+            cells = [text(clocks[of]) if of in clocks else "" for _, of, text in _TABLE]
             if row.reason:
-                speed = 1 + 2 * CLOCKS.index(row.clock)
+                place = [each[1:] for each in _TABLE].index((row.clock, _speed))
                 number = reasons.index(row.reason) + 1
-                cells[speed] = f"{'wrong' if row.wrong else 'not run'} [{number}]"
+                cells[place] = f"{'wrong' if row.wrong else 'not run'} [{number}]"
             yield [size, f"{' *'[row.kind == OWN]} {arm}", *cells]
             size = ""
-
-
-def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
-    """Return the cells of both clocks, and the rate back to back."""
-    found, rate = [], None
-    for clock in CLOCKS:
-        row = clocks.get(clock)
-        time, speed, rate = (row.median_us, row.speed, row.gb_per_s) if row else (None,) * 3
-        found += ["" if time is None else format_us(time), speed or ""]
-    return [*found, "" if rate is None else f"{rate:.2f}"]
 
 
 def _order(row: Row) -> tuple[float, float]:
