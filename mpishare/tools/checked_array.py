@@ -53,9 +53,10 @@ class Segment:
         at = address_of(array) - self._begin
         if self._under_way or not array.size or not 0 <= at < self._nbytes:
             return
-        elements = self.touched.setdefault(
-            (is_write, _line()), np.zeros(-(-self._nbytes // self._granule), bool)
-        )
+        how = is_write, _line()
+        if how not in self.touched:
+            self.touched[how] = np.zeros(-(-self._nbytes // self._granule), bool)
+        elements = self.touched[how]
         places = np.array(at)
         for extent, stride in zip(array.shape, array.strides, strict=True):
             places = places[..., None] + stride * np.arange(extent)
@@ -73,16 +74,25 @@ class CheckedArray(np.ndarray[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
-        if not (isinstance(found, np.ndarray) and np.may_share_memory(found, self)):
-            _note(self, is_write=False, key=key)
+        touched, rest = self._touched(found, key)
+        if touched is not found:  # what a view is for, it will note itself
+            _note(touched, is_write=False, key=rest)
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, _plain(value))
         _note(value, is_write=False)
-        found = super().__getitem__(key)
-        is_view = isinstance(found, np.ndarray) and np.may_share_memory(found, self)
-        _note(found if is_view else self, is_write=True, key=... if is_view else key)
+        touched, rest = self._touched(super().__getitem__(key), key)
+        _note(touched, is_write=True, key=rest)
+
+    def _touched(self, found: Any, key: Any) -> tuple[Any, Any]:
+        """Return a view of what a key has `found`; where there is none, this array and the key.
+
+        Of one element, too: its place in the whole would need the places of all.
+        """
+        if not isinstance(found, np.ndarray):
+            found = super().__getitem__((*(key if isinstance(key, tuple) else (key,)), ...))
+        return (found, ...) if np.may_share_memory(found, self) else (self, key)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
