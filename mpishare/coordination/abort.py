@@ -152,7 +152,7 @@ def abort_when_left(call: str, error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
+def abort_when_late(why: Callable[[], object], timeout_s: float) -> Iterator[None]:
     """Abort the job if the block, an MPI call without a deadline, takes longer than the timeout.
 
     From a thread, since the main thread is inside that call.
@@ -162,7 +162,7 @@ def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
     def watch() -> None:
         # The second wait gives a process that was stopped the time to go on.
         if not over.wait(timeout_s) and not over.wait(HEARD_S):
-            _abort(why, over.is_set, over.is_set)
+            _abort(why(), over.is_set, over.is_set)
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -171,7 +171,9 @@ def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
         over.set()
 
 
-def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], bool] = bool) -> None:
+def _abort(
+    why: object, is_over: Callable[[], object], is_averted: Callable[[], bool] = bool
+) -> None:
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank

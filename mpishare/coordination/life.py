@@ -138,11 +138,12 @@ class NodeLife:
         return self.raised(failure)
 
     def leave(self, call: str, error: BaseException) -> None:
-        """End the node by an exception of this rank, and publish that."""
-        self.tell(error)
-        text = f"the node was left by an exception in {call}: {describe(error)}"
-        self.end(Event.EXCEPTION, ClosedError(text))
+        """End the node by an exception of this rank, and publish that, unless it is published."""
         self.is_exiting = is_failing_exit(error)
+        if not self.is_raised:
+            self.tell(error)
+            text = f"the node was left by an exception in {call}: {describe(error)}"
+            self.end(Event.EXCEPTION, ClosedError(text))
 
     def raised(self, failure: Failure) -> Failure:
         """Return a copy for the main thread, once it is published that this rank leaves by it.

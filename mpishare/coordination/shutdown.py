@@ -91,13 +91,9 @@ class Shutdown:
 
     def _abort_if_fatal(self) -> None:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
-        failure, block = self._life.failure, self._agreement.block
+        failure = self._life.failure
         if failure is not None and self._life.is_fatal:
             try:
-                # Clean up names too that an exiting rank still locks: it holds its files until its
-                # end.
-                ending = [*filter(block.is_being_killed, self._agreement.others)]
-                wait_briefly(lambda: not any(map(block.is_running, ending)))
                 wait_briefly(lambda: not remove_abandoned())
             finally:
                 abort_because(failure, self._let_others_abort)

@@ -224,7 +224,7 @@ class Blocked:
         self._before, self._waits.thread = self._waits.thread, NO_THREAD
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and self._waits.life.failure is None:
+        if error is not None:
             self._waits.life.leave(self._call, error)
         self._waits.thread = self._before
 

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
@@ -183,8 +184,8 @@ def _leave(
 @contextlib.contextmanager
 def _making_communicator(watch: CommWatch) -> Iterator[None]:
     """Watch a collective of MPI that blocks, and that a rank may die in."""
-    late = str(late_unknown(watch.call, watch.timeout_s))
-    with making_communicators(watch.call), abort_when_late(late, watch.timeout_s):
+    why = partial(late_unknown, watch.call, watch.timeout_s)
+    with making_communicators(watch.call), abort_when_late(why, watch.timeout_s):
         yield
 
 
