@@ -13,12 +13,11 @@ from mpishare.view import publication
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
-from mpishare.windows.launch import launch_kernel
 from mpishare.windows.pool import Pool
 from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
 from mpishare.windows.window import close_in_turn
-from mpishare.windows.window_device import WindowDevice
+from mpishare.windows.window_device import WindowDevice, launch_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

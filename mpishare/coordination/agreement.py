@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
+from mpishare.coordination.poll import rounds
 from mpishare.coordination.recording import require_none
-from mpishare.coordination.rounds import rounds
 from mpishare.coordination.waits import Waits
 from mpishare.errors import (
     HandleError,

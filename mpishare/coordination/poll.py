@@ -1,8 +1,8 @@
-"""The loop in which the host waits for ranks: check, yield the core, check again, until a deadline.
+"""The loops in which the host waits for ranks: until a deadline, or in the rounds of a barrier.
 
-A long wait sleeps between two checks, for a share of the time that it has taken so far. So no
-arrival is seen late by more than that share, and a long wait leaves nearly all of a core to others,
-or to the processor's own clock.
+Check, yield the core, check again. A long wait sleeps between two checks, for a share of the time
+that it has taken so far. So no arrival is seen late by more than that share, and a long wait leaves
+nearly all of a core to others, or to the processor's own clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # Checks of a word before a wait begins to watch deadlines and other ranks.
 SPINS = 400
@@ -89,3 +89,60 @@ def poll(
             warn(waited_s)
             warn = None
     return True
+
+
+# --- dissemination barriers: a schedule of the fewest microseconds, and its waits in Python
+
+# On the host a rank waits for at most one rank less in each round. A round takes about as long as
+# words of four other cores: on 32 cores one round of 31 waits took 5.7 us, five rounds of one 2.8,
+# two rounds of up to seven 2.5, and in compiled code 1.5, 1.4 and 1.3.
+RADIX = 8
+
+
+def rounds(rank: int, size: int, radix: int = RADIX) -> list[list[int]]:
+    """Return for each round the ranks to wait for, once this one has published its arrival.
+
+    Dissemination (Hensgen, Finkel, Manber 1988), by n ways (Hoefler et al. 2006): in round k rank r
+    signals the ranks that wait for it, and waits for r - j * radix^k, 0 < j < radix. After the last
+    round each has waited, by way of others, for all. With a radix of `size` or more there is one
+    round.
+    """
+    found: list[list[int]] = []
+    step = 1
+    while step < size or not found:
+        found.append([(rank - by) % size for by in range(step, min(radix * step, size), step)])
+        step *= radix
+    return found
+
+
+class Fence:
+    """The waits of a fence or a barrier, in place of the compiled ones, by the same words.
+
+    In each round a rank raises the word of its slot, and waits for those of others.
+    """
+
+    def __init__(
+        self,
+        words: memoryview[int],
+        rounds: Sequence[tuple[int, Sequence[int]]],
+        spins_per_yield: int,
+        memory_barrier: Callable[[], object],
+    ) -> None:
+        self._words, self._rounds = words, rounds
+        self._spins_per_yield = spins_per_yield
+        self._memory_barrier = memory_barrier
+
+    def meet(self, value: int) -> int:
+        """Go through the rounds of an epoch.
+
+        Return -1, or the slot that was waited for in vain for a while: then call it again.
+        """
+        words = self._words
+        for mine, awaited in self._rounds:
+            self._memory_barrier()
+            words[mine] = value
+            for slot in awaited:
+                if not spin_until(words, slot, value, self._spins_per_yield):
+                    return slot
+        self._memory_barrier()
+        return -1

@@ -17,8 +17,7 @@ from mpishare.coordination.counters import Counters, whole_slots
 from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.objects import Children, Dropped, NodeObject
-from mpishare.coordination.poll import poll
-from mpishare.coordination.rounds import Fence
+from mpishare.coordination.poll import Fence, poll
 from mpishare.errors import CudaError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.fd_server import FdServer

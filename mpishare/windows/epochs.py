@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import spin_until
-from mpishare.coordination.rounds import RADIX, rounds
+from mpishare.coordination.poll import RADIX, rounds, spin_until
 from mpishare.errors import EpochError, closed
 from mpishare.runtime.stream_chain import StreamChain
 
