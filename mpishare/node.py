@@ -588,7 +588,7 @@ class Node(NodeObject):
                 agreement.check()
             return
         agreement.check()
-        context.begin_closing()
+        context.to_warn = []
         try:
             close_in_turn(context, context.children)
             context.release_retained()
@@ -600,7 +600,8 @@ class Node(NodeObject):
         self._is_closed = True
         for comm in context.comms:
             comm.Free()
-        for text in context.end_closing():
+        texts, context.to_warn = context.to_warn, None  # a plan that has closed it warns behind
+        for text in texts:
             warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _abandon(self) -> None:

@@ -152,10 +152,6 @@ class ControlBlock:
         """Take this rank's lock, so that the others can see the end of its process."""
         self.memory.lock(_LOCKS_AT + self.rank)
 
-    def lock_of(self, rank: int) -> tuple[int, int]:
-        """Return the open file and the offset where that rank's process holds a lock."""
-        return self.memory.fd, _LOCKS_AT + rank
-
     def is_running(self, rank: int) -> bool:
         return rank == self.rank or self.pid(rank) is not None
 
@@ -164,9 +160,9 @@ class ControlBlock:
 
         The number means nothing where this PID namespace does not see that process.
         """
-        fd, at = self.lock_of(rank)
+        at = _LOCKS_AT + rank
         question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-        answer = fcntl.fcntl(fd, fcntl.F_GETLK, question)
+        answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
         kind, *_, pid = struct.unpack("hh4xqqi4x", answer)
         return None if kind == fcntl.F_UNLCK else pid
 

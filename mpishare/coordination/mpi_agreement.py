@@ -56,7 +56,7 @@ class NodeWatch(WaitMonitor):
         self._absent = partial(_absent, node, ranks, call)
         super().__init__(node, call, self._absent, node.check_whole)
 
-    def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
+    def wait(self, request: MPI.Request) -> None:
         """Wait for a request; name the missing ranks, if these are of the node.
 
         After a `PeerTimeout` the node is broken: a collective that is late cannot be cancelled.
@@ -89,7 +89,7 @@ class CommWatch:
         self.call, self.timeout_s = call, timeout_s
         self._over = [node for node in of_this_thread() if node.life.failure is not None]
 
-    def wait(self, request: MPI.Request, _: MPI.Comm) -> None:
+    def wait(self, request: MPI.Request) -> None:
         """Wait for a request, with the deadline."""
         if not poll(request.Test, self.timeout_s, self._look, warn=self._warn):
             raise late_unknown(self.call, self.timeout_s)
@@ -126,13 +126,13 @@ def never_free(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-def wait_request(request: MPI.Request, comm: MPI.Comm, watch: Watch, *memory: Any) -> None:
+def wait_request(request: MPI.Request, watch: Watch, *memory: Any) -> None:
     """Wait for a collective with a deadline; one that is late cannot be cancelled.
 
     Without a node of its own the job is aborted at exit, if the collective is never over.
     """
     try:
-        watch.wait(request, comm)
+        watch.wait(request)
     except BaseException as failure:
         never_free(request, memory)
         # A departure from another node may have been seen by this rank alone.
@@ -149,7 +149,7 @@ def identify(comm: MPI.Intracomm, watch: Watch) -> Ranks:
     """
     introduction = Introduction.of(comm)
     if not introduction.ranks:
-        wait_request(introduction.request, comm, watch, introduction)
+        wait_request(introduction.request, watch, introduction)
         introduction.end()
     return introduction.ranks
 
@@ -165,14 +165,14 @@ def allgather(comm: MPI.Comm, value: Any, watch: Watch) -> list[Any]:
     if len(data) <= _SHORT_NBYTES:
         mine[_LENGTH.size : _LENGTH.size + len(data)] = data
     rows = bytearray(_ROW_NBYTES * comm.size)
-    wait_request(comm.Iallgather(mine, rows), comm, watch, mine, rows)
+    wait_request(comm.Iallgather(mine, rows), watch, mine, rows)
     lengths = [_LENGTH.unpack_from(rows, at)[0] for at in range(0, len(rows), _ROW_NBYTES)]
     if max(lengths) <= _SHORT_NBYTES:
         texts, begins = rows, [*range(_LENGTH.size, len(rows), _ROW_NBYTES)]
     else:
         texts, begins = bytearray(sum(lengths)), [0, *accumulate(lengths[:-1])]
         request = comm.Iallgatherv(data, [texts, lengths, MPI.BYTE])
-        wait_request(request, comm, watch, data, texts, lengths)
+        wait_request(request, watch, data, texts, lengths)
     pairs = zip(begins, lengths, strict=True)
     return [json.loads(texts[begin : begin + length].decode()) for begin, length in pairs]
 

@@ -115,7 +115,7 @@ class RankGroup:
     def wait(self, request: MPI.Request, watch: Watch, *memory: Any) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
         self._is_waiting = True
-        wait_request(request, self.comm, watch, *memory)
+        wait_request(request, watch, *memory)
         self._is_waiting = False
 
 
@@ -159,6 +159,6 @@ def duplicate(given: MPI.Intracomm, watch: Watch) -> MPI.Intracomm:
     identify(given, watch)
     with making_communicators(watch.call):
         comm, request = given.Idup()
-        wait_request(request, given, watch, comm)
+        wait_request(request, watch, comm)
     pass_on(given, comm)
     return comm

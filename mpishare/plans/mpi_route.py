@@ -86,9 +86,7 @@ class MpiMessages:
                         self._poll()  # for all of them
                         break
         except BaseException as error:
-            agreement = self._comm.context.agreement
-            if agreement.life.failure is None:  # of a handler of a signal
-                agreement.life.leave(self._call, error)
+            self._comm.context.life.leave(self._call, error)  # of a handler of a signal
             raise
         self._is_open = False
 

@@ -138,8 +138,7 @@ class AcrossNodes(PlanEngine):
             if self._result is not None:
                 self._transfer.store(self._result, field, stream)
         except BaseException as error:
-            if self._agreement.life.failure is None:  # of a handler of a signal
-                self._agreement.life.leave(self._call, error)
+            self._agreement.life.leave(self._call, error)  # of a handler of a signal
             raise
 
     def _pass_on(self) -> None:

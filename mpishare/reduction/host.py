@@ -166,8 +166,7 @@ class HostReduce(PlanEngine):
         After an interrupt other ranks may be storing into this rank's field. If ranks made
         different calls, the other nodes do not know of it, and wait for this one.
         """
-        is_agreed = isinstance(error, MismatchError) and self._is_one_node
-        if self._agreement.life.failure is None and not is_agreed:
+        if not (isinstance(error, MismatchError) and self._is_one_node):
             self._agreement.life.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:

@@ -133,6 +133,5 @@ class UnderWay:
         engine = self._engine
         engine.busy[0] = self._was
         if error is not None:
-            if engine.agreement.life.failure is None:
-                engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
+            engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
             engine.forget()

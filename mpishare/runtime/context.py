@@ -112,8 +112,8 @@ class NodeContext:
         self.in_place = backend.in_place(self.fd_server, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
-        # Texts of warnings while the node closes its objects; see `warn`.
-        self._to_warn: list[str] | None = None
+        # Texts of warnings while the node closes its objects, for its end; see `warn`.
+        self.to_warn: list[str] | None = None
         # The objects of all ranks of the node.
         self.dropped = Dropped()
         self._children = Children()
@@ -174,29 +174,15 @@ class NodeContext:
             "--pid=host"
         )
 
-    @property
-    def is_closing(self) -> bool:
-        """Whether the node itself closes its objects."""
-        return self._to_warn is not None
-
-    def begin_closing(self) -> None:
-        """Keep the warnings from here on, for the end of the node's close."""
-        self._to_warn = []
-
-    def end_closing(self) -> list[str]:
-        """Return the warnings that were kept: a plan that has closed its node warns behind it."""
-        kept, self._to_warn = self._to_warn or [], None
-        return kept
-
     def warn(self, text: str, stacklevel: int) -> None:
         """Warn of something that is closed: after the node has closed all, where the node does.
 
         A filter may make the warning an error, and no other rank may wait for this one then.
         """
-        if self._to_warn is None:
+        if self.to_warn is None:
             warnings.warn(text, ResourceWarning, stacklevel=stacklevel + 1)
         else:
-            self._to_warn.append(text)
+            self.to_warn.append(text)
 
     def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""
@@ -421,14 +407,9 @@ class NodeContext:
         for child in self.children:
             if child._outlives_python:
                 never_free(child)
-            self._wait_at_exit(child, deadline)
-
-    def _wait_at_exit(self, child: NodeObject, deadline: float) -> None:
-        with suppress(CudaError):  # work on a failed GPU never ends
-            poll(
-                lambda: child._is_over() or self.life.failure is not None,
-                deadline - time.monotonic(),
-            )
+            is_over = partial(lambda of: of._is_over() or self.life.failure is not None, child)
+            with suppress(CudaError):  # work on a failed GPU never ends
+                poll(is_over, deadline - time.monotonic())
 
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams are done. Collective."""

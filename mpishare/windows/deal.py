@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.deadlock import find_cycle
-from mpishare.coordination.poll import SPINS, yield_core
+from mpishare.coordination.poll import comes_at_once
 from mpishare.errors import EpochError
 from mpishare.windows.slots import ASKED, ENDED, FREE, FULL, SENT, WORDS, Get, Put
 
@@ -118,7 +118,7 @@ class DealtPut(Put):
         if is_on_stream:
             self._context.wait_until(find, self._call)
             return
-        if not self._spin(find):
+        if not comes_at_once(find):
             agreement = self._context.agreement
             agreement.wait(self._call, lambda: [] if find() else self._late())
         self._context.check_released()
@@ -127,14 +127,6 @@ class DealtPut(Put):
                 f"{self._call} failed at the end of its block: all consumers have closed the "
                 "channel, and nobody takes this frame"
             )
-
-    def _spin(self, find: Callable[[], bool]) -> bool:
-        for spin in range(1, SPINS):
-            if find():
-                return True
-            if not spin % self._context.spins_per_yield:
-                yield_core()
-        return False
 
     def _holders(self) -> list[int]:
         return [self._ranks[place] for place in sorted({place for place, _ in self._last})]

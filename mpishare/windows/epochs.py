@@ -278,8 +278,7 @@ class Epochs:
             if op.signals is None:
                 op.signals = self._prepare([(op.kind, slot) for _, slot in op.places])
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
-        if not chain.stays_alive:
-            chain.leave()
+        chain.leave()
         op.count()
 
     def _write(self, op: CounterOp, stream: Any) -> None:

@@ -71,6 +71,6 @@ def warn_if_kept(
         why = f"processes {visitors} outside the job map it: its memory is kept"
         context.warn(f"{name} was closed while {why}", stacklevel + 1)
     # At the end of a node's block its arrays still have their names in the program.
-    if is_held and not context.is_closing:
+    if is_held and context.to_warn is None:
         why = "arrays of it are held: its memory stays mapped until they are gone"
         context.warn(f"{name} was closed while {why}", stacklevel + 1)
