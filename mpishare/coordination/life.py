@@ -124,8 +124,7 @@ class NodeLife:
         The watchdog's thread calls it too.
         """
         if self.state is Life.WHOLE:
-            # Without a traceback, and what its frames hold.
-            self._ends.append((event, copy(failure)))
+            self._ends.append((event, failure))  # copies are raised: this one holds no frames
         first, reason = self._ends[0]
         self.is_fatal = LIFE[Life.WHOLE, first].is_fatal
         self.is_raised |= LIFE[Life.WHOLE, event].is_raised

@@ -170,13 +170,14 @@ class Watchdog:
         dead = dead or [*filter(self._has_died, agreement.others)]
         if dead:
             where = agreement.rank, agreement.size
+            line = f"mpishare: {describe_death(dead, *where)}\n"
             self._life.end(Event.DEATH, died(dead, *where, agreement.timeout_s))
             is_first = not block.has_any(Mark.SAW_DEATH)
             block.mark(Mark.SAW_DEATH)
             if is_first:
                 # Before any system call, in which the main thread gets Python's lock: a launcher
                 # that ends the job may leave this process a few milliseconds.
-                say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
+                say_at_once(line)
         elif left := self._missed():
             self._life.fail_departed(agreement.subject, left)
 
