@@ -16,7 +16,7 @@ from mpishare import native
 from mpishare.backends import Backend, Device
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
-from mpishare.coordination.control_block import ControlBlock, Departure, State
+from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import CommWatch, agree_keeping, allgather, identify
 from mpishare.coordination.rank_group import (
@@ -142,7 +142,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     for communicator in context.nccl.values():
         communicator.close()
     context.fd_server.close()
-    _leave(agreement, context.watchdog, context.backend, State.CLOSED)
+    _leave(agreement, context.watchdog, context.backend)
     shutdown.cancel()
     node_log.debug("node closed")
     context.close_chunks()  # after the block, whose pool uses them
@@ -158,8 +158,7 @@ def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
         if agreement.life.is_fatal:  # the job is aborted at exit
             raise
         context.fd_server.close()
-        departure = Departure(describe(error), is_cause=False)
-        _leave(agreement, context.watchdog, context.backend, State.LEFT, departure)
+        _leave(agreement, context.watchdog, context.backend, error)
         shutdown.cancel()
 
 
@@ -167,12 +166,12 @@ def _leave(
     agreement: Agreement,
     watchdog: Watchdog,
     backend: Backend | None,
-    state: State,
-    departure: Departure | None = None,
+    error: BaseException | None = None,
 ) -> None:
-    """Publish how this rank leaves, and release its part of a node."""
+    """Publish that this rank closes a node, or why it leaves it, and release its part."""
     block = agreement.block
-    block.depart(state, departure)  # before the lock goes, so that the end is not taken for a death
+    # Before the lock goes, so that the end is not taken for a death.
+    block.depart(State.CLOSED) if error is None else agreement.life.tell(error)
     watchdog.stop()
     if backend is not None:
         with contextlib.suppress(CudaError):  # after a failed kernel every call of the driver fails
@@ -284,8 +283,7 @@ def _left_by_error(
     try:
         yield
     except BaseException as error:
-        departure = Departure(describe(error))
-        _leave(agreement, watchdog, made[0] if made else None, State.LEFT, departure)
+        _leave(agreement, watchdog, made[0] if made else None, error)
         if agreement.life.is_fatal:
             abort_at_exit(describe(error))
         raise
