@@ -150,7 +150,7 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
     watch = mpi_agreement.CommWatch("test", 0.0)
-    wait = functools.partial(mpi_agreement.wait_request, Never(), comm, watch, *memory)
+    wait = functools.partial(mpi_agreement.wait_request, Never(), watch, *memory)
     assert raised(PeerTimeout, wait).ranks == ()
     del wait
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
