@@ -5,7 +5,8 @@ Beside `replay`, for calls that take more than the fields of a plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 import cupy
@@ -21,54 +22,68 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MAX_SEEN = 64
+_shape_of = attrgetter("shape")
 
 
 class SeenCalls(Generic[T]):
     """What was made for the arrays of earlier calls of each `form`; `close` ends what is forgotten.
 
-    Arrays are found by their ids, which may be reused once they are gone: the referents are
-    compared, their shapes, which may be set, and where the memory of tensors is, and how it lies.
+    Arrays are found by their ids. What was made for one that is gone is forgotten with it, since
+    the id may be reused; shapes, which may be set, are compared, and the places of tensors.
     """
 
     def __init__(self, close: Callable[[T], None]) -> None:
-        self._seen: dict[Any, tuple[list[Any], T]] = {}
+        self._seen: dict[Any, _Seen[T]] = {}
+        self._gone: list[T] = []  # to be closed
         self._close = close
 
     def get(self, form: Any, arrays: Sequence[Any]) -> T | None:
         """Return what was made for these arrays, if they are as they were."""
         found = self._seen.get((form, *map(id, arrays)))
-        if found is None:
+        if found is None or found.shapes != [*map(_shape_of, arrays)]:
             return None
-        for (seen, shape, place), array in zip(found[0], arrays, strict=True):
-            if seen() is not array or array.shape != shape:
-                return None
-            if place is not None and place != _place_of(array):
-                return None
-        return found[1]
+        if found.places and found.places != _places_of(arrays):
+            return None
+        return found.made
 
     def put(self, form: Any, arrays: Sequence[Any], made: T) -> None:
         """Remember what was made, if these are arrays of CuPy or PyTorch."""
         if not all(isinstance(each, cupy.ndarray) or is_tensor(each) for each in arrays):
             return
-        key = (form, *map(id, arrays))
-        if (old := self._seen.pop(key, None)) is not None:
-            self._close(old[1])
-        elif len(self._seen) >= _MAX_SEEN:
-            self._close(self._seen.pop(next(iter(self._seen)))[1])
-        self._seen[key] = [_mark_of(each) for each in arrays], made
+        key, seen, gone = (form, *map(id, arrays)), self._seen, self._gone
+
+        def forget(key: Any) -> None:
+            if (old := seen.pop(key, None)) is not None:
+                gone.append(old.made)
+
+        forget(key)
+        if len(seen) >= _MAX_SEEN:
+            forget(next(iter(seen)))
+        self._close_gone()
+        refs = [ref(each, lambda _: forget(key)) for each in arrays]
+        seen[key] = _Seen(made, [*map(_shape_of, arrays)], _places_of(arrays), refs)
 
     def clear(self) -> None:
         """Forget all."""
         while self._seen:
-            self._close(self._seen.popitem()[1][1])
+            self._gone.append(self._seen.popitem()[1].made)
+        self._close_gone()
+
+    def _close_gone(self) -> None:
+        while self._gone:
+            self._close(self._gone.pop())
 
 
-def _mark_of(array: Any) -> tuple[Any, Any, Any]:
-    return ref(array), array.shape, _place_of(array) if is_tensor(array) else None
+class _Seen(NamedTuple, Generic[T]):
+    made: T
+    shapes: list[tuple[int, ...]]
+    places: list[Any]
+    refs: list[Any]
 
 
-def _place_of(tensor: Any) -> tuple[int, Any]:
-    return tensor.data_ptr(), tensor.stride()
+def _places_of(arrays: Sequence[Any]) -> list[Any]:
+    """Return where the memory of tensors is, and how it lies, which may be set."""
+    return [(each.data_ptr(), each.stride()) for each in arrays if is_tensor(each)]
 
 
 def parted(given: Sequence[Any]) -> tuple[Any, list[Any], tuple[int, ...]]:
