@@ -172,7 +172,6 @@ __device__ __forceinline__ void announce(
     header->rows = key.there ? key.there + (epoch & 1) * key.scale * sizes.slot : 0;
     if (!key.odd && wanted[at] > sizes.room * key.scale)
         sizes.needed[at * (OFFER_NBYTES / 8) + GOES] = wanted[at];
-    __threadfence_system();
     store_release(&header->count, epoch << 32 | counts[at]);
 }
 

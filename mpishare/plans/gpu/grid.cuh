@@ -22,15 +22,17 @@ __device__ __forceinline__ bool meet(unsigned* barrier, const unsigned* aborted)
     return __syncthreads_and(is_whole);
 }
 
-// Whether this block is the last one that comes here, by a word that is 0 before and after.
+// Whether this block is the last one that comes here, by a word that is 0 before and after. It sees
+// what the others wrote before, and a release of any of its threads covers that.
 __device__ __forceinline__ bool is_last(unsigned* done) {
     __shared__ bool found;
     __syncthreads();
+    if (gridDim.x == 1) return true;
     if (threadIdx.x == 0) {
         __threadfence_system();
         found = atomicAdd(done, 1) == gridDim.x - 1;
         if (found) *done = 0;
-        __threadfence_system();
+        __threadfence();
     }
     __syncthreads();
     return found;
