@@ -88,7 +88,7 @@ _CASES = (
     Case(
         "rows",
         "rows of 8 columns to both neighbors, in numbers that only their sender knows",
-        {"host": ("sendrecv", "alltoallv"), "cuda": ("staged", "nccl")},
+        {"host": ("sendrecv", "alltoallv"), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
         "benchmarks.rows:run",
         is_sized=True,
         sizes={
@@ -170,7 +170,9 @@ _BASELINES = {
     "torch": Baseline(module="benchmarks.symmetric", usages=_graphs("torch", "TorchSymmetric")),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
-    UPPER_BOUNDS: Baseline("the kernels of a solve alone, with no exchange and no sum"),
+    UPPER_BOUNDS: Baseline(
+        "the kernels of a solve, or copies within a GPU: with no exchange and no sum"
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 The rows are named by their numbers, half of them to either side. `RowExchange` copies them to the
 peers' slots and out of these into arrays; `migrate` finds them by their goals and closes the gaps.
-Both go by NCCL too, as between nodes, called and in graphs.
+Both go by NCCL too, as between nodes; all of these called and in graphs.
 The baselines pack each side into one buffer, tell its length and send it: by Sendrecv, by
 Alltoallv, or, on CUDA, selected by CuPy, counted on the host and staged through pinned memory or
 sent by NCCL.
@@ -19,11 +19,12 @@ from unittest import mock
 import numpy as np
 
 import mpishare
+from benchmarks.catalog import UPPER_BOUNDS
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import Transfer, captured, open_library
-from mpishare.bench.report import BASELINE
+from mpishare.bench.report import BASELINE, UPPER_BOUND
 from mpishare.bench.session import Session
 
 _COLUMNS, _FACTOR = 8, 10
@@ -43,11 +44,14 @@ def run(session: Session, case: Case) -> None:
         by_hand = ("migrate by hand",) if comparison.includes("sendrecv") else None
         for name, kind in (("rows", _Exchange), ("migrate", _Migrate)):
             against = by_hand if kind is _Migrate else None
-            comparison.add(name, partial(kind, session, nrows), against=against)
-            if session.on_cuda:
-                by_nccl = partial(kind, session, nrows, route="nccl")
-                comparison.add(f"{name} by nccl", by_nccl)
-                comparison.add(f"{name} by nccl graph", captured(session, by_nccl))
+            for route in ("", "nccl") if session.on_cuda else ("",):
+                make, label = partial(kind, session, nrows, route), f" by {route}" if route else ""
+                comparison.add(f"{name}{label}", make, against=against)
+                if session.on_cuda:
+                    comparison.add(f"{name}{label} graph", captured(session, make))
+        if session.on_cuda and comparison.includes(UPPER_BOUNDS):
+            copies = captured(session, partial(_Copies, session, nrows))
+            comparison.add("copies graph", copies, kind=UPPER_BOUND)
         for name, baseline in _BASELINES.items():
             comparison.add_baseline(name, partial(baseline, session, nrows))
         if by_hand:
@@ -115,6 +119,25 @@ class _Exchange(_Rows):
 
     def close(self) -> None:
         self.swap.close()
+
+
+class _Copies(_Rows):
+    """A copy on the GPU of as many rows, packed, and a look at the goals of all: no less moves."""
+
+    def __init__(self, session: Session, nrows: int) -> None:
+        super().__init__(session, nrows)
+        self.goals = self.xp.full(_FACTOR * nrows, self.comm.rank, "i4")
+        self.packed, self.into = (self.xp.zeros((2, _COLUMNS, nrows)) for _ in range(2))
+        self.arrived = {side: [*rows] for side, rows in zip(SIDES, self.into, strict=True)}
+
+    def fill(self, token: int) -> None:
+        for rows, rank in zip(self.packed, (self.low, self.high), strict=True):
+            for number, row in enumerate(rows):
+                row.fill(100.0 * token + number + 0.001 * rank)
+
+    def exchange(self) -> None:
+        self.into[...] = self.packed
+        self.goals.max(initial=0)
 
 
 class _Moved(_Rows):
