@@ -24,10 +24,9 @@ class Span(NamedTuple):
 
 def require_like(array: Any, column: Column, number: int, *, is_contiguous: bool) -> None:
     """Raise unless an array is a column of the plan, in C order."""
-    if array.dtype != column.dtype or tuple(array.shape[1:]) != column.shape or not array.shape:
-        raise ValueError(
-            f"column {number} has {array.dtype}{list(array.shape)}, the plan {column} a row"
-        )
+    shape = tuple(array.shape)
+    if array.dtype != column.dtype or shape[1:] != column.shape or not shape:
+        raise ValueError(f"column {number} has {array.dtype}{[*shape]}, the plan {column} a row")
     if not is_contiguous:
         raise ValueError(f"column {number} is not contiguous in C order: give a copy")
 

@@ -22,7 +22,7 @@ from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
 from mpishare.rows.calls import int_of, require_count
-from mpishare.rows.cuda_calls import Sending, grouped, words_of
+from mpishare.rows.cuda_calls import Sending, Words, grouped
 from mpishare.rows.cuda_messages import CudaMessages
 from mpishare.rows.cuda_nccl import NcclRows
 from mpishare.rows.cuda_slots import CudaSlots, fewest_words, fits
@@ -53,6 +53,7 @@ class CudaRows(CudaPlanEngine):
         _require_size(setup.name, form)
         where = f"{setup.name}, rank {self.rank} of {self.size}"
         self.launcher = PlanLauncher(setup.context, where)
+        self.words = Words(form, self.launcher.device)
         routes, self._host_routes, self.busy = setup.my_routes, setup.host_routes, setup.busy
         far = [at for at, key in enumerate(form.keys) if routes[key.rank] in (MESSAGES, NCCL)]
         self.slots = self._buffers = CudaSlots(setup, form, {*far})
@@ -92,8 +93,8 @@ class CudaRows(CudaPlanEngine):
         first = next(iter(self._comm.ranks_here))
         self._host = Host(self._flags.stalled_on(first), self._flags.abort)
         self._state = state, results
-        for name in ("send_rows", "take_rows", "migrate_rows"):
-            kernel(_SOURCE, name, (), self._device)
+        names = "send_rows", "take_rows", "migrate_rows"
+        self._kernels = {name: kernel(_SOURCE, name, (), self._device) for name in names}
         self.poll_all = [self.take(records.Lanes(), {}, [], records.NO_ROUNDS)]
         launcher.load(0)
         self._context.drain(self.name)
@@ -102,10 +103,11 @@ class CudaRows(CudaPlanEngine):
 
     def launch(self, name: str, blocks: int, arguments: Sequence[Any], *last: Any) -> driver.Launch:
         """Return the launch of a kernel; arguments of ctypes are read when it is enqueued."""
-        function = kernel(_SOURCE, name, (), self._device)
         blocks = min(1 << max(0, blocks - 1).bit_length(), self.launcher.max_blocks)
         each = self.sizes, *arguments, *self._state, *last
-        return driver.Launch(function, blocks, records.THREADS, each, self.launcher.where)
+        return driver.Launch(
+            self._kernels[name], blocks, records.THREADS, each, self.launcher.where
+        )
 
     def take(
         self,
@@ -149,17 +151,18 @@ class CudaRows(CudaPlanEngine):
         And if no slot is to grow; else return False, with nothing done.
         """
         form, arrays, ints = parted(given)
-        call, sends = self._calls.get((name, form), arrays), name != "wait"
-        if call is None or stream is not None or (not sends and self._has_more):
+        call = self._calls.get((name, form), arrays)
+        if call is None or stream is not None:
             return False
-        handle, is_open = self._last_stream(call.tensors_on), name == "start"
+        handle = self._last_stream(call.tensors_on)
         if handle is None:
             return False
+        sends, is_open, slots = name != "wait", name == "start", self.slots
         entered = self._chain.last
         if sends:
             self._far.begin(entered)
-            if bytes(self.slots.offers) != self.slots.settled:
-                return False
+        if bytes(slots.offers) != slots.settled if sends else self._has_more:
+            return False
         if call.ints != ints:
             call.set(ints)
         if self._far:
@@ -272,10 +275,7 @@ class CudaRows(CudaPlanEngine):
 
     def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
         arrays = [each for columns in into.values() for each in columns]
-        found = [
-            (self.places[name], *words_of(self.form, self._device, columns))
-            for name, columns in into.items()
-        ]
+        found = [(self.places[name], *self.words.of(columns)) for name, columns in into.items()]
         entered = self._enter("wait", arrays, stream)
         self._follow(entered)
         self._gather(entered)
@@ -290,7 +290,7 @@ class CudaRows(CudaPlanEngine):
             self.remember("wait", (into, None, None), self.repeated(*launches))
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
-        lanes, capacity = words_of(self.form, self._device, columns)
+        lanes, capacity = self.words.of(columns)
         entered = self._enter("wait", columns, stream)
         result, bound = self.count_of(count, entered)
         self._follow(entered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import cupy
+import numpy as np
 
 from mpishare.plans.gpu.fields import ints_of, place_of, scalar_of
 from mpishare.plans.gpu.repeats import Repeated
@@ -21,35 +22,52 @@ if TYPE_CHECKING:
 _UNCHANGED = -1  # a bound that is no int of the call
 
 
-def words_of(form: Form, device: int, columns: Sequence[Any]) -> tuple[Any, int]:
-    """Describe columns to the kernels; return their words, and the rows of the shortest."""
-    require_number(columns, len(form.columns))
-    lanes, slots, at = records.Lanes(), form.offsets(form.room), 0
-    for number, (given, column) in enumerate(zip(columns, form.columns, strict=True)):
-        address, nbytes = _address_of(given, column, number, device), column.nbytes
-        word = records.word_of(nbytes, address)
-        for begin in range(0, nbytes, word):
-            if at == records.MAX_LANES:
-                raise ValueError(
-                    f"rows have more than {at} words, as column {number} begins at {address:#x}"
-                )
-            lanes.of[at] = records.Lane(address, slots[number], begin, nbytes, word)
-            at += 1
-    lanes.count = at
-    return lanes, min(column.shape[0] for column in columns)
+class Words:
+    """Describes columns to the kernels, by the words of a row; quickly, as they may be new ones."""
 
+    def __init__(self, form: Form, device: int) -> None:
+        self._columns, self._slots, self._device = form.columns, form.offsets(form.room), device
+        self._nbytes = [column.nbytes for column in form.columns]
+        self._of_sizes: dict[tuple[int, ...], tuple[Any, list[int]]] = {}
 
-def _address_of(given: Any, column: Column, number: int, device: int) -> int:
-    if type(given) is cupy.ndarray:  # most: a layout of it would take ten times as long
-        address, found, is_packed = given.data.ptr, given, given.flags.c_contiguous
-        ordinal = given.data.device_id
-    else:
-        address, found = place_of(given, f"column {number}")
-        is_packed, ordinal = found.is_packed("C"), found.device
-    require_like(found, column, number, is_contiguous=is_packed)
-    if ordinal != device:
-        raise ValueError(f"column {number} is on GPU {ordinal} instead of {device}")
-    return int(address)
+    def of(self, columns: Sequence[Any]) -> tuple[Any, int]:
+        """Return the words of columns, and the rows of the shortest."""
+        require_number(columns, len(self._columns))
+        found = [*map(self._address_of, columns, self._columns, range(len(columns)))]
+        sizes = tuple(map(records.word_of, self._nbytes, found))
+        if sizes not in self._of_sizes:
+            self._of_sizes[sizes] = self._describe(sizes, found)
+        template, column_of = self._of_sizes[sizes]
+        lanes = records.Lanes.from_buffer_copy(template)
+        addresses = np.frombuffer(lanes, records.LANE, len(column_of))["column"]
+        addresses[:] = [found[number] for number in column_of]
+        return lanes, min(column.shape[0] for column in columns)
+
+    def _describe(self, sizes: Sequence[int], found: Sequence[int]) -> tuple[Any, list[int]]:
+        """Return words of these sizes, all but their addresses, and of which column each is."""
+        lanes, column_of = records.Lanes(), list[int]()
+        each = zip(self._nbytes, sizes, self._slots, strict=False)
+        for number, (nbytes, size, slot) in enumerate(each):
+            for begin in range(0, nbytes, size):
+                if (at := len(column_of)) == records.MAX_LANES:
+                    address = f"column {number} begins at {found[number]:#x}"
+                    raise ValueError(f"rows have more than {at} words, as {address}")
+                lanes.of[at] = records.Lane(0, slot, begin, nbytes, size)
+                column_of.append(number)
+        lanes.count = len(column_of)
+        return lanes, column_of
+
+    def _address_of(self, given: Any, column: Column, number: int) -> int:
+        if type(given) is cupy.ndarray:  # most: a layout of it would take ten times as long
+            memory, found, is_packed = given.data, given, given.flags.c_contiguous
+            address, ordinal = memory.ptr, memory.device_id
+        else:
+            address, found = place_of(given, f"column {number}")
+            is_packed, ordinal = found.is_packed("C"), found.device
+        require_like(found, column, number, is_contiguous=is_packed)
+        if ordinal != self._device:
+            raise ValueError(f"column {number} is on GPU {ordinal} instead of {self._device}")
+        return int(address)
 
 
 class Sending(Repeated):
@@ -60,7 +78,7 @@ class Sending(Repeated):
     ) -> None:
         super().__init__((), capturing, engine.launcher.where)
         self._engine = engine
-        self.lanes, self.nrows = words_of(engine.form, engine.launcher.device, columns)
+        self.lanes, self.nrows = engine.words.of(columns)
         if any(column.shape[0] != self.nrows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
         self._spans = records.Spans()

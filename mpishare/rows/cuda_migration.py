@@ -10,7 +10,6 @@ import numpy as np
 from mpishare.errors import UnsupportedError
 from mpishare.plans.gpu.fields import ints_of
 from mpishare.rows import records
-from mpishare.rows.cuda_calls import words_of
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo, driver
@@ -42,7 +41,7 @@ class CudaMigration:
         address, ngoals, nbytes = ints_of(to, "goals")
         if nbytes != 4:
             raise TypeError(f"goals are int32, not {to.dtype}")
-        lanes, rows = words_of(engine.form, engine.launcher.device, columns)
+        lanes, rows = engine.words.of(columns)
         capacity = min(rows, ngoals)
         if capacity >= _MAX_ROWS:
             raise ValueError(f"arrays have {capacity} rows: a migration takes less than 2^31")

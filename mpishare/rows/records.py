@@ -24,6 +24,7 @@ def _struct(name: str, **fields: Any) -> Any:
 
 Lane = _struct("Lane", column=_U64, slot=_U32, at=_U32, stride=_U32, nbytes=_U32)
 Lanes = _struct("Lanes", of=Lane * (MAX_LANES + 1), count=_I32)
+LANE = np.dtype(Lane)
 Into = _struct("Into", set=_I32 * MAX_KEYS, capacity=_U64 * MAX_KEYS)
 Bound = _struct("Bound", at=_U64, value=_I64, nbytes=_I32, unused=_I32)
 Span = _struct("Span", low=Bound, high=Bound, numbers=_U64, nbytes=_I32, most=_I32)
