@@ -22,7 +22,7 @@ import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison, Make, Variant
 from mpishare.bench.library import Transfer, captured, open_library
 from mpishare.bench.report import BASELINE, UPPER_BOUND
 from mpishare.bench.session import Session
@@ -45,7 +45,8 @@ def run(session: Session, case: Case) -> None:
         for name, kind in (("rows", _Exchange), ("migrate", _Migrate)):
             against = by_hand if kind is _Migrate else None
             for route in ("", "nccl") if session.on_cuda else ("",):
-                make, label = partial(kind, session, nrows, route), f" by {route}" if route else ""
+                label = f" by {route}" if route else ""
+                make: Make = partial(kind, session, nrows, route)
                 comparison.add(f"{name}{label}", make, against=against)
                 if session.on_cuda:
                     comparison.add(f"{name}{label} graph", captured(session, make))
