@@ -31,6 +31,7 @@ in_wire=('test_faces_of_every_size['{1-f8-float32,4097-c8-bfloat16,4097-f4-float
 in_rows=(
   'test_a_captured_migration['{False,True}'-20]'
   test_a_captured_exchange_by_the_gpus_bounds
+  test_captured_rounds
 )
 in_exact=(
   'test_dot['{f8-wide,c8-special,f2-ties}']'
