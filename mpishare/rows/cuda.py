@@ -60,6 +60,7 @@ class CudaRows(CudaPlanEngine):
         used = {route for each in setup.routes for route in each.values()}
         self._has_stream_waits = NCCL in used  # which no loop of a graph has
         self._far = (NcclRows if NCCL in used else CudaMessages)(self, setup, far)
+        self._peers = self._far.peers
         self.migration: Any = None
         self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
@@ -428,11 +429,9 @@ class CudaRows(CudaPlanEngine):
         self._context.drain(self.name)
         return address
 
-    def check_elsewhere(self) -> None:
-        self._far.check()
-
-    def late_elsewhere(self, call: str) -> Exception | None:
-        return self._far.late(call)
+    def _progress(self) -> tuple[int, bool]:
+        done, is_under_way = self._flags.progress()
+        return done, is_under_way and self.is_waited_for
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from mpishare.backends import StreamInfo
     from mpishare.backends.nccl import Move
-    from mpishare.errors import PeerTimeout
     from mpishare.plans.engine import RoutedSetup
 
 
@@ -31,7 +30,7 @@ class NcclRows:
         self._engine, self._slots, self._context = engine, engine.slots, setup.context
         self._keys = {place: engine.form.keys[place] for place in places}
         ranks = sorted({key.rank for key in self._keys.values()})
-        self._peers = NcclPeers(setup.comm, setup.name, setup.full_call, ranks)
+        self.peers = NcclPeers(setup.comm, setup.name, setup.full_call, ranks)
         self._backend: Any = setup.context.backend
         self._words: dict[int, memoryview[int]] = {}  # how many rows went and came, if too many
         self._events: list[Any] = []
@@ -67,7 +66,7 @@ class NcclRows:
 
         sends = sorted(sends, key=lambda at: keys[at].tag)
         recvs = sorted(recvs, key=lambda at: keys[at].far_tag)
-        return self._peers.ranks.bind(
+        return self.peers.ranks.bind(
             [move(at, "theirs", slots.rooms[at] // room) for at in sends],
             [move(at, "mine", slots.scales[at]) for at in recvs],
         )
@@ -133,17 +132,6 @@ class NcclRows:
         if sends or recvs:
             self._send = self._bind(self._keys, self._keys)
         return sends, recvs
-
-    def check(self) -> None:
-        """See `PlanEngine.check_elsewhere`."""
-        done, is_under_way = self._slots.flags.progress()
-        # While a call is open, the host waits for it itself, if anybody does.
-        self._peers.check((done, is_under_way and not self._engine.is_open))
-
-    def late(self, call: str) -> PeerTimeout | None:
-        """See `PlanEngine.late_elsewhere`."""
-        done, is_under_way = self._slots.flags.progress()
-        return self._peers.late(call, (done, is_under_way and self._engine.is_waited_for))
 
     def close(self) -> None:
         """Destroy the events, once no call is under way."""
