@@ -64,7 +64,6 @@ class CudaRows(CudaPlanEngine):
         self.migration: Any = None
         self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
-        self._memory: list[Any] = []  # of migrations
         self._stream = 0  # for captures
         self.is_open = self._has_come = False
         self.epoch, self._traded = 0, 0  # calls begun; the last one that is waited for
@@ -130,21 +129,31 @@ class CudaRows(CudaPlanEngine):
         arguments = lanes, into, kind, count or records.Bound(), to, goals, self.rank
         return self.launch("take_rows", self.blocks_for(rows, lanes.count), arguments, self._host)
 
-    def repeated(self, *launches: driver.Launch) -> Repeated:
-        """Return launches that may come again."""
-        return Repeated(launches, self._stream, self.launcher.where)
-
     def blocks_for(self, rows: int, lanes: int) -> int:
         """Return the blocks with which each warp moves a word of some rows."""
         return max(1, -(-(-(-rows // _ROWS_OF_TILE) * lanes) // records.WARPS))
 
     # --- calls that come again
 
-    def remember(self, name: str, given: Any, call: Repeated) -> None:
-        """Let a call come again."""
-        form, arrays, _ = parted(given)
-        call.tensors_on = self._device if is_tensor(arrays[0]) else None
-        self._calls.put((name, form), arrays, call)
+    def run(self, name: str, given: Any, call: Repeated, entered: StreamInfo) -> None:
+        """Make a call of what is `given`, if it may come again."""
+        self._run(name, call, entered)
+        self._leave(entered)
+        if given:
+            form, arrays, _ = parted(given)
+            call.tensors_on = self._device if is_tensor(arrays[0]) else None
+            self._calls.put((name, form), arrays, call)
+
+    def _run(self, name: str, call: Repeated, entered: StreamInfo) -> None:
+        sends = name != "wait"
+        if sends:
+            self.enqueue(entered, call.launches[:1])
+            self.begin_epoch(is_open=name == "start")
+            self._far.send(entered)
+        if name != "start":
+            self.receive(entered, call.launches[sends:])
+            self.is_open = False
+            self._far.end(entered)
 
     def again(self, name: str, given: Any, stream: Any) -> bool:
         """Make a call as before, if nothing but ints has changed, on the same stream.
@@ -167,25 +176,15 @@ class CudaRows(CudaPlanEngine):
         if call.ints != ints:
             call.set(ints)
         if self._far:
-            self._repeat_parts(call, entered, sends=sends, is_open=is_open)
+            self._run(name, call, entered)
         else:
             if sends:
                 self.begin_epoch(is_open=is_open)
             call.repeat(handle)
         self.is_open, self._has_come = is_open, not is_open
-        if self.is_open:
+        if is_open:
             self._sent = call, None, arrays
         return True
-
-    def _repeat_parts(
-        self, call: Repeated, entered: StreamInfo, *, sends: bool, is_open: bool
-    ) -> None:
-        """Make a call again by its launches, as rows go to other nodes between these."""
-        if sends:
-            self.pack(entered, call.launches[:1], is_open=is_open)
-        if not is_open:
-            self.receive(entered, call.launches[sends:])
-            self._far.end(entered)
 
     # --- calls
 
@@ -206,18 +205,8 @@ class CudaRows(CudaPlanEngine):
         call = Sending(self, columns, rows, self._stream)
         entered = self._enter("start", columns, stream)
         self.begin(entered)
-        self.pack(entered, call.launches, is_open=True)
-        self._leave(entered)
+        self.run("start", (columns, rows), call, entered)
         self._sent = call, entered, [*rows.values()]
-        self.remember("start", (columns, rows), call)
-
-    def pack(
-        self, entered: StreamInfo, launches: Sequence[driver.Enqueued], *, is_open: bool
-    ) -> None:
-        """Pack and send; the call of a migration is not open then."""
-        self.enqueue(entered, launches)
-        self.begin_epoch(is_open=is_open)
-        self._far.send(entered)
 
     def enqueue(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Enqueue what may wait for other ranks."""
@@ -234,13 +223,6 @@ class CudaRows(CudaPlanEngine):
         self.epoch += 1
         self.is_open, self._has_come = is_open, False
         self._counted, self._has_more = None, False
-
-    def _receive_messages(self, entered: StreamInfo) -> None:
-        """Have the rows of other nodes, once in a call."""
-        if self._far and not self.is_waited_for:
-            self._traded = self.epoch
-            with UnderWay(self, "wait"):
-                self._far.trade(entered)
 
     @property
     def is_waited_for(self) -> bool:
@@ -285,10 +267,8 @@ class CudaRows(CudaPlanEngine):
             groups = [(records.Lanes(), {}, [])]
         kinds = [records.ROUNDS] * (len(groups) - 1) + [records.LAST_ROUNDS]
         launches = [self.take(*each, kind) for each, kind in zip(groups, kinds, strict=False)]
-        self.receive(entered, launches)
-        self.end(entered)
-        if found:
-            self.remember("wait", (into, None, None), self.repeated(*launches))
+        call = Repeated(launches, self._stream, self.launcher.where)
+        self.run("wait", found and (into, None, None), call, entered)
 
     def append(self, columns: list[Any], count: Any, stream: Any) -> Any:
         lanes, capacity = self.words.of(columns)
@@ -298,23 +278,18 @@ class CudaRows(CudaPlanEngine):
         self._gather(entered)
         keys, kind = dict.fromkeys(self.places.values(), 0), records.LAST_ROUNDS
         take = self.take(lanes, keys, [capacity], kind, bound, result)
-        self.receive(entered, [take])
-        self.end(entered)
-        if result is count:
-            self.remember("wait", (columns, "append", count), self.repeated(take))
+        call = Repeated([take], self._stream, self.launcher.where)
+        self.run("wait", result is count and (columns, "append", count), call, entered)
         return result
 
     def receive(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Let the stream wait for the rows of all peers, and take them."""
-        self._receive_messages(entered)
+        if self._far and not self.is_waited_for:
+            self._traded = self.epoch
+            with UnderWay(self, "wait"):
+                self._far.trade(entered)
         self.enqueue(entered, launches)
         self._has_come = True
-
-    def end(self, entered: StreamInfo) -> None:
-        """Note that all rows have come."""
-        self.is_open = False
-        self._far.end(entered)
-        self._leave(entered)
 
     def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, Any]:
         """Return the array for a new count, and the old one as kernels take it."""
@@ -414,20 +389,7 @@ class CudaRows(CudaPlanEngine):
         layout = ArrayLayout(shape, dtype)
         return cuda_array(self._buffers, address, layout.nbytes, self._device, layout)
 
-    # --- memory of migrations
-
-    def allocate(self, nbytes: int) -> int:
-        """Return the address of memory on this GPU, until the engine closes."""
-        block = self._context.suballocator.allocate(max(nbytes, 1))
-        self._memory.append(block)
-        return int(block.address)
-
-    def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Return the address of a copy of an array, as `allocate`. Host-blocking."""
-        address = self.allocate(array.nbytes)
-        self._backend.upload(address, array, 0)
-        self._context.drain(self.name)
-        return address
+    # --- watching and closing
 
     def _progress(self) -> tuple[int, bool]:
         done, is_under_way = self._flags.progress()
@@ -439,8 +401,6 @@ class CudaRows(CudaPlanEngine):
     def _close_launches(self) -> None:
         self._calls.clear()
         self._far.close()
-        while self._memory:
-            self._memory.pop().close()
         if self._stream:
             self._backend.close_stream(self._stream)
         self.launcher.close()

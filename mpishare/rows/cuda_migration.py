@@ -9,6 +9,7 @@ import numpy as np
 
 from mpishare.errors import UnsupportedError
 from mpishare.plans.gpu.fields import ints_of
+from mpishare.plans.gpu.repeats import Repeated
 from mpishare.rows import records
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ class CudaMigration:
         self._granted = 0  # how many times `room` rows a peer may send
         engine.migration, engine.slots.settled = self, b""
         self._scratch, self._capacity = records.Scratch(), 0
-        self._scratch.of_blocks = engine.allocate(4 * records.GOALS * launcher.max_blocks)
-        self._goals = engine.upload(goals)
+        self._scratch.of_blocks = self._take(4 * records.GOALS * launcher.max_blocks)
+        self._goals = self._take(goals.nbytes)
+        engine._backend.upload(self._goals, goals, 0)
+        engine._context.drain(engine.name)
         self.left = engine.results[records.LEFT : records.LEFT + 1].reshape(())
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
@@ -55,11 +58,8 @@ class CudaMigration:
         select = self._select(lanes, address, bound, capacity)
         keys, kind = dict.fromkeys(engine.places.values(), 0), records.MIGRATION
         take = engine.take(lanes, keys, [capacity], kind, None, result, address)
-        engine.pack(entered, [select], is_open=False)
-        engine.receive(entered, [take])
-        engine.end(entered)
-        if result is count:
-            engine.remember("migrate", (columns, to, count), engine.repeated(select, take))
+        call = Repeated([select, take], engine._stream, engine.launcher.where)
+        engine.run("migrate", result is count and (columns, to, count), call, entered)
         return result
 
     def _select(self, lanes: Any, to: int, count: Any, capacity: int) -> driver.Launch:
@@ -77,7 +77,7 @@ class CudaMigration:
         if granted == before:
             return
         unit = 2 * len(slots.scales)  # of one side, in slots
-        kept = engine.allocate(2 * granted * unit * slots.slot)
+        kept = self._take(2 * granted * unit * slots.slot)
         for side in range(2 if before else 0):
             old, new = (
                 slots.columns_at(at + side * scale * unit * slots.slot, scale * unit)
@@ -99,11 +99,14 @@ class CudaMigration:
                 "rows allocates memory, which cannot be captured into a graph. Call it once before"
             )
         capacity = max(_LEAST_ROWS, capacity, min(2 * self._capacity, capacity + (1 << 20)))
-        row, allocate = 4 * -(-capacity // 64) * 64, self._engine.allocate
-        scratch, words = self._scratch, allocate(3 * row)
+        row = 4 * -(-capacity // 64) * 64
+        scratch, words = self._scratch, self._take(3 * row)
         scratch.listed, scratch.gone, scratch.goes_to = words, words + row, words + 2 * row
-        scratch.shifted = allocate(4 * row) if self._stable else 0
+        scratch.shifted = self._take(4 * row) if self._stable else 0
         self._capacity = capacity
+
+    def _take(self, nbytes: int) -> int:
+        return int(self._engine.slots.take(nbytes).address)
 
     def stuck(self) -> tuple[dict[Any, int], int, int]:
         found = self._engine.fetch("check")

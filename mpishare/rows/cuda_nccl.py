@@ -128,7 +128,7 @@ class NcclRows:
             key["mine"], key["mine_rows"] = now, now + records.HEADER_NBYTES
         for place in sends:
             scale = slots.scale_for(words[place][records.GOES])
-            self._send_from(place, slots.allocate(place, scale), scale)
+            self._send_from(place, slots.take_slots(scale).address, scale)
         if sends or recvs:
             self._send = self._bind(self._keys, self._keys)
         return sends, recvs

@@ -8,7 +8,6 @@ its own next call. Nobody waits for the other: each header has the address of it
 from __future__ import annotations
 
 import logging
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +42,8 @@ class CudaSlots(PlanBuffers):
         near = {key.rank for place, key in enumerate(form.keys) if place not in far}
         others = sorted(near - {comm.rank})
         super().__init__(comm, setup.name, nbytes, others, noffers * records.OFFER_NBYTES, [])
-        self._larger: list[list[Suballocation]] = [[] for _ in form.keys]  # the newest last
+        self._taken: list[Suballocation] = []
+        self._newest: dict[int, Suballocation] = {}  # larger slots by key
         # By key, mine and those for me: words in memory of the node.
         self._offers: dict[int, tuple[memoryview[int], memoryview[int]]] = {}
         self._opened: list[Suballocation] = []
@@ -97,7 +97,7 @@ class CudaSlots(PlanBuffers):
     @property
     def nbytes(self) -> int:
         """Size of this rank's own slots, and of the node's pinned memory."""
-        return super().nbytes + sum(block.nbytes for block in chain(*self._larger))
+        return super().nbytes + sum(block.nbytes for block in self._taken)
 
     def slot_at(self, place: int, epoch: int) -> int:
         """Return the address of a slot of rows that come."""
@@ -134,14 +134,18 @@ class CudaSlots(PlanBuffers):
             return
         rank, room = self._form.keys[place].rank, scale * self._form.room
         log.info("%s: %d rows of rank %d: slots for %d from now on", self._name, rows, rank, room)
-        self.bases[place], self.scales[place] = self.allocate(place, scale), scale
+        self._newest[place] = block = self.take_slots(scale)
+        self.bases[place], self.scales[place] = block.address, scale
         self.settled = b""
 
-    def allocate(self, place: int, scale: int) -> int:
-        """Return the address of two slots of a key, until all are closed."""
-        block = self._context.suballocator.allocate(2 * scale * self.slot)
-        self._larger[place].append(block)
-        return int(block.address)
+    def take(self, nbytes: int) -> Suballocation:
+        """Return memory on this GPU, until all ranks have closed the plan."""
+        self._taken.append(self._context.suballocator.allocate(nbytes))
+        return self._taken[-1]
+
+    def take_slots(self, scale: int) -> Suballocation:
+        """Return memory for the two slots of a key."""
+        return self.take(2 * scale * self.slot)
 
     def scale_for(self, rows: int) -> int:
         """Return the size of slots for so many rows, with room for half as many more."""
@@ -153,7 +157,7 @@ class CudaSlots(PlanBuffers):
         if not fits(self._form, scale):
             words[records.TAKEN] = words[records.OFFERED] = scale  # there is no offer
             return
-        block = self._larger[place][-1]
+        block = self._newest[place]
         handle = self._context.handle(
             block.token, block.offset, block.nbytes, block.memory.nbytes
         ).encode()
@@ -207,9 +211,8 @@ class CudaSlots(PlanBuffers):
         """Free this rank's slots, once all ranks have released them."""
         self._offers.clear()
         self.offers = NO_WORDS
-        for block in chain(*self._larger):
-            block.close()
-        self._larger.clear()
+        while self._taken:
+            self._taken.pop().close()
         super().close()
 
 
