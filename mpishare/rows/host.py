@@ -14,7 +14,7 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
 from mpishare.rows.messages import MessageIn, MessageOut, UnderWay, late
-from mpishare.rows.slots import Headers, Incoming, Outgoing, move_rows
+from mpishare.rows.slots import HEADERS_NBYTES, Incoming, Outgoing, headers_of, move_rows
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class HostRows(PlanEngine):
         self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
         self.agreement = setup.context.agreement
         self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
-        self._headers = Headers(setup.comm, setup.name, form)
+        first, nkeys = form.first_keys(setup.comm.ranks_here)
+        self._headers = setup.comm.take_memory(setup.name, HEADERS_NBYTES * max(1, nkeys))
         self.move: Callable[..., bool] = move_rows
         self._count: Callable[..., Any] | None = None
         if (compiled := setup.context.compiled) is not None:
@@ -60,7 +61,8 @@ class HostRows(PlanEngine):
                 self._out.append(MessageOut(self._comm, form, key))
                 self._in.append(MessageIn(self._comm, form, key))
                 continue
-            there, here = self._headers.of(key.rank, key.place), self._headers.of(self.rank, place)
+            there = headers_of(self._headers, first[key.rank] + key.place)
+            here = headers_of(self._headers, first[self.rank] + place)
             self._out.append(Outgoing(form, there, barrier, f"{self.name}: rank {key.rank}"))
             self._in.append(Incoming(form, here, barrier))
 

@@ -22,7 +22,7 @@ from mpishare.memory import shared
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.comm import PlanMemory
     from mpishare.rows.form import Form
 
     Array = np.ndarray[Any, Any]
@@ -30,27 +30,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.rows")
 
 _EPOCH, _ROWS, _CAPACITY, _NAME = 0, 1, 2, 4  # words of a header
-_WORDS = 16
-_HEADER_NBYTES = 8 * _WORDS  # whole lines of the cache
+_WORDS = 16  # all: whole lines of the cache
+HEADERS_NBYTES = 2 * 8 * _WORDS  # of a key
 
 
-class Headers:
-    """The headers of all pairs of this node's ranks. Collective to make, host-blocking."""
-
-    def __init__(self, comm: PlanComm, name: str, form: Form) -> None:
-        self._first, count = form.first_keys(comm.ranks_here)
-        self._memory = comm.take_memory(name, 2 * max(1, count) * _HEADER_NBYTES)
-        self.nbytes = self._memory.nbytes
-
-    def of(self, receiver: int, place: int) -> list[memoryview[int]]:
-        """Return those of a receiver's key, for even epochs and for odd ones."""
-        words = self._memory.buffer.cast("Q")
-        begins = (_WORDS * (2 * (self._first[receiver] + place) + parity) for parity in (0, 1))
-        return [words[begin : begin + _WORDS] for begin in begins]
-
-    def close(self) -> None:
-        """Give the memory back, once no rank uses it."""
-        self._memory.close()
+def headers_of(memory: PlanMemory, number: int) -> list[memoryview[int]]:
+    """Return the headers of a key of the node, for even epochs and for odd ones."""
+    words = memory.buffer.cast("Q")
+    begins = (_WORDS * (2 * number + parity) for parity in (0, 1))
+    return [words[begin : begin + _WORDS] for begin in begins]
 
 
 def views_of(form: Form, buffer: Any, capacity: int, begin: int = 0) -> list[Array]:
