@@ -130,8 +130,9 @@ class CudaRows(CudaPlanEngine):
         return self.launch("take_rows", self.blocks_for(rows, lanes.count), arguments, self._host)
 
     def blocks_for(self, rows: int, lanes: int) -> int:
-        """Return the blocks with which each warp moves a word of some rows."""
-        return max(1, -(-(-(-rows // _ROWS_OF_TILE) * lanes) // records.WARPS))
+        """Return the blocks with which each warp moves one tile."""
+        tiles = -(-rows // _ROWS_OF_TILE) * -(-lanes // records.AT_ONCE)
+        return max(1, -(-tiles // records.WARPS))
 
     # --- calls that come again
 

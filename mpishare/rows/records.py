@@ -13,6 +13,7 @@ HEADER_NBYTES, OFFER_NBYTES, DEVICE_NBYTES = 128, 512, 4352
 NO_ROUNDS, ROUNDS, LAST_ROUNDS, MIGRATION = range(4)  # kinds of `take_rows`
 ALL_KEYS = (1 << 32) - 1
 WARPS, THREADS = 16, 512  # of a block
+AT_ONCE = 4  # words of a row that a thread moves at once
 NO_SET = -1
 _U32, _U64, _I32, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
 
@@ -23,7 +24,7 @@ def _struct(name: str, **fields: Any) -> Any:
 
 
 Lane = _struct("Lane", column=_U64, slot=_U32, at=_U32, stride=_U32, nbytes=_U32)
-Lanes = _struct("Lanes", of=Lane * (MAX_LANES + 1), count=_I32)
+Lanes = _struct("Lanes", of=Lane * (MAX_LANES + 1), count=_U32)
 LANE = np.dtype(Lane)
 Into = _struct("Into", set=_I32 * MAX_KEYS, capacity=_U64 * MAX_KEYS)
 Bound = _struct("Bound", at=_U64, value=_I64, nbytes=_I32, unused=_I32)

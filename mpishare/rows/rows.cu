@@ -10,11 +10,11 @@
 // Started rows that do not fit into a slot follow in rounds, in the kernel that waits: the peer tells
 // which rounds it has taken, in the header of what it sends.
 //
-// A tile is one word of 32 rows in a row: each warp moves one after another.
+// A tile is a few words of 32 rows in a row: each warp moves one after another.
 #include "grid.cuh"
 #include "wait.cuh"
 
-const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8;
+const int MAX_KEYS = 32, MAX_LANES = 64, WARPS = 16, AHEAD = 8, AT_ONCE = 4;
 const int DROPPED = MAX_KEYS, STRANGER = MAX_KEYS + 1, GOALS = MAX_KEYS + 2, HOME = -1;
 const unsigned POLLS_OF_MEETING = 64; // which last as long as a look of a whole block
 const unsigned ALL = ~0u, SEND = 1, TAKE = 2;
@@ -31,7 +31,7 @@ struct Lane {
 };
 struct Lanes {
     Lane of[MAX_LANES + 1]; // the goals of a migration stand behind the last
-    int count;              // of a row: with several sets of columns, one set behind the other
+    unsigned count;         // of a row: with several sets of columns, one set behind the other
 };
 // The set of columns that takes the rows of each key, -1 for none, and how many rows each set has.
 struct Into {
@@ -116,23 +116,58 @@ struct Scratch {
     char* shifted;           // a word a row, if order is kept
 };
 
-__device__ __forceinline__ void copy_word(char* to, const char* from, unsigned nbytes) {
+__device__ __forceinline__ uint4 load_word(const char* from, unsigned nbytes) {
+    uint4 word = {0, 0, 0, 0};
     switch (nbytes) {
-        case 16: *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from); break;
-        case 8: *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(from); break;
-        case 4: *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from); break;
-        case 2: *reinterpret_cast<short*>(to) = *reinterpret_cast<const short*>(from); break;
-        default: *to = *from;
+        case 16: word = *reinterpret_cast<const uint4*>(from); break;
+        case 8: {
+            const Word both = *reinterpret_cast<const Word*>(from);
+            word.x = static_cast<unsigned>(both), word.y = static_cast<unsigned>(both >> 32);
+            break;
+        }
+        case 4: word.x = *reinterpret_cast<const unsigned*>(from); break;
+        case 2: word.x = *reinterpret_cast<const unsigned short*>(from); break;
+        default: word.x = *reinterpret_cast<const unsigned char*>(from);
+    }
+    return word;
+}
+
+__device__ __forceinline__ void store_word(char* to, const uint4& word, unsigned nbytes) {
+    switch (nbytes) {
+        case 16: *reinterpret_cast<uint4*>(to) = word; break;
+        case 8: *reinterpret_cast<Word*>(to) = static_cast<Word>(word.y) << 32 | word.x; break;
+        case 4: *reinterpret_cast<unsigned*>(to) = word.x; break;
+        case 2: *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(word.x); break;
+        default: *reinterpret_cast<unsigned char*>(to) = static_cast<unsigned char>(word.x);
     }
 }
 
-// Calls `move` with a lane and a row, for each of them.
+// Copies some words of a row, from the lane `first` of a set on: where a function of each lane says.
+template <class From, class To>
+__device__ __forceinline__ void copy_words(
+    const Lanes& lanes, unsigned set, unsigned first, From from, To to
+) {
+    uint4 words[AT_ONCE]; // all are read before one is written: a read takes long
+#pragma unroll
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+        const Lane& lane = lanes.of[set * lanes.count + first + i];
+        if (first + i < lanes.count) words[i] = load_word(from(lane), lane.nbytes);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+        const Lane& lane = lanes.of[set * lanes.count + first + i];
+        if (first + i < lanes.count) store_word(to(lane), words[i], lane.nbytes);
+    }
+}
+
+// Calls `move` with the first of the lanes that are moved at once, and a row, for each of them.
 template <class Move>
 __device__ __forceinline__ void for_tiles(unsigned rows, unsigned lanes, Move move) {
-    const Word tiles = static_cast<Word>((rows + 31) / 32) * lanes;
+    const unsigned groups = (lanes + AT_ONCE - 1) / AT_ONCE;
+    const Word tiles = static_cast<Word>((rows + 31) / 32) * groups;
     for (Word tile = warp_of_grid(); tile < tiles; tile += gridDim.x * (blockDim.x / 32)) {
-        const unsigned row = static_cast<unsigned>(tile / lanes) * 32 + threadIdx.x % 32;
-        if (row < rows) move(static_cast<unsigned>(tile % lanes), row);
+        const unsigned row = static_cast<unsigned>(tile / groups) * 32 + threadIdx.x % 32;
+        if (row < rows) move(static_cast<unsigned>(tile % groups) * AT_ONCE, row);
     }
 }
 
@@ -175,17 +210,19 @@ __device__ __forceinline__ void announce(
     store_release(&header->count, epoch << 32 | counts[at]);
 }
 
-// Copies words of some rows of a span to a slot, from the row `begin` of those for the key on.
-__device__ __forceinline__ void pack_word(
-    const Span& span, long long low, Word begin, unsigned i, long long nrows, const Lane& lane,
-    char* slot, unsigned scale, Results* results
+// Copies some words of a row of a span to a slot, from the row `begin` of those for the key on.
+__device__ __forceinline__ void pack_words(
+    const Span& span, long long low, Word begin, unsigned i, long long nrows, const Lanes& lanes,
+    unsigned first, char* slot, unsigned scale, Results* results
 ) {
     long long row = low + begin + i;
     if (span.numbers)
         row = span.nbytes == 4 ? static_cast<const int*>(span.numbers)[row]
                                : static_cast<const long long*>(span.numbers)[row];
     if (row < 0 || row >= nrows) results->outside = 1;
-    else copy_word(lane.of_slot(slot, scale, i), lane.of_caller(row), lane.nbytes);
+    else
+        copy_words(lanes, 0, first, [&](const Lane& lane) { return lane.of_caller(row); },
+                   [&](const Lane& lane) { return lane.of_slot(slot, scale, i); });
 }
 
 // With `keys` other than ALL: once more, for keys whose slots are larger now.
@@ -219,11 +256,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) send_rows(
     __syncthreads();
     if (is_more && blockIdx.x == 0 && threadIdx.x < sizes.nkeys)
         device->lows[threadIdx.x] = lows[threadIdx.x];
-    for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned at, unsigned place) {
-        int key = 0;
-        while (place >= begins[key + 1]) ++key;
-        pack_word(spans.of[key], lows[key], 0, place - begins[key], nrows, lanes.of[at],
-                  slot_of(sizes.table->keys[key], sizes, epoch), sizes.table->keys[key].scale, results);
+    for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned first, unsigned place) {
+        int at = 0;
+        while (place >= begins[at + 1]) ++at;
+        const Key& key = sizes.table->keys[at];
+        pack_words(spans.of[at], lows[at], 0, place - begins[at], nrows, lanes, first,
+                   slot_of(key, sizes, epoch), key.scale, results);
     });
     announce(sizes, device, results, epoch, counts, counts, keys);
     if (threadIdx.x == 0 && keys == ALL) count_launch(&device->state);
@@ -408,13 +446,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
     if (!meet(device)) return;
 
     // --- packed
-    for_tiles(ngone, lanes.count, [&](unsigned at, unsigned place) {
+    for_tiles(ngone, lanes.count, [&](unsigned first, unsigned place) {
         const int where = scratch.goes_to[place];
         if (where < 0) return;
-        const Lane& lane = lanes.of[at];
         const Key& key = sizes.table->keys[where / stride];
-        copy_word(lane.of_slot(slot_of(key, sizes, epoch), key.scale, where % stride),
-                  lane.of_caller(scratch.gone[place]), lane.nbytes);
+        const unsigned row = scratch.gone[place];
+        char* slot = slot_of(key, sizes, epoch);
+        copy_words(lanes, 0, first, [&](const Lane& lane) { return lane.of_caller(row); },
+                   [&](const Lane& lane) { return lane.of_slot(slot, key.scale, where % stride); });
     });
     __syncthreads();
     if (threadIdx.x < GOALS) before[threadIdx.x] = min(totals[threadIdx.x], rooms[threadIdx.x]);
@@ -423,10 +462,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
     // --- the gaps closed: each thread overwrites only words that it packed itself
     const unsigned holes = *const_cast<volatile unsigned*>(&device->holes);
     if (!scratch.shifted) {
-        for_tiles(holes, lanes.count, [&](unsigned at, unsigned place) {
-            const Lane& lane = lanes.of[at];
+        for_tiles(holes, lanes.count, [&](unsigned first, unsigned place) {
             const unsigned from = filler_of(place, scratch.gone, ngone, count);
-            copy_word(lane.of_caller(scratch.gone[place]), lane.of_caller(from), lane.nbytes);
+            const unsigned hole = scratch.gone[place];
+            copy_words(lanes, 0, first, [&](const Lane& lane) { return lane.of_caller(from); },
+                       [&](const Lane& lane) { return lane.of_caller(hole); });
         });
         for_tiles(holes, 1, [&](unsigned, unsigned place) {
             to[scratch.gone[place]] = to[filler_of(place, scratch.gone, ngone, count)];
@@ -434,17 +474,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
     } else if (ngone) {
         if (!meet(device)) return;
         const unsigned start = scratch.gone[0];
-        for (int at = 0; at <= lanes.count; ++at) { // the goals too
+        const unsigned behind = stays > start ? stays - start : 0;
+        uint4* shifted = reinterpret_cast<uint4*>(scratch.shifted);
+        for (unsigned at = 0; at <= lanes.count; ++at) { // the goals too
             const Lane& lane = lanes.of[at];
-            for_tiles(stays > start ? stays - start : 0, 1, [&](unsigned, unsigned place) {
+            for_tiles(behind, 1, [&](unsigned, unsigned place) {
                 const unsigned from = stayer_of(start + place, scratch.gone, ngone);
-                copy_word(scratch.shifted + static_cast<Word>(place) * 16, lane.of_caller(from),
-                          lane.nbytes);
+                shifted[place] = load_word(lane.of_caller(from), lane.nbytes);
             });
             if (!meet(device)) return;
-            for_tiles(stays > start ? stays - start : 0, 1, [&](unsigned, unsigned place) {
-                copy_word(lane.of_caller(start + place),
-                          scratch.shifted + static_cast<Word>(place) * 16, lane.nbytes);
+            for_tiles(behind, 1, [&](unsigned, unsigned place) {
+                store_word(lane.of_caller(start + place), shifted[place], lane.nbytes);
             });
         }
     }
@@ -528,15 +568,15 @@ __device__ __forceinline__ void trade_rounds(
             const Word room = sizes.room * key.scale, begin = now.given[at_key] * room;
             const Word sent = results->sent[at_key];
             if (todo & SEND)
-                for_tiles(min(room, sent - begin), device->lanes.count, [&](unsigned at, unsigned i) {
-                    pack_word(device->spans.of[at_key], device->lows[at_key], begin, i,
-                              device->nrows, device->lanes.of[at], slot_of(key, sizes, epoch),
-                              key.scale, results);
+                for_tiles(min(room, sent - begin), device->lanes.count, [&](unsigned first, unsigned i) {
+                    pack_words(device->spans.of[at_key], device->lows[at_key], begin, i,
+                               device->nrows, device->lanes, first, slot_of(key, sizes, epoch),
+                               key.scale, results);
                 });
             const Word slot = sizes.room * from.scale, done = now.taken[at_key] * slot;
             if (todo & TAKE)
-                for_tiles(min(slot, from.count - done), nlanes, [&](unsigned at, unsigned i) {
-                    put(at, at_key, done + i, i);
+                for_tiles(min(slot, from.count - done), nlanes, [&](unsigned first, unsigned i) {
+                    put(first, at_key, done + i, i);
                 });
         }
     }
@@ -609,24 +649,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) take_rows(
     const Word side = sizes.table->most / sizes.room * sizes.nkeys * 2;
     char* old_side = sizes.table->kept + device->kept_side * side * sizes.slot;
     char* new_side = sizes.table->kept + (device->kept_side ^ 1) * side * sizes.slot;
-    const auto place = [&](const Lane& lane, int set, Word row, const char* from) {
-        if (row < fits[set]) copy_word(lane.of_caller(base + row), from, lane.nbytes);
-        else if (keeps) copy_word(lane.of_slot(new_side, side, row - fits[set]), from, lane.nbytes);
+    // Some words of a row of a set, from a slot.
+    const auto place = [&](int set, unsigned first, Word row, char* slot, Word scale, Word i) {
+        const auto from = [&](const Lane& lane) { return lane.of_slot(slot, scale, i); };
+        const Word beyond = row - fits[set];
+        if (row < fits[set])
+            copy_words(lanes, set, first, from,
+                       [&](const Lane& lane) { return lane.of_caller(base + row); });
+        else if (keeps)
+            copy_words(lanes, set, first, from,
+                       [&](const Lane& lane) { return lane.of_slot(new_side, side, beyond); });
     };
-    const auto put = [&](unsigned at, int key, Word row, unsigned i) {
-        const int set = into.set[key];
-        const Lane& lane = lanes.of[set * lanes.count + at];
-        place(lane, set, starts[key] + row, lane.of_slot(arrived[key].rows, arrived[key].scale, i));
+    const auto put = [&](unsigned first, int key, Word row, unsigned i) {
+        const Arrived& origin = arrived[key];
+        place(into.set[key], first, starts[key] + row, origin.rows, origin.scale, i);
     };
-    for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned at, unsigned row) {
+    for_tiles(begins[sizes.nkeys], lanes.count, [&](unsigned first, unsigned row) {
         if (row < was_kept) {
-            place(lanes.of[at], 0, row, lanes.of[at].of_slot(old_side, side, row));
+            place(0, first, row, old_side, side, row);
             return;
         }
         int key = 0;
         while (row >= begins[key + 1]) ++key;
         const unsigned i = row - begins[key];
-        if (i < sizes.room * arrived[key].scale) put(at, key, i, i);
+        if (i < sizes.room * arrived[key].scale) put(first, key, i, i);
     });
     if ((kind == ROUNDS || kind == LAST_ROUNDS) && is_more) {
         const bool is_mine = threadIdx.x < sizes.nkeys && into.set[threadIdx.x] >= 0;

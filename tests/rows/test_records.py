@@ -26,7 +26,7 @@ ARRAYS = {
 HEADER = ("COUNT", "CREDIT", "WANTED", "ROWS", "SCALE")
 WORDS = ("left", "strangers", "kept", "cut", "beyond", "outside", "epoch")
 CONSTANTS = (
-    *("MAX_KEYS", "MAX_LANES", "GOALS", "DROPPED", "STRANGER", "WARPS"),
+    *("MAX_KEYS", "MAX_LANES", "GOALS", "DROPPED", "STRANGER", "WARPS", "AT_ONCE"),
     *("HEADER_NBYTES", "OFFER_NBYTES", "GOES"),
     *("NO_ROUNDS", "ROUNDS", "LAST_ROUNDS", "MIGRATION"),
 )
