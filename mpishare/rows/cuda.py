@@ -60,7 +60,7 @@ class CudaRows(CudaPlanEngine):
         used = {route for each in setup.routes for route in each.values()}
         self._has_stream_waits = NCCL in used  # which no loop of a graph has
         self._far = (NcclRows if NCCL in used else CudaMessages)(self, setup, far)
-        self._peers = self._far.peers
+        self._peers, self._has_far = self._far.peers, bool(far)
         self.migration: Any = None
         self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
@@ -75,7 +75,7 @@ class CudaRows(CudaPlanEngine):
         self._make(self._build)
         self._join_order()
         chain, agreement = self._chain, self.agreement
-        order = None if self._far else self._order  # which holds for repeated graphs
+        order = None if far else self._order  # which holds for repeated graphs
         self._last_stream = bind_last_stream(chain, agreement, self._device, order)
 
     def _build(self) -> None:
@@ -161,22 +161,21 @@ class CudaRows(CudaPlanEngine):
 
         And if no slot is to grow; else return False, with nothing done.
         """
+        if stream is not None or (not (sends := name != "wait") and self._has_more):
+            return False
         form, arrays, ints = parted(given)
         call = self._calls.get((name, form), arrays)
-        if call is None or stream is not None:
+        if call is None or (handle := self._last_stream(call.tensors_on)) is None:
             return False
-        handle = self._last_stream(call.tensors_on)
-        if handle is None:
-            return False
-        sends, is_open, slots = name != "wait", name == "start", self.slots
-        entered = self._chain.last
+        is_open, entered, slots = name == "start", self._chain.last, self.slots
         if sends:
-            self._far.begin(entered)
-        if bytes(slots.offers) != slots.settled if sends else self._has_more:
-            return False
+            if self._has_far:
+                self._far.begin(entered)
+            if bytes(slots.offers) != slots.settled:
+                return False
         if call.ints != ints:
             call.set(ints)
-        if self._far:
+        if self._has_far:
             self._run(name, call, entered)
         else:
             if sends:
@@ -264,7 +263,7 @@ class CudaRows(CudaPlanEngine):
         self._follow(entered)
         self._gather(entered)
         groups = grouped(found)
-        if not found and (self._far or self._has_more or self._counted is None):
+        if not found and (self._has_far or self._has_more or self._counted is None):
             groups = [(records.Lanes(), {}, [])]
         kinds = [records.ROUNDS] * (len(groups) - 1) + [records.LAST_ROUNDS]
         launches = [self.take(*each, kind) for each, kind in zip(groups, kinds, strict=False)]
@@ -285,7 +284,7 @@ class CudaRows(CudaPlanEngine):
 
     def receive(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Let the stream wait for the rows of all peers, and take them."""
-        if self._far and not self.is_waited_for:
+        if self._has_far and not self.is_waited_for:
             self._traded = self.epoch
             with UnderWay(self, "wait"):
                 self._far.trade(entered)

@@ -30,9 +30,6 @@ class CudaMessages:
         self._ins = {at: MessageIn(comm, form, key) for at, key in self._keys.items()}
         self._pinned: dict[int, Array] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
     def skip(self, *_: Any) -> None:
         """Do nothing: `trade` does all, and waits for it with the deadline."""
 

@@ -37,9 +37,6 @@ class NcclRows:
         # Whether slots are in graphs, and whether the host has yet to look at what came.
         self._is_fixed = self._is_unseen = False
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
     def make_slots(self) -> None:
         """Have memory for messages, once the table is made."""
         slots = self._slots

@@ -28,8 +28,8 @@ _shape_of = attrgetter("shape")
 class SeenCalls(Generic[T]):
     """What was made for the arrays of earlier calls of each `form`; `close` ends what is forgotten.
 
-    Arrays are found by their ids. What was made for one that is gone is forgotten with it, since
-    the id may be reused; shapes, which may be set, are compared, and the places of tensors.
+    Arrays are found by their ids and shapes, which may be set; the places of tensors are compared.
+    What was made for an array that is gone is forgotten with it, since the id may be reused.
     """
 
     def __init__(self, close: Callable[[T], None]) -> None:
@@ -39,10 +39,8 @@ class SeenCalls(Generic[T]):
 
     def get(self, form: Any, arrays: Sequence[Any]) -> T | None:
         """Return what was made for these arrays, if they are as they were."""
-        found = self._seen.get((form, *map(id, arrays)))
-        if found is None or found.shapes != [*map(_shape_of, arrays)]:
-            return None
-        if found.places and found.places != _places_of(arrays):
+        found = self._seen.get((form, *map(id, arrays), *map(_shape_of, arrays)))
+        if found is None or (found.places and found.places != _places_of(arrays)):
             return None
         return found.made
 
@@ -50,7 +48,8 @@ class SeenCalls(Generic[T]):
         """Remember what was made, if these are arrays of CuPy or PyTorch."""
         if not all(isinstance(each, cupy.ndarray) or is_tensor(each) for each in arrays):
             return
-        key, seen, gone = (form, *map(id, arrays)), self._seen, self._gone
+        key = form, *map(id, arrays), *map(_shape_of, arrays)
+        seen, gone = self._seen, self._gone
 
         def forget(key: Any) -> None:
             if (old := seen.pop(key, None)) is not None:
@@ -61,7 +60,7 @@ class SeenCalls(Generic[T]):
             forget(next(iter(seen)))
         self._close_gone()
         refs = [ref(each, lambda _: forget(key)) for each in arrays]
-        seen[key] = _Seen(made, [*map(_shape_of, arrays)], _places_of(arrays), refs)
+        seen[key] = _Seen(made, _places_of(arrays), refs)
 
     def clear(self) -> None:
         """Forget all."""
@@ -76,7 +75,6 @@ class SeenCalls(Generic[T]):
 
 class _Seen(NamedTuple, Generic[T]):
     made: T
-    shapes: list[tuple[int, ...]]
     places: list[Any]
     refs: list[Any]
 
