@@ -64,6 +64,7 @@ SOLVES = {
 CALLS_OF_NCCL = ("nccl", "nccl beside")
 #: The forms of the program of the case jax.
 FORMS = ("loop", "recorded", "unrolled", "padded")
+NBYTES_OF_ROW = 64  # in the case rows
 #: The orders of a step of an application, and the columns of figures, with their formats.
 ORDERS = ("plain", "last", "first", "beside")
 FIGURES = {
@@ -153,6 +154,23 @@ def redistributed(rows: list[dict]) -> list[str]:
         heads = [text, *(f"mpishare, {arm}" for arm in mine), *others, OVER_FASTEST]
         lines += table(heads, cells)
     return [*lines, *_absent(rows)]
+
+
+def moved(rows: list[dict]) -> list[str]:
+    """A line per arm, back to back: of mpishare with the ratio to the fastest of the others."""
+    case = Case(rows, "rows")
+    own, others, cells = case.arms("own"), case.arms("rival"), []
+    for arm in case.ran:
+        of_goals = [each for each in others if each.startswith("migrate")]
+        found = of_goals if arm.startswith("migrate") and of_goals else {*others} - {*of_goals}
+        beside = found if arm in own else ()
+        times = [(case.back(n, arm), case.back(n, *beside)) for n in case.sizes]
+        ratios = [f" ({over(time, [other])})" if other else "" for time, other in times]
+        cells.append(
+            [arm, *(us(time) + ratio for (time, _), ratio in zip(times, ratios, strict=True))]
+        )
+    heads = (f"{nbytes // NBYTES_OF_ROW:,} rows" for nbytes in case.sizes)
+    return [*table(["back to back, µs", *heads], cells), *_absent(rows)]
 
 
 def _absent(rows: list[dict]) -> list[str]:

@@ -83,6 +83,9 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
     "docs/device.md": {
         "kernels": lambda folder: of_runs(folder, "kernels-", others.kernels, is_whole=False)
     },
+    "docs/particles.md": {
+        "rows": lambda folder: of_runs(folder, "rows-", others.moved, is_whole=False)
+    },
     "docs/jax.md": {"jax": lambda folder: of_runs(folder, "jax-", others.jax)},
     "docs/solvers.md": {
         "solves": lambda folder: [

@@ -13,6 +13,7 @@ PLACES = {
     "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service (MPS)",
     "onegpu-ranks4": "One GPU, four ranks, without MPS",
     "onegpu-ranks2-mps": "One GPU, two ranks, with MPS",
+    "host-ranks2": "No GPU, 2 ranks",
     "host-ranks8": "No GPU, 8 ranks",
     "host-ranks28": "No GPU, 28 ranks",
     "host": "No GPU",
@@ -36,6 +37,7 @@ RUNS = {
         "redistribute-",
         "allgather-",
         "kernels-",
+        "rows-",
     )
     for place, title in PLACES.items()
 } | CORES

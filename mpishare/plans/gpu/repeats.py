@@ -54,6 +54,7 @@ class SeenCalls(Generic[T]):
         def forget(key: Any) -> None:
             if (old := seen.pop(key, None)) is not None:
                 gone.append(old.made)
+                old.refs.clear()  # which tell no more
 
         forget(key)
         if len(seen) >= _MAX_SEEN:
