@@ -119,6 +119,8 @@ def test_bounds_that_are_wrong_later(program, stream):
     for _ in range(3):
         program.exchange(8, counts=False)
     columns = program.columns
+    with pytest.raises(TypeError, match="start failed: column 1 is not an array"):
+        program.swap.start([columns[0], object()], {LOW: (3, 5)})
     with pytest.raises(ValueError, match="start failed: rows 5 to 3 of 120"):
         program.swap.start(columns, {LOW: (5, 3), HIGH: (program.numbers, program.n)})
     program.exchange(8, counts=False)

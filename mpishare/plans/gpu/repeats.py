@@ -39,7 +39,10 @@ class SeenCalls(Generic[T]):
 
     def get(self, form: Any, arrays: Sequence[Any]) -> T | None:
         """Return what was made for these arrays, if they are as they were."""
-        found = self._seen.get((form, *map(id, arrays), *map(_shape_of, arrays)))
+        try:
+            found = self._seen.get((form, *map(id, arrays), *map(_shape_of, arrays)))
+        except AttributeError:  # no arrays, as the call itself will say
+            return None
         if found is None or (found.places and found.places != _places_of(arrays)):
             return None
         return found.made
