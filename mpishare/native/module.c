@@ -42,6 +42,8 @@ static PyMethodDef functions[] = {
     {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
     {"memory_barrier", memory_barrier, METH_NOARGS, "Order all accesses before it and after it."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
+    {"describe", describe, METH_O,
+     "Return a key of what a call is given, its arrays and its ints; None without a shape of one."},
     {"count_rows", count_rows, METH_VARARGS,
      "Return the rows of the shortest and the longest column; None if one is not as described: "
      "array type, dtypes, shapes of a row, arrays, whether they are written."},

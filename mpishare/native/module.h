@@ -19,6 +19,9 @@ PyObject *fold_elements(PyObject *module, PyObject *given);
 PyObject *add_exactly(PyObject *module, PyObject *given);
 PyObject *round_exactly(PyObject *module, PyObject *given);
 
+/* Describes what a call is given. */
+PyObject *describe(PyObject *module, PyObject *given);
+
 /* Copies rows of columns, and looks at columns. */
 PyObject *move_rows(PyObject *module, PyObject *given);
 PyObject *count_rows(PyObject *module, PyObject *given);

@@ -17,7 +17,7 @@ from mpishare.memory.memory import ArrayLayout
 from mpishare.plans.gpu.flags import Host
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.gpu.repeats import Repeated, SeenCalls, parted
+from mpishare.plans.gpu.repeats import Repeated, SeenCalls
 from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import is_tensor
 from mpishare.rows import records
@@ -64,6 +64,8 @@ class CudaRows(CudaPlanEngine):
         self.migration: Any = None
         self.places = form.places
         self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
+        # Without C no call comes again.
+        self._describe = getattr(setup.context.compiled_here, "describe", None)
         self._stream = 0  # for captures
         self.is_open = self._has_come = False
         self.epoch, self._traded = 0, 0  # calls begun; the last one that is waited for
@@ -140,10 +142,11 @@ class CudaRows(CudaPlanEngine):
         """Make a call of what is `given`, if it may come again."""
         self._run(name, call, entered)
         self._leave(entered)
-        if given:
-            form, arrays, _ = parted(given)
+        found = self._describe((name, given)) if given and self._describe else None
+        if found is not None:
+            key, arrays, _ = found
             call.tensors_on = self._device if is_tensor(arrays[0]) else None
-            self._calls.put((name, form), arrays, call)
+            self._calls.put(key, arrays, call)
 
     def _run(self, name: str, call: Repeated, entered: StreamInfo) -> None:
         sends = name != "wait"
@@ -161,18 +164,16 @@ class CudaRows(CudaPlanEngine):
 
         And if no slot is to grow; else return False, with nothing done.
         """
-        if stream is not None or (not (sends := name != "wait") and self._has_more):
+        if self._describe is None or stream is not None or (name == "wait" and self._has_more):
             return False
-        form, arrays, ints = parted(given)
-        call = self._calls.get((name, form), arrays)
+        found = self._describe((name, given))
+        call = found and self._calls.get(*found[:2])
         if call is None or (handle := self._last_stream(call.tensors_on)) is None:
             return False
-        is_open, entered, slots = name == "start", self._chain.last, self.slots
-        if sends:
-            if self._has_far:
-                self._far.begin(entered)
-            if bytes(slots.offers) != slots.settled:
-                return False
+        sends, is_open, entered = name != "wait", name == "start", self._chain.last
+        if sends and not self._has_slots(entered):
+            return False
+        _, arrays, ints = found
         if call.ints != ints:
             call.set(ints)
         if self._has_far:
@@ -185,6 +186,12 @@ class CudaRows(CudaPlanEngine):
         if is_open:
             self._sent = call, None, arrays
         return True
+
+    def _has_slots(self, entered: StreamInfo) -> bool:
+        """Whether a call that sends has the slots of the last one."""
+        if self._has_far:
+            self._far.begin(entered)
+        return bytes(self.slots.offers) == self.slots.settled
 
     # --- calls
 

@@ -85,7 +85,7 @@ class Sending(Repeated):
         self._bounds: list[Any] = []  # of the ints
         self._parts: list[tuple[int, int, int, int]] = []
         self._blocks, found = 0, spans_of(engine.places, rows)
-        # In the order of `parted`.
+        # In the order in which they are given.
         ints = [each for place, span in found.items() for each in self._describe(place, span)]
         self.set(tuple(ints))
 

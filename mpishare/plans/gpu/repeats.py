@@ -5,7 +5,6 @@ Beside `replay`, for calls that take more than the fields of a plan.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MAX_SEEN = 64
-_shape_of = attrgetter("shape")
 
 
 class SeenCalls(Generic[T]):
-    """What was made for the arrays of earlier calls of each `form`; `close` ends what is forgotten.
+    """What was made for earlier calls, by the `key` that C makes of them; `close` ends it.
 
-    Arrays are found by their ids and shapes, which may be set; the places of tensors are compared.
-    What was made for an array that is gone is forgotten with it, since the id may be reused.
+    In it are the ids of arrays: with an array goes what was made for it, since its id may be used
+    once more. The places of tensors, which may be set, are compared.
     """
 
     def __init__(self, close: Callable[[T], None]) -> None:
@@ -37,21 +35,17 @@ class SeenCalls(Generic[T]):
         self._gone: list[T] = []  # to be closed
         self._close = close
 
-    def get(self, form: Any, arrays: Sequence[Any]) -> T | None:
+    def get(self, key: Any, arrays: Sequence[Any]) -> T | None:
         """Return what was made for these arrays, if they are as they were."""
-        try:
-            found = self._seen.get((form, *map(id, arrays), *map(_shape_of, arrays)))
-        except AttributeError:  # no arrays, as the call itself will say
-            return None
+        found = self._seen.get(key)
         if found is None or (found.places and found.places != _places_of(arrays)):
             return None
         return found.made
 
-    def put(self, form: Any, arrays: Sequence[Any], made: T) -> None:
+    def put(self, key: Any, arrays: Sequence[Any], made: T) -> None:
         """Remember what was made, if these are arrays of CuPy or PyTorch."""
         if not all(isinstance(each, cupy.ndarray) or is_tensor(each) for each in arrays):
             return
-        key = form, *map(id, arrays), *map(_shape_of, arrays)
         seen, gone = self._seen, self._gone
 
         def forget(key: Any) -> None:
@@ -88,35 +82,6 @@ def _places_of(arrays: Sequence[Any]) -> list[Any]:
     return [(each.data_ptr(), each.stride()) for each in arrays if is_tensor(each)]
 
 
-def parted(given: Sequence[Any]) -> tuple[Any, list[Any], tuple[int, ...]]:
-    """Return the form of what a call is given, in tuples and dicts, its arrays and its ints.
-
-    A list has arrays alone. Those of the first argument come first.
-    """
-    form: list[Any] = []
-    arrays: list[Any] = []
-    ints: list[int] = []
-    parts = [*given]
-    for each in parts:  # which may become more
-        kind = type(each)
-        if kind is list:
-            form.append(len(each))
-            arrays += each
-        elif kind is int:
-            form.append(kind)
-            ints.append(each)
-        elif kind is tuple or kind is dict:
-            form.append(kind)
-            form += each if kind is dict else (len(each),)
-            parts += each.values() if kind is dict else each
-        elif each is None or kind is str:
-            form.append(each)
-        else:
-            form.append(object)
-            arrays.append(each)
-    return tuple(form), arrays, tuple(ints)
-
-
 class Repeated:
     """Launches of a call that may come again: as a graph, in a third of the time.
 
@@ -150,7 +115,7 @@ class Repeated:
         self.is_changed = False
 
     def set(self, ints: tuple[int, ...]) -> None:
-        """Take other ints, where there are any, as `parted` returns them."""
+        """Take other ints, in the order in which the call has them."""
         raise NotImplementedError
 
     def close(self) -> None:
