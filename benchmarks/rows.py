@@ -127,7 +127,8 @@ class _Copies(_Rows):
 
     def __init__(self, session: Session, nrows: int) -> None:
         super().__init__(session, nrows)
-        self.goals = self.xp.full(_FACTOR * nrows, self.comm.rank, "i4")
+        self.goals = self.xp.zeros(_FACTOR * nrows, "i4")
+        self.leaves = self.goals != self.comm.rank
         self.packed, self.into = (self.xp.zeros((2, _COLUMNS, nrows)) for _ in range(2))
         self.arrived = {side: [*rows] for side, rows in zip(SIDES, self.into, strict=True)}
 
@@ -138,7 +139,7 @@ class _Copies(_Rows):
 
     def exchange(self) -> None:
         self.into[...] = self.packed
-        self.goals.max(initial=0)
+        self.xp.not_equal(self.goals, self.comm.rank, out=self.leaves)
 
 
 class _Moved(_Rows):
@@ -262,7 +263,7 @@ class _Staged(_Sendrecv):
         super().__init__(session, nrows)
         import cupyx
 
-        self.pinned = [cupyx.empty_pinned((_COLUMNS, nrows)) for _ in range(2)]
+        self.pinned = [cupyx.empty_pinned((_COLUMNS, max(nrows, 1))) for _ in range(2)]
         self.mask = self.xp.zeros(len(self.columns[0]), "i4")
         self.mask[self.numbers[LOW]], self.mask[self.numbers[HIGH]] = 1, 2
 
