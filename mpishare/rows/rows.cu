@@ -116,47 +116,41 @@ struct Scratch {
     char* shifted;           // a word a row, if order is kept
 };
 
-__device__ __forceinline__ uint4 load_word(const char* from, unsigned nbytes) {
-    uint4 word = {0, 0, 0, 0};
+union Bytes {
+    uint4 of16;
+    Word of8;
+    unsigned of4;
+    unsigned short of2;
+    unsigned char of1;
+};
+
+__device__ __forceinline__ void copy_bytes(Bytes* to, const Bytes* from, unsigned nbytes) {
     switch (nbytes) {
-        case 16: word = *reinterpret_cast<const uint4*>(from); break;
-        case 8: {
-            const Word both = *reinterpret_cast<const Word*>(from);
-            word.x = static_cast<unsigned>(both), word.y = static_cast<unsigned>(both >> 32);
-            break;
-        }
-        case 4: word.x = *reinterpret_cast<const unsigned*>(from); break;
-        case 2: word.x = *reinterpret_cast<const unsigned short*>(from); break;
-        default: word.x = *reinterpret_cast<const unsigned char*>(from);
+        case 16: to->of16 = from->of16; break;
+        case 8: to->of8 = from->of8; break;
+        case 4: to->of4 = from->of4; break;
+        case 2: to->of2 = from->of2; break;
+        default: to->of1 = from->of1;
     }
-    return word;
 }
 
-__device__ __forceinline__ void store_word(char* to, const uint4& word, unsigned nbytes) {
-    switch (nbytes) {
-        case 16: *reinterpret_cast<uint4*>(to) = word; break;
-        case 8: *reinterpret_cast<Word*>(to) = static_cast<Word>(word.y) << 32 | word.x; break;
-        case 4: *reinterpret_cast<unsigned*>(to) = word.x; break;
-        case 2: *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(word.x); break;
-        default: *reinterpret_cast<unsigned char*>(to) = static_cast<unsigned char>(word.x);
-    }
-}
+__device__ __forceinline__ Bytes* as_bytes(char* address) { return reinterpret_cast<Bytes*>(address); }
 
 // Copies some words of a row, from the lane `first` of a set on: where a function of each lane says.
 template <class From, class To>
 __device__ __forceinline__ void copy_words(
     const Lanes& lanes, unsigned set, unsigned first, From from, To to
 ) {
-    uint4 words[AT_ONCE]; // all are read before one is written: a read takes long
+    Bytes words[AT_ONCE]; // all are read before one is written: a read takes long
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; ++i) {
         const Lane& lane = lanes.of[set * lanes.count + first + i];
-        if (first + i < lanes.count) words[i] = load_word(from(lane), lane.nbytes);
+        if (first + i < lanes.count) copy_bytes(&words[i], as_bytes(from(lane)), lane.nbytes);
     }
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; ++i) {
         const Lane& lane = lanes.of[set * lanes.count + first + i];
-        if (first + i < lanes.count) store_word(to(lane), words[i], lane.nbytes);
+        if (first + i < lanes.count) copy_bytes(as_bytes(to(lane)), &words[i], lane.nbytes);
     }
 }
 
@@ -475,16 +469,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) migrate_rows(
         if (!meet(device)) return;
         const unsigned start = scratch.gone[0];
         const unsigned behind = stays > start ? stays - start : 0;
-        uint4* shifted = reinterpret_cast<uint4*>(scratch.shifted);
+        Bytes* shifted = as_bytes(scratch.shifted);
         for (unsigned at = 0; at <= lanes.count; ++at) { // the goals too
             const Lane& lane = lanes.of[at];
             for_tiles(behind, 1, [&](unsigned, unsigned place) {
                 const unsigned from = stayer_of(start + place, scratch.gone, ngone);
-                shifted[place] = load_word(lane.of_caller(from), lane.nbytes);
+                copy_bytes(shifted + place, as_bytes(lane.of_caller(from)), lane.nbytes);
             });
             if (!meet(device)) return;
             for_tiles(behind, 1, [&](unsigned, unsigned place) {
-                store_word(lane.of_caller(start + place), shifted[place], lane.nbytes);
+                copy_bytes(as_bytes(lane.of_caller(start + place)), shifted + place, lane.nbytes);
             });
         }
     }
