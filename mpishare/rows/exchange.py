@@ -134,7 +134,6 @@ class RowExchange(RoutedPlan):
             engine, self._migrates = _classes(setup)
             self._engine: RowEngine = engine(setup, form)
             self._place_of = form.places
-            self._was_started = False
             self._migration: Any = None
             self._open_on_routes(setup)
 
@@ -182,7 +181,6 @@ class RowExchange(RoutedPlan):
         except BaseException as error:
             self._fail("start", error)
         self._open = columns
-        self._was_started = True
         if recording.UNDER_WAY:
             self._end_with_capture()
 
@@ -304,7 +302,7 @@ class RowExchange(RoutedPlan):
 
     def _check_came(self, call: str) -> None:
         self._check(call)
-        if not self._was_started:
+        if not self._engine.epoch:
             raise EpochError(f"{self.name}: {call} failed: nothing was started yet")
 
     def __repr__(self) -> str:

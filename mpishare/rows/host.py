@@ -43,7 +43,7 @@ class HostRows(PlanEngine):
         self.places = form.places
         self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
         self.agreement = setup.context.agreement
-        self._epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
+        self.epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         first, nkeys = form.first_keys(setup.comm.ranks_here)
         self._headers = setup.comm.take_memory(setup.name, HEADERS_NBYTES * max(1, nkeys))
         self.move: Callable[..., bool] = move_rows
@@ -118,7 +118,7 @@ class HostRows(PlanEngine):
 
     def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
         """Send parts of the arrays, one a key; `ValueError` for numbers of no rows."""
-        epoch = self._epoch + 1
+        epoch = self.epoch + 1
         for out, (rows, count) in zip(self._out, parts, strict=True):
             out.reserve(count)
             slot = out.slot(epoch)
@@ -127,7 +127,7 @@ class HostRows(PlanEngine):
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
 
         with UnderWay(self, "start"):
-            self._epoch = epoch
+            self.epoch = epoch
             for out, (_, count) in zip(self._out, parts, strict=True):
                 out.send(count, epoch)
             self._sent = [count for _, count in parts]
@@ -139,7 +139,7 @@ class HostRows(PlanEngine):
             return
         with UnderWay(self, "wait"):
             spins = self._setup.context.spins_per_yield
-            if not all(each.spin(self._epoch, spins) for each in self._in):
+            if not all(each.spin(self.epoch, spins) for each in self._in):
                 self._wait()
             self._open_all()
             self._is_open = False
@@ -147,7 +147,7 @@ class HostRows(PlanEngine):
     def _open_all(self) -> None:
         try:
             for each in self._in:
-                each.open(self._epoch)
+                each.open(self.epoch)
         except HandleError:  # a rank that left has removed the names of its memory
             self.agreement.require_all_here(f"{self.name}: wait")
             raise
@@ -195,7 +195,7 @@ class HostRows(PlanEngine):
     # --- waits
 
     def _late(self) -> list[int]:
-        return late(self.form.keys, self._in, self._out, self._epoch)
+        return late(self.form.keys, self._in, self._out, self.epoch)
 
     def _wait(self) -> None:
         call = f"{self.name}: wait"

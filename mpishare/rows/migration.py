@@ -108,11 +108,9 @@ class Migration:
             if swap._open is None and swap._engine.again("migrate", given, stream):
                 return count
             swap._check_free("migrate")
-            found = self._engine.migrate([*map(array_of, columns)], array_of(to), count, stream)
+            return self._engine.migrate([*map(array_of, columns)], array_of(to), count, stream)
         except BaseException as error:
             swap._fail("migrate", error)
-        swap._was_started = True
-        return found
 
     def check(self) -> None:
         """Raise while rows are left. Local, host-blocking.
