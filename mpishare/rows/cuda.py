@@ -253,7 +253,8 @@ class CudaRows(CudaPlanEngine):
             if count <= found[records.SCALES + place] * self.form.room:
                 continue
             self.slots.enlarge(place, count, is_needed=True)
-            rows, scale = self.slots.slot_at(place, epoch), self.slots.scales[place]
+            scale = self.slots.scales[place]
+            rows = self.slots.bases[place] + (epoch & 1) * scale * self.slots.slot
             lanes = records.Lanes.from_buffer_copy(self._sent[0].lanes)
             for lane in lanes.of[: lanes.count]:
                 lane.column = rows + scale * lane.slot

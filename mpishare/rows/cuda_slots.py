@@ -99,10 +99,6 @@ class CudaSlots(PlanBuffers):
         """Size of this rank's own slots, and of the node's pinned memory."""
         return super().nbytes + sum(block.nbytes for block in self._taken)
 
-    def slot_at(self, place: int, epoch: int) -> int:
-        """Return the address of a slot of rows that come."""
-        return self.bases[place] + (epoch & 1) * self.scales[place] * self.slot
-
     def columns_at(self, address: int, scale: int) -> list[int]:
         """Return where the columns of a slot begin."""
         return [address + scale * each for each in self._form.offsets(self._form.room)[:-1]]
