@@ -75,6 +75,7 @@ FOLDERS = {
     **dict.fromkeys(("redistribute", "permuted", "allgather"), ("redistribution", "plans")),
     "setup": ("memory", "runtime", "windows", "plans"),
     "swap": ("device", "windows"),
+    "rows": ("rows", "plans"),
     "jax": ("jax", *EXCHANGES),
 }
 OF_HOSTS, OF_GPUS = (
@@ -121,6 +122,7 @@ RUNS = {
     "redistribute-gpus4": bench(
         4, f"{SPREADS} --max 512MiB --repeat 3 --against staged,{LIBRARIES}", 85, gpus=4
     ),
+    "rows-gpus2": bench(2, "rows --repeat 3 --against nccl,staged,ceilings", 13, gpus=2),
     "fresh-gpus2": bench(2, "fresh", 10, gpus=2),
     "jax-gpus2": bench(2, "jax", 30, gpus=2),
     "kernels-gpus2": bench(2, "swap --against all", 60, gpus=2),
@@ -156,6 +158,12 @@ RUNS = {
             ranks, "redistribute permuted --max 64MiB --repeat 3", 60, mpi="MPICH"
         )
         for ranks in (8, 28)
+    },
+    **{
+        f"rows-host-ranks{ranks}": bench(
+            ranks, "rows --repeat 3 --against sendrecv,alltoallv", 7, mpi="MPICH"
+        )
+        for ranks in (2, 8)
     },
     "fresh-host": bench(2, "fresh", 10, mpi="MPICH"),
     "jax-host": bench(2, "jax", 30, mpi="MPICH"),
