@@ -63,7 +63,7 @@ class CudaRows(CudaPlanEngine):
         self._peers, self._has_far = self._far.peers, bool(far)
         self.migration: Any = None
         self.places = form.places
-        self._calls: SeenCalls[Repeated] = SeenCalls(Repeated.close)
+        self._calls = SeenCalls()
         # Without C no call comes again.
         self._describe = getattr(setup.context.compiled_here, "describe", None)
         self._stream = 0  # for captures

@@ -5,7 +5,7 @@ Beside `replay`, for calls that take more than the fields of a plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import cupy
@@ -15,34 +15,32 @@ from mpishare.backends.driver import launch_graph
 from mpishare.plans.layout import is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.backends.driver import Enqueued
 
-T = TypeVar("T")
 _MAX_SEEN = 64
 
 
-class SeenCalls(Generic[T]):
-    """What was made for earlier calls, by the `key` that C makes of them; `close` ends it.
+class SeenCalls:
+    """What was made for earlier calls, by the `key` that C makes of them.
 
     In it are the ids of arrays: with an array goes what was made for it, since its id may be used
     once more. The places of tensors, which may be set, are compared.
     """
 
-    def __init__(self, close: Callable[[T], None]) -> None:
-        self._seen: dict[Any, _Seen[T]] = {}
-        self._gone: list[T] = []  # to be closed
-        self._close = close
+    def __init__(self) -> None:
+        self._seen: dict[Any, _Seen] = {}
+        self._gone: list[Repeated] = []  # to be closed
 
-    def get(self, key: Any, arrays: Sequence[Any]) -> T | None:
+    def get(self, key: Any, arrays: Sequence[Any]) -> Repeated | None:
         """Return what was made for these arrays, if they are as they were."""
         found = self._seen.get(key)
         if found is None or (found.places and found.places != _places_of(arrays)):
             return None
         return found.made
 
-    def put(self, key: Any, arrays: Sequence[Any], made: T) -> None:
+    def put(self, key: Any, arrays: Sequence[Any], made: Repeated) -> None:
         """Remember what was made, if these are arrays of CuPy or PyTorch."""
         if not all(isinstance(each, cupy.ndarray) or is_tensor(each) for each in arrays):
             return
@@ -68,11 +66,11 @@ class SeenCalls(Generic[T]):
 
     def _close_gone(self) -> None:
         while self._gone:
-            self._close(self._gone.pop())
+            self._gone.pop().close()
 
 
-class _Seen(NamedTuple, Generic[T]):
-    made: T
+class _Seen(NamedTuple):
+    made: Repeated
     places: list[Any]
     refs: list[Any]
 
