@@ -139,7 +139,7 @@ class CudaRows(CudaPlanEngine):
     # --- calls that come again
 
     def run(self, name: str, given: Any, call: Repeated, entered: StreamInfo) -> None:
-        """Make a call of what is `given`, if it may come again."""
+        """Make a call; with what it was `given` it comes again, unless that is empty."""
         self._run(name, call, entered)
         self._leave(entered)
         found = self._describe((name, given)) if given and self._describe else None
