@@ -51,7 +51,8 @@ class Allreduce(BasePlan):
     like : array or Layout
         What is reduced: a NumPy array, or a CuPy array or a PyTorch tensor on this rank's GPU, or
         a `Layout` that stands for one. Shape and dtype are the same on all ranks; strides may
-        differ. Elements are numbers: integers, floats, complex numbers, and bool. It is not kept.
+        differ. Elements are integers, floats, complex numbers or bool; bfloat16 where ml_dtypes is
+        installed. It is not kept.
     op : str or mpi4py.MPI.Op
         ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"``, ``"minloc"``, ``"land"``,
         ``"lor"``, ``"lxor"``, ``"band"``, ``"bor"`` or ``"bxor"``, or that of MPI with the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -87,7 +87,8 @@ def allocate(
             _fill(context, block, mine, fill)
         return same, [mine.shape, at]
 
-    with ExitStack() as undo:
+    shown = nullcontext() if blocks is None else ranges.span(call)  # else by `make_window`
+    with shown, ExitStack() as undo:
         same, parts = agree(context, call, check)
         rank = same.get("owner")
         kind = np.dtype(dtype)
