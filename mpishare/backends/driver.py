@@ -17,7 +17,7 @@ from mpishare.backends import Device
 from mpishare.backends.presence import library
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.arguments import is_int
-from mpishare.memory.kinds import PointerAttributes
+from mpishare.memory.kinds import MemoryType, PointerAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,6 +100,17 @@ def pointer_attributes(address: int) -> PointerAttributes | None:
     known = {name: value or 0 for name, value in values.items()}
     return PointerAttributes(
         **{name: bool(v) if name in _FLAGS else v for name, v in known.items()}  # type: ignore[arg-type]
+    )
+
+
+def is_plain(address: int) -> bool:
+    """Whether memory is of ``cuMemAlloc``, not of a pool, managed, or mapped from chunks."""
+    found = pointer_attributes(address)
+    return (
+        found is not None
+        and found.memory_type == MemoryType.DEVICE
+        and found.has_legacy_handle
+        and not found.is_managed
     )
 
 

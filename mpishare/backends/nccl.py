@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 OLDEST = 21800
 """The first version whose communicators are made and split without blocking."""
 ANY_NBYTES = 16 << 10
-"""The most bytes of a message that is captured on one rank alone.
+"""The most bytes that NCCL takes out of any memory alike in captures and calls.
 
-NCCL sends these from any memory in one way (NCCL_P2P_LL_THRESHOLD). In captures it may map larger
-ones into the other process, which both ends must know.
+In captures it may map the memory of more into the other process, which both ends must know.
 """
+_LEAVES_MEMORY_SINCE = 22403
 _BYTES = 1  # ncclUint8
 _KINDS = {"i1": 0, "u1": 1, "i4": 2, "u4": 3, "i8": 4, "u8": 5, "f2": 6, "f4": 7, "f8": 8}
 _OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
@@ -94,7 +95,8 @@ class Library:
     ncclGroupStart: Callable[[], int]  # noqa: N815  NCCL's names
     ncclGroupEnd: Callable[[], int]  # noqa: N815
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, version: int) -> None:
+        self.version = version
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = arguments
@@ -131,12 +133,24 @@ def load() -> Library:
         version = c_int()
         library.ncclGetVersion(byref(version))
         if version.value >= OLDEST:
-            return Library(library)
+            return Library(library, version.value)
         reason = f"{path} is of version {version.value}, older than {OLDEST}"
     raise UnsupportedError(
         f"no NCCL: {reason}. Install one: pip install "
         "nvidia-nccl-cu13, or nvidia-nccl-cu12 for CUDA 12"
     )
+
+
+def most_captured_alone() -> float:
+    """Return the most bytes of a message that one rank may capture where the other calls.
+
+    Out of memory of ``cudaMalloc`` at both ends. Since 2.24.3 NCCL maps that only where it is asked
+    to, which may be in its own file nccl.conf: it adds that to the process's variables.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    is_asked = getenv(b"NCCL_LEGACY_CUDA_REGISTER") is not None
+    return ANY_NBYTES if is_asked or load().version < _LEAVES_MEMORY_SINCE else math.inf
 
 
 def _paths() -> Iterator[str]:

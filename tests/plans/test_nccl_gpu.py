@@ -1,5 +1,7 @@
 """Halves of the ranks as two nodes between which NCCL takes the cells, on the stream."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -130,13 +132,19 @@ def test_fields_without_cells(half, shapes):
 
 @TWO
 @pytest.mark.parametrize("form", ["C", "offset"])
-def test_large_faces_beside_strided_and_small_ones(half, form):
-    """Large ones stay where they are, unless a field begins at an odd address."""
+def test_large_faces_beside_strided_and_small_ones(half, cupy, form):
+    """Large ones stay where they are, unless a field begins at an odd address or is in a pool."""
     case = even_case((WORLD.size,), True, 4)
     kinds = [Kind("f8", "C", (40_000,)), Kind("f8", "F", (40_000,)), Kind("f4", form, (3,))]
     with exchanging(half, case, kinds, comm=WORLD, axes=(0,)) as (halo, fields):
-        for step in range(1, 5):  # called, and replayed
-            exchange_step(halo, fields, step)
+        with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+            of_pool = make_fields(half, case, kinds, rank=WORLD.rank)
+        for step in range(1, 9):  # called, and replayed; on one rank alone with others
+            chosen = of_pool if (step + WORLD.rank) % 4 == 0 else fields
+            exchange_step(halo, chosen, step)
+            captured = mpishare.capture(half, partial(halo.exchange, *arrays(chosen)))
+            captured()
+            check(chosen, step)
 
 
 @TWO

@@ -78,21 +78,3 @@ class GraphCache:
         for graph in self._graphs.values():
             graph.close()
         self._graphs = {}
-
-
-class InParts:
-    """Launches of which the first and the last are graphs, but not those between."""
-
-    def __init__(self, first: GraphCache, between: Enqueued, last: GraphCache) -> None:
-        self._first, self._between, self._last = first, between, last
-
-    def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
-        """Enqueue all of them, as `GraphCache` does."""
-        self._first.enqueue(stream, addresses, is_captured=is_captured)
-        self._first.pointers[:] = [*addresses]
-        self._between.enqueue(stream)
-        self._last.enqueue(stream, addresses, is_captured=is_captured)
-
-    def close(self) -> None:
-        self._first.close()
-        self._last.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.flags import PinnedFlags
-    from mpishare.plans.gpu.graphs import GraphCache, InParts
+    from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.gpu.staging import PlanBuffers
 
@@ -121,7 +121,7 @@ class CudaPlanEngine(PlanEngine):
             self._chain.follow(handle, owner, stays_alive=stays_alive)
 
     def _launch_in_order(
-        self, launch: GraphCache | InParts, entered: StreamInfo, addresses: tuple[int, ...]
+        self, launch: GraphCache, entered: StreamInfo, addresses: tuple[int, ...]
     ) -> None:
         """Enqueue a launch: after the last one of any plan on this GPU, if its kernels wait."""
         handle, _, _, is_captured = entered

@@ -9,7 +9,7 @@ import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.backends.driver import InOrder
-from mpishare.backends.nccl import ANY_NBYTES
+from mpishare.backends.nccl import most_captured_alone
 from mpishare.errors import UnsupportedError
 from mpishare.plans import nccl_choice, routes
 from mpishare.plans.gpu.fields import addresses_of, place_of
@@ -242,7 +242,7 @@ class CudaReduce(CudaPlanEngine):
         capturing, where = self._capturing, self._group.where
         if self._nodes is None:
             return PreparedCall(layouts, enqueued, pointers, capturing, where)
-        capturing = capturing if nbytes <= ANY_NBYTES else 0
+        capturing = capturing if nbytes <= most_captured_alone() else 0
         made = PreparedCall(layouts, enqueued, pointers, capturing, where)
         self._nodes.peers.ranks.graphs.add(made)
         return made

@@ -20,7 +20,6 @@ from mpishare.plans.exchange.cuda.regions import adds_in_kernel
 from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
-from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
 from mpishare.plans.layout import require_number
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
-    from mpishare.plans.gpu.graphs import InParts
+    from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
     from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
@@ -45,7 +44,7 @@ class Launches(NamedTuple):
 
     streamed: StreamedRoutes | None
     fused: Fused | None
-    whole: GraphCache | InParts | None
+    whole: GraphCache | None
 
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
@@ -167,21 +166,26 @@ class CudaEngine(CudaPlanEngine):
         buffers.make_messages(self._peers, launcher.pointers)
         self._events += [backend.local_event() for _ in range(3)]
         packing: Handles = {}, {}
-        whole: GraphCache | InParts | None = None
-        # For fields aligned to the widest unit, and for any others.
-        for alignments in ([ALIGN] * len(self._layouts), self._alignments):
+        whole: GraphCache | None = None
+        # For fields as they usually are, aligned to the widest unit, and for any others.
+        for are_usual in (True, False):
+            alignments = [ALIGN] * len(self._layouts) if are_usual else self._alignments
             if self._launches and self._serves_all(self._launches[0]):
                 self._launches.append(self._launches[0])
                 break
             arguments = direction, buffers, launcher, alignments
-            streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
+            streamed = (
+                StreamedRoutes(self._context, *arguments, may_stay=are_usual)
+                if direction.is_streamed
+                else None
+            )
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             if streamed is not None:
                 streamed.cache_graphs(launcher, self._stream, packing)
                 whole = streamed.whole(fused, self._stream, handles[0])
             elif fused is not None:
                 whole = fused.alone
-            if isinstance(whole, GraphCache):
+            if whole is not None:
                 self._hold(whole)
             self._launches.append(Launches(streamed, fused, whole))
         launcher.slides.prepare(len(self._shifts.values))
@@ -204,15 +208,22 @@ class CudaEngine(CudaPlanEngine):
         addresses = addresses_of(fields, self._layouts)
         self._disjoint.require(addresses)
         addresses = addresses or (0,)  # of no field
-        aligned, unaligned = self._launches
-        if not functools.reduce(operator.or_, addresses) % ALIGN:
-            return fields, addresses, aligned
+        usual, others = self._launches
+        if self._are_usual(addresses):
+            return fields, addresses, usual
         for address, alignment in zip(addresses, self._alignments, strict=True):
             if address % alignment:
                 raise ValueError(
                     f"a field begins at {address:#x}, which is not a multiple of {alignment} bytes"
                 )
-        return fields, addresses, unaligned
+        return fields, addresses, others
+
+    def _are_usual(self, addresses: tuple[int, ...]) -> bool:
+        """Whether fields at these addresses are aligned, and NCCL may take cells out of them."""
+        nccl = self._buffers.nccl
+        if nccl is not None:
+            return nccl.may_stay(addresses)
+        return not functools.reduce(operator.or_, addresses) % ALIGN
 
     def start(self, fields: Sequence[Any], stream: Any) -> None:
         """Send. Fused neighbors run on the plan's own stream, up to the ghosts."""
@@ -373,14 +384,12 @@ class CudaEngine(CudaPlanEngine):
             self._join(handle)
 
     def _usual_addresses(self, key: Any) -> tuple[int, ...] | None:
-        """Return the addresses of a key if the fields there are right, and well aligned."""
+        """Return the addresses of a key if the fields there are right, and as they usually are."""
         addresses = key if isinstance(key, tuple) else (key,)
-        is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
-        return addresses if is_aligned and self._disjoint.are_apart(addresses) else None
+        is_usual = self._are_usual(addresses)
+        return addresses if is_usual and self._disjoint.are_apart(addresses) else None
 
-    def _launch_first(
-        self, launch: GraphCache | InParts, key: Any, handle: int, own: int = 0
-    ) -> bool:
+    def _launch_first(self, launch: GraphCache, key: Any, handle: int, own: int = 0) -> bool:
         """Launch the fused kernel for CuPy arrays without a graph, or return False.
 
         On the plan's own stream if it is given.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.driver import pointer_attributes
-from mpishare.memory.kinds import MemoryType
+from mpishare.backends.driver import is_plain
 from mpishare.plans.gpu.graphs import key_of
 from mpishare.plans.mpi_route import MpiMessages
 
@@ -50,7 +49,8 @@ class InPlaceMessages:
             return self.bound[key]
         if len(self.bound) == _MAX_BOUND:
             self._forget(next(iter(self.bound)))
-        found = self._bind(addresses) if all(map(_is_plain, addresses)) else None
+        # MPIs are known to fail with memory of other allocators, or to stage it through the host.
+        found = self._bind(addresses) if all(map(is_plain, addresses)) else None
         self.bound[key] = found
         return found
 
@@ -82,17 +82,3 @@ def go_in_place(messages: Sequence[Message], layouts: Sequence[FieldLayout]) -> 
     """Whether MPI takes messages out of fields in less time than kernels pack them."""
     are_large = max(message.nbytes for message in messages) >= MIN_IN_PLACE_NBYTES
     return are_large and all(message.is_contiguous(layouts) for message in messages)
-
-
-def _is_plain(address: int) -> bool:
-    """Whether memory is of ``cuMemAlloc``.
-
-    MPIs are known to fail with memory of other allocators, or to stage it through the host.
-    """
-    found = pointer_attributes(address)
-    return (
-        found is not None
-        and found.memory_type == MemoryType.DEVICE
-        and found.has_legacy_handle
-        and not found.is_managed
-    )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.backends.nccl import ANY_NBYTES
+from mpishare.backends.driver import is_plain
+from mpishare.backends.nccl import ANY_NBYTES, most_captured_alone
 from mpishare.plans.exchange.cuda.mpi_buffers import places_in
 from mpishare.plans.message import ALIGN
 
@@ -32,7 +33,7 @@ class _Piece(NamedTuple):
 
     packed: Move
     parts: Packed
-    field: int | None  # whose cells need no packing at this end, unless its address is odd
+    field: int | None  # whose cells need no packing at this end, if `may_stay`
     offset: int
 
     def move(self, addresses: tuple[int, ...] | None) -> Move:
@@ -46,7 +47,7 @@ class NcclMessages:
     """Messages of the fields at the addresses in `pointers`, all sent and received by one kernel.
 
     The buffers need no second half as those of streams that wait by flags: all three kernels of a
-    call follow those of the call before. Graphs may have them if they `are_small`.
+    call follow those of the call before. `may_be_captured`: on this rank alone.
     """
 
     def __init__(
@@ -65,14 +66,34 @@ class NcclMessages:
         self._blocks: list[Suballocation] = []
         self._sends, self._recvs = ([*self._place(each)] for each in (sends, recvs))
         pieces = self._sends + self._recvs
-        self.are_small = all(each.packed[1] <= ANY_NBYTES for each in pieces)
+        most = max((each.packed[1] for each in pieces), default=0)
+        self.may_be_captured = most <= most_captured_alone()
+        # Any others are taken alike out of all memory.
+        large = [each for each in pieces if each.packed[1] > ANY_NBYTES]
+        self._fields = {each.field for each in large if each.field is not None}
+        self._may_stay: dict[tuple[int, ...], bool] = {}
         self._bound: dict[tuple[int, ...], Callable[[int], None]] = {}
         self.nbytes = sum(block.nbytes for block in self._blocks)
 
-    def packed(self, *, are_aligned: bool) -> tuple[list[Packed], list[Packed]]:
-        """Return the parts to pack and to unpack, for fields at multiples of `ALIGN` or at any."""
+    def may_stay(self, addresses: tuple[int, ...]) -> bool:
+        """Whether cells that need no packing may stay in the fields at these addresses.
+
+        NCCL copies those at odd ones byte by byte. Of memory that it maps in captures, both ends
+        would have to be: at the other one the same cells may be packed.
+        """
+        if any(address % ALIGN for address in addresses):
+            return False
+        if addresses not in self._may_stay:
+            if len(self._may_stay) == _MAX_BOUND:
+                self._may_stay.clear()
+            are_plain = all(is_plain(addresses[field]) for field in self._fields)
+            self._may_stay[addresses] = are_plain
+        return self._may_stay[addresses]
+
+    def packed(self, *, may_stay: bool) -> tuple[list[Packed], list[Packed]]:
+        """Return the parts to pack and to unpack, for fields whose cells may stay, or not."""
         sends, recvs = (
-            [each.parts for each in pieces if not are_aligned or each.field is None]
+            [each.parts for each in pieces if not may_stay or each.field is None]
             for pieces in (self._sends, self._recvs)
         )
         return sends, recvs
@@ -84,7 +105,7 @@ class NcclMessages:
         if found is None:
             if len(self._bound) == _MAX_BOUND:
                 self._bound.pop(next(iter(self._bound)))
-            given = None if any(each % ALIGN for each in addresses) else addresses
+            given = addresses if self.may_stay(addresses) else None
             sends, recvs = ([p.move(given) for p in each] for each in (self._sends, self._recvs))
             found = self._bound[addresses] = self.ranks.bind(sends, recvs)
         found(stream)

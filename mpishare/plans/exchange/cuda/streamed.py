@@ -17,8 +17,8 @@ from mpishare.backends.driver import launch_graph
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
-from mpishare.plans.gpu.graphs import GraphCache, InParts
-from mpishare.plans.message import ALIGN, received
+from mpishare.plans.gpu.graphs import GraphCache
+from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, LOCAL, PINNED
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ _BY_STREAM = (COPY, PINNED)
 
 
 class StreamedRoutes:
-    """The launches, signals and messages between this rank and its neighbors that are not fused."""
+    """The launches, signals and messages between this rank and its neighbors that are not fused.
+
+    `may_stay`: NCCL takes contiguous cells out of the fields (`NcclMessages`).
+    """
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class StreamedRoutes:
         buffers: Buffers,
         launcher: Launcher,
         alignments: Sequence[int],
+        *,
+        may_stay: bool,
     ) -> None:
         self._context = context
         self._backend = context.backend
@@ -65,13 +70,13 @@ class StreamedRoutes:
         self._beside_in_place: driver.Enqueued | None = None
         self._has_signals = bool(buffers.flags.streamed)
         self._handshake = Handshake(self._backend, buffers.flags)
-        sent, by_nccl = self._by_nccl(alignments)
+        sent, by_nccl = ([], []) if self.nccl is None else self.nccl.packed(may_stay=may_stay)
         # Where all cells stay where they are, the kernels that pack and unpack only count.
         here = chain(direction.sent(*_BY_STREAM), direction.received(*_BY_STREAM, LOCAL))
         is_moved = any(sent) or any(by_nccl) or any(here) or self._has_signals
         is_aside = self.nccl is not None and not is_moved
         follow = functools.partial(launcher.asides.of, is_aside=is_aside)
-        self._make_packs(direction, buffers, launcher, alignments, follow)
+        self._make_packs(direction, buffers, launcher, alignments, sent, follow)
         by_stream = [
             [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
             for message in direction.by(direction.recvs, *_BY_STREAM)
@@ -98,13 +103,14 @@ class StreamedRoutes:
         buffers: Buffers,
         launcher: Launcher,
         alignments: Sequence[int],
+        sent: Iterable[Packed],
         follow: Callable[[driver.Launch], driver.Enqueued],
     ) -> None:
         """Prepare the launch that packs for all routes, and that beside messages in place."""
         kind = PACK_AND_ZERO if direction.adds else PACK
         by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
         by_mpi = [] if self._mpi is None else [*chain.from_iterable(self._mpi.sent)]
-        by_nccl = [*chain.from_iterable(self._by_nccl(alignments)[0])]
+        by_nccl = [*chain.from_iterable(sent)]
         local = () if direction.has_fused else [*direction.local()]
 
         def pack(parts: Packed) -> driver.Enqueued:
@@ -116,11 +122,6 @@ class StreamedRoutes:
         self._pack = pack(by_stream + by_nccl + by_mpi)
         if self._in_place is not None and (self._has_signals or local):
             self._beside_in_place = pack(by_stream)
-
-    def _by_nccl(self, alignments: Sequence[int]) -> tuple[list[Packed], list[Packed]]:
-        """Return what is packed and unpacked for NCCL, of fields of these alignments."""
-        are_aligned = min(alignments, default=0) == ALIGN
-        return ([], []) if self.nccl is None else self.nccl.packed(are_aligned=are_aligned)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
         """Pack and unpack by graphs from now on, if an exchange is only messages of MPI.
@@ -139,24 +140,20 @@ class StreamedRoutes:
 
     def whole(
         self, fused: Fused | None, capturing: int, handles: dict[Any, int]
-    ) -> GraphCache | InParts | None:
+    ) -> GraphCache | None:
         """Return the launches of an exchange as one; None for those with which a host waits.
 
         And for those by flags alone, which are launched one by one. `handles` has their graphs.
         """
         if self._mpi is not None or (self._has_signals and self.nccl is None):
             return None
-
-        def cache(parts: Sequence[driver.Enqueued], handles: dict[Any, int]) -> GraphCache:
-            launch = driver.InOrder(parts)
-            return GraphCache(self._pointers, self._where, launch, capturing, handles)
-
         between = [] if fused is None else [fused.alone.launch]
-        between += [] if self.nccl is None else [self.nccl]
+        if self.nccl is not None:
+            between.append(self.nccl)
+            capturing = capturing if self.nccl.may_be_captured else 0
         pack, unpack = [self._pack, self._handshake.ready], [self._handshake.seen, *self._unpacks]
-        if self.nccl is None or self.nccl.are_small:
-            return cache([*pack, *between, *unpack], handles)
-        return InParts(cache(pack, {}), driver.InOrder(between), cache(unpack, {}))
+        launch = driver.InOrder([*pack, *between, *unpack])
+        return GraphCache(self._pointers, self._where, launch, capturing, handles)
 
     @property
     def has_graphs(self) -> bool:
