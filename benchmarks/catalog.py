@@ -31,9 +31,9 @@ _SUMS = Case(
 _MESSAGES = Case(
     "messages1d",
     "halos by messages, as to another node, in a cart of one axis",
-    {"host": ("persistent",), "cuda": ("mpi", "nccl")},
+    {"host": ("persistent",), "cuda": ("staged", "mpi", "nccl")},
     "benchmarks.halos:run_messages",
-    on_request=frozenset({"nccl"}),
+    on_request=frozenset({"staged", "nccl"}),
     is_sized=True,
     naxes=1,
 )

@@ -24,8 +24,9 @@ from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import persistent
 from mpishare.bench.report import Clock
 from mpishare.bench.session import Bound, Session, do_nothing
+from mpishare.bench.staged import staged
 
-_MESSAGES_MPI: Forms = {"persistent": persistent}
+_MESSAGES_MPI: Forms = {"persistent": persistent, "staged": staged}
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
     "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),
