@@ -220,13 +220,13 @@ class Communicator:
 
         return group
 
-    def bind_reduction(self, kind: str, name: str) -> Callable[[int, int, int], None]:
-        """Return the function that combines elements: at an address, so many, on a stream."""
+    def bind_reduction(self, kind: str, name: str, count: int) -> Callable[[int, int], None]:
+        """Return the function that combines so many elements at an address, on a stream."""
         library = self._library
-        rest = c_int(_KINDS[kind]), c_int(_OPERATIONS[name]), self._handle
+        rest = count, c_int(_KINDS[kind]), c_int(_OPERATIONS[name]), self._handle
 
-        def reduce(address: int, count: int, stream: int) -> None:
-            library.call("ncclAllReduce", address, address, count, *rest, stream)
+        def reduce(address: int, stream: int) -> None:
+            library.call("ncclAllReduce", address, address, *rest, stream)
 
         return reduce
 

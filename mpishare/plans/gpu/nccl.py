@@ -132,14 +132,7 @@ class NcclRanks:
         self, comm: PlanComm, call: str, dtype: np.dtype[Any], name: str, count: int
     ) -> Reduction:
         """Return what combines so many elements of all ranks, once it has. As `connect`."""
-        with self._in_use() as comms:
-            begin = comms[0].bind_reduction(dtype.str[1:], name)
-
-        def reduce(address: int, stream: int) -> None:
-            with self._calls:  # as `_in_use`, which takes longer
-                self._require_open()
-                begin(address, count, stream)
-
+        reduce = self._bound(lambda each: each.bind_reduction(dtype.str[1:], name, count))
         self._try_first(comm, call, max(count, 1) * dtype.itemsize, self._everyone, reduce)
         return reduce
 
@@ -186,15 +179,19 @@ class NcclRanks:
 
     def bind(self, sends: Sequence[Move], recvs: Sequence[Move]) -> Callable[[int], None]:
         """Return the function that enqueues messages on a stream, one kernel for all of them."""
-        with self._in_use() as comms:
-            group = comms[0].bind(sends, recvs)
+        return self._bound(lambda each: each.bind(sends, recvs))
 
-        def enqueue(stream: int) -> None:
+    def _bound(self, bind: Callable[[Communicator], Callable[..., None]]) -> Callable[..., None]:
+        """Return the calls that the communicator binds, until it has ended."""
+        with self._in_use() as comms:
+            bound = bind(comms[0])
+
+        def call(*arguments: int) -> None:
             with self._calls:  # as `_in_use`, which takes longer
                 self._require_open()
-                group(stream)
+                bound(*arguments)
 
-        return enqueue
+        return call
 
     def events(self) -> set[int]:
         """Return those by which NCCL orders graphs of its messages, of one that is never sent."""

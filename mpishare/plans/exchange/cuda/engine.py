@@ -120,12 +120,6 @@ class CudaEngine(CudaPlanEngine):
         both = in_one_kernel(self._setup)
         return None if both is None else CudaEngine(both)
 
-    def _hold(self, graphs: GraphCache) -> GraphCache:
-        """Return graphs, which end with the communicator that their messages may have."""
-        if self._buffers.nccl is not None:
-            self._buffers.nccl.ranks.graphs.add(graphs)
-        return graphs
-
     def _bind_messages(
         self,
         find: Find,
@@ -185,8 +179,8 @@ class CudaEngine(CudaPlanEngine):
                 whole = streamed.whole(fused, self._stream, handles[0])
             elif fused is not None:
                 whole = fused.alone
-            if whole is not None:
-                self._hold(whole)
+            if whole is not None and buffers.nccl is not None:
+                buffers.nccl.ranks.graphs.add(whole)  # they end with their communicator
             self._launches.append(Launches(streamed, fused, whole))
         launcher.slides.prepare(len(self._shifts.values))
         launcher.load(self._stream)

@@ -5,6 +5,7 @@ Cells that are contiguous at this end go straight out of fields and into ghosts;
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import is_plain
@@ -71,24 +72,18 @@ class NcclMessages:
         # Any others are taken alike out of all memory.
         large = [each for each in pieces if each.packed[1] > ANY_NBYTES]
         self._fields = {each.field for each in large if each.field is not None}
-        self._may_stay: dict[tuple[int, ...], bool] = {}
-        self._bound: dict[tuple[int, ...], Callable[[int], None]] = {}
+        self.may_stay = functools.lru_cache(_MAX_BOUND)(self._may_stay)
+        self._bound = functools.lru_cache(_MAX_BOUND)(self._bind)
         self.nbytes = sum(block.nbytes for block in self._blocks)
 
-    def may_stay(self, addresses: tuple[int, ...]) -> bool:
+    def _may_stay(self, addresses: tuple[int, ...]) -> bool:
         """Whether cells that need no packing may stay in the fields at these addresses.
 
         NCCL copies those at odd ones byte by byte. Of memory that it maps in captures, both ends
         would have to be: at the other one the same cells may be packed.
         """
-        if any(address % ALIGN for address in addresses):
-            return False
-        if addresses not in self._may_stay:
-            if len(self._may_stay) == _MAX_BOUND:
-                self._may_stay.clear()
-            are_plain = all(is_plain(addresses[field]) for field in self._fields)
-            self._may_stay[addresses] = are_plain
-        return self._may_stay[addresses]
+        is_odd = any(address % ALIGN for address in addresses)
+        return not is_odd and all(is_plain(addresses[field]) for field in self._fields)
 
     def packed(self, *, may_stay: bool) -> tuple[list[Packed], list[Packed]]:
         """Return the parts to pack and to unpack, for fields whose cells may stay, or not."""
@@ -100,18 +95,15 @@ class NcclMessages:
 
     def enqueue(self, stream: int) -> None:
         """Send and receive."""
-        addresses = tuple(self._pointers)
-        found = self._bound.get(addresses)
-        if found is None:
-            if len(self._bound) == _MAX_BOUND:
-                self._bound.pop(next(iter(self._bound)))
-            given = addresses if self.may_stay(addresses) else None
-            sends, recvs = ([p.move(given) for p in each] for each in (self._sends, self._recvs))
-            found = self._bound[addresses] = self.ranks.bind(sends, recvs)
-        found(stream)
+        self._bound(tuple(self._pointers))(stream)
+
+    def _bind(self, addresses: tuple[int, ...]) -> Callable[[int], None]:
+        given = addresses if self.may_stay(addresses) else None
+        sends, recvs = ([p.move(given) for p in each] for each in (self._sends, self._recvs))
+        return self.ranks.bind(sends, recvs)
 
     def close(self) -> None:
-        self._bound.clear()
+        self._bound.cache_clear()
         while self._blocks:
             self._blocks.pop().close()
 
