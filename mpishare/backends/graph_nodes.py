@@ -10,9 +10,8 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpishare.backends.driver import Step, error
+from mpishare.backends.driver import Step, error, is_capturing
 from mpishare.backends.presence import library
-from mpishare.coordination import recording
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -91,28 +90,32 @@ class _Parameters(ctypes.Structure):
 
 
 class Asides:
-    """Launches that may be aside in a captured function, where later ones do not wait for them.
+    """Launches that may be aside in a program's captures, where later ones do not wait for them.
 
-    Those aside follow each other. Outside of captures they are launches as others.
+    Those aside follow each other. Outside of captures they are launches as others, and in those on
+    the stream `own`: graphs of a call alone, which nodes aside would slow down.
     """
 
     def __init__(self) -> None:
+        self.own = 0
         self._last = 0, 0  # the capture and its last node aside
 
     def of(self, launch: Launch, *, is_aside: bool) -> Enqueued:
         """Return what enqueues one of them."""
         return Step(partial(self._add if is_aside else self._join, launch))
 
+    def _is_captured(self, stream: int) -> bool:
+        return stream != self.own and is_capturing(stream)
+
     def _join(self, launch: Launch, stream: int) -> None:
         """Enqueue a launch as others, behind the last one aside."""
-        is_inside = self._last[1] and recording.current() is not None
-        if is_inside and self._last[0] == _capture_of(stream)[0]:
+        if self._last[1] and self._is_captured(stream) and self._last[0] == _capture_of(stream)[0]:
             last = byref(c_void_p(self._last[1]))
             _call("cuStreamUpdateCaptureDependencies", c_void_p(stream), last, c_size_t(1), 0)
         launch.enqueue(stream)
 
     def _add(self, launch: Launch, stream: int) -> None:
-        if recording.current() is None:
+        if not self._is_captured(stream):
             launch.enqueue(stream)
             return
         capture, graph, before = _capture_of(stream)

@@ -114,7 +114,7 @@ class CudaReduce(CudaPlanEngine):
         self._buffers.attach(0)
         route, pointers = self._route, Pointers(1)
         if route.are_graphs:
-            self._capturing = int(self._backend.new_stream())
+            self._capturing = self._group.asides.own = int(self._backend.new_stream())
         route.bind(self._buffers)
         launches = route.warm_up(pointers, with_dot=with_dot)
         if self._is_apart:

@@ -155,7 +155,7 @@ class CudaEngine(CudaPlanEngine):
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
-        self._stream = int(backend.new_stream())
+        self._stream = launcher.asides.own = int(backend.new_stream())
         buffers.attach(self._stream)
         buffers.make_messages(self._peers, launcher.pointers)
         self._events += [backend.local_event() for _ in range(3)]
