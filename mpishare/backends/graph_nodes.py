@@ -104,18 +104,15 @@ class Asides:
         """Return what enqueues one of them."""
         return Step(partial(self._add if is_aside else self._join, launch))
 
-    def _is_captured(self, stream: int) -> bool:
-        return stream != self.own and is_capturing(stream)
-
     def _join(self, launch: Launch, stream: int) -> None:
         """Enqueue a launch as others, behind the last one aside."""
-        if self._last[1] and self._is_captured(stream) and self._last[0] == _capture_of(stream)[0]:
+        if self._last[1] and self._last[0] == _capture_of(stream)[0]:
             last = byref(c_void_p(self._last[1]))
             _call("cuStreamUpdateCaptureDependencies", c_void_p(stream), last, c_size_t(1), 0)
         launch.enqueue(stream)
 
     def _add(self, launch: Launch, stream: int) -> None:
-        if not self._is_captured(stream):
+        if stream == self.own or not is_capturing(stream):
             launch.enqueue(stream)
             return
         capture, graph, before = _capture_of(stream)
@@ -130,7 +127,7 @@ class Asides:
 
 
 def _capture_of(stream: int) -> tuple[int, int, set[int]]:
-    """Return the number of a stream's capture, its graph, and the nodes that come last in it."""
+    """Return the number of a stream's capture, 0 for none, its graph, and its last nodes there."""
     status, number, graph, nodes = c_int(), c_uint64(), c_void_p(), c_void_p()
     count = c_size_t()
     found = byref(status), byref(number), byref(graph), byref(nodes), byref(count)

@@ -160,7 +160,6 @@ class CudaEngine(CudaPlanEngine):
         buffers.make_messages(self._peers, launcher.pointers)
         self._events += [backend.local_event() for _ in range(3)]
         packing: Handles = {}, {}
-        whole: GraphCache | None = None
         # For fields as they usually are, aligned to the widest unit, and for any others.
         for are_usual in (True, False):
             alignments = [ALIGN] * len(self._layouts) if are_usual else self._alignments
@@ -168,17 +167,12 @@ class CudaEngine(CudaPlanEngine):
                 self._launches.append(self._launches[0])
                 break
             arguments = direction, buffers, launcher, alignments
-            streamed = (
-                StreamedRoutes(self._context, *arguments, may_stay=are_usual)
-                if direction.is_streamed
-                else None
-            )
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
-            if streamed is not None:
+            streamed, whole = None, None if fused is None else fused.alone
+            if direction.is_streamed:
+                streamed = StreamedRoutes(self._context, *arguments, may_stay=are_usual)
                 streamed.cache_graphs(launcher, self._stream, packing)
                 whole = streamed.whole(fused, self._stream, handles[0])
-            elif fused is not None:
-                whole = fused.alone
             if whole is not None and buffers.nccl is not None:
                 buffers.nccl.ranks.graphs.add(whole)  # they end with their communicator
             self._launches.append(Launches(streamed, fused, whole))
