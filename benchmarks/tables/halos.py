@@ -6,6 +6,13 @@ from tables import Case, by_size, cpu, pair, ratios, size, table, us, when
 
 CASES = {"halo1d": "1-D halo", "halo3d": "3-D halo, six faces"}
 MESSAGES = {"messages1d": "Slabs, two faces", "messages3d": "Blocks, six faces"}
+#: Of runs over several nodes: the heading, what a size is, and the arms of mpishare.
+NODES = {
+    "messages1d": (MESSAGES["messages1d"] + " per rank", "faces", "by nccl"),
+    "messages3d": (MESSAGES["messages3d"] + " per rank", "faces", "by nccl"),
+    "redistribute": ("n³ complex128, first to second axis", "of a rank", "private"),
+    "allreduce": ("Sums of float64", "array", "reduce"),
+}
 
 #: The arms of each way that messages go, and of the calls by hand.
 WAYS = {
@@ -26,7 +33,7 @@ MPIS = ("MPICH", "Open MPI")
 Run = dict  # the JSON of one
 
 
-def _beside(case: Case, columns: dict[str, tuple[str, ...]]) -> list[str]:
+def _beside(case: Case, columns: dict[str, tuple[str, ...]], head: str = "faces") -> list[str]:
     """A line per size: the times of an arm on both clocks, or their ratios to a second one."""
 
     def cell(nbytes: int, arm: str, *others: str) -> str:
@@ -34,7 +41,22 @@ def _beside(case: Case, columns: dict[str, tuple[str, ...]]) -> list[str]:
         return ratios(times, case.best(nbytes, others)) if others else pair(times)
 
     cells = {name: lambda n, arms=arms: cell(n, *arms) for name, arms in columns.items()}
-    return by_size("faces", case, cells)
+    return by_size(head, case, cells)
+
+
+def nodes(rows: list[dict]) -> list[str]:
+    """What goes to another node by NCCL, beside NCCL and MPI by hand; both clocks."""
+    lines = []
+    for name, (text, head, arm) in NODES.items():
+        columns = {
+            "called, µs": (arm,),
+            "of NCCL by hand": (arm, "nccl"),
+            "of MPI through pinned memory": (arm, "staged"),
+            "in a graph, µs": (f"{arm} graph",),
+            "of a graph by hand": (f"{arm} graph", "nccl graph"),
+        }
+        lines += [f"{text}:", "", *_beside(Case(rows, name), columns, head)]
+    return lines
 
 
 def fresh(rows: list[dict]) -> list[str]:

@@ -65,6 +65,12 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         ],
         "messages-drawn": charts("messages1d", "messages3d"),
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),
+        "nodes": lambda folder: of_runs(
+            folder,
+            "nodes-",
+            lambda rows: [*halos.nodes(rows), *others.solves(rows)],
+            is_whole=False,
+        ),
         "redistribute-drawn": charts("redistribute", "allgather"),
         "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "allgather": lambda folder: of_runs(folder, "allgather-", others.redistributed),

@@ -34,6 +34,7 @@ RUNS = {
         "jax-",
         "fresh-",
         "messages-",
+        "nodes-",
         "redistribute-",
         "allgather-",
         "kernels-",
