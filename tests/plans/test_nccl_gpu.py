@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpishare
+from mpishare.backends import nccl
 from tests.helpers.autograd import functions
 from tests.helpers.halos import (
     Kind,
@@ -145,6 +146,17 @@ def test_large_faces_beside_strided_and_small_ones(half, cupy, form):
             captured = mpishare.capture(half, partial(halo.exchange, *arrays(chosen)))
             captured()
             check(chosen, step)
+
+
+@TWO
+def test_large_messages_are_no_graphs_where_nccl_maps_any_memory(half, monkeypatch):
+    monkeypatch.setenv("NCCL_LEGACY_CUDA_REGISTER", "1")
+    assert nccl.most_captured_alone() == nccl.ANY_NBYTES
+    kind, case = Kind("f8", "C", (40_000,)), even_case((WORLD.size,), True, 4)
+    with exchanging(half, case, [kind], comm=WORLD, axes=(0,)) as (halo, fields):
+        for step in range(1, 5):
+            exchange_step(halo, fields, step)
+        assert not halo._forward._launches[0].whole.handles
 
 
 @TWO
