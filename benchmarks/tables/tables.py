@@ -35,6 +35,7 @@ RUNS = {
         "fresh-",
         "messages-",
         "nodes-",
+        "nodes-sums-",
         "redistribute-",
         "allgather-",
         "kernels-",
