@@ -20,6 +20,15 @@ def use_dedalus():
     config["parallelism"]["TRANSPOSE_LIBRARY"] = "mpishare"
 
 
+def use_distdl():
+    """Move every halo, repartition and sum by a plan."""
+    import mpishare_distdl
+
+    import mpishare
+
+    mpishare_distdl.use(mpishare.Node(backend="cuda" if "USE_CUDA" in os.environ else "host"))
+
+
 def use_heat():
     """Send every call that has a plan by it, also those too small to be faster so."""
     import heat as ht
@@ -70,6 +79,7 @@ def use_quatrex():
 
 PLUG_INS = {
     "dedalus": use_dedalus,
+    "distdl": use_distdl,
     "heat": use_heat,
     "mpi4py_fft": use_mpi4py_fft,
     "quatrex": use_quatrex,

@@ -1,0 +1,168 @@
+"""Layers of DistDL by messages and by mpishare, in turns: their bits, and their times.
+
+mpirun -n 2 python -m mpi4py distdl_times.py [ROUNDS]
+
+On GPUs with USE_CUDA=1, as DistDL's tests: a rank on each, or under MPS.
+"""
+
+import itertools
+import os
+import sys
+
+import mpishare_distdl
+import torch
+from distdl.backends.mpi.partition import MPIPartition
+from distdl.nn import AllSumReduce, DistributedFeatureConv2d, HaloExchange, Repartition
+from distdl.utilities.slicing import compute_subshape
+from in_turns import comm, in_turns_us, nothing, on_all, print_head, print_line
+
+import mpishare
+
+WAYS = "messages", "mpishare"
+IMAGES = (1, 8, 64, 64), (8, 32, 128, 128), (8, 32, 256, 256)
+MATRICES = (64, 64), (512, 512), (2048, 2048)
+BATCHES = (64, 16, 64, 64), (64, 64, 64, 64)
+SUMS = 1, 10_000, 1_000_000
+
+
+def use(way):
+    """Let layers go by messages, or by mpishare."""
+    mpishare_distdl.use(node if way == "mpishare" else None)
+
+
+def partition(*parts):
+    """Return the partition of all ranks."""
+    return MPIPartition(comm).create_cartesian_topology_partition(parts)
+
+
+def halo(shape, width=1):
+    """Return a layer that exchanges halos of images cut along both axes, and its input."""
+    rows, columns = factors(comm.size)
+    cut = partition(1, 1, rows, columns)
+    ghosts = torch.zeros(4, 2, dtype=int).numpy()
+    for axis in 2, 3:
+        at, last = cut.index[axis], cut.shape[axis] - 1
+        ghosts[axis] = [width * (at > 0), width * (at < last)]
+    own = compute_subshape(cut.shape, cut.index, shape)
+    return HaloExchange(cut, ghosts, ghosts, ghosts), random(own + ghosts.sum(1))
+
+
+def factors(size):
+    """Return the most square grid of so many ranks."""
+    rows = next(n for n in range(int(size**0.5), 0, -1) if size % n == 0)
+    return rows, size // rows
+
+
+def repartition(shape):
+    """Return a layer that cuts a later axis in place of the first, and its input."""
+    before, after = [1] * len(shape), [1] * len(shape)
+    before[0] = after[max(1, len(shape) - 2)] = comm.size
+    cut = partition(*before)
+    own = compute_subshape(cut.shape, cut.index, shape)
+    return Repartition(cut, partition(*after)), random(own)
+
+
+def all_sum(count):
+    """Return a layer that sums over all ranks, and its input."""
+    return AllSumReduce(partition(comm.size), (0,)), random([count])
+
+
+def random(shape):
+    """Return a tensor that is another one on each rank."""
+    generator = torch.Generator().manual_seed(comm.rank)
+    shape = [int(extent) for extent in shape]
+    return torch.randn(shape, generator=generator).to(device)
+
+
+def compare(what, make, *given):
+    """Compare a layer and its adjoint."""
+    forward, adjoint, found = {}, {}, {}
+    for way in WAYS:
+        use(way)
+        layer, x = make(*given)
+        x.requires_grad = True
+        y = layer(x.clone())
+        dy = random(y.shape)
+        (dx,) = torch.autograd.grad(y, x, dy.clone(), retain_graph=True)
+        found[way] = bits(y), bits(dx)
+        forward[way] = without_gradients(*make(*given))
+        adjoint[way] = lambda y=y, x=x, dy=dy: torch.autograd.grad(y, x, dy, retain_graph=True)
+    for name, calls in (what, forward), (f"{what}, adjoint", adjoint):
+        is_same = on_all(found["messages"][calls is adjoint] == found["mpishare"][calls is adjoint])
+        print_line(name, in_turns_us(calls, rounds, drain, use), is_same)
+
+
+def without_gradients(layer, x):
+    """Return a call of a layer that keeps nothing for its adjoint; halos are filled in place.
+
+    A layer of its own: DistDL's make anew all they have when inputs no longer need gradients.
+    """
+
+    def call():
+        with torch.no_grad():
+            layer(x)
+
+    return call
+
+
+def bits(tensor):
+    """Return its bytes."""
+    return tensor.detach().cpu().numpy().tobytes()
+
+
+def step(shape):
+    """Return a training step of three convolutions, and its weights after three."""
+    torch.manual_seed(0)
+    cut = partition(1, 1, *factors(comm.size))
+    x = random(compute_subshape(cut.shape, cut.index, shape))
+    channels = shape[1], 32, 32, 1
+    layers = [
+        DistributedFeatureConv2d(cut, *pair, kernel_size=3, padding=1)
+        for pair in itertools.pairwise(channels)
+    ]
+    net = torch.nn.Sequential(*layers).to(device)
+    weights = list(net.parameters())  # rank 0 has them all
+    learn = torch.optim.SGD(weights, 1e-3) if weights else None
+
+    def call():
+        net.zero_grad()
+        net(x).square().mean().backward()
+        if learn:
+            learn.step()
+
+    for _ in range(3):
+        call()
+    return call, b"".join(map(bits, weights))
+
+
+def compare_steps(shape):
+    """Compare steps of training."""
+    calls, found = {}, {}
+    for way in WAYS:
+        use(way)
+        calls[way], found[way] = step(shape)
+    is_same = on_all(found["messages"] == found["mpishare"])
+    print_line(f"training step, {named(shape)}", in_turns_us(calls, rounds, drain, use), is_same)
+
+
+def named(shape):
+    """Return the extents of a shape."""
+    return " x ".join(map(str, shape))
+
+
+rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+on_gpu = "USE_CUDA" in os.environ
+node = mpishare.Node(backend="cuda" if on_gpu else "host")
+device = torch.device(f"cuda:{node.device.ordinal}" if on_gpu else "cpu")
+if on_gpu:
+    torch.cuda.set_device(device)
+drain = torch.cuda.synchronize if on_gpu else nothing
+print_head("DistDL on GPUs" if on_gpu else "DistDL", WAYS)
+for shape in IMAGES:
+    compare(f"halo of {named(shape)}", halo, shape)
+for shape in MATRICES + BATCHES:
+    compare(f"repartition of {named(shape)}", repartition, shape)
+for count in SUMS:
+    compare(f"sum of {count}", all_sum, count)
+for shape in IMAGES[:2]:
+    compare_steps(shape)

@@ -1,0 +1,63 @@
+"""Compare two ways to do the same: both in turns in one run, their bits, and a line of a table."""
+
+from time import perf_counter
+
+import numpy as np
+from mpi4py import MPI
+
+ROUND_US = 5e4  # of each way
+
+comm = MPI.COMM_WORLD
+
+
+def nothing(*_):
+    """Return at once."""
+
+
+def slowest_us(call, count=1, drain=nothing):
+    """Return how long the slowest rank takes for a call that all begin together."""
+    drain()
+    comm.Barrier()
+    begin = perf_counter()
+    for _ in range(count):
+        call()
+    drain()
+    return comm.allreduce(1e6 * (perf_counter() - begin), MPI.MAX) / count
+
+
+def in_turns_us(calls, rounds, drain=nothing, switch=nothing):
+    """Return the times of each round, for each way, after `switch` to it."""
+    times = {way: [] for way in calls}
+    count = 0
+    for turn in range(rounds + 1):  # the first makes plans and compiles, and is not counted
+        for way in list(calls) if turn % 2 else reversed(calls):
+            switch(way)
+            if not turn:
+                calls[way]()
+            count = count or max(1, int(ROUND_US / slowest_us(calls[way], 2, drain)))
+            lasted = slowest_us(calls[way], count, drain)
+            times[way] += [lasted] if turn else []
+    return times
+
+
+def on_all(is_same):
+    """Return whether it is so on all ranks."""
+    return comm.allreduce(bool(is_same), MPI.LAND)
+
+
+def print_head(title, ways):
+    """Begin a table."""
+    if comm.rank == 0:
+        print(f"\n{title}, {comm.size} ranks, us\n\n| | {' | '.join(ways)} | ratio | bits |")
+        print("|---|---|---|---|---|", flush=True)
+
+
+def print_line(what, times, bits):
+    """Print the medians of both ways and of the rounds' ratios, with quartiles, and the bits."""
+    old, new = map(np.array, times.values())
+    low, ratio, high = np.percentile(new / old, (25, 50, 75))
+    if comm.rank == 0:
+        said = {True: "the same", False: "DIFFERENT"}.get(bits, bits)
+        spread = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+        both = f"{np.median(old):.0f} | {np.median(new):.0f}"
+        print(f"| {what} | {both} | {spread} | {said} |", flush=True)
