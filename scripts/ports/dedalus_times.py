@@ -5,11 +5,10 @@ mpirun -n 2 python -m mpi4py dedalus_times.py [ROUNDS]
 
 import logging
 import sys
-from time import perf_counter
 
 import numpy as np
 from dedalus.tools.config import config
-from mpi4py import MPI
+from in_turns import comm, compare_bits, in_turns_us, print_head, print_line
 
 config["transforms-fftw"]["PLANNING_RIGOR"] = "estimate"  # one plan, and so the same bits, in both
 
@@ -19,7 +18,6 @@ from dedalus.core.mpishare_transposes import MpishareTranspose  # noqa: E402
 from dedalus.core.transposes import FFTWTranspose  # noqa: E402
 
 PLANNERS = {"fftw": FFTWTranspose, "mpishare": MpishareTranspose}
-ROUND_S = 0.05  # of each library
 PLANES = (256, 64), (512, 128), (1024, 256), (2048, 512)
 CUBES = (32, 32, 32), (64, 64, 64), (128, 128, 128)
 FIELDS = (
@@ -28,8 +26,6 @@ FIELDS = (
     (["vector", "scalar"], float),
     (["scalar"], complex),
 )
-
-comm = MPI.COMM_WORLD
 
 
 def use(name):
@@ -62,7 +58,7 @@ def transpose(name, shape, kinds, dtype):
         field.data[...] = random.random(field.data.shape)
     there_and_back()
     path.increment(fields)
-    found = b"".join(field.data.tobytes() for field in fields)
+    found = [field.data.copy() for field in fields]
     path.decrement(fields)
     return there_and_back, found
 
@@ -103,41 +99,22 @@ def convection(name, shape):
     b["g"] = 1 - heights + 1e-3 * np.random.default_rng(comm.rank).random(b["g"].shape)
     for _ in range(5):
         solver.step(1e-3)
-    return lambda: solver.step(1e-3), b["g"].tobytes()
-
-
-def timed(call, count):
-    """Return the time of a call on the slowest rank."""
-    comm.Barrier()
-    start = perf_counter()
-    for _ in range(count):
-        call()
-    return comm.allreduce(perf_counter() - start, MPI.MAX) / count
+    return lambda: solver.step(1e-3), [b["g"].copy()]
 
 
 def compare(what, make, *given):
-    """Print the median times of both, the ratio of each round, and whether bits are the same."""
-    made = [make(name, *given) for name in PLANNERS]
-    is_same = comm.allreduce(made[0][1] == made[1][1], MPI.LAND)
-    count = max(1, int(ROUND_S / timed(made[0][0], 2)))
-    times = [], []
-    for n in range(rounds):
-        for at in (0, 1) if n % 2 else (1, 0):
-            times[at].append(timed(made[at][0], count))
-    fftw, mpishare = np.median(times, axis=1) * 1e6
-    ratio, low, high = np.percentile(np.divide(times[1], times[0]), (50, 25, 75))
-    if comm.rank == 0:
-        row = f"{what} | {fftw:.0f} | {mpishare:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f})"
-        print(f"| {row} | {'same' if is_same else 'OTHER'} |", flush=True)
-    return is_same
+    """Print a line of a table, and return whether bits are the same."""
+    made = {name: make(name, *given) for name in PLANNERS}
+    bits = compare_bits(*[found for _, found in made.values()])
+    calls = {name: call for name, (call, _) in made.items()}
+    print_line(what, in_turns_us(calls, rounds), bits)
+    return bits == "the same"
 
 
 logging.disable(logging.INFO)
 rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
 all_same = True
-if comm.rank == 0:
-    print(f"{comm.size} ranks, us, the slowest of them, medians of {rounds} rounds")
-    print("| | FFTW | mpishare | ratio | bits |\n|---|---|---|---|---|")
+print_head("Dedalus", PLANNERS)
 for extents in PLANES + CUBES:
     for kinds, dtype in FIELDS:
         name = f"{' x '.join(map(str, extents))} {dtype.__name__}, {' and '.join(kinds)}"

@@ -16,6 +16,7 @@ import pyfftw
 from fbpic.boundaries.boundary_communicator import BufferHandler
 from fbpic.main import Simulation
 from fbpic.utils.cuda import GpuMemoryManager, cuda_installed
+from in_turns import comm, compare_bits, nothing, print_head, print_line, slowest_us
 from mpi4py import MPI
 
 if cuda_installed:
@@ -24,7 +25,6 @@ if cuda_installed:
 # Plans of FFTW that are timed differ between simulations, and with them the last bits.
 pyfftw.FFTW = functools.partial(pyfftw.FFTW, flags=("FFTW_ESTIMATE",))
 
-comm = MPI.COMM_WORLD
 WAYS = "messages", "mpishare"
 FIELDS = {"E": "replace", "B": "replace", "J": "add", "rho": "add"}
 PARTICLES = "x", "y", "z", "ux", "uy", "uz", "inv_gamma", "w"
@@ -46,6 +46,7 @@ class Case:
         )  # fmt: skip
         self.of, self.species, grid = self.sim.comm, self.sim.ptcl[0], self.sim.comm
         self.on_gpu = self.sim.use_cuda
+        self.drain = cupy.cuda.runtime.deviceSynchronize if self.on_gpu else nothing
         self.of.mpi_buffers = BufferHandler(
             grid.n_guard, grid.get_Nr(with_damp=True), grid.Nm, grid.left_proc, grid.right_proc,
             grid.use_pml,
@@ -59,11 +60,6 @@ class Case:
         """Let the exchanges go by messages, or by mpishare."""
         self.of.mpishare_exchange = self.exchanges[way]
 
-    def drain(self):
-        """Wait until the GPU has done all."""
-        if self.on_gpu:
-            cupy.cuda.runtime.deviceSynchronize()
-
     def host(self, array):
         """Return an array in host memory."""
         return array.get() if self.on_gpu else array
@@ -73,33 +69,6 @@ class Case:
         names = ["rho"] if kind == "rho" else [kind + axis for axis in "rtz"]
         return [(grid, name) for grid in self.sim.fld.interp for name in names]
 
-    def timed(self, call):
-        """Return how long the slowest rank took for a call that all begin together, in µs."""
-        self.drain()
-        comm.Barrier()
-        begin = time.perf_counter()
-        call()
-        self.drain()
-        return comm.allreduce(1e6 * (time.perf_counter() - begin), MPI.MAX)
-
-
-def print_line(name, times, is_same):
-    """Print the medians of both ways, and their ratio."""
-    old, new = (np.array(times[way]) for way in WAYS)
-    low, ratio, high = np.percentile(new / old, (25, 50, 75))
-    if comm.rank == 0:
-        before, after = np.median(old), np.median(new)
-        print(
-            f"| {name} | {before:.0f} | {after:.0f} | {ratio:.3g} ({low:.3g} to {high:.3g}) "
-            f"| {is_same} |",
-            flush=True,
-        )
-
-
-def on_all(is_same):
-    """Name what is so on all ranks."""
-    return "the same" if comm.allreduce(bool(is_same), MPI.LAND) else "DIFFERENT"
-
 
 def compare_fields(case, kind, rounds, calls=10):
     """Compare an exchange of the fields of a kind."""
@@ -108,8 +77,7 @@ def compare_fields(case, kind, rounds, calls=10):
     start = [each.view(np.complex128)[..., 0] for each in start]
 
     def exchange():
-        for _ in range(calls):
-            case.of.exchange_fields(case.sim.fld.interp, kind, method)
+        case.of.exchange_fields(case.sim.fld.interp, kind, method)
 
     found, times = {}, {way: [] for way in WAYS}
     for turn in range(rounds + 1):
@@ -118,13 +86,13 @@ def compare_fields(case, kind, rounds, calls=10):
             for each, values in zip(fields, start, strict=True):
                 getattr(*each)[...] = cupy.asarray(values) if case.on_gpu else values
             if turn:
-                times[way].append(case.timed(exchange) / calls)
+                times[way].append(slowest_us(exchange, calls, case.drain))
             else:
-                case.of.exchange_fields(case.sim.fld.interp, kind, method)
-                found[way] = b"".join(case.host(getattr(*each)).tobytes() for each in fields)
+                exchange()
+                found[way] = [case.host(getattr(*each)).copy() for each in fields]
     nbytes = (1 + (method == "add")) * case.of.n_guard * start[0][0].nbytes * len(fields)
     name = f"`exchange_fields` {kind} {method}, {nbytes / 1e6:.2g} MB a side"
-    print_line(name, times, on_all(found["messages"] == found["mpishare"]))
+    print_line(name, times, compare_bits(*found.values()))
 
 
 def compare_particles(case, rounds, cells):
@@ -146,16 +114,16 @@ def compare_particles(case, rounds, cells):
             for name in PARTICLES:
                 setattr(species, name, start[name].copy())
             species.Ntot, species.sorted = number, True
-            lasted = case.timed(exchange)
+            lasted = slowest_us(exchange, drain=case.drain)
             if turn >= 3:  # first ones compile, and make slots that are large enough
                 times[way].append(lasted)
             if turn in {0, rounds + 2}:
-                found[way] += [case.host(getattr(species, name)).tobytes() for name in PARTICLES]
+                found[way] += [case.host(getattr(species, name)).copy() for name in PARTICLES]
             if case.on_gpu:  # as FBPIC does after each
                 cupy.get_default_memory_pool().free_all_blocks()
     swap = case.exchanges["mpishare"].get_swap(species)
     name = f"`exchange_particles`, {sum(swap.sent().values())} of {number} leave"
-    print_line(name, times, on_all(found["messages"] == found["mpishare"]))
+    print_line(name, times, compare_bits(*found.values()))
 
 
 class StepTimes(list):
@@ -185,28 +153,21 @@ def compare_steps(cases, rounds):
             if turn:
                 times[way].append(lasted)
     all_of = {
-        way: [getattr(case.species, name) for name in PARTICLES]
-        + [getattr(*each) for kind in FIELDS for each in case.fields(kind)]
+        way: [case.host(getattr(case.species, name)) for name in PARTICLES]
+        + [case.host(getattr(*each)) for kind in FIELDS for each in case.fields(kind)]
         for way, case in cases.items()
     }
-    pairs = list(zip(all_of["messages"], all_of["mpishare"], strict=True))
-    said = on_all(all(old.tobytes() == new.tobytes() for old, new in pairs))
-    if cases["messages"].on_gpu:  # where charges are added by atomics, in any order
-        apart = [abs(old - new).max() / abs(old).max() for old, new in pairs[len(PARTICLES) :]]
-        said = f"fields within {comm.allreduce(max(apart), MPI.MAX):.1g} of the largest"
-    print_line(f"a step; particles are exchanged every {period}", times, said)
+    bits = compare_bits(*all_of.values())  # on GPUs charges are added by atomics, in any order
+    print_line(f"a step; particles are exchanged every {period}", times, bits)
 
 
 def compare(given):
     """Print the table of a size."""
     cases = {way: Case(given) for way in WAYS}
     case = cases["messages"]
-    if comm.rank == 0:
-        print(
-            f"\n{given.nz} x {given.nr} cells, {given.modes} modes, {case.of.n_guard} guard cells, "
-            f"{comm.size} ranks{', on GPUs' if case.on_gpu else ''}\n\n"
-            "| | messages | mpishare | ratio | bits |\n|---|---|---|---|---|"
-        )
+    place = ", on GPUs" if case.on_gpu else ""
+    size = f"{given.nz} x {given.nr} cells, {given.modes} modes, {case.of.n_guard} guard cells"
+    print_head(size + place, WAYS)
     compare_steps(cases, given.rounds)
     with GpuMemoryManager(case.sim):
         for kind in FIELDS:
