@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts/ports: their command line, and the environment of what is ported.
+# Sourced by scripts/ports: their command line, and the environment and tests of what is ported.
 
 # port_options OPTIONS ARGUMENTS...: sets `folder`, and where they are given `url` and `left_out`.
 # OPTIONS are those of the script.
@@ -28,4 +28,17 @@ port_environment() {
   [[ -d $folder/venv ]] || "$(find_python)" -m venv "$folder/venv"
   export PATH=$folder/venv/bin:$PATH
   python -m pip install -q "$@" mpi4py mpich "$root"
+}
+
+# use_fftw: lets compilers and programs find FFTW in FFTW_ROOT, if it is set.
+use_fftw() {
+  [[ -n ${FFTW_ROOT:-} ]] || return 0
+  export CPATH=$FFTW_ROOT/include LIBRARY_PATH=$FFTW_ROOT/lib LD_LIBRARY_PATH=$FFTW_ROOT/lib
+}
+
+# run_tests RANKS with|without OPTIONS...: runs tests of the code that the script is named after, by
+# pytest with these options.
+run_tests() {
+  printf '== %s ranks, %s mpishare: %s\n' "$1" "$2" "${*:3}"
+  mpirun -n "$1" python -m mpi4py "$root/scripts/ports/run_tests.py" "${0##*/}" "${@:2}"
 }
