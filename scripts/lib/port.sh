@@ -21,6 +21,14 @@ port_options() {
   own_folder "$folder"
 }
 
+# port_sources: clones `url` at `version` into `tree`, where it is missing.
+# shellcheck disable=SC2154  # of the caller
+port_sources() {
+  [[ ! -d $tree ]] || return 0
+  git clone -q "$url" "$tree" || fail "no sources from $url: name another place by --source"
+  git -C "$tree" -c advice.detachedHead=false checkout -q "$version"
+}
+
 # port_environment PACKAGE...: puts the folder's environment first on PATH, made where it is missing,
 # and installs these packages, MPICH and mpishare in it.
 # shellcheck disable=SC2154  # root is of env.sh
