@@ -53,14 +53,17 @@ def allocate_halo_exchange_buffers(_manager, _slices, ghosts, *_):
 def halo(partition, ghosts, tensor):
     """Make the plan of an exchange along the axes that are cut: it takes four at most."""
     is_cut = [parts > 1 for parts in partition.shape.tolist()]
-    return mpishare.HaloExchange(
-        partition._comm.Sub(is_cut),
+    grid = partition._comm.Sub(is_cut)
+    plan = mpishare.HaloExchange(
+        grid,
         mpishare.Layout(tuple(tensor.shape), numpy_dtypes[tensor.dtype]),
         ghosts[is_cut].astype(int).tolist(),
         axes=[axis for axis, is_one in enumerate(is_cut) if is_one],
         corners=True,
         node=in_use,
     )
+    grid.Free()  # a plan has a communicator of its own
+    return plan
 
 
 class HaloExchangeFunction(torch.autograd.Function):
