@@ -17,7 +17,7 @@ replaced = [
     (halo_exchange, "allocate_halo_exchange_buffers"),
     (repartition, "allocate_repartition_buffers"),
 ]
-messages = [getattr(*each) for each in replaced]
+messages = {name: getattr(module, name) for module, name in replaced}
 
 
 def use(node):
@@ -27,13 +27,13 @@ def use(node):
     """
     global in_use
     in_use = node
-    for (module, name), by_messages in zip(replaced, messages, strict=True):
-        setattr(module, name, by_messages if node is None else globals()[name])
+    for module, name in replaced:
+        setattr(module, name, (messages if node is None else globals())[name])
     torch.autograd.set_multithreading_enabled(node is None)
 
 
-class NoBuffers:
-    """What a layer has for buffers while its input keeps its structure: here its plan."""
+class Buffers(list):
+    """Those of a layer while its input keeps its structure: not used, but its plan is kept here."""
 
 
 def plan_of(kept, make, *args):
@@ -43,9 +43,10 @@ def plan_of(kept, make, *args):
     return kept.plan
 
 
-def allocate_halo_exchange_buffers(_manager, _slices, ghosts, *_):
+def allocate_halo_exchange_buffers(manager, slices, ghosts, *others):
     """Keep how many ghosts there are; a plan finds out what others want."""
-    kept = NoBuffers()
+    allocate = messages["allocate_halo_exchange_buffers"]
+    kept = Buffers(allocate(manager, slices, ghosts, *others))
     kept.ghosts = ghosts
     return kept
 
@@ -87,9 +88,10 @@ class HaloExchangeFunction(torch.autograd.Function):
         return grad_output, None, None, None, None
 
 
-def allocate_repartition_buffers(*_):
-    """Return what is kept, and nothing for what is received."""
-    return NoBuffers(), None
+def allocate_repartition_buffers(*args):
+    """Keep the plan with those for what is sent."""
+    sent, received = messages["allocate_repartition_buffers"](*args)
+    return Buffers(sent), received
 
 
 def redistribution(union, whole, mine, before, after):
