@@ -41,8 +41,8 @@ def transform(fft):
 rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
 node = mpishare.Node(backend="host")
 print_head("mpi4py-fft", WAYS)
-for dtype in "complex128", "float32":
-    for extent in EXTENTS:
+for extent in EXTENTS:
+    for dtype in "complex128", "float32":
         plans = {}
         for way in WAYS:
             mpishare_fft.use(node if way == "mpishare" else None)
