@@ -54,7 +54,7 @@ class Heat(orders.Steps):
         """Make the exchange: by mpishare, or staged. Collective."""
         cart, u, node, xp = self.cart, self.u, self.node, self.xp
         if form:
-            return staged.make(form, cart, u, xp)
+            return staged.FORMS[form](cart, u, xp)
         if self.wrapped:
             planes = cart.Sub([True, True, False])
             return mpishare.HaloExchange(planes, u, width=1, axes=(0, 1), node=node)

@@ -77,8 +77,6 @@ class Jacobi(orders.Steps):
             return staged.Naive(cart, u, xp)
         if form == "pinned":
             return staged.Pinned(cart, u, xp)
-        if form:
-            return staged.make(form, cart, u, xp)
         return mpishare.HaloExchange(cart, u, width=1, node=node)
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     Box = tuple[slice, ...]
     Array = Any  # numpy.ndarray or cupy.ndarray
@@ -110,22 +110,12 @@ class Pinned(Staged):
     def __init__(self, cart: MPI.Cartcomm, field: Array, xp: Any) -> None:
         super().__init__(cart, field, xp)
         self._out, self._into = self._buffer("dest"), self._buffer("source")
-        self._send = self._sender(self._out, self._into)
         self._started: Array = field
-        self._requests: Sequence[MPI.Request] = []
+        self._requests: list[MPI.Request] = []
 
     def _buffer(self, end: str) -> Buffer:
         there = [face for face in self.faces if getattr(face, end) != MPI.PROC_NULL]
         return Buffer(self.xp, self.field, there)
-
-    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
-        """Return what starts the messages, and returns their requests."""
-
-        def send() -> list[MPI.Request]:
-            requests = [self.cart.Irecv(data, face.source, face.tag) for face, _, data in into]
-            return requests + [self.cart.Isend(data, face.dest, face.tag) for face, _, data in out]
-
-        return send
 
     def start(self, u: Array) -> None:
         """Pack the faces, copy them out, and send them."""
@@ -134,7 +124,9 @@ class Pinned(Staged):
             part[...] = u[face.sent]
         # The stream is idle after this: what arrived last has been copied from `into` as well.
         self._out.to_host()
-        self._requests = self._send()
+        receive, send = self.cart.Irecv, self.cart.Isend
+        self._requests = [receive(data, face.source, face.tag) for face, _, data in self._into]
+        self._requests += [send(data, face.dest, face.tag) for face, _, data in self._out]
 
     def wait(self) -> None:
         """Wait for the messages, copy them in, and unpack them."""
@@ -142,59 +134,6 @@ class Pinned(Staged):
         self._into.to_device()
         for face, part, _ in self._into:
             self._started[face.ghosts] = part
-
-
-class Persistent(Pinned):
-    """The same with requests that are made once."""
-
-    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
-        requests = [self.cart.Recv_init(data, face.source, face.tag) for face, _, data in into]
-        requests += [self.cart.Send_init(data, face.dest, face.tag) for face, _, data in out]
-
-        def send() -> list[MPI.Prequest]:
-            MPI.Prequest.Startall(requests)
-            return requests
-
-        return send
-
-
-class Neighborhood(Pinned):
-    """The same by a neighborhood collective, persistent where MPI has that."""
-
-    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
-        # Of the cart's ranks, and no cart: Open MPI takes a graph made from one for a cart still.
-        ranks = MPI.COMM_WORLD.Create_group(self.cart.Get_group())
-        # A graph, since the libraries differ in the order of a cart's neighbors that are one rank.
-        graph = ranks.Create_dist_graph_adjacent(
-            [face.source for face, _, _ in into], [face.dest for face, _, _ in out], reorder=False
-        )
-        sent, received = ((each.host, [data.size for _, _, data in each]) for each in (out, into))
-        try:
-            request = graph.Neighbor_alltoallv_init(sent, received)
-        except NotImplementedError:  # before MPI 4
-            return lambda: [graph.Ineighbor_alltoallv(sent, received)]
-
-        def send() -> list[MPI.Request]:
-            request.Start()
-            return [request]
-
-        return send
-
-
-def make(
-    form: str,
-    cart: MPI.Cartcomm,
-    field: Array,
-    xp: Any,
-) -> Staged:
-    """Make the exchange of this name. Collective."""
-    kinds: dict[str, type[Staged]] = {
-        "naive": Naive,
-        "pinned": Pinned,
-        "persistent": Persistent,
-        "neighborhood": Neighborhood,
-    }
-    return kinds[form](cart, field, xp)
 
 
 class Buffer:
@@ -232,3 +171,6 @@ class Buffer:
         """Copy it all in, on the stream."""
         if self.host is not self.device:
             self.device.set(self.host, stream=self._xp.cuda.get_current_stream())
+
+
+FORMS: dict[str, type[Staged]] = {"naive": Naive, "pinned": Pinned}

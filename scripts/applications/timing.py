@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import staged
 from mpi4py import MPI
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import mpishare
 
 REPEATS = 7
-FORMS = ("mpishare", "naive", "pinned", "persistent", "neighborhood")
+FORMS = ("mpishare", *staged.FORMS)
 
 
 def slowest(cart: MPI.Cartcomm, times: list[float]) -> list[float]:

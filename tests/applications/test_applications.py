@@ -11,7 +11,6 @@ from tests.helpers.launch import Result, run_ranks, run_right
 
 PROGRAMS = ("jacobi2d", "heat3d")
 FORMS = ("mpishare", "naive", "pinned")
-FORMS_OF_MPI = ("persistent", "neighborhood")
 ORDERS = ("plain", "last", "first", "beside")
 # Four ranks in turns on one GPU, beside other tests, took longer than 60 s.
 ON_GPUS = {"env": {"MPISHARE_BACKEND": "cuda"}, "timeout_s": 180}
@@ -36,12 +35,6 @@ def run_all(*words):
 EVERY = f"""{PREAMBLE}
 for form in {FORMS!r}:
     report({{form: run_all(*(["--staged", form] if form != "mpishare" else []))}})
-"""
-
-# Few steps, on as many ranks as have a neighbor twice, or more than one.
-EVERY_OF_MPI = f"""{PREAMBLE}
-for form in {FORMS_OF_MPI!r}:
-    report({{form: run_all("--staged", form, "--steps", "3")}})
 """
 
 # A step in every order, on blocks that have an interior of whole lines of memory.
@@ -95,14 +88,6 @@ def check_every(ranks: int, backend: str, result: Result) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_example_is_right_with_every_exchange(ranks: int) -> None:
     check_every(ranks, "host", run_right(ranks, EVERY))
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_example_is_right_with_other_forms_of_mpi(ranks: int) -> None:
-    result = run_right(ranks, EVERY_OF_MPI)
-    for told in result.reports.values():
-        assert told == {form: dict.fromkeys(PROGRAMS, 0) for form in FORMS_OF_MPI}
-    assert all(row["checked"] for row in rows_of(result))
 
 
 def check_orders(result: Result, *, refused: str | None = None) -> None:
@@ -165,8 +150,8 @@ def test_the_forms_are_compared_in_one_job() -> None:
     (row,) = rows_of(run_right(2, [sys.executable, APPLICATIONS / "heat3d.py", *words]))
     assert row["checked"] is None
     timed = ("exchange", "step")  # on the host nothing overlaps
-    others = (*FORMS[1:], *FORMS_OF_MPI)
-    for key in (f"{form}_{name}_us" for form in ("mpishare", *others) for name in timed):
+    others = FORMS[1:]
+    for key in (f"{form}_{name}_us" for form in FORMS for name in timed):
         assert row[key] > 0, key
     for form in others:
         ratio = row[f"{form}_exchange_us"] / row["mpishare_exchange_us"]
