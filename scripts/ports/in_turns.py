@@ -40,16 +40,13 @@ def in_turns_us(calls, rounds, drain=nothing, switch=nothing):
     return times
 
 
-def on_all(is_same):
-    """Return whether it is so on all ranks."""
-    return comm.allreduce(bool(is_same), MPI.LAND)
-
-
 def compare_bits(old, new):
     """Say whether the arrays of both ways have the same bits, or how far they are apart."""
-    if on_all(all(map(np.array_equal, map(bytes_of, old), map(bytes_of, new)))):
+    is_same = all(map(np.array_equal, map(bytes_of, old), map(bytes_of, new)))
+    if comm.allreduce(is_same, MPI.LAND):
         return "the same"
-    apart = [abs(a - b).max() / abs(a).max() for a, b in zip(old, new, strict=True) if a.size]
+    unlike = [(a, b) for a, b in zip(old, new, strict=True) if (a != b).any()]
+    apart = [abs(a - b).max() / abs(a).max() for a, b in unlike]
     return f"within {comm.allreduce(max(apart, default=0), MPI.MAX):.1g} of the largest"
 
 
