@@ -25,6 +25,7 @@ NOT_RUN = {
     ),
     "pip install '.[mpich,cu13]'": "tests/packaging installs the wheel; CuPy is 350 MB",
     "scripts/ports/veros /tmp/veros": "minutes and a network; test_ports.py runs the patch",
+    "scripts/ports/distdl /tmp/distdl": "a network, 5 GB",
     "scripts/ports/fbpic /tmp/fbpic": "half an hour and a network",
     "scripts/ports/heat /tmp/heat": "a network, 5 GB",
     "scripts/ports/dedalus /tmp/dedalus": "minutes and a network; test_ports.py runs the patch",

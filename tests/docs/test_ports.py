@@ -15,13 +15,14 @@ from tests.docs.pages import ROOT
 from tests.helpers.launch import run_right
 from tests.helpers.planted import NOBODY, needs_two_users
 
-PORTS = ["veros", "mpi4py_fft", "heat", "quatrex", "fbpic", "dedalus"]
+PORTS = ["veros", "mpi4py_fft", "heat", "quatrex", "fbpic", "dedalus", "distdl"]
 PATCH = ROOT / "docs/ports/veros.patch"
 PAGE = ROOT / "docs/ports/veros.md"
 DEDALUS = ROOT / "docs/ports/dedalus.patch"
 PLUG_IN = ROOT / "docs/ports/mpishare_fft.py"
 HEAT = ROOT / "docs/ports/mpishare_heat.py"
 QUATREX = ROOT / "docs/ports/mpishare_quatrex.py"
+DISTDL = ROOT / "docs/ports/mpishare_distdl.py"
 FBPIC = ROOT / "docs/ports/fbpic.patch"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
@@ -172,7 +173,12 @@ def test_the_patch_of_fbpic_is_as_long_as_the_page_says() -> None:
 
 @pytest.mark.parametrize(
     ("plug_in", "page", "most"),
-    [(PLUG_IN, "mpi4py_fft.md", 60), (HEAT, "heat.md", 230), (QUATREX, "quatrex.md", 150)],
+    [
+        (PLUG_IN, "mpi4py_fft.md", 60),
+        (HEAT, "heat.md", 230),
+        (QUATREX, "quatrex.md", 150),
+        (DISTDL, "distdl.md", 180),
+    ],
 )
 def test_the_plug_in_is_as_short_as_the_page_says(plug_in, page: str, most: int) -> None:
     lines = len(plug_in.read_text().splitlines())
