@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mpishare.backends import Backend, Exported, InPlace
 from mpishare.backends.host_pool import HostPool
 from mpishare.memory import mapped, shared
 from mpishare.memory.fd_client import fetch_fd
-from mpishare.memory.kinds import POOLED, UNNAMED, Kind, Refusal
+from mpishare.memory.kinds import UNNAMED, Kind, Refusal
 from mpishare.memory.mapped import FilePart
 from mpishare.memory.memory import Memory, host_anchor, host_array
 from mpishare.memory.shared import SharedMemory
@@ -90,10 +90,11 @@ class HostBackend(Backend):
 
     name = "host"
     xp = np
+    #: Memory of all nodes of this process that is cut into blocks, which travel one by one.
+    cut: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._published: dict[str, SharedMemory] = {}
-        self._pools: weakref.WeakSet[HostPool] = weakref.WeakSet()
 
     def allocate(self, nbytes: int) -> HostMemory:
         return HostMemory(shared.create(nbytes))
@@ -120,7 +121,7 @@ class HostBackend(Backend):
         memory.close_file()  # the mapping does not need it
 
     def in_place(self, fd_server: FdServer, timeout_s: float) -> HostInPlace:
-        return HostInPlace(self._pools, fd_server, timeout_s)
+        return HostInPlace(self.cut, fd_server, timeout_s)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
         memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
@@ -133,7 +134,7 @@ class HostBackend(Backend):
 
     def _pool_in(self, memory: SharedMemory, max_nbytes: int = 0) -> HostPool:
         pool = HostPool(memory, max_nbytes)
-        self._pools.add(pool)
+        self.cut.add(pool)
         return pool
 
 
@@ -183,10 +184,8 @@ class GivenHostMemory(HostMemory):
 class HostInPlace(InPlace):
     """Memory of files that this process has mapped already: of other libraries, of the user."""
 
-    def __init__(
-        self, pools: weakref.WeakSet[HostPool], fd_server: FdServer, timeout_s: float
-    ) -> None:
-        self._pools = pools
+    def __init__(self, cut: weakref.WeakSet[Any], fd_server: FdServer, timeout_s: float) -> None:
+        self._cut = cut
         self._fd_server = fd_server
         self._timeout_s = timeout_s
 
@@ -198,8 +197,10 @@ class HostInPlace(InPlace):
         *,
         is_host: bool,  # noqa: ARG002  all is
     ) -> Exported | Refusal:
-        if any(pool.has(address) for pool in self._pools):
-            return POOLED
+        for each in self._cut:
+            if each.has(address):
+                refusal: Refusal = each.refusal
+                return refusal
         is_writable = source.flags.writeable
         part = mapped.find(address, nbytes, is_writable=is_writable)
         if isinstance(part, Refusal):

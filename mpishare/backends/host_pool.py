@@ -7,6 +7,7 @@ blocks stay reserved, for the next blocks.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from mpishare.backends.suballocator import ALIGN, FreeList, rounded
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import shared
+from mpishare.memory.kinds import POOLED
 from mpishare.memory.memory import address_of, host_anchor, host_array, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
@@ -42,18 +44,31 @@ class Region:
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a block in the file; None if there is no room in the region."""
         size = rounded(nbytes)
-        begin = self._spans.allocate(size)
-        if begin is None:
-            return None
-        try:
-            self._reserve(begin + size)
-        except BaseException:
-            self._spans.free(begin, size)
-            raise
+        with self._changing():
+            begin = self._spans.allocate(size)
+            if begin is None:
+                return None
+            try:
+                self._reserve(begin + size)
+            except UnsupportedError:
+                self._spans.free(begin, size)
+                raise
         return self._start + begin
 
     def free(self, begin: int, nbytes: int) -> None:
-        self._spans.free(begin - self._start, rounded(nbytes))
+        with self._changing():
+            self._spans.free(begin - self._start, rounded(nbytes))
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Give no block of before any more where an interrupt left the free spans half changed."""
+        try:
+            yield
+        except UnsupportedError:
+            raise
+        except BaseException:
+            self._spans = FreeList(0)
+            raise
 
     def _reserve(self, end: int) -> None:
         if end > self._n_reserved:
@@ -65,6 +80,8 @@ class Region:
 
 class HostPool:
     """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`."""
+
+    refusal = POOLED
 
     def __init__(self, memory: SharedMemory, max_nbytes: int = 0) -> None:
         self._memory = memory

@@ -70,8 +70,8 @@ class Agreement(Waits):
 
     def begin_step(self, call: str) -> None:
         """Note a step, also one of ranks that agree by messages, for `collective`."""
-        self._steps += 1
         self._call = call
+        self._steps += 1
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work` and return its results on all ranks, by rank. Collective, host-blocking.

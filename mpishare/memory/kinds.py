@@ -78,6 +78,10 @@ EMPTIED = Refusal(
     "to take its handle would empty it on this machine (keeps_values is False in node.report())",
     f"Allocate it with node.allocate_each and write into window.array, {COPY}",
 )
+OF_WINDOW = Refusal(
+    "it is in a window of another node, or in one that is closed",
+    f"Share it on the node of the window while that is open, {COPY}",
+)
 POOLED = Refusal(
     "it is in a pool, whose arrays travel one by one",
     f"Send pool.handle(array) to the others, which open it by pool.open, {COPY}",

@@ -45,6 +45,7 @@ _FINISH_S = 5.0
 _BROKEN = Mark.BROKEN  # here, since a member of an enum takes longer to look up
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
+_MANY = 64  # closed windows whose memory arrays hold
 
 
 class Location(NamedTuple):
@@ -112,6 +113,7 @@ class NodeContext:
         self.in_place = backend.in_place(self.fd_server, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
+        self._many = _MANY
         # Texts of warnings while the node closes its objects, for its end; see `warn`.
         self.to_warn: list[str] | None = None
         # The objects of all ranks of the node.
@@ -420,6 +422,12 @@ class NodeContext:
     def release_retained(self) -> None:
         """Try again to release the memory of closed windows that arrays held. Collective."""
         self.retained = [release for release in self.retained if not release()]
+        self._many = max(_MANY, 2 * len(self.retained))
+
+    def release_many(self) -> None:
+        """Do so where there are many, which small windows would become. Collective."""
+        if len(self.retained) >= self._many:
+            self.release_retained()
 
     def close_in_order(
         self,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mpishare.windows.publisher import Publication, Publisher
 
 
-_text = lru_cache(str)  # of dtypes, which takes NumPy some microseconds
+_text_of_builtin = lru_cache(str)  # which takes NumPy some microseconds
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
 """One memory of a rank: the segments that lie in it, by the places of their windows in a call."""
@@ -67,13 +67,16 @@ def allocate(
     Where it `is_each`, each rank allocates a segment; see `Node.allocate_each`.
     """
     call = "Node.allocate_each" if is_each else "Node.allocate"
+    context.release_many()
     blocks = small_blocks(context, call)
     block: HostBlock | None = None
 
     def check() -> tuple[dict[str, Any], list[Any]]:
         nonlocal block
         mine = check_layout(context, call, shape, dtype)
-        same: dict[str, Any] = {"dtype": _text(mine.dtype), "name": check_name(call, name)}
+        # Records that NumPy takes for equal may differ in their text.
+        text = (_text_of_builtin if mine.dtype.isbuiltin else str)(mine.dtype)
+        same: dict[str, Any] = {"dtype": text, "name": check_name(call, name)}
         value = _describe_fill(call, fill, mine.dtype)
         if is_each:
             same["signals"] = _check_signals(call, signals)
@@ -81,7 +84,7 @@ def allocate(
             same |= {"shape": mine.shape, "fill": value, "owner": owner_of(context, call, owner)}
         at = None
         if blocks is not None and name is None and same.get("owner", context.rank) == context.rank:
-            block, at = blocks.allocate(call, mine.nbytes)
+            block, at = blocks.allocate(mine.nbytes)
         if block is not None:
             undo.callback(block.close)
             _fill(context, block, mine, fill)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpishare.backends.host import HostBlock
+from mpishare.backends.host import HostBackend, HostBlock
 from mpishare.backends.host_pool import Region
 from mpishare.errors import UnsupportedError
+from mpishare.memory.kinds import OF_WINDOW
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
@@ -26,18 +28,24 @@ class SmallBlocks:
     pages.
     """
 
+    refusal = OF_WINDOW
+
     def __init__(self, memory: SharedMemory, context: NodeContext) -> None:
         self._memory = memory
         start = context.rank * _REGION_NBYTES
         self._region = Region(memory, start, _REGION_NBYTES, _STEP_NBYTES)
         self.handle = context.handle("", 0, _SMALL_NBYTES, _SMALL_NBYTES)  # which opens nothing
 
-    def allocate(self, call: str, nbytes: int) -> tuple[HostBlock | None, int | None]:
+    def has(self, address: int) -> bool:
+        """Whether an address is in one of the blocks."""
+        return 0 <= address - self._memory.address < self._memory.nbytes
+
+    def allocate(self, nbytes: int) -> tuple[HostBlock | None, int | None]:
         """Return a block of this rank and its offset; None and None if it has no room for that."""
-        try:
-            at = self._region.allocate(nbytes) if nbytes <= _SMALL_NBYTES else None
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{call} failed: {error}") from error
+        at = None
+        if nbytes <= _SMALL_NBYTES:
+            with suppress(UnsupportedError):  # no pages are left: a file of its own may say it
+                at = self._region.allocate(nbytes)
         if at is None:
             return None, None
         return HostBlock(self._memory, at, nbytes, partial(self._region.free, at, nbytes)), at
@@ -55,5 +63,6 @@ def small_blocks(context: NodeContext, call: str) -> SmallBlocks | None:
         memory = map_on_all_ranks(step, nbytes, is_maker=context.rank == 0, is_sparse=True)
         context.keep_mapped(memory)
         context.small_blocks = SmallBlocks(memory, context)
+        HostBackend.cut.add(context.small_blocks)
     made: SmallBlocks | None = context.small_blocks
     return made

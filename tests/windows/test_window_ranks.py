@@ -408,3 +408,36 @@ def test_arguments_that_differ_take_no_memory_of_small_windows(host_node):
         array = node.allocate(MIB, "u1", fill=3, owner=last).array
     assert (array == 3).all()
     node.barrier()
+
+
+def test_a_small_window_is_shared_in_place_by_its_own_node_alone(host_node):
+    """Another node would not be asked before its memory becomes that of another window."""
+    node = host_node
+    win = node.allocate(8, fill=7)
+    mine = win.array if node.rank == 0 else None
+    assert (node.share(mine, copy=False).array == 7).all()
+    with Node(node.comm, backend="host") as other:
+        with pytest.raises((UnsupportedError, PeerError), match="window of another node"):
+            other.share(mine, copy=False)
+        assert (other.share(mine, copy=True).array == 7).all()
+
+
+def test_closed_small_windows_with_arrays_do_not_pile_up(host_node):
+    node = host_node
+    held = []
+    for _ in range(300):
+        win = node.allocate(8)
+        held = [win.array]
+        with pytest.warns(ResourceWarning, match=win.name):
+            win.close()
+    assert len(held) == 1
+    assert len(node._context.retained) < 150
+    node.barrier()
+
+
+def test_records_of_equal_dtypes_may_be_aligned_on_one_rank(host_node):
+    kind = np.dtype([("a", "i4")], align=host_node.rank == 0)
+    with Node(host_node.comm.Split(host_node.rank), backend="host") as alone:
+        alone.allocate(3, kind)
+    assert host_node.allocate(3, [("a", "i4")]).nbytes == 12
+    host_node.barrier()
