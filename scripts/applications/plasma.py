@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -197,7 +198,12 @@ def main(words=None):
         if captured:
             captured.close()
         plasma.close()
-    found = {"rate": float(rate), "expected": RATE, "ranks": comm.size, "backend": node.backend}
+    found: dict[str, Any] = {
+        "rate": float(rate),
+        "expected": RATE,
+        "ranks": comm.size,
+        "backend": node.backend,
+    }
     found |= {"step": options.step, "exact": options.exact, "routes": routes}
     found["step_us"] = 1e6 * seconds
     if comm.rank == 0:

@@ -92,7 +92,8 @@ def main() -> int:
             is_staged = way == "staged"
             halo = Pinned(cart, jacobi.u, node.xp) if is_staged else jacobi.make_halo(None)
             if not is_staged:
-                halo.exchange = named("exchange", halo.exchange)
+                exchange = named("exchange", halo.exchange)
+                halo.exchange = exchange  # type: ignore[method-assign]
             for _ in range(WARM_UP):
                 jacobi.step_with(halo, "plain")
             node.synchronize()
