@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publisher import Publication, Publisher
 
-
-_text_of_builtin = lru_cache(str)  # which takes NumPy some microseconds
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
 """One memory of a rank: the segments that lie in it, by the places of their windows in a call."""
@@ -74,9 +72,7 @@ def allocate(
     def check() -> tuple[dict[str, Any], list[Any]]:
         nonlocal block
         mine = check_layout(context, call, shape, dtype)
-        # Records that NumPy takes for equal may differ in their text.
-        text = (_text_of_builtin if mine.dtype.isbuiltin else str)(mine.dtype)
-        same: dict[str, Any] = {"dtype": text, "name": check_name(call, name)}
+        same: dict[str, Any] = {"dtype": str(mine.dtype), "name": check_name(call, name)}
         value = _describe_fill(call, fill, mine.dtype)
         if is_each:
             same["signals"] = _check_signals(call, signals)
