@@ -25,7 +25,7 @@ FIGURE = "docs/figures/{}.svg"
 
 
 def listed(folder: Path) -> list[str]:
-    """A line per run: where, when, of which revision, and by which command."""
+    """A line per run: machine, day, revision and command."""
     cells = []
     for name in RUNS:
         file = folder / f"{name}.json"
