@@ -111,8 +111,9 @@ def exchange(
 ) -> Iterator[Timed]:
     """The two faces of fields, in a ring.
 
-    `kind`: by one call, by `start` and `wait` ("split"), or the reverse ("accumulate"), in which
-    the ghosts are zero after the first call. `is_new`: of a copy that each call makes.
+    `kind`: by one call, the same captured ("capture"), by `start` and `wait` ("split"), or the
+    reverse ("accumulate"), in which the ghosts are zero after the first call. `is_new`: of a copy
+    that each call makes.
     """
     node, shape = side.node, (6, nbytes // 8)
     cart = node.comm.Create_cart([node.size], periods=[True])
@@ -132,7 +133,17 @@ def exchange(
     def call_reverse() -> None:
         plan.accumulate(*arrays)
 
-    calls = {"exchange": call, "split": call_split, "accumulate": call_reverse}
+    step = side.package.capture(node, plan.exchange)
+
+    def call_captured() -> None:
+        step(*arrays)
+
+    calls = {
+        "exchange": call,
+        "capture": call_captured,
+        "split": call_split,
+        "accumulate": call_reverse,
+    }
 
     def check() -> bool:
         for number, array in enumerate(arrays):
@@ -151,11 +162,41 @@ def exchange(
         return is_right
 
     yield looped(calls[kind]), check
+    step.close()
     plan.close()
     arrays.clear()
     for each in windows:
         each.close()
     cart.Free()
+
+
+def dot(side: Side) -> Iterator[Timed]:
+    """The product of two vectors."""
+    a, b = side.node.xp.full(512, float(side.rank)), side.node.xp.ones(512)
+    plan = side.package.Allreduce(side.node.comm, side.node.xp.zeros(1), node=side.node)
+
+    def check() -> bool:
+        return float(plan.dot(a, b)) == 512 * sum(range(side.node.size))
+
+    yield looped(lambda: plan.dot(a, b)), check
+    plan.close()
+
+
+def redistribute(side: Side, *, cells: int) -> Iterator[Timed]:
+    """Rows of a matrix that become columns."""
+    node, shape = side.node, (cells, cells)
+    plan = side.package.Redistribute(node.comm, shape, source=0, target=1, dtype=float, node=node)
+    whole = node.xp.arange(float(cells * cells)).reshape(shape)
+    rows = whole[plan.source_box.slices].copy()
+    columns = node.xp.empty_like(whole[plan.target_box.slices])
+
+    def check() -> bool:
+        columns[...] = -1
+        plan.forward(rows, columns)
+        return bool((columns == whole[plan.target_box.slices]).all())
+
+    yield looped(lambda: plan.forward(rows, columns)), check
+    plan.close()
 
 
 def reduce(side: Side) -> Iterator[Timed]:
@@ -272,7 +313,11 @@ ORDERED: dict[str, Operation] = {
     "accumulate, 8 B": partial(exchange, nbytes=8, kind="accumulate"),
     "accumulate, 64 KiB": partial(exchange, nbytes=65536, kind="accumulate"),
     "accumulate, 1 MiB": partial(exchange, nbytes=1 << 20, kind="accumulate"),
+    "captured exchange, 4 KiB": partial(exchange, nbytes=4096, kind="capture"),
     "reduce, 8 B": reduce,
+    "dot, 4 KiB": dot,
+    "redistribute, 128 KiB": partial(redistribute, cells=128),
+    "redistribute, 2 MiB": partial(redistribute, cells=512),
     "fence": partial(window_call, kind="fence"),
     "post, start, complete, wait": partial(window_call, kind="pairwise"),
     "event": event,
