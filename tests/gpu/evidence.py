@@ -1,4 +1,4 @@
-"""What was seen to pass on GPUs: a file for each configuration here, since CI has no GPU.
+"""What was seen to pass on GPUs: a file for each configuration in evidence/, since CI has no GPU.
 
 python -m tests.gpu.evidence check
     Prints what each run proves. A run of other sources than today's proves nothing about these: it
@@ -24,7 +24,7 @@ from typing import Any
 from scripts.lib.tally import read
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "evidence"
 SOURCES = {".py", ".c", ".h", ".cu", ".cuh"}
 PACKAGES = ("cupy", "cuda-bindings", "mpi4py", "numpy")
 Run = dict[str, Any]
