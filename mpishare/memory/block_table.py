@@ -1,10 +1,11 @@
 """The blocks of a pool, in shared memory: the generation of each, and the ranks that hold it.
 
 Each word has one writer. The owner writes the generation of a slot: odd while a block is alive in
-it, even before and after. Every other rank writes, in a row of its own, the generation that it
-holds, or 0. A rank first announces, then reads the owner's word; the owner first ends a generation,
+it, even before and after. Every other process writes, in a row of its own, the generation that it
+holds, or 0. It first announces, then reads the owner's word; the owner first ends a generation,
 then reads the holders. With a full barrier in between on both sides, at least one of the two sees
-the other (Dekker): a block that the owner gives back is never opened.
+the other (Dekker): a block that the owner gives back is never opened. The row of a process outside
+the node is a file of its own, which the owner forgets with that process.
 """
 
 from __future__ import annotations
@@ -12,38 +13,48 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.errors import UnsupportedError
-from mpishare.memory.shared import reserve
+from mpishare.memory.hugepages import map_file
+from mpishare.memory.shared import SharedMemory, reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.memory.shared import SharedMemory
+    from collections.abc import Callable, Sequence
 
 # Maximum number of blocks of a pool at a time.
 MAX_BLOCKS = 1 << 20
 
 _PAGE_WORDS = mmap.PAGESIZE // 8
 _GROUPS = MAX_BLOCKS // _PAGE_WORDS
+_ROW_NBYTES = 8 * MAX_BLOCKS
 
 
 class BlockTable:
-    """The table of one pool, as one rank sees it.
+    """The table of one pool, as one process sees it.
 
-    `memory` is sparse, of `nbytes_for` bytes, the same on every rank. Slots come in groups of a
-    page per writer, and the pages of a group are reserved with its first slot.
+    `memory` is sparse, of `nbytes_for` bytes, the same in every process. Slots come in groups of a
+    page per writer, and the pages of a group are reserved with its first slot. `row` is that of a
+    process outside the node, with a word for each slot.
     """
 
     def __init__(
-        self, memory: SharedMemory, rank: int, size: int, memory_barrier: Callable[[], object]
+        self,
+        memory: SharedMemory,
+        rank: int,
+        memory_barrier: Callable[[], object],
+        row: SharedMemory | None = None,
     ) -> None:
-        self._memory = memory
+        self._memory, self._row = memory, row
         self._words = memoryview(memory.buffer).cast("Q")
-        self._group_words = _PAGE_WORDS * (1 + size)
-        self._others = [r for r in range(size) if r != rank]
-        self._row = _PAGE_WORDS * (1 + rank)
+        self._mine = self._words if row is None else memoryview(row.buffer).cast("Q")
+        self._rank = rank
+        writers = memory.nbytes // _ROW_NBYTES
+        self._group_words = _PAGE_WORDS * writers
+        self._others = [r for r in range(writers - 1) if r != rank]
+        # On the owner: the rows of processes outside the node.
+        self._outside: dict[Any, tuple[SharedMemory, memoryview[int]]] = {}
         self._memory_barrier = memory_barrier
         self._lock = threading.Lock()
         self._free: list[int] = []
@@ -62,7 +73,7 @@ class BlockTable:
     @staticmethod
     def nbytes_for(size: int) -> int:
         """Bytes of a table for that many ranks; its pages are reserved as they are needed."""
-        return 8 * _PAGE_WORDS * (1 + size) * _GROUPS
+        return _ROW_NBYTES * (1 + size)
 
     # --- the owner
 
@@ -83,47 +94,76 @@ class BlockTable:
         """
         self._words[self._at(slot)] = generation + 1
 
-    def holders(self, slot: int) -> list[int]:
-        """Return the ranks that hold a slot, or are about to see that its generation has ended.
+    def is_held(self, slot: int) -> bool:
+        """Whether a process holds a slot, or is about to see that its generation has ended.
 
         After `end` and `fence`.
         """
         at = self._at(slot) + _PAGE_WORDS
-        return [r for r in self._others if self._words[at + _PAGE_WORDS * r]]
+        rows = [*self._outside.values()]  # a copy: the door's thread adds and removes some
+        return any(self._words[at + _PAGE_WORDS * rank] for rank in self._others) or any(
+            words[slot] for _, words in rows
+        )
 
-    def has(self, slot: Any) -> bool:
-        """Whether this is a slot that was ever used; other processes may give any value."""
-        return isinstance(slot, int) and 0 <= slot < self._n_groups * _PAGE_WORDS
+    def open_file(self) -> int:
+        """Return a descriptor by which a process outside the node reads the table."""
+        return os.open(f"/proc/self/fd/{self._memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def add_row(self, holder: Any) -> int:
+        """Return the descriptor of the row of a process outside the node, open until it is gone."""
+        if holder not in self._outside:
+            fd = os.memfd_create("mpishare", os.MFD_CLOEXEC)
+            os.ftruncate(fd, _ROW_NBYTES)
+            row = SharedMemory(fd, _ROW_NBYTES)
+            self._outside[holder] = row, memoryview(row.buffer).cast("Q")
+        return self._outside[holder][0].fd
+
+    def remove_row(self, holder: Any) -> None:
+        """Forget all that a process outside the node holds: it is gone."""
+        row, _ = self._outside.pop(holder, (None, None))
+        if row is not None:
+            row.close()
 
     def give_back(self, slot: int) -> None:
         """Free a slot for another block, once its generation has ended."""
         self._free.append(slot)
 
-    # --- the other ranks
+    # --- the other processes
+
+    @classmethod
+    def from_outside(cls, fds: Sequence[int], memory_barrier: Callable[[], object]) -> Self:
+        """Map the files of `open_file` and `add_row`; the caller closes them."""
+        table, row = (
+            SharedMemory(os.dup(fd), os.fstat(fd).st_size, map_=partial(map_file, is_writable=mine))
+            for fd, mine in zip(fds, (False, True), strict=True)
+        )
+        return cls(table, -1, memory_barrier, row)
 
     def is_alive(self, slot: int, generation: int) -> bool:
         return self._words[self._at(slot)] == generation
 
     def hold(self, slot: int, generation: int) -> bool:
         """Hold a block; return False, without holding it, if the owner has given it back."""
-        at = self._at(slot)
-        self._words[at + self._row] = generation
+        at = self._place(slot)
+        self._mine[at] = generation
         self.fence()
-        if self._words[at] == generation:
+        if self.is_alive(slot, generation):
             return True
-        self._words[at + self._row] = 0
+        self._mine[at] = 0
         return False
 
     def release_slot(self, slot: int) -> None:
         """Release a block: the owner may reuse it at once."""
         self._memory_barrier()
-        self._words[self._at(slot) + self._row] = 0
+        self._mine[self._place(slot)] = 0
 
     def close(self) -> None:
         """Unmap the table. May be repeated."""
         self._is_closed = True
         self._words.release()
-        self._memory.close()
+        self._mine.release()
+        for memory in filter(None, (self._memory, self._row)):
+            memory.close()
 
     def fence(self) -> None:
         """Let no later load come before an earlier store."""
@@ -137,6 +177,10 @@ class BlockTable:
     def _at(self, slot: int) -> int:
         group, index = divmod(slot, _PAGE_WORDS)
         return group * self._group_words + index
+
+    def _place(self, slot: int) -> int:
+        """Return the place of a slot in this process's row."""
+        return slot if self._row is not None else self._at(slot) + _PAGE_WORDS * (1 + self._rank)
 
     def _add_group(self) -> None:
         if self._n_groups == _GROUPS:

@@ -50,13 +50,8 @@ class FdClient:
                 raise self._late()
             if (owner := peer_of(connection)[1]) != os.getuid():
                 raise HandleError(f"{name} is answered by a process of another user, {owner}")
-            self.answer_within(timeout_s)  # now: connecting needs a blocking socket
+            connection.settimeout(timeout_s)  # now: connecting needs a blocking socket
             undo.pop_all()
-
-    def answer_within(self, timeout_s: float) -> None:
-        """Give the server so long for each answer from now on."""
-        self._timeout_s = timeout_s
-        self._connection.settimeout(timeout_s)
 
     def is_over(self) -> bool:
         """Whether the server has ended the connection, or sent a message without a request."""
@@ -108,26 +103,6 @@ class FdClient:
             for fd in fds:
                 os.close(fd)
             raise
-
-    def tell(self, message: dict[str, Any], *, waits: bool) -> bool:
-        """Send a message that gets no reply; return whether there was room for it.
-
-        With `waits`, for room too: then `PeerTimeout` if the server takes no message in time. Where
-        that is gone, nothing is sent.
-        """
-        text = json.dumps(message).encode()
-        try:
-            if waits:
-                self._connection.send(text)
-            else:
-                os.write(self._connection.fileno(), text)  # `send` waits, whatever its flags
-        except TimeoutError:
-            raise self._late() from None
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
 
     def _reply(self, text: bytes) -> dict[str, Any]:
         """Return a reply, unless it is the end of the lease or a refusal."""

@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # Given a request and its client, returns the reply, None for no reply, and the descriptors
-    # that go with it. Runs in the server's thread: it must not block, and call neither MPI nor
-    # CUDA.
-    Answer = Callable[[dict[str, Any], "Client"], tuple[dict[str, Any] | None, Sequence[int]]]
+    # Given a request and its client, returns the reply and the descriptors that go with it. Runs
+    # in the server's thread: it must not block, and call neither MPI nor CUDA.
+    Answer = Callable[[dict[str, Any], "Client"], tuple[dict[str, Any], Sequence[int]]]
     # What is called when a client has left, in the server's thread.
     Left = Callable[["Client"], object]
 
@@ -248,7 +247,7 @@ class Endpoint:
             client.marks |= {key: value for key, value in request.items() if value in (True, False)}
         except Exception as error:  # any error: the job goes on, the client gets it as the reply
             reply, fds = {"refused": f"{type(error).__name__}: {error}"}, ()
-        return reply is None or _send(client, reply, fds)
+        return _send(client, reply, fds)
 
 
 def _send(client: Client, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:

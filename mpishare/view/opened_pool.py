@@ -12,7 +12,9 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
+from mpishare.memory.block_table import BlockTable
 from mpishare.memory.fd_client import FdClient
+from mpishare.native import memory_barrier
 from mpishare.view.pool_door import VERSION
 from mpishare.view.readers import open_gpu
 from mpishare.windows.pool import enter, pool_here
@@ -27,54 +29,11 @@ if TYPE_CHECKING:
 
 _NAME = "the pool of this handle"
 _ENDED = f"{_NAME} was closed, or its owner has ended"
+_N_FILES = 3  # of its memory, of the table of its blocks, and of this process's row in that
 # At most so late is memory on a GPU let go, or memory of a pool that was closed.
 _LOOK_S = 0.1
-_SLOTS = 4096  # of a message
 
 _opened: dict[str, _OpenedPool] = {}  # by address
-
-
-class _Lease(FdClient):
-    """A visit of a pool's owner, whose door counts the blocks that this process holds by it."""
-
-    def __init__(self, address: str, timeout_s: float) -> None:
-        super().__init__(address, _NAME, timeout_s)
-        self._given_back: list[int] = []  # slots that the door does not know of yet
-        # An answer that was not waited for may still come: then the next one cannot be told from
-        # it, and there is a new visit for all that is opened from now on.
-        self.is_spoiled = False
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether this process may give back: not a fork of the one that holds the lease."""
-        return os.getpid() == self._pid
-
-    def is_over(self) -> bool:
-        """Whether the pool is closed, its owner has ended, or the lease can hold no more."""
-        return self.is_spoiled or super().is_over()
-
-    def hold(self, slot: int, generation: int) -> bool:
-        try:
-            self._give_back(waits=True)  # first: this slot may be among them
-            reply, _ = self.ask({"hold": [slot, generation]})
-        except BaseException:
-            self.is_spoiled = True
-            raise
-        return reply.get("is_held") is True
-
-    def is_alive(self, slot: int, generation: int) -> bool:  # noqa: ARG002  held: not reused
-        return True
-
-    def release_slot(self, slot: int) -> None:
-        # Never waits: the last array may be dropped in the midst of anything. Where the owner is
-        # stopped and its socket full, the next call tells it.
-        self._given_back.append(slot)
-        self._give_back(waits=False)
-
-    def _give_back(self, *, waits: bool) -> None:
-        given = self._given_back
-        while given and self.tell({"released": given[:_SLOTS]}, waits=waits):
-            del given[:_SLOTS]
 
 
 class _OpenedPool:
@@ -86,23 +45,21 @@ class _OpenedPool:
 
     def __init__(self, address: str) -> None:
         self.lock = threading.Lock()  # of its own: a stopped owner holds up no other pool
-        self.lease: _Lease | None = None  # once it is mapped
+        self.client: FdClient | None = None  # once it is mapped: the lease
         self._address = address
         self._is_over = False
 
     def is_over(self) -> bool:
-        return self._is_over or (self.lease is not None and self.lease.is_over())
+        return self._is_over or (self.client is not None and self.client.is_over())
 
     def open(self, handle: Any, stream: Any, timeout_s: float) -> Any:
         """Open an array, with the lock held. Raises as `open_handle`."""
-        if self.lease is None:
+        if self.client is None:
             try:
                 self._map(handle, timeout_s)
             except BaseException:
                 self.forget()
                 raise
-        else:
-            self.lease.answer_within(timeout_s)
         block, layout = unpack(self._key, handle)
         self._backend.make_current()
         number, keeper = enter(self._backend, "open_handle", stream)
@@ -115,10 +72,10 @@ class _OpenedPool:
             del _opened[self._address]
 
     def _map(self, handle: Any, timeout_s: float) -> None:
-        lease = _Lease(self._address, timeout_s)
+        client = FdClient(self._address, _NAME, timeout_s)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
-            undo.callback(lease.close)
-            reply, fds = lease.ask({"version": VERSION}, most_fds=1)
+            undo.callback(client.close)
+            reply, fds = client.ask({"version": VERSION}, most_fds=_N_FILES)
             for fd in fds:
                 received.callback(os.close, fd)
             self._key = _key_of(reply, len(fds))
@@ -126,34 +83,34 @@ class _OpenedPool:
             self._backend: Backend = (
                 HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
             )
-            self._blocks = OpenBlocks(self._backend, self._backend.import_pool(fds[0]), lease)
+            table = BlockTable.from_outside(fds[1:], memory_barrier())
+            undo.callback(table.close)
+            self._blocks = OpenBlocks(self._backend, self._backend.import_pool(fds[0]), table)
             undo.pop_all()
-        self.lease = lease
+        self.client = client
         threading.Thread(
-            target=self._serve, args=[lease], name="mpishare-opened", daemon=True
+            target=self._serve, args=[client], name="mpishare-opened", daemon=True
         ).start()
 
     # --- in its thread
 
-    def _serve(self, lease: _Lease) -> None:
+    def _serve(self, client: FdClient) -> None:
         """Let go of what was dropped; close the pool when it is over and no array is left."""
         backend = self._backend
         backend.enter_thread()
-        is_over = False
-        while not is_over:
-            lease.wait_until_over(_LOOK_S if backend.has_streams else None)
+        while not client.is_over():
+            client.wait_until_over(_LOOK_S if backend.has_streams else None)
             if backend.has_streams:
                 self._blocks.finish()
-            with self.lock:  # not while an answer is about to be read
-                is_over = lease.is_over()
-        poll(self._close, math.inf, pause_s=_LOOK_S)
+        poll(lambda: self._close(client), math.inf, pause_s=_LOOK_S)
 
-    def _close(self) -> bool:
+    def _close(self, client: FdClient) -> bool:
         with self.lock:
             self._blocks.finish()
             if is_empty := self._blocks.is_empty:
                 self.forget()
                 self._blocks.close()
+                client.close()
             return is_empty
 
 
@@ -161,8 +118,8 @@ def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float =
     """Open an array of a pool by its handle: the same bytes, no copy. Local, host-blocking.
 
     In any process of the same user on this machine: needs no MPI and starts none. In a rank of the
-    pool's node it does what `Pool.open` does. The first call for a pool maps it, which takes some
-    milliseconds on the host; the first for an array asks its owner, and every further one is local.
+    pool's node it does what `Pool.open` does. The first call for a pool asks its owner and maps it,
+    which takes some milliseconds on the host; every further one is local.
     The owner reuses the memory when all arrays and views of it are dropped here, and when this
     process ends in whatever way; on CUDA once the work enqueued on `stream` until then is done.
     Nothing orders this process and the owner: open an array when it is written. On CUDA the GPU of
@@ -177,7 +134,7 @@ def open_handle(handle: Any, stream: Stream | None = None, *, timeout_s: float =
         On which the array is used. Default: CuPy's current stream. One given as a number must
         outlive the array. Ignored on the host backend.
     timeout_s : float, seconds
-        For each answer of the owner.
+        For the answer of the owner.
 
     Returns
     -------
@@ -229,10 +186,10 @@ def _key_of(reply: dict[str, Any], count: int) -> bytes:
     """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
     if reply.get("is_closed"):
         raise HandleError(_ENDED)
-    if reply.get("version") == VERSION and count:
+    if reply.get("version") == VERSION and count == _N_FILES:
         return bytes.fromhex(reply["key"])
     raise HandleError(
-        f"{_NAME} is described in another way than this mpishare expects, or its file did not "
+        f"{_NAME} is described in another way than this mpishare expects, or its files did not "
         "arrive: run the same mpishare everywhere, and look at `ulimit -n`"
     )
 
@@ -240,8 +197,8 @@ def _key_of(reply: dict[str, Any], count: int) -> bytes:
 def _forget() -> None:
     """In a fork: the leases are the parent's, and end with it."""
     for pool in _opened.values():
-        if pool.lease is not None:
-            pool.lease.close()
+        if pool.client is not None:
+            pool.client.close()
     _opened.clear()
 
 

@@ -1,7 +1,7 @@
-"""The door of a pool's owner: processes that are not ranks of its node open blocks through it.
+"""The door of a pool's owner: processes that are no ranks of its node get there what ranks have.
 
-Such a process has no row in the `BlockTable`. The door counts for it, in its thread, which blocks
-it holds. The connection is the lease: the kernel ends it with the process.
+That is the memory, the key, and the `BlockTable` with a row of their own. The connection is the
+lease of that row: the kernel ends it with the process.
 """
 
 from __future__ import annotations
@@ -12,32 +12,25 @@ from typing import TYPE_CHECKING, Any
 from mpishare.windows.publisher import DETACH_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.backends import Backend
     from mpishare.memory.fd_server import Client, FdServer
     from mpishare.windows.pool_blocks import OwnBlocks
 
 # Version of the messages of this door, and of handles.
-VERSION = 2
+VERSION = 3
 
 MOST_OPENERS = 256
 
 
 class PoolDoor:
-    """Lends the memory of a pool to processes outside the node.
-
-    It counts in `held_outside` of the blocks, in the door's thread, before that looks whether the
-    block is alive; the owner reads the count after it has ended the block's generation. As in the
-    `BlockTable`, at least one of the two sees the other.
-    """
+    """Lends the memory of a pool to processes outside the node."""
 
     def __init__(
         self, fd_server: FdServer, key: bytes, backend: Backend, blocks: OwnBlocks
     ) -> None:
         self._table = blocks.table
-        self._held = blocks.held_outside
-        self._slots: dict[Client, set[int]] = {}  # that each visitor holds
         self._is_ended = False
         self._has_gpu = backend.has_streams
         self._description = {
@@ -49,9 +42,12 @@ class PoolDoor:
         # Now, since the door's thread may call no CUDA. It names the memory of the whole pool.
         self._fds = [blocks.memory.export()]
         try:
-            self._opening = fd_server.open("pool", self._answer, self._left, most=MOST_OPENERS)
+            self._fds.append(self._table.open_file())
+            self._opening = fd_server.open(
+                "pool", self._answer, self._table.remove_row, most=MOST_OPENERS
+            )
         except BaseException:
-            os.close(self._fds.pop())
+            self._close_files()
             raise
         self.address = self._opening.address
 
@@ -74,41 +70,12 @@ class PoolDoor:
     def close(self) -> None:
         """End all leases. May be repeated."""
         self._opening.shut()
+        self._close_files()
+
+    def _close_files(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
 
-    # --- in the door's thread
-
-    def _left(self, visitor: Client) -> None:
-        slots = self._slots.pop(visitor, set())
-        self._release_slots(slots, list(slots))
-
-    def _answer(
-        self, request: dict[str, Any], visitor: Client
-    ) -> tuple[dict[str, Any] | None, Sequence[int]]:
-        slots = self._slots.setdefault(visitor, set())
-        if "released" in request:
-            self._release_slots(slots, request["released"])
-            return None, []
-        if "hold" in request:
-            return {"is_held": self._hold(slots, *request["hold"])}, []
-        return self._description, self._fds
-
-    def _hold(self, slots: set[int], slot: int, generation: int) -> bool:
-        if not self._table.has(slot) or not generation % 2:
-            return False
-        if slot in slots:
-            return self._table.is_alive(slot, generation)
-        slots.add(slot)
-        self._held[slot] = self._held.get(slot, 0) + 1
-        is_alive = self._table.is_alive(slot, generation)
-        if not is_alive:
-            self._release_slots(slots, [slot])
-        return is_alive
-
-    def _release_slots(self, slots: set[int], given: Iterable[int]) -> None:
-        for slot in slots.intersection(given):
-            slots.remove(slot)
-            self._held[slot] -= 1
-            if not self._held[slot]:
-                del self._held[slot]
+    def _answer(self, _: dict[str, Any], client: Client) -> tuple[dict[str, Any], Sequence[int]]:
+        """Describe the pool, in the server's thread."""
+        return self._description, [*self._fds, self._table.add_row(client)]

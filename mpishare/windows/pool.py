@@ -83,7 +83,7 @@ class Pool(NodeObject):
             undo.callback(words.close)
             if not is_owner:
                 words.close_file()  # its owner reserves the pages
-            table = BlockTable(words, context.rank, context.size, context.memory_barrier)
+            table = BlockTable(words, context.rank, context.memory_barrier)
 
             def create() -> tuple[tuple[OwnBlocks, PoolServer] | None, list[str]]:
                 if not is_owner:

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import EpochError, HandleError, MpiShareError
 
@@ -71,8 +71,6 @@ class OwnBlocks:
         self._backend = backend
         self.memory = memory
         self.table = table
-        # By slot, the number of processes outside the node that hold its block; see `PoolDoor`.
-        self.held_outside: dict[int, int] = {}
         self._blocks: dict[int, Block] = {}
         self._dropped: deque[Block] = deque()
         # Reentrant: CuPy may allocate in the midst of a call, in a finalizer.
@@ -146,7 +144,7 @@ class OwnBlocks:
             return True  # a free would become a part of the graph
         if block.token is None:
             return False
-        return block.slot in self.held_outside or bool(self.table.holders(block.slot))
+        return self.table.is_held(block.slot)
 
     def close(self) -> None:
         """Free the memory, once every block was given back."""
@@ -159,21 +157,10 @@ class OwnBlocks:
             self._dropped.append(watch.of)
 
 
-class Holder(Protocol):
-    """Holds blocks for this process: a rank's `BlockTable`, or a `Lease` outside the node."""
-
-    @property
-    def is_writable(self) -> bool: ...
-    def hold(self, slot: int, generation: int) -> bool: ...
-    def is_alive(self, slot: int, generation: int) -> bool: ...
-    def release_slot(self, slot: int) -> None: ...
-    def close(self) -> None: ...
-
-
 class OpenBlocks:
     """The blocks of a pool that another process than its owner opened, each as often as it did."""
 
-    def __init__(self, backend: Backend, memory: PeerMemory, table: Holder) -> None:
+    def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
         self._backend = backend
         self._memory = memory
         self._table = table

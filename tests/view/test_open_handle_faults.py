@@ -113,13 +113,9 @@ def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():
         assert stuck.is_alive()
         process.send_signal(signal.SIGCONT)
         stuck.join()
-        array = mpishare.open_handle(handle)
-        stop(process)
+        stop(process)  # every further call is local
         assert mpishare.open_handle(handle).tolist() == [42] * 4
-        with pytest.raises(mpishare.PeerTimeout, match=r"within 0\.2 s: its process is stopped"):
-            mpishare.open_handle(other, timeout_s=0.2)
-        process.send_signal(signal.SIGCONT)
-        assert mpishare.open_handle(other).tolist() == array.tolist()
+        assert mpishare.open_handle(other).tolist() == [42] * 4
 
 
 def test_a_forked_child_opens_by_itself(owner):
