@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.report import host_pairs
@@ -20,7 +22,7 @@ from mpishare.windows.window import close_in_turn
 from mpishare.windows.window_device import WindowDevice, launch_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from mpi4py import MPI
@@ -182,7 +184,7 @@ class Node(NodeObject):
         ValueError
             If `fill` does not fit `dtype`, or another window of this job has the name.
         """
-        with self._context.agreement.collective():
+        with self._making("allocate"):
             return allocate(self._context, shape, dtype, fill, name, owner=owner)
 
     def allocate_each(
@@ -222,7 +224,7 @@ class Node(NodeObject):
         CudaError, UnsupportedError, PeerError, MismatchError, ValueError
             As `allocate`.
         """
-        with self._context.agreement.collective():
+        with self._making("allocate_each"):
             made = allocate(self._context, shape, dtype, fill, name, is_each=True, signals=signals)
         if signals and self._context.backend.has_streams:
             made._device = WindowDevice(self._context, made, int(signals))
@@ -290,7 +292,7 @@ class Node(NodeObject):
         only the array.
         Negative strides are refused. Closing the window leaves the array as it is.
         """
-        with self._context.agreement.collective():
+        with self._making("share"):
             return share(self._context, source, copy, name, owner=owner, readonly=readonly)
 
     def share_each(
@@ -325,7 +327,7 @@ class Node(NodeObject):
         UnsupportedError, TypeError, PeerError, MismatchError
             As `share`.
         """
-        with self._context.agreement.collective():
+        with self._making("share_each"):
             return share(self._context, source, copy, name, is_each=True)
 
     def share_all(
@@ -374,7 +376,7 @@ class Node(NodeObject):
         ...     windows["w"].shape, windows["b"][0].array.tolist()
         ((2, 3), [0.0, 0.0, 0.0])
         """
-        with self._context.agreement.collective():
+        with self._making("share_all"):
             return share_all(self._context, source, owner, copy, readonly)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
@@ -397,7 +399,7 @@ class Node(NodeObject):
         CudaError, PeerError, MismatchError
             As `allocate`.
         """
-        with self._context.agreement.collective():
+        with self._making("event"):
             return Event(self._context, owner, waiters)
 
     def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
@@ -424,7 +426,7 @@ class Node(NodeObject):
         PeerError, MismatchError
             As `allocate`.
         """
-        with self._context.agreement.collective():
+        with self._making("pool"):
             return Pool(self._context, owner, max_nbytes)
 
     def channel(
@@ -473,8 +475,14 @@ class Node(NodeObject):
         CudaError, UnsupportedError, PeerError, MismatchError
             As `allocate`.
         """
-        with self._context.agreement.collective():
+        with self._making("channel"):
             return Channel(self._context, shape, dtype, slots, producer, consumers, deal, name, lag)
+
+    @contextmanager
+    def _making(self, call: str) -> Iterator[None]:
+        """Show a call that makes an object to profilers; leave the node if it ends here alone."""
+        with self._context.agreement.collective(), ranges.span(f"Node.{call}"):
+            yield
 
     def launch(
         self,

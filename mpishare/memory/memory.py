@@ -154,6 +154,34 @@ class Memory(ABC):
     def _release(self) -> None: ...
 
 
+class WindowPart(Memory):
+    """A part of a segment that this rank has mapped already, and that it keeps mapped."""
+
+    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+        super().__init__(whole.address + offset, nbytes)
+        self._whole, self._offset = whole, offset
+        self._keeper = whole.array((whole.nbytes,), "u1")
+
+    def _hold(self) -> Any:
+        return self._new_anchor()  # it holds the memory also where no array of this part does
+
+    def _new_anchor(self) -> Any:
+        if self._keeper is None:
+            raise ValueError("the memory is closed")
+        return self._keeper
+
+    def _array(self, anchor: Any, layout: ArrayLayout) -> Any:
+        if self.is_readonly and isinstance(anchor, np.ndarray):
+            offset = self._offset + layout.offset
+            shown = host_anchor(memoryview(anchor.data).toreadonly())
+            return host_array(shown, layout._replace(offset=offset))
+        del anchor  # holds the segment's, on which this array is made
+        return self._whole.view(layout._replace(offset=self._offset + layout.offset))
+
+    def _release(self) -> None:
+        self._keeper = None
+
+
 def cut(whole: Memory, spans: Sequence[tuple[int, int]]) -> list[Memory]:
     """Cut memory into parts of (offset, nbytes); the last of them to be closed closes it."""
     left = len(spans)

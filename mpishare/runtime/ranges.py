@@ -6,11 +6,10 @@ the very function of its class: a call has no check to make, and no cost.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from mpishare.errors import UnsupportedError, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     Library = tuple[Callable[[str], Any], Callable[[], Any]]
 
@@ -56,40 +56,25 @@ def enable(is_on: bool | None = True) -> None:
 def bind(target: Any, *calls: str) -> None:
     """Put a range around methods of a new object, where ranges are enabled."""
     library = _wanted()
-    if library is None:
-        return
-    for call in calls:
-        name = f"mpishare.{type(target).__name__}.{call}"
-        setattr(target, call, _around(name, getattr(target, call), *library))
+    if library is not None:
+        for call in calls:
+            around = _pushed(f"{type(target).__name__}.{call}", *library)
+            setattr(target, call, around(getattr(target, call)))
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """Push a range around a block, where ranges are enabled. Not for hot paths."""
+    library = _wanted()
+    return nullcontext() if library is None else _pushed(name, *library)
 
 
 @contextmanager
-def span(name: str) -> Iterator[None]:
-    """Push a range around a block, where ranges are enabled. Not for hot paths."""
-    library = _wanted()
-    if library is None:
-        yield
-        return
-    push, pop = library
+def _pushed(name: str, push: Callable[[str], Any], pop: Callable[[], Any]) -> Iterator[None]:
     push(f"mpishare.{name}")
     try:
         yield
     finally:
         pop()
-
-
-def _around(
-    name: str, method: Callable[..., Any], push: Callable[[str], Any], pop: Callable[[], Any]
-) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*arguments: Any, **options: Any) -> Any:
-        push(name)
-        try:
-            return method(*arguments, **options)
-        finally:
-            pop()
-
-    return call
 
 
 def _wanted() -> Library | None:

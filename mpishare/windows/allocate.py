@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mpishare.backends.suballocator import rounded
-from mpishare.errors import UnsupportedError
+from mpishare.errors import ClosedError, UnsupportedError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.handle import Handle
-from mpishare.memory.memory import ArrayLayout, cut
-from mpishare.runtime import ranges
+from mpishare.memory.kinds import Kind
+from mpishare.memory.memory import ArrayLayout, WindowPart, cut
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
 from mpishare.windows.epochs import epoch_counters
-from mpishare.windows.segment import open_memory
 from mpishare.windows.small import small_blocks
 from mpishare.windows.undo import meet_in, undoing
 from mpishare.windows.window import Window
@@ -86,8 +85,7 @@ def allocate(
             _fill(context, block, mine, fill)
         return same, [mine.shape, at]
 
-    shown = nullcontext() if blocks is None else ranges.span(call)  # else by `make_window`
-    with shown, ExitStack() as undo:
+    with ExitStack() as undo:
         same, parts = agree(context, call, check)
         rank = same.get("owner")
         kind = np.dtype(dtype)
@@ -155,7 +153,7 @@ def make_windows(
     in place of its epochs: then it has so many `words` at least.
     """
     layouts, handles, memories = ([dict[int, Any]() for _ in range(count)] for _ in range(3))
-    with ranges.span(call), undoing(context, call) as undo, ExitStack() as offered:
+    with undoing(context, call) as undo, ExitStack() as offered:
         shared = _share_memory(context, call, lots, sources, undo, offered)
         for rank, each in enumerate(shared):
             for lot, (handle, memory) in zip(lots[rank], each, strict=True):
@@ -217,7 +215,7 @@ def _share_memory(
         memories: dict[int, list[Memory]] = defaultdict(list, {context.rank: made})
         for rank in context.agreement.others:
             for packed in handles[rank]:
-                memory = open_memory(context, Handle.unpack(packed), rank)
+                memory = _open(context, Handle.unpack(packed), rank)
                 undo.callback(memory.close)
                 memories[rank].append(memory)
         return memories, None
@@ -256,6 +254,19 @@ def _publish(
     token = context.backend.publish(memory)
     offered.callback(context.backend.retract, token)
     return context.handle(token, 0, sum(_spans(lot)[-1]), memory.nbytes)
+
+
+def _open(context: NodeContext, handle: Handle, rank: int) -> Memory:
+    """Map memory of another rank, as its kind demands."""
+    if handle.kind == Kind.ALLOCATION:
+        return context.backend.open(handle.token, handle.capacity, handle.uuid)
+    if handle.kind == Kind.WINDOW:
+        window, segment = map(int, handle.token.split(":"))
+        whole = context.segment_memory(window, segment)
+        if whole is None:
+            raise ClosedError(f"window {window}, which holds the array of rank {rank}, is closed")
+        return WindowPart(whole, handle.offset, handle.nbytes)
+    return context.in_place.open(handle, rank)
 
 
 def _check_signals(call: str, signals: Any) -> int:

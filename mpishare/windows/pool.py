@@ -21,7 +21,6 @@ from mpishare.memory.block_table import BlockTable
 from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.memory import ArrayLayout
 from mpishare.memory.shared import map_on_all_ranks
-from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
@@ -76,7 +75,7 @@ class Pool(NodeObject):
         def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
             return context.agreement.step_keeping(call, partial(_supported, call, work))
 
-        with ranges.span(call), undoing(context, call) as undo, ExitStack() as offered:
+        with undoing(context, call) as undo, ExitStack() as offered:
             table_nbytes = BlockTable.nbytes_for(context.size)
             steps = partial(context.agreement.step_keeping, call)
             words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)

@@ -12,10 +12,9 @@ from mpishare.backends import Exported
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.arguments import require_bool
 from mpishare.memory.kinds import FREED, Kind, Refusal
-from mpishare.memory.memory import ArrayLayout, compact_strides, span_nbytes
+from mpishare.memory.memory import ArrayLayout, WindowPart, compact_strides, span_nbytes
 from mpishare.windows.allocate import Source, make_window
 from mpishare.windows.arguments import agree, check_layout, check_name, owner_of
-from mpishare.windows.segment import WindowPart
 from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError, closed, format_nbytes
 from mpishare.memory.export import Export, make_export
 from mpishare.memory.handle import Handle
+from mpishare.memory.memory import WindowPart
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.epochs import Epochs
 from mpishare.windows.publisher import warn_if_kept
-from mpishare.windows.segment import WindowPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
