@@ -1,4 +1,8 @@
-"""Aborting the job, after the output that gives the reason was read."""
+"""The end of a program with a node: one line says why, and the job is aborted behind that.
+
+The traceback is Python's own, of every rank. So the rank whose error it is repeats it at its end,
+and an abort waits until the output was read.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ import struct
 import sys
 import termios
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.poll import poll
-from mpishare.errors import describe, escaped
+from mpishare.coordination.where import is_of_user
+from mpishare.errors import PeerError, describe, escaped, is_failing_exit
 from mpishare.memory.mapped import remove_files_of_mpi
 
 if TYPE_CHECKING:
@@ -25,6 +31,10 @@ if TYPE_CHECKING:
 HEARD_S = 1.0
 # The time for output that the launcher has read: nothing tells where that is.
 FORWARD_S = 0.2
+
+_MOST_LINES = 3  # of the text of an error
+# The outermost function of a program, and of one that `python -m` starts.
+_PROGRAMS = ("<module>", "_run_module_as_main")
 
 
 def say(text: str) -> None:
@@ -48,6 +58,41 @@ def say_at_once(text: str) -> None:
             room.register(fd, select.POLLOUT)
             if room.poll(0):  # for PIPE_BUF bytes, if it is a pipe
                 os.write(fd, text.encode()[: select.PIPE_BUF])
+
+
+def uncaught() -> BaseException | None:
+    """Return the exception that ends this program; None at an orderly exit or a prompt."""
+    error = getattr(sys, "last_value", None)
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return None
+    # Others keep exceptions there too, as pytest does that of the last test that failed.
+    trace = getattr(error, "__traceback__", None)
+    return error if trace and trace.tb_frame.f_code.co_name in _PROGRAMS else None
+
+
+def say_error(error: BaseException) -> None:
+    """Say once in one line what ends this rank and where, unless other ranks have caused it."""
+    from mpi4py import MPI
+
+    if type(error) is not PeerError and not getattr(error, "_is_said", False):
+        error._is_said = True  # type: ignore[attr-defined]
+        text = " ".join(describe(error).split("\n", _MOST_LINES)[:_MOST_LINES])
+        rank = -1 if MPI.Is_finalized() else MPI.COMM_WORLD.rank
+        say(f"mpishare: rank {rank}: {place(error.__traceback__)}: {text}\n")
+
+
+def say_exit(error: BaseException) -> None:
+    """Say where a program leaves its node by `sys.exit`: Python prints nothing of that."""
+    if is_failing_exit(error):
+        say_error(error)
+
+
+def place(trace: Any) -> str:
+    """Return the innermost line of the user's program, or of any where none is the user's."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    theirs = (each for each in reversed(lines) if is_of_user(each[0]))
+    file, line = next(theirs, lines[-1] if lines else ("no file", 0))
+    return f"{file}, line {line}"
 
 
 def wait_briefly(is_over: Callable[[], object], timeout_s: float = HEARD_S) -> bool:

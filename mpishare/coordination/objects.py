@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.uncaught import say_exit
+from mpishare.coordination.abort import say_exit
 from mpishare.errors import ClosedError, closed
 
 if TYPE_CHECKING:

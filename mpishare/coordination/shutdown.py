@@ -11,11 +11,12 @@ from mpishare.coordination.abort import (
     abort_because,
     is_output_read,
     say,
+    say_error,
+    uncaught,
     wait_briefly,
 )
 from mpishare.coordination.control_block import Mark, State
 from mpishare.coordination.life import Event
-from mpishare.coordination.uncaught import say_error, uncaught
 from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import ClosedError, name_ranks
 from mpishare.memory.shared import remove_abandoned

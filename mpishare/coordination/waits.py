@@ -12,17 +12,18 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.control_block import ControlBlock, Mark, State, Status
-from mpishare.coordination.deadlock import (
+from mpishare.coordination.identity import Ranks, known
+from mpishare.coordination.life import Event, NodeLife
+from mpishare.coordination.poll import comes_at_once, poll
+from mpishare.coordination.where import (
+    answer,
+    ask,
     awaited_calls,
     find_cycle,
     left_meanwhile,
     root_causes,
     stands_still,
 )
-from mpishare.coordination.identity import Ranks, known
-from mpishare.coordination.life import Event, NodeLife
-from mpishare.coordination.poll import comes_at_once, poll
-from mpishare.coordination.where import answer, ask
 from mpishare.errors import (
     EpochError,
     MismatchError,

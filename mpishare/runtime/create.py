@@ -32,10 +32,15 @@ from mpishare.memory.process_memory import Token, why_unreadable
 from mpishare.memory.shared import map_on_all_ranks, remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
-from mpishare.runtime.findings import Findings, known_to_all, surveyed
-from mpishare.runtime.launch import check_singleton, load_mpi, one_gpu_note
-from mpishare.runtime.places import Place
-from mpishare.runtime.preflight import check_fork, choose_backend, is_check_asked
+from mpishare.runtime.places import Findings, Place, known_to_all, surveyed
+from mpishare.runtime.preflight import (
+    check_fork,
+    check_singleton,
+    choose_backend,
+    is_check_asked,
+    load_mpi,
+    one_gpu_note,
+)
 from mpishare.runtime.probe import probe_cuda, routed
 from mpishare.runtime.report import Member, Report, time_sliced_gpus
 

@@ -17,7 +17,7 @@ from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError
 from mpishare.memory.handle import Handle
-from mpishare.runtime.findings import Probed
+from mpishare.runtime.places import Probed
 from mpishare.runtime.report import Pair
 from mpishare.runtime.route import between
 

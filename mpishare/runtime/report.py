@@ -104,16 +104,6 @@ def time_sliced_gpus(members: Sequence[Member]) -> tuple[str, ...]:
     return tuple(sorted(uuid for uuid in without if uuids.count(uuid) > 1))
 
 
-_REPLACED = {
-    "why_python": "native_missing",
-    "surroundings": "unreadable",
-    "mps_gain": "time_sliced_gpus",
-    "exports_pools": "Node.pool, which says why it cannot be made",
-    "is_wsl2": "/proc/version",
-}
-"""What reports had before 0.2.0."""
-
-
 @dataclass(frozen=True)
 class Report:
     """Backend, ranks and routes of a node, and why they are so. ``str()`` is a text for people.
@@ -204,12 +194,6 @@ class Report:
             why = self.why(ranks_here[rank], ranks_here.get(peer), route)
             texts.append(f"rank {peer} by {route}" + (f" ({why})" if why else ""))
         return ", ".join(texts) or "no neighbors"
-
-    if not TYPE_CHECKING:  # where unknown names are errors without it
-
-        def __getattr__(self, name: str) -> Any:
-            instead = f": see {_REPLACED[name]}" if name in _REPLACED else ""
-            raise AttributeError(f"a report has no {name}{instead}")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination.abort import abort_after, say
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
-from mpishare.runtime.launch import NoMpiError, load_mpi
+from mpishare.runtime.preflight import NoMpiError, load_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

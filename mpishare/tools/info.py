@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print_srun_option() -> int:
-    from mpishare.runtime.launch import srun_option
+    from mpishare.runtime.preflight import srun_option
 
     library = mpi_library()
     option = srun_option(library)

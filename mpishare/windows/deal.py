@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.deadlock import find_cycle
 from mpishare.coordination.poll import comes_at_once
+from mpishare.coordination.where import find_cycle
 from mpishare.errors import EpochError
 from mpishare.windows.slots import ASKED, ENDED, FREE, FULL, SENT, WORDS, Get, Put
 

@@ -6,7 +6,7 @@ import linecache
 import numpy as np
 import pytest
 
-from mpishare.coordination import uncaught
+from mpishare.coordination import abort
 from mpishare.coordination.abort import say
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.poll import poll
@@ -18,7 +18,7 @@ def line_after(call, error):
     """The words of the line that is named."""
     with pytest.raises(error) as found:
         call()
-    file, line = uncaught.place(found.value.__traceback__).split(", line ")
+    file, line = abort.place(found.value.__traceback__).split(", line ")
     return linecache.getline(file, int(line)).strip()
 
 
@@ -41,7 +41,7 @@ def test_control_characters_of_other_ranks_are_not_printed(capsys):
 
 ENDS = """
 import atexit, sys
-from mpishare.coordination.uncaught import uncaught
+from mpishare.coordination.abort import uncaught
 atexit.register(lambda: print(repr(uncaught())))
 """
 PRINTED = """

@@ -50,7 +50,7 @@ def test_a_plan_that_a_rank_never_makes_is_named_with_the_line_that_makes_it():
 import time
 import numpy
 from mpi4py import MPI
-from mpishare.coordination import uncaught
+from mpishare.coordination import abort
 from tests.helpers.reporting import report
 if node.rank == 1:
     while node._context.agreement.block.status(0) is None:  # until rank 0 waits
@@ -61,7 +61,7 @@ def make():
 try:
     make()
 except mpishare.PeerError as error:
-    report({"text": str(error), "place": uncaught.place(error.__traceback__)})
+    report({"text": str(error), "place": abort.place(error.__traceback__)})
     report({"line": make.__code__.co_firstlineno + 1})
 MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
 """

@@ -3,7 +3,7 @@
 from itertools import product
 from types import SimpleNamespace
 
-from mpishare.runtime.findings import Findings, Probed, known_to_all
+from mpishare.runtime.places import Findings, Probed, known_to_all
 from mpishare.runtime.report import Pair
 
 UUIDS = ["GPU-a", "GPU-b", "GPU-a", "GPU-c"]

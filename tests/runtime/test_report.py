@@ -83,13 +83,6 @@ def test_what_was_tried_is_said(fact, silent, words):
     assert words in str(replace(found, **fact))
 
 
-def test_names_that_went_lead_to_others():
-    found = report(*WHOLE)
-    with pytest.raises(AttributeError, match="a report has no surroundings: see unreadable"):
-        _ = found.surroundings
-    assert not hasattr(found, "no_such_name")
-
-
 def test_text_says_why_not():
     pairs = [*WHOLE]
     pairs[1] = pair(0, 1, memory=False, reason="cuIpcOpenMemHandle failed")

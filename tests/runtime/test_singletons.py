@@ -3,7 +3,7 @@
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.runtime.launch import check_singleton, find_launcher, one_gpu_note, srun_option
+from mpishare.runtime.preflight import check_singleton, find_launcher, one_gpu_note, srun_option
 
 MPICH, OPEN_MPI = "MPICH Version: 5.0.2\nMPICH Release date: ...", "Open MPI v5.0.8, package: ..."
 STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}

@@ -21,7 +21,7 @@ print(os.environ["SLURM_PROCID"], os.environ.get("CUDA_VISIBLE_DEVICES", "unset"
 # What a rank on the only GPU that it may open would say of this environment.
 SAY = """
 import os
-from mpishare.runtime.launch import one_gpu_note
+from mpishare.runtime.preflight import one_gpu_note
 print(os.environ["SLURM_LOCALID"], one_gpu_note(["GPU-pretended"] * 4, os.environ), flush=True)
 """
 
