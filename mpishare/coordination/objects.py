@@ -12,26 +12,30 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.abort import say_exit
-from mpishare.errors import ClosedError, closed
+from mpishare.coordination.abort import say_error
+from mpishare.errors import ClosedError, closed, is_failing_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class NodeObject:
     """An object made from a node and closed with it: a window, an event, a plan; or the node.
 
-    It registers with its context when it is complete, and unregisters when it is closed. Once all
-    its ranks have dropped it, it is closed too; see `Dropped`. Methods for the context begin with
-    an underscore, so that users see only theirs.
+    It registers with its context when it is complete, and unregisters when it is closed. It is held
+    weakly until its finalizer has run, then strongly; once all its ranks have dropped it, it is
+    closed too, see `Dropped`. Methods for the context begin with an underscore, so that users see
+    only theirs.
     """
 
     name: str
     _kind = "object"  # in errors
     _number: int = 0  # of a window
     _context: Any  # the `NodeContext`
-    _entry: Entry | None = None  # while it is registered
+    _children: Children | None = None  # while it is registered
+    _place: int = 0  # among these
+    _dropped: Dropped | None = None  # None for what not all ranks close that have dropped it
+    _drop_number: int = 0
     _is_closed = False
     _is_local = False  # a captured function: each rank closes it by itself
     _closes_first = False  # a plan: its fields may lie in windows
@@ -77,8 +81,8 @@ class NodeObject:
 
     def __del__(self) -> None:
         """Register as dropped, in any thread; frees no memory."""
-        if self._entry is not None and not self._is_closed:
-            self._entry.note(self)
+        if self._children is not None and not self._is_closed:
+            self._children.hold(self)
 
     def _is_over(self) -> bool:
         """Return whether the work is done that this rank's calls have enqueued."""
@@ -109,40 +113,13 @@ class NodeObject:
         if error is None:
             self.close()
         elif not self._is_closed:
-            say_exit(error)
+            if is_failing_exit(error):  # Python prints nothing of that
+                say_error(error)
             self._leave(error)
 
     def _leave(self, error: BaseException) -> None:
         """End the node: this rank leaves the with block by an exception."""
         self._context.life.leave(f"the with block of {self.name}", error)
-
-
-class Entry:
-    """A registered object of a node, held weakly until its finalizer has run, then strongly."""
-
-    def __init__(self, item: NodeObject, dropped: Dropped | None, noted: list[Entry]) -> None:
-        self._seen = weakref.ref(item)
-        self.held: NodeObject | None = None
-        self._noted = noted  # of the node
-        self.dropped = dropped  # None for what is not closed by all ranks that have dropped it
-        self.is_local = item._is_local  # this rank closes it by itself
-        self.number = 0 if dropped is None else dropped.next_number()
-
-    @property
-    def item(self) -> NodeObject | None:
-        """The object; None amid its end, as its weak references end before its finalizer runs."""
-        return self._seen() if self.held is None else self.held
-
-    def note(self, item: NodeObject) -> None:
-        """Note that the object was dropped, and hold it. Called by its finalizer in any thread."""
-        self.held = item
-        self._noted.append(self)
-
-    def end(self) -> None:
-        """Let the object go, which is closed."""
-        self.held = None
-        if self.dropped is not None:
-            self.dropped.forget(self.number)
 
 
 class Dropped:
@@ -199,44 +176,56 @@ class Dropped:
 
 
 class Children:
-    """The registered objects of one rank. All methods but `registered` are for the main thread."""
+    """The registered objects of one rank. `registered` and `hold` are for any thread."""
 
     def __init__(self) -> None:
-        self._entries: dict[Entry, None] = {}  # in the order in which this rank registered them
-        self._noted: list[Entry] = []
+        # In the order in which this rank registered them; of one amid its end there is None, as
+        # weak references end before finalizers run.
+        self._items: dict[int, Callable[[], NodeObject | None]] = {}
+        self._last = 0
+        self._held: list[NodeObject] = []
         self.kernels = 0  # how many of them have kernels of users that wait
 
     def add(self, child: NodeObject, dropped: Dropped | None) -> None:
         """Register an object of the ranks that share `dropped`."""
-        child._entry = Entry(child, dropped, self._noted)
-        self._entries[child._entry] = None
+        self._last += 1
+        child._children, child._place, child._dropped = self, self._last, dropped
+        child._drop_number = 0 if dropped is None else dropped.next_number()
+        self._items[self._last] = weakref.ref(child)
         self.kernels += child._has_kernels
 
-    def remove(self, child: NodeObject, entry: Entry) -> None:
-        child._entry = None
+    def remove(self, child: NodeObject) -> None:
+        child._children = None
         self.kernels -= child._has_kernels
-        del self._entries[entry]
-        entry.end()
+        del self._items[child._place]
+        if child._dropped is not None:
+            child._dropped.forget(child._drop_number)
 
     def registered(self) -> list[Any]:
-        """Return the open objects, the oldest first; also called in the watchdog's thread."""
-        return [item for entry in list(self._entries) if (item := entry.item) is not None]
+        """Return the open objects, the oldest first."""
+        return [item for get in list(self._items.values()) if (item := get()) is not None]
+
+    def hold(self, child: NodeObject) -> None:
+        """Note that an object was dropped, and hold it. Called by its finalizer."""
+        self._items[child._place] = lambda: child
+        self._held.append(child)
 
     @property
     def has_dropped(self) -> bool:
         """Whether `note_dropped` has anything to pass on."""
-        return bool(self._noted)
+        return bool(self._held)
 
     def note_dropped(self) -> None:
         """Pass the objects whose finalizers have run on to `Dropped`, and close the local ones."""
         busy = []
-        while self._noted:
-            entry = self._noted.pop()
-            if entry.held is not None and entry.dropped is not None:
-                entry.dropped.add(entry.number, entry.held)
-            elif entry.held is not None and entry.is_local:
-                if entry.held._is_over():
-                    entry.held.close()
-                else:
-                    busy.append(entry)
-        self._noted.extend(busy)  # for a later call
+        while self._held:
+            child = self._held.pop()
+            if child._children is None:
+                continue  # it was closed since
+            if child._dropped is not None:
+                child._dropped.add(child._drop_number, child)
+            elif child._is_local and not child._is_over():
+                busy.append(child)
+            elif child._is_local:
+                child.close()
+        self._held.extend(busy)  # for a later call

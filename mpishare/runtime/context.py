@@ -7,17 +7,17 @@ import time
 import warnings
 from collections import Counter
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare import native
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.control_block import Mark
-from mpishare.coordination.counters import Counters, whole_slots
+from mpishare.coordination.counters import SLOT_WORDS, Counters, whole_slots
 from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.objects import Children, Dropped, NodeObject
-from mpishare.coordination.poll import Fence, poll
+from mpishare.coordination.poll import RADIX, Fence, poll, rounds
 from mpishare.errors import CudaError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.fd_server import FdServer
@@ -45,6 +45,9 @@ _FINISH_S = 5.0
 _BROKEN = Mark.BROKEN  # here, since a member of an enum takes longer to look up
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
+# Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
+# each wait is an operation of the stream.
+_FLAT_RANKS = 16
 _MANY = 64  # closed windows whose memory arrays hold
 
 
@@ -151,6 +154,21 @@ class NodeContext:
         meet: Callable[[int], int] = made.meet
         return meet
 
+    @cached_property
+    def fence_rounds(self) -> tuple[list[tuple[int, dict[int, int]]], list[tuple[int, int]]]:
+        """What this rank does in each round of a fence, alike for all windows.
+
+        That is the slot to write, and the slots to wait for with their ranks; behind it all waits.
+        """
+        # On streams a wait costs the host as much as a write.
+        on_streams = 2 if self.size > _FLAT_RANKS else self.size
+        radix = on_streams if self.backend.has_streams else RADIX
+        found = [
+            (SLOT_WORDS * self.rank + number, {SLOT_WORDS * r + number: r for r in awaited})
+            for number, awaited in enumerate(rounds(self.rank, self.size, radix))
+        ]
+        return found, [wait for _, waits in found for wait in waits.items()]
+
     def rank_of(self, call: str, value: Any) -> int:
         """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""
         if not is_int(value):
@@ -211,10 +229,10 @@ class NodeContext:
 
     def unregister(self, child: NodeObject) -> None:
         """Remove an object, before any memory that the watchdog reads is unmapped."""
-        if child._entry is None:
+        if child._children is None:
             return
         with self.watchdog.removing():
-            self._children.remove(child, child._entry)
+            self._children.remove(child)
         if child._memories:
             del self._segments[child._number]
             self.windows_version += 1
