@@ -7,12 +7,12 @@ calls themselves store and poll the same counters, and block.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mpishare.backends import handle_of
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, whole_slots
-from mpishare.coordination.poll import RADIX, rounds, spin_until
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import EpochError, closed
 from mpishare.runtime.stream_chain import StreamChain
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import Counters
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
-
-# Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
-# each wait is an operation of the stream.
-FLAT_RANKS = 16
 
 
 class CounterOp:
@@ -50,19 +46,6 @@ class CounterOp:
         """Count a call that was made."""
         for rank in self.ranks:
             self.counts[rank] += 1
-
-
-@lru_cache
-def _fence_rounds(rank: int, size: int, radix: int) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Return what a rank does in each round of a fence, alike for all windows of a node.
-
-    That is the slot to write, and the slots to wait for with their ranks; behind it all waits.
-    """
-    found = [
-        (SLOT_WORDS * rank + number, {SLOT_WORDS * r + number: r for r in awaited})
-        for number, awaited in enumerate(rounds(rank, size, radix))
-    ]
-    return found, [wait for _, waits in found for wait in waits.items()]
 
 
 class Group(NamedTuple):
@@ -92,11 +75,8 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
-        # On streams a wait costs the host as much as a write.
-        on_streams = 2 if self._size > FLAT_RANKS else self._size
-        radix = on_streams if self._has_streams else RADIX
         self._epoch = 0
-        self._rounds, self._waits = _fence_rounds(self._rank, self._size, radix)
+        self._rounds, self._waits = context.fence_rounds
         self._operations = len(self._rounds) + len(self._waits)
         self._make_fence = context.fence
         # Both sides of a pair count, without communication.
@@ -126,13 +106,6 @@ class Epochs:
         ----------
         stream : stream, optional
             The stream to order. Default: CuPy's current one.
-
-        Raises
-        ------
-        PeerTimeout, PeerError
-            If a rank is gone or did not arrive.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         epoch = self._epoch + 1
@@ -182,8 +155,6 @@ class Epochs:
             If the last exposure has not been waited for.
         TypeError, ValueError
             If these are no ranks of the node, or one is named twice.
-        ClosedError
-            If the window is closed.
         """
         group = self._group("post", ranks)
         if self._exposure is not None:
@@ -210,13 +181,9 @@ class Epochs:
         ------
         EpochError
             If an access is open already.
-        TypeError, ValueError
-            As `post`.
         PeerTimeout, PeerError
             If a rank is gone or has not posted by the deadline: here on the host backend, from
             `Node.synchronize` on CUDA.
-        ClosedError
-            If the window is closed.
         """
         group = self._group("start", ranks)
         if self._access is not None:
@@ -236,8 +203,6 @@ class Epochs:
         ------
         EpochError
             Without a `start`.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         if self._access is None:
@@ -259,8 +224,6 @@ class Epochs:
             Without a `post`.
         PeerTimeout, PeerError
             As `start`, of ranks that have not completed.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         if self._exposure is None:

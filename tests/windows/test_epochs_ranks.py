@@ -7,19 +7,22 @@ import pytest
 
 from mpishare import EpochError
 from mpishare.plans.node_cache import context_of
-from mpishare.windows import epochs
+from mpishare.runtime import context
 from tests.helpers.latch import check_order
 
 TWO = pytest.mark.ranks(min=2)
 
 
 @pytest.fixture(params=["flat", "rounds"])
-def fence_kind(request, monkeypatch):
+def fence_kind(request, node, monkeypatch):
     """Fences that wait for all at once, and in rounds as where there are more ranks."""
+    made = vars(context_of(node))
+    made.pop("fence_rounds", None)
     if request.param == "rounds":
-        monkeypatch.setattr(epochs, "RADIX", 2)  # on the host
-        monkeypatch.setattr(epochs, "FLAT_RANKS", 1)  # on streams
-    return request.param
+        monkeypatch.setattr(context, "RADIX", 2)  # on the host
+        monkeypatch.setattr(context, "_FLAT_RANKS", 1)  # on streams
+    yield request.param
+    made.pop("fence_rounds", None)
 
 
 @TWO
@@ -117,7 +120,8 @@ def test_wait_waits_for_each_origin(node):
 def test_fences_in_python_and_in_compiled_code(host_node, monkeypatch, code, radix):
     """They use the same words, so that a rank without a compiler works with the others."""
     node = host_node
-    monkeypatch.setattr(epochs, "RADIX", radix or epochs.RADIX)
+    monkeypatch.setattr(context, "RADIX", radix or context.RADIX)
+    monkeypatch.delitem(vars(context_of(node)), "fence_rounds", raising=False)
     if code == "compiled" and node.report().native_missing:
         pytest.skip(f"nothing is compiled: {node.report().native_missing}")
     if code == "Python" or (code == "some of both" and node.rank % 2):
