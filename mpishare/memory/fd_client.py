@@ -76,21 +76,19 @@ class FdClient:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def ask(
-        self, request: dict[str, Any], *, most_fds: int = 0
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Return the reply to a request, and at most `most_fds` file descriptors with it. Blocks.
+    def ask(self, request: dict[str, Any], *, n_files: int = 0) -> tuple[dict[str, Any], list[int]]:
+        """Return the reply to a request, and so many file descriptors with it. Blocks.
 
         Raises `UnsupportedError` if the server refuses, with its text; `PeerTimeout` if it does not
-        answer in time; `HandleError` if the process ended, ends the lease, or breaks the protocol.
+        answer in time; `HandleError` if the process ended, ends the lease, or sends fewer files.
         """
         try:
             with contextlib.suppress(BrokenPipeError):  # it has hung up, and said why before that
                 self._connection.send(json.dumps(request).encode())
             try:
-                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
+                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, n_files)
             except ConnectionResetError:  # told once: it hung up amid the request, and said why
-                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
+                text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, n_files)
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
@@ -98,14 +96,14 @@ class FdClient:
         for fd in fds:
             os.set_inheritable(fd, False)
         try:
-            return self._reply(text), fds
+            return self._reply(text, n_files - len(fds)), fds
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
 
-    def _reply(self, text: bytes) -> dict[str, Any]:
-        """Return a reply, unless it is the end of the lease or a refusal."""
+    def _reply(self, text: bytes, n_missing: int) -> dict[str, Any]:
+        """Return a reply, unless it is the end of the lease, a refusal, or lacks files."""
         if not text:
             raise self._gone("the connection was closed")
         reply: dict[str, Any] = json.loads(text)
@@ -113,6 +111,11 @@ class FdClient:
             raise self._gone("it ended the connection")
         if "refused" in reply:
             raise UnsupportedError(f"{self._name} was refused: {printable(reply['refused'])}")
+        if n_missing > 0:
+            raise HandleError(
+                f"{n_missing} files of {self._name} did not arrive: it is of another mpishare, "
+                "or this process has no descriptors left (ulimit -n)"
+            )
         return reply
 
     def close(self) -> None:
@@ -135,18 +138,12 @@ class FdClient:
 def fetch_fd(rank: int, token: str, timeout_s: float) -> int:
     """Return this process's own descriptor for a file that another rank offers. Blocks.
 
-    `token` is that of `FdServer.offer_fd`. Raises as `FdClient`; `UnsupportedError` where that rank
-    does not offer it.
+    `token` is that of `FdServer.offer_fd`. Raises as `FdClient.ask`; `UnsupportedError` where that
+    rank does not offer it.
     """
     address, _, key = token.rpartition("/")
     with FdClient(address, f"rank {rank}", timeout_s) as client:
-        _, fds = client.ask({"key": key}, most_fds=1)
-    if len(fds) != 1:
-        raise HandleError(
-            f"rank {rank} lent a file that did not arrive: this process may have no descriptor "
-            "left (ulimit -n)"
-        )
-    return fds[0]
+        return client.ask({"key": key}, n_files=1)[1][0]
 
 
 def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:

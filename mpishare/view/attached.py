@@ -446,13 +446,8 @@ def _files(visit: FdClient, count: int) -> Iterator[list[int]]:
     fds: list[int] = []
     try:
         while len(fds) < count:
-            more = visit.ask({"fds": len(fds)}, most_fds=min(count - len(fds), MAX_FDS))[1]
-            fds += more
-            if not more:
-                raise HandleError(
-                    f"{len(fds)} files came with the window, not {count}: the job is none of "
-                    "mpishare, or this process has no descriptors left (ulimit -n)"
-                )
+            n_files = min(count - len(fds), MAX_FDS)
+            fds += visit.ask({"fds": len(fds)}, n_files=n_files)[1]
         yield fds
     finally:
         for fd in fds:

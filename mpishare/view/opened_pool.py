@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
-_ENDED = f"{_NAME} was closed, or its owner has ended"
 _N_FILES = 3  # of its memory, of the table of its blocks, and of this process's row in that
 # At most so late is memory on a GPU let go, or memory of a pool that was closed.
 _LOOK_S = 0.1
@@ -75,10 +74,10 @@ class _OpenedPool:
         client = FdClient(self._address, _NAME, timeout_s)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
             undo.callback(client.close)
-            reply, fds = client.ask({"version": VERSION}, most_fds=_N_FILES)
+            reply, fds = client.ask({"version": VERSION}, n_files=_N_FILES)
             for fd in fds:
                 received.callback(os.close, fd)
-            self._key = _key_of(reply, len(fds))
+            self._key = _key_of(reply)
             unpack(self._key, handle)  # before anything is mapped
             self._backend: Backend = (
                 HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
@@ -182,16 +181,14 @@ def _held(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
         lock.release()
 
 
-def _key_of(reply: dict[str, Any], count: int) -> bytes:
+def _key_of(reply: dict[str, Any]) -> bytes:
     """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
-    if reply.get("is_closed"):
-        raise HandleError(_ENDED)
-    if reply.get("version") == VERSION and count == _N_FILES:
-        return bytes.fromhex(reply["key"])
-    raise HandleError(
-        f"{_NAME} is described in another way than this mpishare expects, or its files did not "
-        "arrive: run the same mpishare everywhere, and look at `ulimit -n`"
-    )
+    if reply.get("version") != VERSION:
+        raise HandleError(
+            f"{_NAME} is described in another way than this mpishare expects: run the same one "
+            "everywhere"
+        )
+    return bytes.fromhex(reply["key"])
 
 
 def _forget() -> None:
