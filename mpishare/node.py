@@ -15,11 +15,12 @@ from mpishare.view import publication
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
+from mpishare.windows.launch import launch_kernel
 from mpishare.windows.pool import Pool
 from mpishare.windows.share import share
 from mpishare.windows.share_all import share_all
 from mpishare.windows.window import close_in_turn
-from mpishare.windows.window_device import WindowDevice, launch_kernel
+from mpishare.windows.window_device import WindowDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,8 @@ class Node(NodeObject):
     0.1 to 1 s on CUDA, where every pair of ranks is tried once. Each rank gets the node it is on.
     Of ranks that are all in one open node already, about a millisecond: what that node has found
     out holds for them. Threads that make nodes at the same time have a communicator each.
+    Collective calls of a node raise `PeerTimeout` or `PeerError` where a rank is gone or late, and
+    those that make an object also what `allocate` and `share` raise.
 
     Parameters
     ----------
@@ -218,11 +221,6 @@ class Node(NodeObject):
         -------
         Window
             Its `array` is this rank's segment, ``segment(rank)`` another's.
-
-        Raises
-        ------
-        CudaError, UnsupportedError, PeerError, MismatchError, ValueError
-            As `allocate`.
         """
         with self._making("allocate_each"):
             made = allocate(self._context, shape, dtype, fill, name, is_each=True, signals=signals)
@@ -321,11 +319,6 @@ class Node(NodeObject):
         Window
             Its `array` is this rank's segment, ``segment(rank)`` another's. A halo field in it is
             treated as one of `allocate_each`.
-
-        Raises
-        ------
-        UnsupportedError, TypeError, PeerError, MismatchError
-            As `share`.
         """
         with self._making("share_each"):
             return share(self._context, source, copy, name, is_each=True)
@@ -365,8 +358,6 @@ class Node(NodeObject):
         ------
         TypeError
             On the owner, if a leaf is no array, with its path: ``source['layer3'][1]``.
-        UnsupportedError, CudaError, PeerError, MismatchError
-            As `share`; then no array is shared.
 
         Examples
         --------
@@ -396,8 +387,6 @@ class Node(NodeObject):
         UnsupportedError
             On CUDA, if the owner and a waiter have the same process id, in PID namespaces of their
             own.
-        CudaError, PeerError, MismatchError
-            As `allocate`.
         """
         with self._making("event"):
             return Event(self._context, owner, waiters)
@@ -423,8 +412,6 @@ class Node(NodeObject):
         ------
         UnsupportedError
             If memory pools cannot be shared between processes here, as on WSL2.
-        PeerError, MismatchError
-            As `allocate`.
         """
         with self._making("pool"):
             return Pool(self._context, owner, max_nbytes)
@@ -469,11 +456,6 @@ class Node(NodeObject):
         lag : int, optional
             Number of frames that a process which attached may be behind, at most 4096; for one more
             than these there is memory. One that is slower is cut off.
-
-        Raises
-        ------
-        CudaError, UnsupportedError, PeerError, MismatchError
-            As `allocate`.
         """
         with self._making("channel"):
             return Channel(self._context, shape, dtype, slots, producer, consumers, deal, name, lag)
@@ -533,11 +515,6 @@ class Node(NodeObject):
         """Wait on the host until every rank of the node has called it.
 
         Collective, host-blocking. Does not wait for the GPU: see `synchronize`.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If a rank is gone or late.
         """
         self._context.agreement.meet("Node.barrier")
 
@@ -545,11 +522,6 @@ class Node(NodeObject):
         """Close the objects of this node that all ranks have dropped.
 
         Collective, host-blocking. Calls that make an object of the node close them too.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If a rank is gone or late.
         """
         with self._context.agreement.collective():
             self._context.begin("Node.collect", int)
