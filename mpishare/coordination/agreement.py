@@ -34,24 +34,23 @@ class Agreement(Waits):
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
-        self._number = self._meetings = 0  # rounds of mail, and more
+        self._number = self._meetings = 0  # rounds of mail; meetings
         self._steps = 0  # by mail and by messages
         self._inside = self._call = ""  # the step under way, and that of the last one
-        self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
+        self._meet: Any = None  # the function that goes through the rounds of a meeting
 
     def open_meetings(self, fence: Callable[..., Callable[[int], int]]) -> None:
-        """Make the meetings by `fence`; see `NodeContext.fence`."""
+        """Make the rounds of a meeting by `fence`; see `NodeContext.fence`."""
         slot = self.block.meeting_slot
-        for parity in (0, 1):
-            each = [
-                (slot(self.rank, parity, number), [slot(r, parity, number) for r in awaited])
-                for number, awaited in enumerate(rounds(self.rank, self.size))
-            ]
-            self._meetings_of.append(fence(self.block.words, each))
+        each = [
+            (slot(self.rank, number), [slot(r, number) for r in awaited])
+            for number, awaited in enumerate(rounds(self.rank, self.size))
+        ]
+        self._meet = fence(self.block.words, each)
 
     def close(self) -> None:
-        """Release the meetings, before the block is unmapped."""
-        self._meetings_of = []
+        """Release the words of meetings, before the block is unmapped."""
+        self._meet = None
         self.ranks = {}
 
     @contextmanager
@@ -130,28 +129,22 @@ class Agreement(Waits):
         """
         self._require_collective(call)
         self._meetings += 1
-        count = self._number + self._meetings
+        count = self._meetings
         try:
-            while (at := self._meetings_of[count & 1](count)) >= 0:
+            while (at := self._meet(count)) >= 0:
                 self.wait(call, functools.partial(self._absent, count, at))
-                if self.block.words[at] < count:  # another rank is in a step instead
-                    self._meetings -= 1
-                    self.step(call, lambda: None)  # raises `MismatchError` on all ranks
         except BaseException as error:
             if not is_agreed(error):
                 self.life.leave(call, error)
             raise
 
-    def _absent(self, value: int, at: int) -> list[int]:
-        """Return the ranks that have not come to a meeting; none if one of them is in a step."""
-        block = self.block
-        if block.words[at] >= value:
+    def _absent(self, count: int, at: int) -> list[int]:
+        """Return the ranks that have not come to a meeting, for the wait for one word of it."""
+        words, slot = self.block.words, self.block.meeting_slot
+        if words[at] >= count:
             return []
-        parity = value & 1
-        elsewhere = [rank for rank in self.others if block.has_mail(rank, self._number + 1)]
-        block.sync()  # a rank that is already in its next step has passed the meeting
-        absent = [r for r in self.others if block.words[block.meeting_slot(r, parity, 0)] < value]
-        return [] if {*elsewhere} & {*absent} else absent or [block.rank_of_slot(at)]
+        absent = [rank for rank in self.others if words[slot(rank, 0)] < count]
+        return absent or [self.block.rank_of_slot(at)]
 
     def _require_collective(self, call: str) -> None:
         self.check()

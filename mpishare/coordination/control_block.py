@@ -336,13 +336,9 @@ class ControlBlock:
         length = max(0, min(MAILBOX_NBYTES, total - start))
         return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
 
-    def meeting_slot(self, rank: int, parity: int, number: int) -> int:
-        """Return the index of a rank's word for one round of a meeting.
-
-        Two sets of words, behind the mail's number, since a rank may be in the next meeting while
-        another one still reads its words of this one.
-        """
-        return rank * _RANK_WORDS + _MAIL + 1 + parity * (SLOT_WORDS // 2 - 1) + number
+    def meeting_slot(self, rank: int, number: int) -> int:
+        """Return the index of a rank's word for a round of meetings, behind the mail's number."""
+        return rank * _RANK_WORDS + _MAIL + 1 + number
 
     @staticmethod
     def rank_of_slot(at: int) -> int:

@@ -37,6 +37,7 @@ def meet(stage: Stage, calls: list[str]) -> None:
     [
         ["fence", "allocate", "allocate"],
         ["fence", "barrier"],
+        ["barrier", "allocate", "allocate"],
         ["barrier", "event.wait", "barrier"],
         ["start"],
     ],

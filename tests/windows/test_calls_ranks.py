@@ -139,8 +139,8 @@ def test_an_argument_that_differs(node, call, name, mine, theirs, shown):
     [
         ["allocate", "event"],
         ["allocate", "allocate_each"],
-        ["barrier", "share", "allocate_each"],
-        ["close", "barrier"],
+        ["collect", "share", "allocate_each"],
+        ["close", "collect"],
     ],
     ids=" meets ".join,
 )
