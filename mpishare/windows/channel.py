@@ -46,6 +46,8 @@ class Channel(NodeObject):
 
     Every consumer gets every frame, in the order in which they were put; or, of a channel made with
     ``deal=True``, each frame goes to the first consumer that asks for one.
+    Calls raise `ClosedError` once the channel is closed, and `PeerTimeout` or `PeerError` where a
+    rank that they wait for is gone or late.
 
     Attributes
     ----------
@@ -199,8 +201,6 @@ class Channel(NodeObject):
             If it is given a frame.
         UnsupportedError
             If the stream is being captured.
-        ClosedError
-            If the channel is closed.
         """
         self._check()
         block = self._sending
@@ -250,8 +250,6 @@ class Channel(NodeObject):
             On a rank that is not a consumer.
         UnsupportedError
             If the stream is being captured.
-        ClosedError
-            If the channel is closed.
         """
         self._check()
         block = self._receiving
@@ -301,11 +299,6 @@ class Channel(NodeObject):
         twice has no effect. A consumer may close before the end: frames that it has not taken are
         lost, and the producer no longer waits for it. Slots that are still held, as by the variable
         of a loop, stay mapped until they are gone, but their contents may change.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return

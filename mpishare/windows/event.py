@@ -34,6 +34,9 @@ _EVENTS = RING + 1
 class Event(NodeObject):
     """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
 
+    Calls raise `ClosedError` once the event is closed, and `PeerTimeout` or `PeerError` where a
+    rank that they wait for is gone or late.
+
     Attributes
     ----------
     owner : int
@@ -110,8 +113,6 @@ class Event(NodeObject):
             On a rank that is not the owner.
         PeerTimeout, PeerError
             If a waiter that this call waits for is gone or does not come.
-        ClosedError
-            If the event is closed.
         """
         self._check("record")
         if self._rank != self.owner:
@@ -136,8 +137,6 @@ class Event(NodeObject):
             On a rank that is not a waiter.
         PeerTimeout, PeerError
             If the owner is gone or does not come.
-        ClosedError
-            If the event is closed.
         """
         self._check("wait")
         if self._rank not in self.waiters:
@@ -175,11 +174,6 @@ class Event(NodeObject):
         """Close the event on all ranks.
 
         Collective, host-blocking: waits for this rank's streams, and for the other ranks.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If a rank is gone or does not come.
         """
         if self._is_closed:
             return

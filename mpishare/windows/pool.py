@@ -198,8 +198,6 @@ class Pool(NodeObject):
         UnsupportedError
             On the host backend, since NumPy lets only its C API set an allocator; in a stream
             capture.
-        CudaError, ValueError
-            As `allocate`.
         """
         call = f"{self.name}: malloc"
         own = self._owned(call, in_any_thread=True)
@@ -311,11 +309,6 @@ class Pool(NodeObject):
         twice has no effect. Arrays that are still held stay valid, and a `ResourceWarning` names
         the pool, unless the node closes it: then the memory is kept until the node is closed, on
         the host backend until the last of them is gone.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return

@@ -47,16 +47,16 @@ def share(
 
         def inspect() -> tuple[dict[str, Any], list[Any] | None]:
             same: dict[str, Any] = {"copy": check_copy(call, copy), "name": check_name(call, name)}
-            if is_each:
-                mine.append(inspect_source(context, call, source, copy, undo, offered))
-                return same | {"dtype": str(mine[0].layout.dtype)}, mine[0].layout.pack()
-            same["owner"] = owner_of(context, call, owner)
-            same["readonly"] = require_bool(f"{call} failed: ", "readonly", readonly)
-            if context.rank != same["owner"]:
+            if not is_each:
+                same["owner"] = owner_of(context, call, owner)
+                same["readonly"] = require_bool(f"{call} failed: ", "readonly", readonly)
+            if same.get("owner", context.rank) != context.rank:
                 return same, None
             own = inspect_source(context, call, source, copy, undo, offered, readonly=readonly)
             mine.append(own)
-            return same, mine[0].layout.pack()
+            if is_each:
+                same["dtype"] = str(own.layout.dtype)
+            return same, own.layout.pack()
 
         same, replies = agree(context, call, inspect)
         segments = {rank: ArrayLayout.unpack(reply) for rank, reply in enumerate(replies) if reply}

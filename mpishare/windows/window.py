@@ -34,6 +34,8 @@ class Window(Epochs, NodeObject):
     """A shared allocation, with the epochs that order access to it.
 
     Made by `Node.allocate`, `Node.allocate_each`, `Node.share` and `Node.share_each`.
+    Calls raise `ClosedError` once the window is closed, and `PeerTimeout` or `PeerError` where a
+    rank that they wait for is gone or late.
 
     Attributes
     ----------
@@ -129,8 +131,6 @@ class Window(Epochs, NodeObject):
         ------
         ValueError
             If that rank has no segment here.
-        ClosedError
-            If the window is closed.
         """
         if self._is_closed:
             raise closed(self.name)
@@ -173,8 +173,6 @@ class Window(Epochs, NodeObject):
             If the rank's process cannot be seen: it has ended, or has another PID namespace.
         ValueError
             If that rank has no segment here.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         rank = self._home if rank is None else rank
@@ -201,8 +199,6 @@ class Window(Epochs, NodeObject):
         ------
         UnsupportedError
             On the host backend, and if the window was made without ``signals=``.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         if self._device is not None:
@@ -282,8 +278,6 @@ class Window(Epochs, NodeObject):
             stream is being captured.
         CudaError
             If there is not that much memory on the GPU.
-        ClosedError
-            If the window is closed.
         """
         self._check()
         if self._publication is None:
@@ -301,11 +295,6 @@ class Window(Epochs, NodeObject):
         twice has no effect. Arrays that are still held stay valid, and keep their memory mapped; a
         `ResourceWarning` names the window, unless the node closes it. The same holds where
         processes outside the job map memory of it on a GPU and have not released it after 3 s.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then no memory is freed.
         """
         if not self._is_closed:
             with self._context.agreement.collective():
