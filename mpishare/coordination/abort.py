@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.poll import poll
 from mpishare.coordination.where import is_of_user
-from mpishare.errors import PeerError, describe, escaped, is_failing_exit
+from mpishare.errors import PeerError, describe, escaped
 from mpishare.memory.mapped import remove_files_of_mpi
 
 if TYPE_CHECKING:
@@ -81,12 +81,6 @@ def say_error(error: BaseException) -> None:
         say(f"mpishare: rank {rank}: {place(error.__traceback__)}: {text}\n")
 
 
-def say_exit(error: BaseException) -> None:
-    """Say where a program leaves its node by `sys.exit`: Python prints nothing of that."""
-    if is_failing_exit(error):
-        say_error(error)
-
-
 def place(trace: Any) -> str:
     """Return the innermost line of the user's program, or of any where none is the user's."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
@@ -104,18 +98,20 @@ def is_output_read() -> bool:
     return not any(map(_unread_nbytes, (1, 2)))
 
 
-def abort_after(
-    text: str, wait: Callable[[], object] = bool, is_averted: Callable[[], bool] = bool
+def abort(
+    why: object, wait: Callable[[], object] = bool, is_averted: Callable[[], bool] = bool
 ) -> None:
-    """Print a last text, wait for the other ranks, and abort the job once all output was read.
+    """Print why this rank aborts the job, wait for the others, and abort once all output was read.
 
-    An abort cuts off unread output. Does nothing if the reason to abort has gone by then.
+    Without a reason nothing is printed: the output has it. An abort cuts off unread output. Does
+    nothing if the reason to abort has gone by then.
     """
     from mpi4py import MPI
 
     try:
         remove_files_of_mpi()
-        say(text)
+        if why:  # not the rank in a node: a job may have several
+            say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
         wait()
         wait_briefly(is_output_read)
         # What the launcher has read is on its way to the terminal: srun drops that at an abort.
@@ -123,17 +119,6 @@ def abort_after(
     finally:  # whatever signal comes meanwhile
         if not is_averted():
             MPI.COMM_WORLD.Abort(1)
-
-
-def abort_because(
-    why: object, wait: Callable[[], object] = bool, is_averted: Callable[[], bool] = bool
-) -> None:
-    """Print why this rank aborts the job, and abort as `abort_after`."""
-    from mpi4py import MPI
-
-    # Not the rank in a node: a job may have several.
-    text = f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n"
-    abort_after(text, wait, is_averted)
 
 
 def _unread_nbytes(fd: int) -> int:
@@ -225,4 +210,4 @@ def _abort(
     # The others write theirs. Then one after the other: where two abort at once, Open MPI's
     # launcher may never end.
     turn_s = HEARD_S * (1 + rank % 8 / 8)
-    abort_because(why, lambda: wait_briefly(is_over, turn_s), is_averted)
+    abort(why, lambda: wait_briefly(is_over, turn_s), is_averted)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from mpishare.coordination.abort import (
     HEARD_S,
     AtEnd,
-    abort_after,
-    abort_because,
+    abort,
     is_output_read,
     say,
     say_error,
@@ -48,11 +47,8 @@ class Shutdown:
         self._agreement, self._life = agreement, agreement.life
         self._watcher = watchdog
         self._finish = finish
-        self._at_end = AtEnd(self._end)
-
-    def cancel(self) -> None:
-        """Forget a node that all its ranks have closed."""
-        self._at_end.cancel()
+        # Forgets a node that all its ranks have closed.
+        self.cancel = AtEnd(self._end).cancel
 
     def _depart(self) -> None:
         agreement, block = self._agreement, self._agreement.block
@@ -97,7 +93,7 @@ class Shutdown:
             try:
                 wait_briefly(lambda: not remove_abandoned())
             finally:
-                abort_because(failure, self._let_others_abort)
+                abort(failure, self._let_others_abort)
 
     def _let_others_abort(self) -> None:
         """Let the others print why the job ends, too."""
@@ -132,7 +128,7 @@ class Shutdown:
             wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
-            abort_because(f"it has left the node, and {why}")
+            abort(f"it has left the node, and {why}")
 
     def _abort_uncaught(self) -> None:
         """Abort the job of a program that an exception has ended, wherever the other ranks are."""
@@ -146,8 +142,8 @@ class Shutdown:
         wait_briefly(lambda: not late(), UNCAUGHT_S)
         if went_on := late():
             more = f"{name_ranks(went_on)} did not end within {UNCAUGHT_S:g} s"
-            abort_because(f"an exception has ended it, and {more}", self._wait_for_turn)
-        abort_after("", self._wait_for_turn)
+            abort(f"an exception has ended it, and {more}", self._wait_for_turn)
+        abort("", self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
         """Abort one after the other: where two do at once, Open MPI's launcher may never end."""

@@ -8,7 +8,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpishare.coordination.abort import abort_after, say
+from mpishare.coordination.abort import abort, say
 from mpishare.memory.arguments import MAX_DURATION_S, is_duration
 from mpishare.runtime.preflight import NoMpiError, load_mpi
 
@@ -142,6 +142,6 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
     except SystemExit:
         raise
     except BaseException:
-        text = f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}"
-        abort_after(text)
+        say(f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}")
+        abort("")
         raise
