@@ -133,10 +133,12 @@ class BlockTable:
     @classmethod
     def from_outside(cls, fds: Sequence[int], memory_barrier: Callable[[], object]) -> Self:
         """Map the files of `open_file` and `add_row`; the caller closes them."""
-        table, row = (
-            SharedMemory(os.dup(fd), os.fstat(fd).st_size, map_=partial(map_file, is_writable=mine))
-            for fd, mine in zip(fds, (False, True), strict=True)
-        )
+        memories = []
+        for fd, is_mine in zip(fds, (False, True), strict=True):
+            map_ = partial(map_file, is_writable=is_mine)
+            memories.append(SharedMemory(os.dup(fd), os.fstat(fd).st_size, map_=map_))
+            memories[-1].close_file()
+        table, row = memories
         return cls(table, -1, memory_barrier, row)
 
     def is_alive(self, slot: int, generation: int) -> bool:
