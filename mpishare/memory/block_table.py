@@ -49,7 +49,7 @@ class BlockTable:
         self._memory, self._row = memory, row
         self._words = memoryview(memory.buffer).cast("Q")
         self._mine = self._words if row is None else memoryview(row.buffer).cast("Q")
-        self._rank = rank
+        self._begin = _PAGE_WORDS * (1 + rank)
         writers = memory.nbytes // _ROW_NBYTES
         self._group_words = _PAGE_WORDS * writers
         self._others = [r for r in range(writers - 1) if r != rank]
@@ -99,11 +99,11 @@ class BlockTable:
 
         After `end` and `fence`.
         """
-        at = self._at(slot) + _PAGE_WORDS
-        rows = [*self._outside.values()]  # a copy: the door's thread adds and removes some
-        return any(self._words[at + _PAGE_WORDS * rank] for rank in self._others) or any(
-            words[slot] for _, words in rows
-        )
+        words, at = self._words, self._at(slot) + _PAGE_WORDS
+        if [rank for rank in self._others if words[at + _PAGE_WORDS * rank]]:
+            return True
+        # A copy: the door's thread adds and removes some.
+        return bool(self._outside) and any(row[slot] for _, row in [*self._outside.values()])
 
     def open_file(self) -> int:
         """Return a descriptor by which a process outside the node reads the table."""
@@ -146,18 +146,19 @@ class BlockTable:
 
     def hold(self, slot: int, generation: int) -> bool:
         """Hold a block; return False, without holding it, if the owner has given it back."""
-        at = self._place(slot)
-        self._mine[at] = generation
+        at = self._at(slot)
+        place = self._place(slot, at)
+        self._mine[place] = generation
         self.fence()
-        if self.is_alive(slot, generation):
+        if self._words[at] == generation:
             return True
-        self._mine[at] = 0
+        self._mine[place] = 0
         return False
 
     def release_slot(self, slot: int) -> None:
         """Release a block: the owner may reuse it at once."""
         self._memory_barrier()
-        self._mine[self._place(slot)] = 0
+        self._mine[self._place(slot, self._at(slot))] = 0
 
     def close(self) -> None:
         """Unmap the table. May be repeated."""
@@ -180,9 +181,9 @@ class BlockTable:
         group, index = divmod(slot, _PAGE_WORDS)
         return group * self._group_words + index
 
-    def _place(self, slot: int) -> int:
-        """Return the place of a slot in this process's row."""
-        return slot if self._row is not None else self._at(slot) + _PAGE_WORDS * (1 + self._rank)
+    def _place(self, slot: int, at: int) -> int:
+        """Return the place of a slot in this process's row; the owner's word is `at`."""
+        return at + self._begin if self._row is None else slot
 
     def _add_group(self) -> None:
         if self._n_groups == _GROUPS:
