@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from mpishare.memory.arguments import require_bool
 from mpishare.plans.base_plan import BasePlan
 from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_setup
-from mpishare.reduction.across_nodes import AcrossNodes
-from mpishare.reduction.engine import engine_class, transfer_class
+from mpishare.reduction.across_nodes import AcrossNodes, Transfer
 from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
 from mpishare.reduction.operation import Operation, name_of
 
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from mpishare.node import Node
     from mpishare.plans.engine import PlanEngine, PlanSetup
     from mpishare.plans.fields import GivenFields
+    from mpishare.reduction.cuda.engine import CudaReduce
+    from mpishare.reduction.host import HostReduce
+
+    Engine: TypeAlias = HostReduce | CudaReduce
 
 _CALL = "Allreduce"
 
@@ -119,12 +122,13 @@ class Allreduce(BasePlan):
 
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             setup = agree_on_fields(start, [like], None, describe, "like").setup
-            begin_plan(setup, engine_class)
+            begin_plan(setup, _classes)
             self._layout = layout = setup.mine[0]
             self._operation = Operation(name, layout.dtype)
             compiled = setup.context.compiled_here
             self._exact = ExactOperation(name, layout.dtype, compiled) if exact else None
-            self._engine = engine_class(setup)(setup, layout, self._elements(setup), self._exact)
+            engine, self._transfer = _classes(setup)
+            self._engine: Engine = engine(setup, layout, self._elements(setup), self._exact)
             self._across: dict[str, AcrossNodes] = {}
             if len({*setup.comm.nodes}) > 1 and not self._engine.reaches_nodes:
                 self._connect_nodes(setup)
@@ -284,7 +288,7 @@ class Allreduce(BasePlan):
                     of_ranks = operation is self._exact or (
                         setup.on_gpu and operation is SUM_OF_WORDS
                     )
-                    transfer = transfer_class(setup)(setup)
+                    transfer = self._transfer(setup)
                     self._across[call] = AcrossNodes(
                         setup, count, operation, transfer, call, is_of_ranks=of_ranks
                     )
@@ -331,3 +335,15 @@ class Allreduce(BasePlan):
             f"<mpishare.{self.name}: {exact}{self._operation.name} of "
             f"{layout.dtype}{layout.shape} over {self._setup.comm.size} ranks{self._state()}>"
         )
+
+
+def _classes(setup: PlanSetup) -> tuple[type[Engine], type[Transfer]]:
+    """Import the engine for the backend of the fields, and what copies them for other nodes."""
+    if setup.on_gpu:
+        from mpishare.reduction.cuda.engine import CudaReduce
+        from mpishare.reduction.cuda.transfer import CudaTransfer
+
+        return CudaReduce, CudaTransfer
+    from mpishare.reduction.host import HostReduce
+
+    return HostReduce, Transfer

@@ -32,11 +32,18 @@ if TYPE_CHECKING:
 
 
 class HostReduce(PlanEngine):
-    """Reduces over the ranks of a node in host memory. Collective to make, host-blocking."""
+    """Reduces over the ranks of a node in host memory, in the order of their ranks in the plan.
+
+    Collective to make, host-blocking. `CudaReduce` has the same methods. The plan has checked that
+    it is open, the node whole, and the thread its own; arrays are checked here, before anything is
+    touched: `TypeError` or `ValueError`. `try_fast` replaces the plan and `reduce` where it can be
+    sure of all of that; else it returns False with nothing done. With an exact operation `dot`
+    makes words, which `combine_words` combines over nodes where it is set, and rounds them.
+    """
 
     #: None: the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
-    reaches_nodes = False
+    reaches_nodes = False  # it reduces over the ranks of its own node
 
     def __init__(
         self,
@@ -81,7 +88,7 @@ class HostReduce(PlanEngine):
             self._reduce = self._reduce_unpacked
 
     def reduce(self, field: Any, stream: Any) -> None:
-        """See `ReduceEngine.reduce`."""
+        """Put the node's result into `field` on every rank."""
         if stream is not None:
             handle_of(stream)
         # Written for speed: with few elements, the checks take as long as the rest.
@@ -113,7 +120,7 @@ class HostReduce(PlanEngine):
         field[...] = packed
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
-        """See `ReduceEngine.dot`."""
+        """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
         if stream is not None:
             handle_of(stream)
         a, b = self._operand(x, "x"), self._operand(y, "y")

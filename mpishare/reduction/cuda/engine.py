@@ -40,7 +40,7 @@ _MAX_LAYOUTS = 64
 
 
 class CudaReduce(CudaPlanEngine):
-    """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking."""
+    """Reduces as `HostReduce`, on streams. Collective to make, host-blocking."""
 
     combine_words: Callable[[Any, Any], None] | None = None
     _reduce: PreparedCall
@@ -133,7 +133,6 @@ class CudaReduce(CudaPlanEngine):
         self._context.drain(self.name)
 
     def reduce(self, field: Any, stream: Any) -> None:
-        """See `ReduceEngine.reduce`."""
         prepared = self._reduce
         fields = (field,)
         addresses = addresses_of(fields, prepared.layouts, "x")
@@ -143,7 +142,6 @@ class CudaReduce(CudaPlanEngine):
             self._enqueue(prepared, addresses, entered)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
-        """See `ReduceEngine.dot`."""
         if out is None:
             if not self._is_on_last_stream(x, stream) and self.is_captured([x], stream):
                 raise UnsupportedError(
