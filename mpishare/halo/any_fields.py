@@ -21,7 +21,8 @@ from mpishare.plans.setup import agree_on_fields, agree_on_routes, plan_setup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
+    from mpishare.plans.engine import PlanSetup, RoutedSetup
+    from mpishare.plans.exchange.pair import Engine
     from mpishare.plans.message import Message
     from mpishare.plans.setup import Description
 
@@ -31,8 +32,6 @@ _of_array = attrgetter("shape", "strides", "dtype")
 
 
 class FieldCells(Protocol):
-    """Which cells of fields go where."""
-
     def describe(self, found: GivenFields) -> Description:
         """Describe fields for an agreement, or raise if they do not fit."""
         ...
@@ -71,17 +70,14 @@ class AnyFields:
         return self._key(fields) in self._pairs
 
     def exchange(self, fields: Sequence[Any], stream: Any) -> None:
-        """See `Engine.exchange`."""
         pair = self._seen.get(_words_of(fields)) or self.pair_for("exchange", fields, stream)
         pair.forward.exchange(fields, stream)
 
     def start(self, fields: Sequence[Any], stream: Any) -> None:
-        """See `Engine.start`."""
         self._started = self.pair_for("start", fields, stream).forward
         self._started.start(fields, stream)
 
     def wait(self, fields: Sequence[Any], stream: Any) -> None:
-        """See `Engine.wait`."""
         self._started.wait(fields, stream)
 
     @property

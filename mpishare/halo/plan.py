@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.memory.types import Array, Stream
-    from mpishare.plans.engine import Engine, RoutedSetup
+    from mpishare.plans.engine import RoutedSetup
+    from mpishare.plans.exchange.pair import Engine
     from mpishare.plans.setup import AgreedFields
 
 
@@ -197,7 +198,6 @@ class Plan(RoutedPlan):
         raise TypeError(f"{self.name}: {call} failed: no fields are given. Pass them: {call}(u)")
 
     def __repr__(self) -> str:
-        """Name the plan, its fields and its routes."""
         return f"<mpishare.{self.name}: {self._describe()}{self._state()}>"
 
     def _describe(self) -> str:

@@ -60,7 +60,6 @@ class BasePlan(NodeObject):
 
     @property
     def _setups(self) -> Sequence[PlanSetup]:
-        """Setups, closed after all engines."""
         return [self._setup]
 
     def _end_call(self) -> None:
@@ -71,7 +70,6 @@ class BasePlan(NodeObject):
         return False
 
     def _held(self) -> Any:
-        """Return the arrays of a call that may still be under way."""
         return ()
 
     def _drop(self) -> None:
@@ -116,7 +114,7 @@ class BasePlan(NodeObject):
             # Also where a rank could not free its memory, which all ranks know then.
             if self._is_closed and agreement.life.failure is None:
                 for made in self._setups:
-                    made.close()
+                    made.held.close()
         if is_forgotten:
             setup.context.warn(
                 f"{self.name} was closed after start() without wait(): the call was completed. "
@@ -251,7 +249,6 @@ class RoutedPlan(BasePlan):
         return bool(self._setup.host_routes)
 
     def _check_free(self, call: str) -> None:
-        """Raise unless a call may begin now."""
         self._check(call)
         if self._open is not None:
             raise EpochError(

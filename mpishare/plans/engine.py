@@ -1,4 +1,4 @@
-"""Interfaces between a plan and its engines, and the setup that all ranks have agreed on.
+"""The setup that all ranks of a plan have agreed on, and what plans of any kind need of engines.
 
 Fields in host memory are moved by `mpishare.plans.exchange.host`, fields in GPU memory by
 `mpishare.plans.exchange.cuda`.
@@ -58,10 +58,6 @@ class PlanSetup:
     same: dict[str, Any]  # arguments, equal on all ranks
     begin: float  # seconds
 
-    def close(self) -> None:
-        """Give back the communicator and the node. Collective, once all have agreed on it."""
-        self.held.close()
-
     @property
     def group(self) -> RankGroup:
         return self.held.group
@@ -73,7 +69,6 @@ class PlanSetup:
 
     @property
     def mine(self) -> list[FieldLayout]:
-        """The layouts of this rank's fields."""
         return self.layouts[self.comm.rank]
 
 
@@ -205,36 +200,4 @@ class PlanEngine(Protocol):
 
     def close(self) -> None:
         """Free this rank's memory, once all ranks have released."""
-        ...
-
-
-class Engine(PlanEngine, Protocol):
-    """Moves the cells of one plan in the direction of its `RoutedSetup`.
-
-    Making one is collective over the plan and host-blocking; methods are local unless stated
-    otherwise, and stream-ordered on CUDA. Calls raise `TypeError` or `ValueError` for fields that
-    are not those of the plan, before anything is done.
-    """
-
-    def require(self, fields: Sequence[Any]) -> Any:
-        """Raise unless a call may be made with these fields."""
-        ...
-
-    def exchange(self, fields: Sequence[Any], stream: Any) -> None:
-        """Start and wait in one call."""
-        ...
-
-    def both_ways(self) -> Engine | None:
-        """Return an engine that adds what comes back, and brings the sums: of a forward one.
-
-        None on all ranks if that takes the reverse, then an exchange. Collective, host-blocking.
-        """
-        ...
-
-    def start(self, fields: Sequence[Any], stream: Any) -> None:
-        """Send my cells."""
-        ...
-
-    def wait(self, fields: Sequence[Any], stream: Any) -> None:
-        """Receive the others' cells into the ghosts of the fields that were given to `start`."""
         ...

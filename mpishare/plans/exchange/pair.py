@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from mpishare.memory.numbers import why_not_added
 from mpishare.plans.layout import require_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from mpishare.plans.engine import Engine, FieldsCall, PlanSetup, RoutedSetup
+    from mpishare.plans.engine import FieldsCall, PlanSetup, RoutedSetup
+    from mpishare.plans.exchange.cuda.engine import CudaEngine
+    from mpishare.plans.exchange.host.engine import HostEngine
     from mpishare.plans.layout import Layout
+
+    Engine: TypeAlias = HostEngine | CudaEngine
 
 
 class EnginePair:
@@ -79,14 +83,15 @@ class EnginePair:
 
     @property
     def engines(self) -> list[Engine]:
-        return [*filter(None, (self.forward, self.reverse, self._both))]
+        made = self.forward, self.reverse, self._both
+        return [each for each in made if each is not None]
 
     @property
     def setups(self) -> list[RoutedSetup]:
         return [self.setup]
 
 
-def engine_class(setup: PlanSetup) -> Callable[[RoutedSetup], Engine]:
+def engine_class(setup: PlanSetup) -> type[Engine]:
     """Import the engine for the backend of the fields; making one is collective, host-blocking."""
     if setup.on_gpu:
         from mpishare.plans.exchange.cuda.engine import CudaEngine

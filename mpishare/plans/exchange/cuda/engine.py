@@ -116,7 +116,7 @@ class CudaEngine(CudaPlanEngine):
             self._bind_messages(find, replay_of, bind(order, own), bind())
 
     def both_ways(self) -> CudaEngine | None:
-        """See `Engine.both_ways`: by one kernel, where either way is one."""
+        """See `HostEngine.both_ways`: by one kernel, where either way is one."""
         both = in_one_kernel(self._setup)
         return None if both is None else CudaEngine(both)
 
@@ -398,7 +398,6 @@ class CudaEngine(CudaPlanEngine):
         self._backend.wait_event(self._joined, handle)
 
     def _enter_call(self, name: str, call: Call, stream: Any) -> StreamInfo:
-        """Return the stream of a call, ordered after the plan's last call."""
         entered = self._enter(name, call[0], stream)
         self._follow(entered)
         if name != "wait":

@@ -66,7 +66,11 @@ def _lay_out(setup: RoutedSetup, made: dict[Route, HostRoute]) -> None:
 
 
 class HostEngine(PlanEngine):
-    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make."""
+    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make.
+
+    `CudaEngine` has the same methods: local, and stream-ordered there. Calls raise `TypeError` or
+    `ValueError` for fields that are not those of the plan, before anything is done.
+    """
 
     def __init__(self, setup: RoutedSetup) -> None:
         self._setup, self._name, self._call = setup, setup.name, setup.full_call
@@ -119,7 +123,11 @@ class HostEngine(PlanEngine):
         return call
 
     def both_ways(self) -> HostEngine | None:
-        """See `Engine.both_ways`: in one round, where only two ranks have each cell."""
+        """Return an engine that adds what comes back, and brings the sums, for a forward one.
+
+        In one round, where only two ranks have each cell. None on all ranks if that takes the
+        reverse, then an exchange. Collective, host-blocking.
+        """
         setup = self._setup
         are_pairs = all(setup.comm.step(setup.name, partial(_are_pairs, setup)))
         return HostEngine(setup.both_ways()) if are_pairs else None
@@ -156,7 +164,6 @@ class HostEngine(PlanEngine):
             self._busy[0] = 0
 
     def close(self) -> None:
-        """Unmap the shared memory, and free the MPI requests."""
         for each in self._routes:
             each.close()
 
