@@ -140,7 +140,6 @@ class CudaRuns(Runs):
         return captured.result
 
     def close(self) -> None:
-        """Destroy the graphs, and free the function's allocations."""
         if (self._memory or self._torch_pool) and self._context.life.failure is None:
             # The driver waits too before it frees memory, without a deadline.
             self._context.wait_until(self.is_over, f"{self._name}: close")
@@ -282,7 +281,6 @@ class CudaRuns(Runs):
             yield
 
     def _use_torch(self, torch: Any, stack: contextlib.ExitStack) -> None:
-        """The same for PyTorch."""
         if not hasattr(torch.cuda, "use_mem_pool"):
             raise UnsupportedError(
                 f"{self._name} failed: PyTorch {torch.__version__} has no memory pools, in which a "

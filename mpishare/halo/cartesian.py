@@ -373,7 +373,6 @@ class _GridCells:
         return BlockTransfers(block, *geometry.transfers(grid, rank, blocks, corners=corners))
 
     def of_fields(self, count: int) -> list[BlockTransfers]:
-        """Return the transfers of each field."""
         return self._cells if self.are_staggered else self._cells * count
 
     def messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:

@@ -55,16 +55,8 @@ class NeighborExchange(Plan):
         is for any fields with `n` places along it.
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
-    node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept
-        for these ranks while they have plans on it.
-    backend : {"auto", "cuda", "host"}
-        The memory of the fields: of GPUs or of the host. Default: that of the first array; for a
-        `Layout` that of the node. Without `node` it decides which node is kept.
-    require : str or sequence of str, optional
-        The routes that are allowed. Default: all.
-    wire : {"float32", "float16", "bfloat16"}, optional
-        The type in which cells of a wider one travel, as for `HaloExchange`.
+    node, backend, require, wire
+        As for `HaloExchange`.
 
     Raises
     ------

@@ -82,7 +82,6 @@ class Directory:
         self._owners = np.repeat(np.arange(len(counts)), counts)[order]
 
     def owned_twice(self) -> list[list[int]]:
-        """Return each id with two owners, and these ranks."""
         at = np.flatnonzero(self._ids[1:] == self._ids[:-1])
         rows = zip(self._ids[at], self._owners[at], self._owners[at + 1], strict=True)
         return [[int(each) for each in row] for row in rows]

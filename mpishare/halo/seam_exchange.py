@@ -50,14 +50,8 @@ class SeamExchange(Plan):
     seams : sequence of Seam
         The cells of this rank's fields that come from elsewhere. Each cell is written by one seam
         at most, and none that a seam writes is read by another: no order of seams can be seen.
-    node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept for
-        these ranks while they have plans on it.
-    backend : {"auto", "cuda", "host"}
-        The memory of the fields: of GPUs or of the host. Default: that of the first array of any
-        rank, else of the node. Without `node` it decides which node is kept.
-    require : str or sequence of str, optional
-        The routes that are allowed. Default: all.
+    node, backend, require
+        As for `HaloExchange`. By default the memory is that of the first array of any rank.
 
     Attributes
     ----------

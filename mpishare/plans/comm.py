@@ -253,7 +253,6 @@ class PlanRanks:
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
     def close(self) -> None:
-        """Forget the ranks, and free their communicator with the last node. Collective."""
         del self.context.plan_ranks[self.group]
         if self.is_of_one_node:
             self.group.blocks.remove(self.context.agreement.block)
@@ -261,7 +260,6 @@ class PlanRanks:
 
 
 def _here(context: NodeContext) -> list[Any]:
-    """Return this rank's node, rank in it, and place."""
     return [context.nonces[0], context.rank, place()]
 
 

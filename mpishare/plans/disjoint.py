@@ -66,7 +66,6 @@ class Disjoint:
         return _distances(addresses) == self._known
 
     def require(self, addresses: Sequence[int], numbers: Sequence[int] | None = None) -> None:
-        """Raise `ValueError` if two fields at these addresses share a cell."""
         if self.are_apart(addresses):
             return
         named = range(len(addresses)) if numbers is None else numbers

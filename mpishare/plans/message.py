@@ -28,13 +28,11 @@ class Factors(NamedTuple):
     offset: np.ndarray[Any, Any] | None
 
     def of(self, cells: Any) -> Any:
-        """Return the result for packed cells."""
         if self.scale is not None:
             cells = _products(cells, self.scale)
         return cells if self.offset is None else cells + self.offset
 
     def pack(self) -> tuple[bytes | None, bytes | None]:
-        """Return the bytes of both."""
         scale, offset = (each if each is None else each.tobytes() for each in self)
         return scale, offset
 
@@ -158,7 +156,6 @@ class Message(NamedTuple):
         return sum(map(padded, (part.nbytes for part in self.parts)))
 
     def offsets(self) -> list[int]:
-        """Return the offset of each part in the packed message, in bytes."""
         found, at = [], 0
         for part in self.parts:
             found.append(at)
@@ -243,8 +240,6 @@ def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[
 
 
 class PartKey(NamedTuple):
-    """The identity of a part, the same at both of its ends."""
-
     sender: int
     receiver: int
     tag: int

@@ -68,7 +68,6 @@ class MpiMessages:
         self._is_receiving = False
 
     def exchange(self) -> None:
-        """Send and receive all messages, and wait on the host."""
         self.send()
         self.wait()
 
@@ -109,6 +108,5 @@ class MpiMessages:
         return is_over
 
     def _pending(self) -> list[int]:
-        """Return the ranks of the plan whose messages are not complete."""
         pairs = zip(self._peers, self._requests, strict=True)
         return sorted({rank for rank, request in pairs if not request.Test()})

@@ -37,8 +37,6 @@ def release_node(group: RankGroup, context: Any) -> None:
 
 
 class NodeChoice(NamedTuple):
-    """A rank's contribution to the choice of a plan's node."""
-
     is_given: bool
     # Whether this rank has a cached node that works.
     is_cached: bool

@@ -40,7 +40,6 @@ class Slide(NamedTuple):
     is_source: bool  # whether this end is the piece
 
     def at(self, shifts: Sequence[int]) -> Cut:
-        """Return the cut at a call."""
         place = (self.start + shifts[self.shift]) % self.length
         return Cut.of(place, self.wanted, self.first, self.extent)
 
@@ -72,7 +71,6 @@ class Shifts:
         update(self.values)
 
     def set(self, values: Sequence[Any]) -> None:
-        """Take the numbers of a call."""
         self.values = [*values]
         for update in self._followers:
             update(self.values)

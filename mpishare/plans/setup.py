@@ -73,16 +73,12 @@ class PlanStart:
 
 
 class Description(NamedTuple):
-    """The description of a plan by one rank, given its fields."""
-
     same: dict[str, Any]  # arguments that must be equal on all ranks
     geometry: Any = None  # for all ranks, as JSON can hold it
     kept: Any = None  # for this rank
 
 
 class AgreedFields(NamedTuple):
-    """Fields on which all ranks have agreed."""
-
     setup: PlanSetup
     arrays: list[Any]  # of this rank; empty if one of the fields is a `Layout`
     geometry: list[Any]  # by rank
@@ -190,7 +186,6 @@ def agree_on_found(
 
 
 def _same(given: GivenFields, require: Any, described: Description) -> dict[str, Any]:
-    """Return the arguments that must be equal on all ranks."""
     return {
         "fields in": _MEMORY[given.backend],
         "dtypes": "any" if given.takes_any else [_name_of(each.dtype) for each in given.layouts],

@@ -65,7 +65,6 @@ def spread(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
 
 
 def _parts(name: str, given: Any, ndim: int, size: int) -> list[int]:
-    """Return the number of ranks along each axis."""
     try:
         parts = [*map(index, given)]
     except TypeError:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Stream,
     )
     from mpishare.node import Node
-    from mpishare.plans.engine import Engine
+    from mpishare.plans.exchange.pair import Engine
     from mpishare.redistribution.distribution import Distribution
     from mpishare.windows.window import Window
 
@@ -78,14 +78,8 @@ class Redistribute(RoutedPlan):
     in_place : bool
         Whether `out` may share memory with the array that is passed: be the same one, where both
         parts have one shape, or a view of it. It then goes through a copy.
-    node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
-        `comm` while there are plans on it.
-    backend : {"auto", "cuda", "host"}
-        The memory of the arrays: of GPUs or of the host. Default: that of the node. Without `node`
-        it decides which node is kept.
-    require : str or sequence of str, optional
-        The routes that are allowed. Default: all.
+    node, backend, require
+        As for `HaloExchange`. By default the memory is that of the node.
 
     Attributes
     ----------
@@ -405,7 +399,6 @@ class Redistribute(RoutedPlan):
         return self._pair.engines
 
     def __repr__(self) -> str:
-        """Name the plan, its parts and its routes."""
         return (
             f"<mpishare.{self.name}: source={_span(self.source_box)}, "
             f"target={_span(self.target_box)}, dtype={self._setup.mine[0].dtype}, "
@@ -437,7 +430,6 @@ class _Way(NamedTuple):
 
 
 def _as_fields(sides: Sequence[Side], arrays: Sequence[Any]) -> list[Any]:
-    """Return views with the axes of the whole."""
     return [side.as_cells(array) for side, array in zip(sides, arrays, strict=True)]
 
 
@@ -493,7 +485,6 @@ def _dtype_of(given: Any) -> np.dtype[Any]:
 
 
 def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
-    """Return the order of the target's axes."""
     order = range(ndim) if permute is None else axes_of("permute", permute, ndim)
     if len(order) != ndim:
         raise ValueError(f"permute must name each of {ndim} axes once, not {permute!r}")

@@ -62,7 +62,6 @@ class Transfer:
         array[...] = self._in_shape(packed, array)
 
     def _in_shape(self, packed: Array, array: Array) -> Array:
-        """Return packed elements in the shape of an array."""
         # To reshape them takes longer than to copy a few.
         return packed if array.ndim == 1 else packed.reshape(array.shape, order=self._order)
 
@@ -152,7 +151,6 @@ class AcrossNodes(PlanEngine):
         self._memory_barrier()
 
     def close(self) -> None:
-        """Free the MPI requests, and unmap the shared memory."""
         if self._leaders is not None:
             self._leaders.close()
         self._leaders = self._result = None
@@ -194,7 +192,6 @@ class _Leaders:
         self._packed = [] if mine is None else self._bind(mine)
 
     def reduce(self, field: Any, stream: Any, transfer: Transfer) -> None:
-        """Combine the fields of all leaders. Host-blocking."""
         try:
             if self._mine is None:
                 field = as_numpy(field, "a field")
@@ -244,7 +241,6 @@ class _Leaders:
         self._quietly(self._operation.fold, operands, out)
 
     def close(self) -> None:
-        """Free the requests."""
         for exchanges in (self._packed, *self._bound.values()):
             for each in exchanges:
                 each.close()
@@ -271,7 +267,6 @@ class _Exchange:
             self._steps.append(leaders.messages([self._folded] * len(parts), gathered, 1))
 
     def reduce(self) -> None:
-        """Combine the elements of all leaders in the result. Host-blocking."""
         scatter, *gather = self._steps
         scatter.exchange()
         self._fold(self._operands, self._folded)
@@ -281,7 +276,6 @@ class _Exchange:
             self._share[...] = self._folded
 
     def close(self) -> None:
-        """Free the requests."""
         for step in self._steps:
             step.close()
 

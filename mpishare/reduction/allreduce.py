@@ -69,12 +69,8 @@ class Allreduce(BasePlan):
         backend. For the sum of floats and complex numbers (of the real and the imaginary part
         each; numbers of 16 bits are rounded to 32 first). It overflows only where the exact sum
         does, and is -0.0 only where all terms are. The same on all ranks.
-    node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
-        `comm` while there are plans on it.
-    backend : {"auto", "cuda", "host"}
-        The memory of the arrays: of GPUs or of the host. Default: that of `like`; for a
-        `Layout` that of the node. Without `node` it decides which node is kept.
+    node, backend
+        As for `HaloExchange`.
 
     Raises
     ------
@@ -329,7 +325,6 @@ class Allreduce(BasePlan):
         return [*self._across.values(), self._engine]
 
     def __repr__(self) -> str:
-        """Name the plan and what it reduces."""
         layout, exact = self._layout, "exact " if self._exact else ""
         return (
             f"<mpishare.{self.name}: {exact}{self._operation.name} of "

@@ -73,11 +73,9 @@ class ExactOperation(Operation):
         out[...] = total.view(self.dtype).reshape(out.shape)
 
     def new_words(self) -> Array:
-        """Return words for one result."""
         return np.zeros(self.nwords, SUM_OF_WORDS.dtype)
 
     def store_dot(self, words: Array, x: Array, y: Array) -> None:
-        """Store the sum of ``conj(x) * y`` as words."""
         words[...] = 0
         are_doubles = self.dtype == np.float64 and self.compiled is not None
         if are_doubles and x.flags.c_contiguous and y.flags.c_contiguous:
@@ -103,7 +101,6 @@ class ExactOperation(Operation):
         return [*pairs]
 
     def round(self, words: Array, out: Array) -> None:
-        """Store what words stand for in an array of one element."""
         rounded = integers.rounded if self.compiled is None else self.compiled.round_exactly
         # A float of 32 bits, which the parts of the result hold, or round once more.
         first, *second = (rounded(row, self._is_float) for row in words.reshape(-1, WORDS))

@@ -157,7 +157,6 @@ class Slots:
             self._comm.wait(self._call(REDUCE), lambda: gone)  # raises, with the reason
 
     def close(self) -> None:
-        """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
         self._mine = NO_WORDS
         self._bytes, self.pair = [], ([], [])

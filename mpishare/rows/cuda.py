@@ -216,7 +216,6 @@ class CudaRows(CudaPlanEngine):
         self._sent = call, entered, [*rows.values()]
 
     def enqueue(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
-        """Enqueue what may wait for other ranks."""
 
         def enqueue() -> None:
             for each in launches:
@@ -225,7 +224,6 @@ class CudaRows(CudaPlanEngine):
         self._in_order(enqueue, entered)
 
     def begin_epoch(self, *, is_open: bool) -> None:
-        """Note that rows are sent."""
         self._flags.calls[0] += 1
         self.epoch += 1
         self.is_open, self._has_come = is_open, False

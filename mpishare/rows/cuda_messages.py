@@ -110,7 +110,6 @@ class CudaMessages:
         slots.upload(slots.header_at(place, 0), np.array(words, np.uint64), stream)
 
     def close(self) -> None:
-        """Leave messages under way to MPI."""
         for place, out in self._outs.items():
             out.close()
             self._ins[place].close()

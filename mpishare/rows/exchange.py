@@ -59,13 +59,8 @@ class RowExchange(RoutedPlan):
         ``(axis, -1)`` or ``(axis, 1)``; walls have none.
     periods : bool, or one bool for each axis, optional
         With `dims`: which axes wrap. Default: none.
-    node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept for
-        these ranks while they have plans on it.
-    backend : {"auto", "cuda", "host"}
-        The memory of the columns. Default: that of the node.
-    require : str or sequence of str, optional
-        The routes that are allowed. Default: all.
+    node, backend, require
+        As for `HaloExchange`. By default the memory is that of the node.
 
     Raises
     ------
@@ -306,7 +301,6 @@ class RowExchange(RoutedPlan):
             raise EpochError(f"{self.name}: {call} failed: nothing was started yet")
 
     def __repr__(self) -> str:
-        """Name the plan, its columns and its routes."""
         form = self._form
         return (
             f"<mpishare.{self.name}: columns={[*map(str, form.columns)]}, room={form.room}, "

@@ -59,7 +59,6 @@ class HostMigration:
             return store_count(count, self._settle(arrays, goals, left, capacity))
 
     def _select(self, goals: Array, away: Array) -> tuple[list[Any], Array]:
-        """Return the rows for each key, and all that leave, upwards."""
         leaves, nothing = goals == DROPPED, np.empty(0, np.int64)
         found = [nothing] * len(self._engine.form.keys)
         for rank, place in self._place_of.items():

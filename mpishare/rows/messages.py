@@ -32,21 +32,17 @@ class MessageOut:
         self._data, self._count = np.empty(0, np.uint8), 0
 
     def reserve(self, count: int, credit: int = 0, wanted: int = 0) -> None:
-        """Make a buffer for the rows, before anything is sent."""
         nbytes, self._count = self._form.offsets(count)[-1], count
         self._data = np.empty(nbytes + 8 * _WORDS, np.uint8)
         self._data[nbytes:].view(np.int64)[:] = count, credit, wanted
 
     def slot(self, epoch: int) -> list[Any]:  # noqa: ARG002
-        """Return the columns of the message."""
         return views_of(self._form, self._data, self._count)
 
     def send(self, count: int = 0, epoch: int = 0) -> None:  # noqa: ARG002
-        """Send the rows."""
         self._request = self._comm.Isend(self._data, *self._where)
 
     def is_sent(self) -> bool:
-        """Whether the buffer is free again."""
         if self._request is not None and self._request.Test():
             self._request = None
         return self._request is None
@@ -54,7 +50,6 @@ class MessageOut:
     forget = int  # a message has no name
 
     def close(self) -> None:
-        """Leave a message under way to MPI, with its buffer."""
         if not self.is_sent():
             never_free([self._request], [self._data])
 
@@ -93,13 +88,11 @@ class MessageIn:
         return False
 
     def open(self, epoch: int) -> None:  # noqa: ARG002
-        """Find the rows that have come."""
         words = self._data[-8 * _WORDS :].view(np.int64)
         self.count, self.credit, self.wanted = map(int, words)
         self.columns = views_of(self._form, self._data, self.count)
 
     def close(self) -> None:
-        """Leave a message under way to MPI, with its buffer."""
         if self._request is not None:
             never_free([self._request], [self._data])
 

@@ -140,5 +140,4 @@ class Migration:
             )
 
     def __repr__(self) -> str:
-        """Name the plan."""
         return f"<mpishare.Migration by {self._swap.name}>"

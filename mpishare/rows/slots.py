@@ -58,7 +58,6 @@ class _Slots:
         self._slots = [views_of(form, None, 0)] * 2
 
     def _map(self, memory: shared.SharedMemory, capacity: int) -> None:
-        """Use other memory from now on; views of that of before keep it mapped."""
         self.close()
         memory.close_file()
         self._memory = memory

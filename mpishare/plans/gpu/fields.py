@@ -34,7 +34,6 @@ def cuda_layout(field: Any, name: str) -> FieldLayout:
 
 
 def place_of(field: Any, name: str, *, is_written: bool = True) -> tuple[int, FieldLayout]:
-    """Return the address and the layout of an array in GPU memory."""
     if isinstance(field, _Array):
         layout = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
         return field.data.ptr, layout

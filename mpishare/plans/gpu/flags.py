@@ -119,7 +119,6 @@ class PinnedFlags:
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def close(self) -> None:
-        """Give the memory back, once the flags are no longer in use."""
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.

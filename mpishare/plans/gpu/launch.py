@@ -77,6 +77,5 @@ class PlanLauncher:
             backend.upload(block.address, copied[: self._used] if is_last else copied, stream)
 
     def close(self) -> None:
-        """Free the tables, once no launch is under way."""
         while self._tables:
             self._tables.pop()[0].close()

@@ -64,7 +64,6 @@ class CudaPlanEngine(PlanEngine):
 
     @property
     def calls(self) -> memoryview:
-        """One word: this rank's count of calls."""
         return self._flags.calls
 
     @property
@@ -154,7 +153,6 @@ class CudaPlanEngine(PlanEngine):
         return self._chain.is_over() and self._flags.are_read()
 
     def _progress(self) -> tuple[int, bool]:
-        """Return how many calls are done on this GPU, and whether one waits for other nodes."""
         raise NotImplementedError
 
     def check_elsewhere(self) -> None:
@@ -165,15 +163,12 @@ class CudaPlanEngine(PlanEngine):
         return None if self._peers is None else self._peers.late(call, self._progress())
 
     def drain(self) -> None:
-        """Wait until no call is under way on this rank, with the node's deadline."""
         self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
-        """Unmap memory of other ranks."""
         self._buffers.release()
 
     def close(self) -> None:
-        """Free this rank's memory, once all ranks have released."""
         self._close_launches()
         self._buffers.close()
         self._chain.end()

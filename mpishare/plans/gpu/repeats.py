@@ -59,7 +59,6 @@ class SeenCalls:
         seen[key] = _Seen(made, _places_of(arrays), refs)
 
     def clear(self) -> None:
-        """Forget all."""
         while self._seen:
             self._gone.append(self._seen.popitem()[1].made)
         self._close_gone()
@@ -97,12 +96,10 @@ class Repeated:
         self._ints_of_graph: Any = None
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue the launches."""
         for each in self.launches:
             each.enqueue(stream)
 
     def repeat(self, stream: int) -> None:
-        """Enqueue them once more."""
         if self._graph is None and not self.is_changed:
             self._graph = Replay(self, self._capturing, self._where)
             self._ints_of_graph = self.ints
@@ -117,7 +114,6 @@ class Repeated:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Destroy the graph."""
         if self._graph is not None:
             self._graph.close()
             self._graph = None

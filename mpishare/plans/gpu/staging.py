@@ -67,16 +67,13 @@ class PlanBuffers:
         return self.flags.nbytes + (0 if mine is None else mine.nbytes)
 
     def address_of(self, rank: int) -> int:
-        """Return the address at which a rank's buffer is mapped here."""
         return self._blocks[rank].address
 
     def release(self) -> None:
-        """Unmap the neighbors' buffers."""
         for rank in [rank for rank in self._blocks if rank != self._comm.rank]:
             self._blocks.pop(rank).close()
 
     def close(self) -> None:
-        """Free this rank's memory, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
         self.flags.close()

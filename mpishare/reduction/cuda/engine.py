@@ -210,7 +210,6 @@ class CudaReduce(CudaPlanEngine):
         return tuple(addresses), tuple(found)
 
     def _prepare_dot(self, layouts: tuple[FieldLayout, ...]) -> PreparedCall:
-        """Make the launches of dot products of arrays with these layouts."""
         of_x, of_y, _ = layouts
         extents, strides = order_by_strides(of_x.shape, [of_x.strides, of_y.strides])
         shapes, form = shapes_of(extents, strides, self._dtype.itemsize, "C")

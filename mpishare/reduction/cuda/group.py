@@ -172,8 +172,6 @@ class Pointers:
 
 
 class PreparedCall(GraphCache):
-    """The work that a call enqueues for arrays of these layouts."""
-
     def __init__(
         self,
         layouts: Sequence[FieldLayout],

@@ -138,7 +138,6 @@ class SpinningRoute:
         return self._group.launch(name, size, [peers, *arguments, self._host], form=form)
 
     def _ll_nbytes(self, count: int) -> int:
-        """Bytes of LL words: of both parities, of all ranks."""
         return 2 * self._group.size * count * 8 * max(1, self._group.itemsize // 4)
 
     def _staging_of(self, count: int) -> tuple[Staging, int]:

@@ -40,7 +40,6 @@ class StreamedRoute:
         self.nbytes = 2 * self._parity_offset
 
     def bind(self, buffers: Buffers) -> None:
-        """Prepare the signals."""
         group = self._group
         self._buffers = buffers
         self._handshake = Handshake(group.backend, buffers.flags).both
@@ -51,7 +50,6 @@ class StreamedRoute:
         self._of_sum = group.shape_of_sum()
 
     def reduce(self, pointers: Pointers) -> Enqueued:
-        """Return the steps that reduce the field at the first address."""
         (field,) = pointers.arguments
         parts: list[Enqueued] = []
         for begin in range(0, self._count, self._segment):
@@ -60,7 +58,6 @@ class StreamedRoute:
         return InOrder(parts)
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
-        """Return the steps that reduce the arrays at the first two addresses, into the third."""
         group, (x, y, out) = self._group, pointers.arguments
         local = self.local_dot(shapes, [x, y, self._sum], count, form=form)
         target = out if group.exact is None else self._sum
@@ -69,7 +66,6 @@ class StreamedRoute:
         return InOrder([local, *combined, *group.round(self._sum, out)])
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
-        """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
         launches: list[Launch] = []
         rows = self._buffers.addresses()
@@ -109,7 +105,6 @@ class StreamedRoute:
     def local_dot(
         self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
     ) -> Launch:
-        """Return the launch for this rank's arrays at two addresses, into the third."""
         ours = self._of_blocks, -1, self._dot_state, Host()
         arguments = [address_array([0]), *shapes, *arrays, count, *ours]
         name, size = self._group.dot_name, self._group.grid_of(count)

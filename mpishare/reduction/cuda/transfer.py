@@ -27,7 +27,6 @@ class CudaTransfer(Transfer):
         self._backend, self._device = backend, backend.device.ordinal
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """Return new pinned memory."""
         pinned = cupy.cuda.alloc_pinned_memory(max(count, 1) * dtype.itemsize)
         return np.frombuffer(pinned, dtype, count)
 

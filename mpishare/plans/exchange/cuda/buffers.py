@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Buffers(PlanBuffers):
-    """Flags, staging and MPI buffers."""
-
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
         self._direction = direction
         neighbors, streamed = direction.peers(FUSED, COPY), direction.peers(COPY, PINNED)
@@ -101,7 +99,6 @@ class Buffers(PlanBuffers):
         return [base + offset for offset in offsets] if offsets else ()
 
     def close(self) -> None:
-        """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
         super().close()
         for messages in (self.mpi, self.nccl):

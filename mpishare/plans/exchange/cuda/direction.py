@@ -156,12 +156,10 @@ class DirectParts:
         return part, layout, memory.address + place.offset
 
     def close(self) -> None:
-        """Drop all references."""
         self._held = []
 
 
 def _boxes_received(setup: RoutedSetup) -> dict[PartKey, Box]:
-    """Return the boxes that the ranks of this node receive into."""
     return {
         PartKey(message.peer, receiver, message.tag, part.field, number): part.box
         for receiver in setup.comm.ranks_here

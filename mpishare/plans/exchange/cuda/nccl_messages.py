@@ -94,7 +94,6 @@ class NcclMessages:
         return sends, recvs
 
     def enqueue(self, stream: int) -> None:
-        """Send and receive."""
         self._bound(tuple(self._pointers))(stream)
 
     def _bind(self, addresses: tuple[int, ...]) -> Callable[[int], None]:

@@ -35,7 +35,6 @@ class Slides:
         return bool(self._places)
 
     def places_of(self, slide: Slide, room: int) -> int:
-        """Return the address of the places of a part."""
         known = slide, room
         if known not in self._places:
             self._places[known] = self._launcher.zeros(8 * room)

@@ -147,8 +147,6 @@ class Item(NamedTuple):
 
 
 class ItemArray(NamedTuple):
-    """Work items in GPU memory."""
-
     address: int
     length: int
     options: tuple[str, ...] = ()  # of the compiler: what these items need
@@ -539,7 +537,6 @@ def _scaled(factors: bytes) -> int:
 
 
 def _no_cells(field: int = 0) -> bytes:
-    """Return the record of a part without cells."""
     part = np.zeros(1, PART_RECORD)
     part["unit"], part["field"] = 1, field
     return part.tobytes()

@@ -172,7 +172,6 @@ class CompiledRoute(HostRoute):
         return *FieldAddress(IN_PROCESS, 0, address_of(shadow)), address_of(shadow)
 
     def segment_of(self, sender: int, window: int, segment: int) -> int:
-        """Return where a segment of a window is mapped here."""
         address = self._context.segment_address(window, segment)
         if address is None:
             raise ClosedError(
@@ -194,11 +193,9 @@ class CompiledRoute(HostRoute):
             raise
 
     def wait_for_receivers(self, _: int, epoch: int) -> None:
-        """Wait until no receiver is two epochs behind."""
         self._staging.wait_until(self._receivers, CONSUMED, epoch - 2)
 
     def wait_for_readers(self, _: int, epoch: int) -> None:
-        """Wait until nobody reads my fields any more."""
         self._staging.wait_until(self._parts.readers, CONSUMED, epoch)
 
     def require_here(self, sender: int, _: int) -> None:
@@ -208,7 +205,6 @@ class CompiledRoute(HostRoute):
             self._staging.wait_for(lambda: [sender])  # raises, with the reason
 
     def refuse_read(self, sender: int, error: int) -> None:
-        """Raise since cells of another process could not be read."""
         self._peers.require_read(self._call, sender, error)
 
     # --- an exchange

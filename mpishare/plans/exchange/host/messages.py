@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class MessageRoute(HostRoute):
-    """The messages of one plan by MPI."""
-
     def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
         setup = self._setup
         sends, recvs = (narrowed(each, setup.mine, setup.wire) for each in (sends, recvs))

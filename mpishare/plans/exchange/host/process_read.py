@@ -176,7 +176,6 @@ class PeerReads:
         return self._shadows[field]
 
     def close(self) -> None:
-        """Free the memory."""
         self.reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
 
     def _unreadable(self) -> set[PartKey]:
@@ -227,7 +226,6 @@ def _cut(
 
 
 def _planes_of_line(layout: FieldLayout) -> int:
-    """Return how many cells fill a cache line."""
     return max(LINE_NBYTES // layout.dtype.itemsize, 1)
 
 

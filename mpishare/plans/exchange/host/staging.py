@@ -109,7 +109,6 @@ class Staging:
         return even, odd
 
     def wait_until(self, ranks: Sequence[int], word: int, epoch: int) -> None:
-        """Wait until a control word of each rank has reached an epoch."""
         self.wait_for(lambda: [rank for rank in ranks if self.control[rank][word] < epoch])
 
     def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
@@ -117,6 +116,5 @@ class Staging:
         self._comm.wait(self._call, pending)
 
     def close(self) -> None:
-        """Give the memory back. Local, once no rank uses it."""
         self.control = {}
         self._memory.close()
