@@ -82,9 +82,9 @@ def slabs(node, kind, width=1):
 
 def small_in_place(monkeypatch):
     """Small faces go the way of large ones."""
-    from mpishare.plans.exchange.cuda import mpi_in_place
+    from mpishare.plans.exchange.cuda import mpi_buffers
 
-    monkeypatch.setattr(mpi_in_place, "MIN_IN_PLACE_NBYTES", 1)
+    monkeypatch.setattr(mpi_buffers, "MIN_IN_PLACE_NBYTES", 1)
 
 
 def in_place_of(halo):

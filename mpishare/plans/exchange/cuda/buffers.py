@@ -38,19 +38,11 @@ class Buffers(PlanBuffers):
 
     def make_messages(self, nccl: NcclPeers | None, pointers: Any) -> None:
         """Make the messages to ranks of other nodes, if there are any, of fields at `pointers`."""
-        each = self._direction
-        sends, recvs = (each.by(all_, NCCL) for all_ in (each.sends, each.recvs))
-        if nccl is not None and (sends or recvs):
-            self.nccl = NcclMessages(
-                self._comm, nccl.ranks, sends, recvs, each.layouts, pointers, packs=each.packs
-            )
-        on_gpu = GPU_MESSAGES in each.mine.values()
-        sends, recvs = (each.by(all_, MESSAGES, GPU_MESSAGES) for all_ in (each.sends, each.recvs))
-        if sends or recvs:
-            self.mpi = MpiBuffers(
-                self._comm, self._name, sends, recvs, each.layouts,
-                on_gpu=on_gpu, packs=each.packs,
-            )  # fmt: skip
+        direction = self._direction
+        if nccl is not None and any(direction.by(NCCL)):
+            self.nccl = NcclMessages(self._comm, nccl.ranks, direction, pointers)
+        if any(direction.by(MESSAGES, GPU_MESSAGES)):
+            self.mpi = MpiBuffers(self._comm, self._name, direction)
 
     @property
     def nbytes(self) -> int:

@@ -85,17 +85,21 @@ class Direction:
         """Return the other ranks on these routes."""
         return [p for p, route in self.mine.items() if route in routes and p != self.rank]
 
-    def by(self, messages: Sequence[Message], *routes: Route) -> list[Message]:
-        """Return those of this rank's messages that take one of these routes."""
-        return [message for message in messages if self.mine[message.peer] in routes]
+    def by(self, *routes: Route) -> tuple[list[Message], list[Message]]:
+        """Return this rank's messages that take one of these routes: those sent and received."""
+        sends, recvs = (
+            [message for message in messages if self.mine[message.peer] in routes]
+            for messages in (self.sends, self.recvs)
+        )
+        return sends, recvs
 
     def sent(self, *routes: Route) -> Iterator[tuple[PartKey, Part]]:
         """Yield the parts to send by these routes, to this rank itself too."""
-        return sent(self.by(self.sends, *routes), self.rank)
+        return sent(self.by(*routes)[0], self.rank)
 
     def received(self, *routes: Route) -> Iterator[tuple[PartKey, Part]]:
         """Yield the parts to receive by these routes."""
-        return received(self.by(self.recvs, *routes), self.rank)
+        return received(self.by(*routes)[1], self.rank)
 
     def local(self) -> Iterator[tuple[Part, Part]]:
         """Yield the parts that this rank sends to itself, each with its destination."""

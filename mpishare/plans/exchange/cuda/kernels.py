@@ -12,8 +12,12 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.memory.numbers import NUMBERS
-from mpishare.plans.exchange.cuda.records import ITEM_RECORD, SIZE_OPTIONS
-from mpishare.plans.exchange.cuda.slides import Slides
+from mpishare.plans.exchange.cuda.records import (
+    ITEM_RECORD,
+    SIZE_OPTIONS,
+    SLIDE_OPTION,
+    SLIDE_RECORD,
+)
 from mpishare.plans.exchange.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mpishare.plans.exchange.cuda.direction import Direction
+    from mpishare.plans.rings import Slide
     from mpishare.runtime.context import NodeContext
 
 THREADS = 512
@@ -35,6 +40,8 @@ _FILES = {
     "unpack": "streamed.cu",
     "add": "streamed.cu",
 }
+_THREADS_OF_SLIDES = 128
+_AS_THEY_ARE = "length", "wanted", "first", "extent", "shift", "is_source"
 _loaded: set[int] = set()
 """Kernels that were launched before, and so are loaded."""
 
@@ -165,3 +172,54 @@ class Launcher(PlanLauncher):
             else self.prepare(name, items._replace(options=options), *rest[name])
             for name, options in names
         ]
+
+
+class Slides:
+    """The parts of a plan that are cut at each call: a table of places for each, for all launches.
+
+    A kernel of their own finds the places before it.
+    """
+
+    def __init__(self, launcher: PlanLauncher) -> None:
+        self._launcher = launcher
+        self._places: dict[tuple[Slide, int], int] = {}
+        self._words: Any = None
+        self._launch: driver.Launch | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def places_of(self, slide: Slide, room: int) -> int:
+        known = slide, room
+        if known not in self._places:
+            self._places[known] = self._launcher.zeros(8 * room)
+        return self._places[known]
+
+    def prepare(self, nshifts: int) -> None:
+        """Prepare the launch, once all parts are known and before the tables are loaded."""
+        if not self._places:
+            return
+        records = np.zeros(len(self._places), SLIDE_RECORD)
+        for record, ((slide, room), places) in zip(records, self._places.items(), strict=True):
+            for name in _AS_THEY_ARE:
+                record[name] = getattr(slide, name)
+            record["start"] = slide.start % slide.length
+            record["room"], record["places"] = room, places
+        options = f"-DNSHIFTS={nshifts}", SLIDE_OPTION
+        path = Path(__file__).with_name("slides.cu")
+        function = kernel(path, "slides", options, self._launcher.device)
+        self._words = (ctypes.c_int64 * (3 * nshifts))()
+        arguments = [self._words, self._launcher.upload(records)]
+        self._launch = driver.Launch(
+            function, len(records), _THREADS_OF_SLIDES, arguments, self._launcher.where
+        )
+
+    def enqueue(self, stream: int, shifts: Sequence[Any]) -> None:
+        """Find the places for the numbers of a call: each an int, or a place in GPU memory."""
+        if self._launch is None:
+            return
+        for at, each in enumerate(shifts):
+            self._words[3 * at : 3 * at + 3] = (
+                (each, 0, 0) if isinstance(each, int) else (0, each.address, each.nbytes)
+            )
+        self._launch.enqueue(stream)

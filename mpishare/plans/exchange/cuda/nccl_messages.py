@@ -12,6 +12,7 @@ from mpishare.backends.driver import is_plain
 from mpishare.backends.nccl import ANY_NBYTES, most_captured_alone
 from mpishare.plans.exchange.cuda.mpi_buffers import places_in
 from mpishare.plans.message import ALIGN
+from mpishare.runtime.route import NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.exchange.cuda.direction import Direction
     from mpishare.plans.exchange.cuda.mpi_buffers import Packed
     from mpishare.plans.gpu.nccl import NcclRanks
-    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
 MIN_OWN_NBYTES = 256 << 10
@@ -52,20 +53,13 @@ class NcclMessages:
     """
 
     def __init__(
-        self,
-        comm: PlanComm,
-        ranks: NcclRanks,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        layouts: Sequence[FieldLayout],
-        pointers: Any,
-        *,
-        packs: bool,
+        self, comm: PlanComm, ranks: NcclRanks, direction: Direction, pointers: Any
     ) -> None:
         self._suballocator, self.ranks = comm.context.suballocator, ranks
-        self._layouts, self._pointers, self._packs = layouts, pointers, packs
+        self._layouts, self._packs = direction.layouts, direction.packs
+        self._pointers = pointers
         self._blocks: list[Suballocation] = []
-        self._sends, self._recvs = ([*self._place(each)] for each in (sends, recvs))
+        self._sends, self._recvs = ([*self._place(each)] for each in direction.by(NCCL))
         pieces = self._sends + self._recvs
         most = max((each.packed[1] for each in pieces), default=0)
         self.may_be_captured = most <= most_captured_alone()

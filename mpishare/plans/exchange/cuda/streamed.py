@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.cuda.fused import Fused
     from mpishare.plans.exchange.cuda.kernels import Launcher
     from mpishare.plans.exchange.cuda.mpi_buffers import Packed
-    from mpishare.plans.exchange.cuda.work_items import Slot, WorkList
+    from mpishare.plans.exchange.cuda.work_items import Slot
     from mpishare.plans.message import Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
@@ -75,53 +75,42 @@ class StreamedRoutes:
         here = chain(direction.sent(*_BY_STREAM), direction.received(*_BY_STREAM, LOCAL))
         is_moved = any(sent) or any(by_nccl) or any(here) or self._has_signals
         is_aside = self.nccl is not None and not is_moved
-        follow = functools.partial(launcher.asides.of, is_aside=is_aside)
-        self._make_packs(direction, buffers, launcher, alignments, sent, follow)
-        by_stream = [
-            [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
-            for message in direction.by(direction.recvs, *_BY_STREAM)
-        ]
+        epochs, flags = launcher.state("epochs", 3), buffers.flags
+        local = () if direction.has_fused else [*direction.local()]
 
-        def unpack(messages: Iterable[Packed]) -> driver.Enqueued:
-            work = _copies(UNPACK, chain.from_iterable(messages), launcher, alignments)
-            epochs = launcher.state("epochs", 3)
-            return follow(launcher.prepare("unpack", work.load(), epochs, buffers.flags.done))
+        def copy(name: str, kind: int, count: int, local: Any, parts: Any) -> driver.Enqueued:
+            """Prepare the launch that packs or unpacks parts, and counts the epoch."""
+            work = launcher.work_list(alignments)
+            for part, slot in parts:
+                work.add_copy(kind, part, slot)
+            for part, target in local:
+                work.add_local(part, target)
+            launch = launcher.prepare(name, work.load(), epochs, count)
+            return launcher.asides.of(launch, is_aside=is_aside)
+
+        kind = PACK_AND_ZERO if direction.adds else PACK
+        pack = functools.partial(copy, "pack", kind, flags.begun, local)
+        unpack = functools.partial(copy, "unpack", UNPACK, flags.done, ())
 
         def receive(messages: Sequence[Packed]) -> list[driver.Enqueued]:
             if direction.adds:
-                return _adds(messages, launcher, alignments, buffers.flags.done)
-            return [unpack(messages)] if any(messages) else []
+                return _adds(messages, launcher, alignments, flags.done)
+            return [unpack(chain.from_iterable(messages))] if any(messages) else []
 
+        by_stream = [
+            [(part, buffers.slot(key, part)) for key, part in received([message], direction.rank)]
+            for message in direction.by(*_BY_STREAM)[1]
+        ]
+        sent_here = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
+        by_mpi = [] if self._mpi is None else self._mpi.sent
+        # Launched with no items, too: it begins the epoch.
+        self._pack = pack([*sent_here, *chain.from_iterable(sent + by_mpi)])
+        if self._in_place is not None and (self._has_signals or local):
+            self._beside_in_place = pack(sent_here)
         self._unpacks = receive(by_stream + by_nccl)
         if (self._has_signals or self.nccl is not None) and not self._unpacks:
             self._unpacks.append(unpack(()))  # which ends the epoch
         self._unpacks_of_mpi = [] if self._mpi is None else receive(self._mpi.received)
-
-    def _make_packs(
-        self,
-        direction: Direction,
-        buffers: Buffers,
-        launcher: Launcher,
-        alignments: Sequence[int],
-        sent: Iterable[Packed],
-        follow: Callable[[driver.Launch], driver.Enqueued],
-    ) -> None:
-        """Prepare the launch that packs for all routes, and that beside messages in place."""
-        kind = PACK_AND_ZERO if direction.adds else PACK
-        by_stream = [(p, buffers.slot(key, p)) for key, p in direction.sent(*_BY_STREAM)]
-        by_mpi = [] if self._mpi is None else [*chain.from_iterable(self._mpi.sent)]
-        by_nccl = [*chain.from_iterable(sent)]
-        local = () if direction.has_fused else [*direction.local()]
-
-        def pack(parts: Packed) -> driver.Enqueued:
-            work = _copies(kind, parts, launcher, alignments, local)
-            epochs = launcher.state("epochs", 3)
-            return follow(launcher.prepare("pack", work.load(), epochs, buffers.flags.begun))
-
-        # Launched with no items, too: it begins the epoch.
-        self._pack = pack(by_stream + by_nccl + by_mpi)
-        if self._in_place is not None and (self._has_signals or local):
-            self._beside_in_place = pack(by_stream)
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
         """Pack and unpack by graphs from now on, if an exchange is only messages of MPI.
@@ -287,21 +276,6 @@ class StreamedRoutes:
             self._context.check_released()
         else:
             self._context.wait_until(lambda: is_done(handle, where), where)
-
-
-def _copies(
-    kind: int,
-    parts: Iterable[tuple[Part, Slot]],
-    launcher: Launcher,
-    alignments: Sequence[int],
-    local: Iterable[tuple[Part, Part]] = (),
-) -> WorkList:
-    work = launcher.work_list(alignments)
-    for part, slot in parts:
-        work.add_copy(kind, part, slot)
-    for part, target in local:
-        work.add_local(part, target)
-    return work
 
 
 def _adds(
