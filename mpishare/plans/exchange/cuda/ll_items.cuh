@@ -52,13 +52,43 @@ __device__ __forceinline__ void get_ll(
     wait.end();
 }
 
-// As many units of 2 or 1 bytes per store as fill 4: the bytes of a part lie in the same places
-// whatever its unit, which may be another one at the other end. Not inlined, to keep the code of
-// the wider units small.
+// The bits of a cell of less than 4 bytes, or rounded to a WIRE, the cell that has them, and the
+// logarithm of how many of them fill 4 bytes.
+#ifdef WIRE
+__device__ __forceinline__ unsigned log_of_word(unsigned) { return sizeof(Wire) == 4 ? 0 : 1; }
+__device__ __forceinline__ unsigned bits_of(const char* cell, unsigned unit) {
+    const Wire wire = unit == 8 ? Wire(*reinterpret_cast<const double*>(cell))
+                                : Wire(*reinterpret_cast<const float*>(cell));
+    unsigned bits = 0;
+    memcpy(&bits, &wire, sizeof wire);
+    return bits;
+}
+__device__ __forceinline__ void store_bits(char* cell, unsigned unit, unsigned bits) {
+    Wire wire;
+    memcpy(&wire, &bits, sizeof wire);
+    if (unit == 8) *reinterpret_cast<double*>(cell) = static_cast<double>(wire);
+    else *reinterpret_cast<float*>(cell) = static_cast<float>(wire);
+}
+#else
+__device__ __forceinline__ unsigned log_of_word(unsigned nbytes) { return nbytes == 2 ? 1 : 2; }
+__device__ __forceinline__ unsigned bits_of(const char* cell, unsigned unit) {
+    return unit == 2 ? *reinterpret_cast<const unsigned short*>(cell)
+                     : *reinterpret_cast<const unsigned char*>(cell);
+}
+__device__ __forceinline__ void store_bits(char* cell, unsigned unit, unsigned bits) {
+    if (unit == 2) *reinterpret_cast<unsigned short*>(cell) = bits;
+    else *cell = bits;
+}
+#endif
+
+// As many of them per store as fill 4 bytes: the bytes of a part lie in the same places whatever its
+// unit, which may be another one at the other end. Not inlined, to keep the code of the wider units
+// small.
 __device__ __noinline__ void put_ll_narrow(
     const Item& item, Range range, char* field, char* packed, Word epoch
 ) {
-    const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
+    const unsigned whole = item.part.unit, nbytes = packed_unit(item.part);
+    const unsigned shift = log_of_word(nbytes), count = 1 << shift;
 #pragma unroll 1
     for (unsigned i = threadIdx.x << shift; i < range.nunits; i += blockDim.x << shift) {
         unsigned unit = range.first + i, data = 0;
@@ -67,9 +97,7 @@ __device__ __noinline__ void put_ll_narrow(
             const long long at = offset_of(item.part, unit + k);
             if (SLIDING && at < 0) continue;
             char* cell = field + at;
-            unsigned bytes = nbytes == 2 ? *reinterpret_cast<const unsigned short*>(cell)
-                                         : *reinterpret_cast<const unsigned char*>(cell);
-            data |= bytes << 8 * nbytes * k;
+            data |= bits_of(cell, whole) << 8 * nbytes * k;
             if (ADDING && item.kind == PUT_LL_AND_ZERO) memset(cell, 0, nbytes);
         }
         LL<unsigned>::of(data).put(words_of<unsigned>(packed, unit >> shift), epoch << 32);
@@ -79,7 +107,8 @@ __device__ __noinline__ void put_ll_narrow(
 __device__ __noinline__ void get_ll_narrow(
     const Item& item, Range range, char* field, char* packed, Wait wait
 ) {
-    const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
+    const unsigned whole = item.part.unit, nbytes = packed_unit(item.part);
+    const unsigned shift = log_of_word(nbytes), count = 1 << shift;
 #pragma unroll 1
     for (unsigned i = threadIdx.x << shift; i < range.nunits; i += blockDim.x << shift) {
         unsigned unit = range.first + i;
@@ -91,71 +120,21 @@ __device__ __noinline__ void get_ll_narrow(
         for (unsigned k = 0; k < min(count, range.nunits - i); ++k, data >>= 8 * nbytes) {
             const long long at = offset_of(item.part, unit + k);
             if (SLIDING && at < 0) continue;
-            char* cell = field + at;
-            if (nbytes == 2) *reinterpret_cast<unsigned short*>(cell) = data;
-            else *cell = data;
+            store_bits(field + at, whole, data);
         }
     }
     wait.end();
 }
 
-#ifdef WIRE
-const unsigned PER_WORD = 4 / sizeof(Wire);
-struct Wires {
-    Wire at[PER_WORD];
-};
-
-// As many numbers per store as fill 4 bytes.
-template <class Number>
-__device__ __noinline__ void put_ll_rounded(
-    const Item& item, Range range, char* field, char* packed, Word epoch
-) {
-#pragma unroll 1
-    for (unsigned i = threadIdx.x * PER_WORD; i < range.nunits; i += blockDim.x * PER_WORD) {
-        const unsigned unit = range.first + i;
-        Wires wires = {};
-        for (unsigned k = 0; k < PER_WORD; ++k)
-            if (i + k < range.nunits)
-                wires.at[k] = Wire(*reinterpret_cast<Number*>(field + offset_of(item.part, unit + k)));
-        LL<Wires>::of(wires).put(words_of<Wires>(packed, unit / PER_WORD), epoch << 32);
-    }
-}
-
-template <class Number>
-__device__ __noinline__ void get_ll_rounded(
-    const Item& item, Range range, char* field, char* packed, Wait wait
-) {
-#pragma unroll 1
-    for (unsigned i = threadIdx.x * PER_WORD; i < range.nunits; i += blockDim.x * PER_WORD) {
-        const unsigned unit = range.first + i;
-        LL<Wires> words;
-        while (!words.get(words_of<Wires>(packed, unit / PER_WORD), wait.epoch << 32))
-            if (!wait.keep_waiting()) return;
-        const Wires wires = words.value();
-        for (unsigned k = 0; k < PER_WORD; ++k)
-            if (i + k < range.nunits)
-                *reinterpret_cast<Number*>(field + offset_of(item.part, unit + k)) =
-                    static_cast<Number>(wires.at[k]);
-    }
-    wait.end();
-}
-
-__device__ __forceinline__ void run_ll(
-    const Item& item, Range range, char* field, char* packed, const Wait& wait
-) {
-    const bool is_double = item.part.unit == 8, puts = item.kind == PUT_LL;
-    if (puts && is_double) put_ll_rounded<double>(item, range, field, packed, wait.epoch);
-    else if (puts) put_ll_rounded<float>(item, range, field, packed, wait.epoch);
-    else if (is_double) get_ll_rounded<double>(item, range, field, packed, wait);
-    else get_ll_rounded<float>(item, range, field, packed, wait);
-}
-#else
 __device__ __forceinline__ void put_cells(
     const Item& item, Range range, char* field, char* packed, Word epoch
 ) {
+#ifndef WIRE
     if (item.part.unit == 8) put_ll<Word>(item, range, field, packed, epoch);
     else if (item.part.unit == 4) put_ll<unsigned>(item, range, field, packed, epoch);
-    else put_ll_narrow(item, range, field, packed, epoch);
+    else
+#endif
+        put_ll_narrow(item, range, field, packed, epoch);
 }
 
 #if ADDING
@@ -166,7 +145,6 @@ __device__ __forceinline__ void put_cells(
 __device__ __forceinline__ void run_ll(
     const Item& item, Range range, char* field, char* packed, const Wait& wait
 ) {
-    const int nbytes = item.part.unit;
 #if ADDING
     if (item.kind == ADD || (GIVING && item.kind == SWAP_LL))
         return add_region(item, range, field, packed, wait);
@@ -174,12 +152,14 @@ __device__ __forceinline__ void run_ll(
     if (item.kind == PUT_LL || (ADDING && item.kind == PUT_LL_AND_ZERO)) {
         put_cells(item, range, field, packed, wait.epoch);
     } else {
-        if (nbytes == 8) get_ll<Word>(item, range, field, packed, wait);
-        else if (nbytes == 4) get_ll<unsigned>(item, range, field, packed, wait);
-        else get_ll_narrow(item, range, field, packed, wait);
+#ifndef WIRE
+        if (item.part.unit == 8) get_ll<Word>(item, range, field, packed, wait);
+        else if (item.part.unit == 4) get_ll<unsigned>(item, range, field, packed, wait);
+        else
+#endif
+            get_ll_narrow(item, range, field, packed, wait);
 #if SCALED
         if (is_scaled(item)) scale_cells(item, item.part, field, range.first, range.nunits);
 #endif
     }
 }
-#endif
