@@ -26,7 +26,6 @@ from mpishare.plans.exchange.host.staging import (
     IN_PROCESS,
     READY,
     STAGED,
-    FieldAddress,
     Staging,
     table_offset,
 )
@@ -159,17 +158,17 @@ class CompiledRoute(HostRoute):
     # --- what C asks
 
     def locate(self, field: int, address: int) -> tuple[int, int, int, int]:
-        """Return the words of a field's `FieldAddress`, and its shadow's address or 0."""
+        """Return the words of a field's `Location`, and its shadow's address or 0."""
         nbytes = self._layouts[self._comm.rank][field].span_nbytes
         found = self._context.locate(address, nbytes)
         if found is not None:
-            return *FieldAddress(*found), 0
+            return *found, 0
         if field not in self._peer_reads.fields:
-            return *FieldAddress(STAGED, 0, 0), 0
+            return STAGED, 0, 0, 0
         shadow = self._peer_reads.shadow(field, address)
         if shadow is None:
-            return *FieldAddress(IN_PROCESS, 0, address), 0
-        return *FieldAddress(IN_PROCESS, 0, address_of(shadow)), address_of(shadow)
+            return IN_PROCESS, 0, address, 0
+        return IN_PROCESS, 0, address_of(shadow), address_of(shadow)
 
     def segment_of(self, sender: int, window: int, segment: int) -> int:
         address = self._context.segment_address(window, segment)

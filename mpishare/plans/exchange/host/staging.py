@@ -11,18 +11,19 @@ The control words of a rank are written by that rank alone::
     READY      the last epoch in which its cells can be read
     CONSUMED   the last epoch in which it has copied the cells of all senders
     2 tables   of the addresses of its fields, for even epochs and for odd ones: 0 where all are
-               staged, then a `FieldAddress` per field
+               staged, then a `Location` per field
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_NBYTES, SLOT_WORDS, whole_slots
 from mpishare.memory.memory import compact_strides
 from mpishare.plans.message import cells_of, padded, parts_sent
+from mpishare.runtime.context import Location
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -36,16 +37,10 @@ READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS
 
 
-class FieldAddress(NamedTuple):
-    """Where receivers find a field: in a window, in the process of its owner, or in staging."""
-
-    window: int  # its number, `STAGED` or `IN_PROCESS`
-    segment: int  # of the window, by the rank in the node
-    offset: int  # in the segment, in bytes; the address, if it is in the process of its owner
-
-
+# In place of the number of a window: a field in staging, and one in the process of its owner, where
+# the offset is its address.
 STAGED, IN_PROCESS = 0, 1 << 63
-_ENTRY_WORDS = len(FieldAddress._fields)
+_ENTRY_WORDS = len(Location._fields)
 
 
 def table_offset(parity: int, nfields: int) -> int:
