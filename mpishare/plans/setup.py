@@ -19,24 +19,12 @@ from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.memory.numbers import added_in_c
-from mpishare.plans import nccl_choice, routes
+from mpishare.plans import nccl_choice, node_cache, routes
 from mpishare.plans.comm import PlanComm, here_for_first_plan
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
 from mpishare.plans.layout import FieldLayout, require_word
 from mpishare.plans.message import pack_messages, unpack_messages
-from mpishare.plans.node_cache import (
-    NodeChoice,
-    context_of,
-    find_node,
-    leave_node,
-    look_for_node,
-    meeting,
-    name_plan,
-    own_communicator,
-    ranks_left_out,
-    watching_setup,
-)
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
 from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, NCCL, ROUTES, forced, why_no_gpu_messages
@@ -100,12 +88,12 @@ def plan_setup(
     Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
     of the fields. A plan that is inner to another one has its communicator.
     """
-    node, held = context_of(node), None
+    node, held = node_cache.context_of(node), None
     require_intracomm(call, given, wanted)
     try:
-        with watching_setup(node, given, call) as watch:
-            meet = bool if is_inner else meeting(node, given, call)
-            own = own_communicator(node, given)
+        with node_cache.watching_setup(node, given, call) as watch:
+            meet = bool if is_inner else node_cache.meeting(node, given, call)
+            own = node_cache.own_communicator(node, given)
             held = Holdings(RankGroup.of(own, watch, meet), node)
         with ranges.span(call):
             yield PlanStart(call, given, node, held, backend=backend)
@@ -113,7 +101,7 @@ def plan_setup(
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            leave_node(node if held is None else held.context, call, error)
+            node_cache.leave_node(node if held is None else held.context, call, error)
             raise
         if held is None:
             raise
@@ -151,7 +139,7 @@ def agree_on_found(
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice, context = look_for_node(group, call, start.given_node, given.backend)
+        choice, context = node_cache.look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
@@ -172,7 +160,7 @@ def agree_on_found(
             wrong.append(error)
             raise
 
-    with watching_setup(start.given_node, start.given_comm, call) as watch:
+    with node_cache.watching_setup(start.given_node, start.given_comm, call) as watch:
         try:
             (given, kept), replies = group.step_keeping(look_and_note, watch)
         except PeerError as error:  # others are in another call
@@ -198,15 +186,15 @@ def _same(given: GivenFields, require: Any, described: Description) -> dict[str,
 def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> PlanSetup:
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
-    choices = [NodeChoice(*reply["choice"]) for reply in replies]
-    context = held.context = find_node(
+    choices = [node_cache.NodeChoice(*reply["choice"]) for reply in replies]
+    context = held.context = node_cache.find_node(
         held.group, start.given_comm, call, start.given_node, backend, choices
     )
     if backend == "cuda" and context.backend.name != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
-    name = start.name or name_plan(call, context, choices)
+    name = start.name or node_cache.name_plan(call, context, choices)
     comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     replied = [reply["layouts"] for reply in replies]
@@ -268,7 +256,7 @@ def begin_plan(
         for each in setup.mine if setup.on_gpu else ():  # a `Layout` was in no memory until now
             require_word(each)
         engine_class(setup)
-        return [ranks_left_out(setup.comm), work()]
+        return [node_cache.ranks_left_out(setup.comm), work()]
 
     replies = setup.comm.begin(setup.call, step)
     refuse_left_out(setup.call, [left_out for left_out, _ in replies])

@@ -20,8 +20,6 @@ WORDS = DIGITS + 4
 that are +inf, -inf (a NaN counts as both) and -0.0, and of all. `native/words.h` has the same.
 """
 
-_SCALE = 2 * 53 - LOWEST  # of products of mantissas of 53 bits
-
 
 def add_terms(row: Array, x: Array, y: Array | None) -> None:
     """Add the products of doubles, or the elements of x without y, to a row of words."""
