@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.errors import grouped
 from mpishare.halo.seam import PackedSeam, box_in
 from mpishare.plans.cells import Box, Turn, meet
 from mpishare.plans.message import Factors, Part, gather_messages
@@ -105,12 +106,8 @@ def _require_shapes(read: Read) -> None:
 
 def _require_apart(reads: Sequence[Read]) -> None:
     """Raise `ValueError` if a cell is written twice, or written and read."""
-    writes: dict[Field, list[Read]] = {}
-    sources: dict[Field, list[tuple[Read, Box]]] = {}
-    for read in reads:
-        writes.setdefault(read.reader, []).append(read)
-        for field, box in read.pieces:
-            sources.setdefault(field, []).append((read, box))
+    writes = grouped((read.reader, read) for read in reads)
+    sources = grouped((field, (read, box)) for read in reads for field, box in read.pieces)
     for field, writers in writes.items():
         targets = [each.into for each in writers]
         for second, first in np.argwhere(np.tril(meet(targets, targets), -1)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.errors import grouped
 from mpishare.plans.cells import Box, Cells, Turn
 
 if TYPE_CHECKING:
@@ -156,11 +158,7 @@ class Message(NamedTuple):
         return sum(map(padded, (part.nbytes for part in self.parts)))
 
     def offsets(self) -> list[int]:
-        found, at = [], 0
-        for part in self.parts:
-            found.append(at)
-            at += padded(part.nbytes)
-        return found
+        return [*accumulate((padded(part.nbytes) for part in self.parts[:-1]), initial=0)]
 
     def is_contiguous(self, layouts: Sequence[FieldLayout]) -> bool:
         """Whether the cells follow each other in one field, in the order of travel."""
@@ -182,10 +180,7 @@ def gather_messages(parts: Iterable[tuple[int, int, Part]]) -> list[Message]:
 
     Only parts with cells make one: both ends have the same.
     """
-    found: dict[tuple[int, int], list[Part]] = {}
-    for tag, peer, part in parts:
-        if part.nbytes:
-            found.setdefault((tag, peer), []).append(part)
+    found = grouped(((tag, peer), part) for tag, peer, part in parts if part.nbytes)
     return [Message(peer, tag, tuple(found[tag, peer])) for tag, peer in sorted(found)]
 
 
@@ -252,8 +247,8 @@ def cells_of(key: PartKey, part: Part | PartInfo) -> Hashable:
     return key if part.box is None else (key.sender, key.field, part.box)
 
 
-def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
-    """Yield the parts of messages that this rank, `sender`, sends."""
+def sent(messages: Iterable[Any], sender: int) -> Iterator[tuple[PartKey, Any]]:
+    """Yield the parts of messages that `sender` sends, or of their descriptions."""
     for message in messages:
         for number, part in enumerate(message.parts):
             yield PartKey(sender, message.peer, message.tag, part.field, number), part
@@ -274,10 +269,8 @@ def parts_sent(
 ) -> Iterator[tuple[PartKey, PartInfo]]:
     """Yield key and description of each part that `senders` send by a route; default: to all."""
     for sender in senders:
-        for message in messages[sender]:
-            if message.route == route and (receivers is None or message.peer in receivers):
-                for number, part in enumerate(message.parts):
-                    yield PartKey(sender, message.peer, message.tag, part.field, number), part
+        of_route = (message for message in messages[sender] if message.route == route)
+        yield from sent((m for m in of_route if receivers is None or m.peer in receivers), sender)
 
 
 def _slice_of(indices: np.ndarray[Any, Any]) -> slice | None:

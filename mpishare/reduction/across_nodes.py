@@ -26,7 +26,6 @@ from mpishare.reduction.operation import packing_order, quiet_runner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.plans.comm import PlanComm
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
@@ -93,7 +92,9 @@ class AcrossNodes(PlanEngine):
         self._leader = comm.rank if is_of_ranks else next(iter(comm.ranks_here))
         self._epoch = 0
         self._leaders: _Leaders | None = None
-        leaders = [*range(comm.size)] if is_of_ranks else _leaders_of(comm)
+        # The first rank of each node, in ascending order.
+        of_nodes = sorted(comm.nodes.index(node) for node in {*comm.nodes})
+        leaders = [*range(comm.size)] if is_of_ranks else of_nodes
         is_sent_as_is = _is_sent_as_is(setup, count, len(leaders))
         self._is_alone = is_of_ranks or len(comm.ranks_here) == 1
         is_in_place = is_sent_as_is and self._is_alone
@@ -278,11 +279,6 @@ class _Exchange:
     def close(self) -> None:
         for step in self._steps:
             step.close()
-
-
-def _leaders_of(comm: PlanComm) -> list[int]:
-    """Return the first rank of each node, in ascending order."""
-    return sorted(comm.nodes.index(node) for node in {*comm.nodes})
 
 
 def _is_sent_as_is(setup: PlanSetup, count: int, nleaders: int) -> bool:

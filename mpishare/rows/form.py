@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from mpishare.memory.arguments import is_int, items_of, shape_of
 from mpishare.plans.message import Message, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from mpi4py import MPI
 
@@ -71,18 +72,13 @@ class Form(NamedTuple):
 
     def offsets(self, capacity: int) -> list[int]:
         """Return where each column begins in a slot for so many rows, and the bytes of all."""
-        found = [0]
-        for column in self.columns:
-            found.append(found[-1] + padded(capacity * column.nbytes, _LINE))
-        return found
+        sizes = (padded(capacity * column.nbytes, _LINE) for column in self.columns)
+        return [*accumulate(sizes, initial=0)]
 
-    def first_keys(self, ranks: Iterable[int]) -> tuple[dict[int, int], int]:
+    def first_keys(self, ranks: Collection[int]) -> tuple[dict[int, int], int]:
         """Return the number of the first key of each of some ranks, and how many keys they have."""
-        found, count = {}, 0
-        for rank in ranks:
-            found[rank] = count
-            count += self.nkeys[rank]
-        return found, count
+        *found, count = accumulate((self.nkeys[rank] for rank in ranks), initial=0)
+        return dict(zip(ranks, found, strict=True)), count
 
     def messages(self) -> tuple[list[Message], list[Message]]:
         """Return what is sent and received, as the agreement on routes takes it."""

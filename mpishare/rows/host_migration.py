@@ -30,10 +30,9 @@ class HostMigration:
         self.left = np.array(0, np.int64)
         self._kept = self._nothing = views_of(engine.form, None, 0)
         self._strangers = 0
-        self._place_of: dict[int, int] = {}
-        for place, key in enumerate(engine.form.keys):
-            self._place_of.setdefault(key.rank, place)
-        self._place_of.pop(engine.rank, None)  # rows of its own are home
+        keys = reversed([*enumerate(engine.form.keys)])  # a rank's first key counts
+        # Rows of its own are home.
+        self._place_of = {key.rank: at for at, key in keys if key.rank != engine.rank}
 
     def migrate(self, columns: list[Any], to: Any, count: Any, stream: Any) -> Any:
         """Move the rows, and return the new count."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.errors import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 
 def nodes_of(names: Sequence[Hashable]) -> list[list[int]]:
     """Return the ranks of each node, in the order of their lowest ranks."""
-    found: dict[Hashable, list[int]] = {}
-    for rank, name in enumerate(names):
-        found.setdefault(name, []).append(rank)
-    return [*found.values()]
+    return [*grouped((name, rank) for rank, name in enumerate(names)).values()]
 
 
 def partners(ours: Sequence[int], theirs: Sequence[int], rank: int) -> tuple[int, list[int]]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import grouped
 from mpishare.plans.cells import Box, meet
 from mpishare.plans.exchange.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 from mpishare.plans.exchange.cuda.regions import are_boxes, regions_of, source_of
@@ -44,12 +45,14 @@ def in_one_kernel(setup: RoutedSetup) -> RoutedSetup | None:
 
 def _are_apart(sends: Sequence[Message], recvs: Sequence[Message]) -> bool:
     """Whether no cell arrives twice, or is sent on."""
-    boxes: tuple[dict[int, list[Any]], ...] = defaultdict(list), defaultdict(list)
-    for found, messages in zip(boxes, (sends, recvs), strict=True):
-        for part in (part for message in messages for part in message.parts):
-            found[part.field].append(part.box)
+    boxes: Iterator[dict[int, list[Any]]] = (
+        grouped((part.field, part.box) for message in messages for part in message.parts)
+        for messages in (sends, recvs)
+    )
     owned, ghosts = boxes
-    return all(meet(each, each + owned[field]).sum() == len(each) for field, each in ghosts.items())
+    return all(
+        meet(each, each + owned.get(field, [])).sum() == len(each) for field, each in ghosts.items()
+    )
 
 
 def _cut(setup: RoutedSetup) -> RoutedSetup:
@@ -121,12 +124,8 @@ class Copies:
     def _groups(self) -> Iterator[list[PartKey]]:
         """Yield the parts to all copies of the same cells, in the same order on all ranks."""
         for owner, messages in enumerate(self.direction.messages):
-            copies: dict[Any, list[PartKey]] = defaultdict(list)
-            for message in messages:
-                if message.tag < self.direction.reverse_tag:
-                    for number, part in enumerate(message.parts):
-                        key = PartKey(owner, message.peer, message.tag, part.field, number)
-                        copies[part.field, part.box].append(key)
+            there = [each for each in messages if each.tag < self.direction.reverse_tag]
+            copies = grouped(((part.field, part.box), key) for key, part in sent(there, owner))
             yield from copies.values()
 
     def _add_owned(self, keys: Sequence[PartKey]) -> None:

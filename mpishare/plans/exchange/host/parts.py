@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.memory.memory import span_nbytes
@@ -171,9 +172,10 @@ def lay_out(
             if found.in_place:
                 fields_read.add(part.field)
                 readers.add(name.receiver)
+    ordered = (_in_order if setup.zeroes else _own_first)(incoming, mine, setup.mine)
     return RouteParts(
         [*outgoing.values()],
-        _by_sender((_in_order if setup.zeroes else _own_first)(incoming, mine, setup.mine)),
+        [Sender(rank, [*found]) for rank, found in groupby(ordered, key=_sender_of)],
         [field in fields_read for field in range(len(setup.mine))],
         sorted(readers),
     )
@@ -222,17 +224,15 @@ def _in_order(
         return (part.field, part.key[0]) if has_blocks else None
 
     found: list[RoutePart] = []
-    for _, of_sender in groupby(parts, key=lambda part: part.name.sender):
-        by_field = sorted(of_sender, key=lambda part: part.field)
+    for _, of_sender in groupby(parts, key=_sender_of):
+        by_field = sorted(of_sender, key=attrgetter("field"))
         for planes, group in groupby(by_field, key=planes_of):
             some = [*group]
             found += some if planes is None else block_for_cache(some, layouts)
     return found
 
 
-def _by_sender(parts: Sequence[RoutePart]) -> list[Sender]:
-    groups = groupby(parts, key=lambda part: part.name.sender)
-    return [Sender(rank, list(found)) for rank, found in groups]
+_sender_of = attrgetter("name.sender")
 
 
 def block_for_cache(parts: Iterable[RoutePart], layouts: Sequence[FieldLayout]) -> list[RoutePart]:
