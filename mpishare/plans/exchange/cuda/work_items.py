@@ -207,8 +207,7 @@ class WorkList:
             sender, receiver = (near, slot.far) if kind == PACK else (slot.far, near)
             order = self._order(part, sender, receiver)
             if order:
-                item = Item(b"", slot.address, slot.parity_offset, 0, slot.stalled_on, kind=kind)
-                self._add_tiles(item, part, order, slot.flags, shares_gpu=slot.shares_gpu)
+                self._add_tiles(kind, part, order, slot)
                 return
         cells = self._cells(part, LL_UNIT if kind in _BY_LL else ALIGN)
         target = 0
@@ -226,24 +225,21 @@ class WorkList:
         factors = self._factors(part) if kind in (UNPACK, GET_LL) else b""
         if factors:
             target = self._upload_target(_no_cells(), factors)
-        places = slot.address, slot.parity_offset, 0, slot.stalled_on, target
-        element = _scaled(factors)
-        self._add_part(part, cells, kind, places, slot.flags, element, shares_gpu=slot.shares_gpu)
+        self._add_part(part, cells, kind, slot, target, _scaled(factors))
 
     def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
         ends = (each.seen(self._layouts[each.field]) for each in (part, target))
         order = self._order(part, *ends)
+        slot = Slot(0, shares_gpu=shares_gpu)
         if order and part.nbytes >= _MIN_TILED_NBYTES:
-            item = Item(b"", kind=LOCAL)
-            self._add_tiles(item, part, order, target=target, shares_gpu=shares_gpu)
+            self._add_tiles(LOCAL, part, order, slot, target)
             return
         other = self._cells(target, self._cells(part, ALIGN).unit)
         cells = self._cells(part, other.unit)
         factors = self._factors(target)
         address = self._upload_target(self._record(target, other), factors)
-        places = 0, 0, 0, 0, address
-        self._add_part(part, cells, LOCAL, places, (), _scaled(factors), shares_gpu=shares_gpu)
+        self._add_part(part, cells, LOCAL, slot, address, _scaled(factors))
 
     def add_region(self, region: Part, sources: Sequence[Source], put: Slot | None = None) -> None:
         """Add what arrives to a region, source by source, once its cells are `put` by LL, if so."""
@@ -291,8 +287,7 @@ class WorkList:
         cells, there = self._cells(part, size), StridedCells.of(source, whole, on_way)
         factors = self._factors(part)
         address = self._upload_target(self._record(source, there), factors)
-        places = slot.address, slot.parity_offset, 0, 0, address
-        self._add_part(part, cells, UNPACK, places, element=added + _scaled(factors))
+        self._add_part(part, cells, UNPACK, slot, address, added + _scaled(factors))
 
     def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
         """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
@@ -423,21 +418,14 @@ class WorkList:
         return wire_nbytes(cells.unit, dtype, self._wire)
 
     def _add_part(
-        self,
-        part: Part,
-        cells: StridedCells,
-        kind: int,
-        places: tuple[int, int, int, int, int],
-        flags: Sequence[int] = (),
-        element: int = 0,
-        *,
-        shares_gpu: bool = False,
+        self, part: Part, cells: StridedCells, kind: int, slot: Slot, target: int, element: int
     ) -> None:
-        """Add the items of a part; `places` are their addresses, as `ITEM_RECORD` has them."""
+        """Add the items of a part; `target` and `element` are as `ITEM_RECORD` has them."""
         unit = self._packed_unit(part.field, cells)
         record, nunits = self._record(part, cells), part.nbytes // unit
-        count, step = chunks(part.nbytes, shares_gpu=shares_gpu)
-        cut = flags[:count], 0, count, step // unit
+        count, step = chunks(part.nbytes, shares_gpu=slot.shares_gpu)
+        places = slot.address, slot.parity_offset, 0, slot.stalled_on, target
+        cut = slot.flags[:count], 0, count, step // unit
         self._items.append(Item(record, *places, 0, nunits, kind, element, 0, 0, 0, 0, *cut))
 
     def _upload_target(self, record: bytes, factors: bytes) -> int:
@@ -482,26 +470,18 @@ class WorkList:
         return travel_order(part, sender, receiver)
 
     def _add_tiles(
-        self,
-        item: Item,
-        part: Part,
-        order: Sequence[int],
-        flags: Sequence[int] = (),
-        *,
-        target: Part | None = None,
-        shares_gpu: bool = False,
+        self, kind: int, part: Part, order: Sequence[int], slot: Slot, target: Part | None = None
     ) -> None:
         """Add chunks that are boxes, for a part whose receiver has another order of axes."""
         near = End.of(part, self._layouts[part.field], order)
         size = near.layout.dtype.itemsize
-        if item.kind != PACK:
+        if kind != PACK:
             self._options.add(f"-DTILED={size}")
-        factors = b"" if item.kind == PACK else self._factors(target or part)
-        item = item._replace(element=_scaled(factors))
-        most, step = chunks(part.nbytes, shares_gpu=shares_gpu)
+        factors = b"" if kind == PACK else self._factors(target or part)
+        most, step = chunks(part.nbytes, shares_gpu=slot.shares_gpu)
         boxes = list(chunks_of(near.shape, size, step, most))
         there = near if target is None else End.of(target, self._layouts[target.field], order)
-        if item.kind != PACK and there.layout.strides[-2] < 0:
+        if kind != PACK and there.layout.strides[-2] < 0:
             self._options.add("-DREVERSED=1")
         targets = [0] * len(boxes)
         if target is not None or factors:
@@ -509,17 +489,21 @@ class WorkList:
             first = self._upload(np.frombuffer(b"".join(records), np.uint8))
             targets = [first + at * len(records[0]) for at in range(len(boxes))]
         for index, box in enumerate(boxes):
-            rows, columns = (0, 0) if item.kind == PACK else box.log_tile(size)
+            rows, columns = (0, 0) if kind == PACK else box.log_tile(size)
             alignment = self._alignments[part.field]
-            cells = box.wide_cells(near, alignment) if item.kind == PACK else box.cells(near)
-            chunk = item._replace(
-                part=self._record(part, cells),
-                packed=item.packed + box.begin,
+            cells = box.wide_cells(near, alignment) if kind == PACK else box.cells(near)
+            chunk = Item(
+                self._record(part, cells),
+                slot.address + box.begin,
+                slot.parity_offset,
+                stalled_on=slot.stalled_on,
                 target=targets[index],
                 nunits=prod(cells.extents),
+                kind=kind,
+                element=_scaled(factors),
                 log_rows=rows,
                 log_columns=columns,
-                flags=flags[index : index + 1],
+                flags=slot.flags[index : index + 1],
                 begin=index,
             )
             self._items.append(chunk)
