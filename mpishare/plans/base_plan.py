@@ -36,6 +36,7 @@ class BasePlan(NodeObject):
     _ranges: tuple[str, ...]  # the calls that a profiler shows
     _log: logging.Logger
     _setup: PlanSetup
+    _open: Any = None  # the call that was started, with the user's arrays
     _has_offsets = False  # on any rank: without, an exchange is linear
 
     def _open_on(self, setup: PlanSetup) -> None:
@@ -65,16 +66,6 @@ class BasePlan(NodeObject):
     def _end_call(self) -> None:
         """Wait for a call that was started, before the plan closes. Collective."""
 
-    def _is_in_call(self) -> bool:
-        """Whether a call was started that cannot end without another one."""
-        return False
-
-    def _held(self) -> Any:
-        return ()
-
-    def _drop(self) -> None:
-        """Drop the references to the user's arrays."""
-
     def close(self) -> None:
         """Close the plan on all its ranks.
 
@@ -91,7 +82,7 @@ class BasePlan(NodeObject):
         if self._is_closed:
             return
         self._check("close")
-        is_forgotten = self._is_in_call() and sys.exc_info()[0] is None
+        is_forgotten = self._open is not None and sys.exc_info()[0] is None
         self._end_call()
         setup, call = self._setup, f"{self.name}: close"
 
@@ -125,11 +116,11 @@ class BasePlan(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         # Messages may still arrive, and kernels still run: their memory is left to the process.
-        never_free([*self._engines], self._held())
+        never_free([*self._engines], self._open)
         self._forget()
 
     def _is_over(self) -> bool:
-        return self._is_in_call() or all(engine.is_over() for engine in self._engines)
+        return self._open is not None or all(engine.is_over() for engine in self._engines)
 
     def _pending(self) -> list[int]:
         return sorted({rank for engine in self._engines for rank in engine.pending()})
@@ -200,7 +191,7 @@ class BasePlan(NodeObject):
         return error
 
     def _forget(self) -> None:
-        self._drop()
+        self._open = None
         self._context.unregister(self)
 
 
@@ -208,7 +199,6 @@ class RoutedPlan(BasePlan):
     """A plan whose engines move cells by routes."""
 
     _setup: RoutedSetup
-    _open: Any = None  # the call that was started
     _noun: str  # for a call, in errors
 
     def _open_on_routes(self, setup: RoutedSetup) -> None:
@@ -299,15 +289,6 @@ class RoutedPlan(BasePlan):
     def _end_call(self) -> None:
         if self._open is not None:
             self.wait()
-
-    def _is_in_call(self) -> bool:
-        return self._open is not None
-
-    def _held(self) -> Any:
-        return self._open
-
-    def _drop(self) -> None:
-        self._open = None
 
     def wait(self, stream: Any = None) -> Any:
         """End what `start` began."""

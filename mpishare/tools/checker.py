@@ -112,7 +112,7 @@ class Checker:
             try:
                 return method(plan, *arguments, **options)
             finally:
-                if not plan._is_in_call():
+                if plan._open is None:
                     self._under_way.discard(id(plan))
                 self.order()
 

@@ -82,9 +82,9 @@ def test_a_column_that_has_its_own_row_numbers(node):
 def test_columns_are_held_until_wait(node, ring):
     columns = columns_of(node, 3)
     ring.start(iter(columns), {(0, 1): (0, 3)})
-    assert [*map(id, ring._held())] == [*map(id, columns)]
+    assert [*map(id, ring._open)] == [*map(id, columns)]
     ring.wait()
-    assert ring._held() is None
+    assert ring._open is None
 
 
 def test_rows_that_came_may_be_read_until_the_next_start(node, ring):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends import driver
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
+from mpishare.plans.gpu.replay import never
 from mpishare.plans.gpu.staging import PlanBuffers
 from mpishare.reduction.cuda.records import address_array, options, shapes_of
 from mpishare.reduction.exact import SUM_OF_WORDS
@@ -182,8 +183,4 @@ class PreparedCall(GraphCache):
     ) -> None:
         super().__init__(pointers.array, where, enqueued, capturing, {})
         self.layouts = layouts
-        self.try_fast: FastCall = _never
-
-
-def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001
-    return False
+        self.try_fast: FastCall = never

@@ -133,14 +133,14 @@ class DirectParts:
         # What is rounded on the way, or added, goes through staging.
         is_stored = is_any_in_window and not (setup.wire or setup.adds)
         boxes = _boxes_received(setup) if is_stored else {}
-        self._boxes: dict[PartKey, Box] = {}
-        for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED):
-            box = boxes.get(key)
-            if box is None or info.nbytes < MIN_NBYTES:
-                continue
-            is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
-            if is_near and setup.locations[key.receiver][key.field] is not None:
-                self._boxes[key] = box
+        self._boxes = {
+            key: boxes[key]
+            for key, info in parts_sent(messages, ranks_here if boxes else (), FUSED)
+            if key in boxes
+            and info.nbytes >= MIN_NBYTES
+            and uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
+            and setup.locations[key.receiver][key.field] is not None
+        }
         self.keys = self._boxes.keys()
         self._setup = setup
 

@@ -21,7 +21,7 @@ from mpishare.plans.exchange.cuda.streamed import StreamedRoutes
 from mpishare.plans.exchange.cuda.strided import alignment_of
 from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait
+from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_wait, never
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
 from mpishare.runtime.route import NCCL
@@ -85,7 +85,7 @@ class CudaEngine(CudaPlanEngine):
         self._as_fields = setup.as_fields
         # Replays of calls with fields that were seen; they return False, with nothing done, for
         # all others.
-        self._try_exchange = self._try_start = self._try_wait = _never
+        self._try_exchange = self._try_start = self._try_wait = never
         self._prepared: Call | None = None  # what was started, unless by a replay
         if setup.mine:
             self._bind_replays(handles, setup.given or setup.mine)
@@ -418,10 +418,6 @@ def _finds(streamed: StreamedRoutes, kernels: dict[Any, int] | None) -> Find:
         return graph, messages
 
     return find
-
-
-def _never(*_: Any) -> bool:
-    return False
 
 
 def _connect(setup: RoutedSetup, direction: Direction) -> NcclPeers | None:
