@@ -336,19 +336,15 @@ class Redistribute(RoutedPlan):
     def _known_array(self, way: _Way, side: Side, call: str, array: Any, name: str) -> Any:
         """Return an array that the engine knows, in host memory as NumPy's; None for others."""
         own = self._arrays.own
-        if way.on_gpu:
-            return array if type(array) is own or is_tensor(array) else None
-        seen = array if type(array) is own else self._of_tensor(call, array, name)
-        return seen if type(seen) is own and seen.shape == side.shape else None
-
-    def _of_tensor(self, call: str, array: Any, name: str) -> Any:
-        """Return a tensor in host memory as NumPy's, anything else as it is."""
-        if not is_tensor(array):
-            return array
-        try:
-            return self._arrays.seen(array, name)
-        except (TypeError, ValueError) as error:
-            raise self._named(call, error) from None
+        if type(array) is not own and is_tensor(array):
+            if way.on_gpu:
+                return array
+            try:
+                array = self._arrays.seen(array, name)
+            except (TypeError, ValueError) as error:
+                raise self._named(call, error) from None
+        is_known = type(array) is own and (way.on_gpu or array.shape == side.shape)
+        return array if is_known else None
 
     def _prepared(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
         """Return a call with arrays that the engine can use, made where they were not given."""

@@ -72,9 +72,6 @@ class ExactOperation(Operation):
             total = (total.astype(np.float32) if self._is_float else total).astype(self.real)
         out[...] = total.view(self.dtype).reshape(out.shape)
 
-    def new_words(self) -> Array:
-        return np.zeros(self.nwords, SUM_OF_WORDS.dtype)
-
     def store_dot(self, words: Array, x: Array, y: Array) -> None:
         words[...] = 0
         are_doubles = self.dtype == np.float64 and self.compiled is not None

@@ -62,7 +62,7 @@ class HostReduce(PlanEngine):
         self._exact = exact
         self._store_dot = store_dot if exact is None else exact.store_dot
         self.combine_words: Callable[[Any, Any], None] | None = None
-        self._sum = np.empty(1, layout.dtype) if exact is None else exact.new_words()
+        self._sum = np.empty(1, layout.dtype) if exact is None else np.zeros(exact.nwords, np.int64)
         count, nranks = prod(shape), len(setup.comm.ranks_here)
         size = capacity(count if nranks > 1 else 1, layout.dtype.itemsize)
         size = max(size, -(-self._sum.nbytes // layout.dtype.itemsize))
