@@ -9,7 +9,7 @@ the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes t
 GPUs and on hosts, and a hash of them is printed.
 `python -m benchmarks cg` times the same solve beside NCCL and staged MPI.
 
-    mpirun -n 4 python scripts/applications/cg.py --n 32 --check --plot cg.png
+    mpirun -n 4 python scripts/applications/cg.py --n 32 --check
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 import outcome
-import picture
 import timing
 from poisson import poisson
 
@@ -198,9 +197,6 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
             wrong.append(f"not solved after {iterations} iterations")
         if args.check:
             wrong += check(x, b, args.tolerance)
-        if args.plot:
-            size = " x ".join(map(str, x.shape))
-            picture.draw_planes(args.plot, f"Poisson: {size} cells, {iterations} it.", cart, x)
     solver.close()
     return tell(args, cart, node, wrong, found, is_captured=solver.is_captured)
 

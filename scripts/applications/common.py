@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import graphs
@@ -52,7 +50,6 @@ def base_parser(description: str | None) -> Parser:
     """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -100,9 +97,6 @@ def add_orders(made: Parser, *, said: str, more: Sequence[str] = ()) -> None:
     made.add_argument("--order", choices=orders, help=f"of updates and exchange in a step ({said})")
     made.add_argument("--graph", action="store_true", help="launch many steps as one CUDA graph")
     made.add_argument(
-        "--march", type=count, metavar="CELLS", help="along the first axis, of a thread of the GPU"
-    )
-    made.add_argument(
         "--bench", action="store_true", help="time every order, and one rank alone, in turns"
     )
 
@@ -125,23 +119,7 @@ def parse(
         if any(args.cells % ranks for ranks in dims):
             made.error(f"--cells: {args.cells} is no multiple of the ranks along each axis, {dims}")
         args.shape = tuple(args.cells // ranks for ranks in dims)
-    require_drawable(made, args.plot)
     return args, world.Create_cart(dims, periods=periods)
-
-
-def require_drawable(made: Parser, path: Path | None) -> None:
-    """End every rank with status 2 where rank 0 cannot draw into this file. Collective."""
-    problem = None
-    if path is not None:
-        if importlib.util.find_spec("matplotlib") is None:
-            problem = f"--plot needs matplotlib: {sys.executable} -m pip install matplotlib"
-        elif path.suffix != ".png":
-            problem = f"--plot: {str(path)!r} must end in .png"
-        elif not path.parent.is_dir():
-            problem = f"--plot: there is no folder {path.parent}"
-    problem = MPI.COMM_WORLD.bcast(problem)
-    if problem:
-        made.error(problem)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -149,12 +127,8 @@ def run(main: Callable[[], int]) -> NoReturn:
     sys.exit(cli.run_on_ranks(lambda _: main()))
 
 
-def solve(
-    steps: orders.Steps,
-    check: Callable[[np.ndarray, Any], list[str]],
-    draw: Callable[[np.ndarray, Any], None],
-) -> int:
-    """Make the steps of an application, time, check and draw; return the exit status. Collective.
+def solve(steps: orders.Steps, check: Callable[[np.ndarray, Any], list[str]]) -> int:
+    """Make the steps of an application, time and check; return the exit status. Collective.
 
     Parameters
     ----------
@@ -162,8 +136,6 @@ def solve(
         With its name, its arguments, and what is timed.
     check : callable
         Takes the whole field, on rank 0, and `steps`; returns what is wrong, as lines.
-    draw : callable
-        Takes the same.
     """
     args, cart, node = steps.args, steps.cart, steps.node
     problem = graphs.refusal(node, cart, steps.halo) if args.graph else None
@@ -176,12 +148,10 @@ def solve(
     steps.begin()
     step_us = timing.steps_us(node, cart, counts, steps.run)
     wrong: list[str] = []
-    if args.check or args.plot:
+    if args.check:
         whole = outcome.gather(cart, steps.u[steps.mine])
-        if whole is not None and args.check:
+        if whole is not None:
             wrong = check(whole, steps)
-        if whole is not None and args.plot:
-            draw(whole, steps)
     calls = min(args.steps, CALLS)
     actions = steps.actions(steps.halo) | steps.parts_of_a_step()
     times = timing.alone_us(node, cart, actions, calls)

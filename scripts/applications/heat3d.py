@@ -6,7 +6,7 @@ first and then updates everything, and against its parts. `--order` names other 
 `--wrap` the update finds the neighbors along an axis that no rank cuts by itself, so that neither
 an exchange nor the order of a step has to do with its faces, which lie across all lines of memory.
 
-    mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
+    mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 200 --check
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import common
 import numpy as np
 import orders
 import outcome
-import picture
 import staged
 
 import mpishare
@@ -178,13 +177,6 @@ def check(whole: np.ndarray, heat: Heat) -> list[str]:
     return wrong
 
 
-def draw(whole: np.ndarray, heat: Heat) -> None:
-    """Draw three planes through the hottest cell, on rank 0."""
-    size = " x ".join(map(str, whole.shape))
-    title = f"Heat: {heat.args.steps} steps on {size} cells, planes through the hottest"
-    picture.draw_planes(heat.args.plot, title, heat.cart, whole)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=64, steps=500)
@@ -195,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args, cart = common.parse(parser, arguments, [True, True, True])
     if args.wrap and (cart.dims[-1] > 1 or args.staged or args.compare):
         parser.error("--wrap: for one rank along the last axis, and neither --staged nor --compare")
-    args.march = args.march or MARCH
+    args.march = MARCH
     with mpishare.Node() as node, common.stream(node):
         args.order = args.order or common.order_for(node, "beside")
-        return common.solve(Heat(args, cart, node), check, draw)
+        return common.solve(Heat(args, cart, node), check)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The problem of NVIDIA's multi-gpu-programming-models: float32, periodic in y, th
 column held at one period of a sine, zero inside, and the norm of the change every so many steps.
 Small blocks are exchanged and then updated; with large ones the exchange is hidden: see `--order`.
 
-    mpirun -n 4 python scripts/applications/jacobi2d.py --n 128 --steps 3000 --check --plot u.png
+    mpirun -n 4 python scripts/applications/jacobi2d.py --n 128 --steps 3000 --check
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import common
 import numpy as np
 import orders
 import outcome
-import picture
 import staged
 from mpi4py import MPI
 
@@ -242,16 +241,6 @@ def check(whole: np.ndarray, jacobi: Jacobi) -> list[str]:
     return wrong
 
 
-def draw(whole: np.ndarray, jacobi: Jacobi) -> None:
-    """Draw the field on rank 0."""
-    panel = picture.Panel(
-        whole, "u", "RdBu_r", (0, 1), (-1.0, 1.0), contours=[k / 10 for k in range(-9, 10) if k]
-    )
-    args = jacobi.args
-    title = f"Laplace by Jacobi: {args.steps} steps on {whole.shape[0]} x {whole.shape[1]} cells"
-    picture.draw(args.plot, title, jacobi.cart, [panel])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
@@ -269,14 +258,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     args, cart = common.parse(parser, arguments, [True, False])
     cells = math.prod(args.shape)
-    args.march = args.march or MARCH[cells <= SMALL]
+    args.march = MARCH[cells <= SMALL]
     is_small = cells <= (SMALL if args.graph else SMALL_CALLED)
     with mpishare.Node() as node, common.stream(node):
         problem = refusal(node, cart) if args.order == "persistent" else None
         if problem:
             return fail_usage("jacobi2d", problem)
         args.order = args.order or common.order_for(node, "plain" if is_small else "beside")
-        return common.solve(Jacobi(args, cart, node), check, draw)
+        return common.solve(Jacobi(args, cart, node), check)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ ranks, which need not divide the box.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -28,7 +30,6 @@ from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -138,7 +139,7 @@ def compare(flow: Flow, calls: int) -> tuple[dict[str, float], list[str]]:
     return facts, wrong
 
 
-def draw(path: Path, args: argparse.Namespace, history: Array, spectrum: np.ndarray) -> None:
+def draw(path: str, args: argparse.Namespace, history: Array, spectrum: np.ndarray) -> None:
     """Draw energy and dissipation over time, and the spectrum at the end. Local: on rank 0."""
     import matplotlib as mpl
 
@@ -248,10 +249,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="make x contiguous for its transform (on GPUs)",
     )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the decay and the spectrum")
     parser.add_argument("--graph", action="store_true", help="launch a step as one CUDA graph")
     common.add_forms(parser, transposes.STAGED, "redistribute")
     args = parser.parse_args(arguments)
-    common.require_drawable(parser, args.plot)
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error(f"--plot needs matplotlib: {sys.executable} -m pip install matplotlib")
     cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], [True])
     kept = 2 * modes(args.cells) - 1
     if cart.size > kept:
