@@ -89,18 +89,6 @@ def test_faces_of_many_cells(node, route):
 
 
 @TWO
-@pytest.mark.parametrize("count", [1, 2])
-def test_carts_of_some_ranks_of_the_node(node, route, count):
-    """Rank 0 takes no part, and hears nothing of it; the others are in one plan or in two."""
-    mine = node.comm.Split((node.rank - 1) % count if node.rank else count, node.rank)
-    if node.rank:
-        case = even_case((mine.size, 1), True, 3 + node.rank % count, corners=True)
-        step_by_step(node, case, [Kind("i4")], 20 * (1 + node.rank % count), comm=mine)
-    mine.Free()
-    node.barrier()
-
-
-@TWO
 def test_messages_of_the_user_are_not_taken(node, route):
     """On the same communicator, with any tag."""
     low, high = beside(node)

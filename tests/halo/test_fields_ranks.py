@@ -11,7 +11,6 @@ import mpishare
 from mpishare import ClosedError, Layout, MismatchError
 from tests.helpers.halos import (
     FORMS,
-    HOST_FORMS,
     Field,
     Kind,
     arrays,
@@ -75,12 +74,6 @@ def window_for(node, kind=DOUBLES, count=1):
 
 def field_in(node, memory, kind=DOUBLES):
     return Field.of(node.xp, case_of(node), node.rank, kind, memory)
-
-
-def test_every_itemsize(host_node, in_window):
-    for itemsize in (*range(1, 18), 24, 40, 72, 200, 5000):
-        forms = ("C", HOST_FORMS[itemsize % len(HOST_FORMS)])
-        go(host_node, [Kind(f"V{itemsize}", form) for form in forms], in_window)
 
 
 @pytest.mark.parametrize("dtype", ["G", "x,id,name"])

@@ -307,21 +307,6 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     )
 
 
-@pytest.mark.parametrize("wraps", [True, False])
-def test_ranks_without_cells_are_passed_over(wraps):
-    """Along their axis; their own ghosts are those of the ranks on either side."""
-    case = layout((5, 2), (wraps, True), [(0, 3, 0, 0, 2), (4, 5)], 2, corners=True)
-    column = [
-        {t.direction[0]: t.sender for t in both(case, 2 * at)[1] if not t.direction[1]}
-        for at in range(5)
-    ]
-    assert column[1] == {1: 8, **({-1: 8} if wraps else {})}
-    assert column[2] == column[3] == {-1: 2, 1: 8}
-    assert column[4] == {-1: 2, **({1: 2} if wraps else {})}
-    assert column[0] == {1: 2, **({-1: 8} if wraps else {})}
-    assert same(applied(case, by_direction), case.right.cells)
-
-
 def test_one_rank_of_a_row_without_cells_is_not_passed_over():
     """Its block is no block of a grid."""
     case = layout((3, 2), (True, True), [(3, 3, 3), (4, 4)], ((1, 1), (0, 0)))

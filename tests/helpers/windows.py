@@ -81,3 +81,12 @@ def nothing_leaked(node):
         # Other ranks and the driver take a little at any time.
         assert gpu_free() >= free - 32 * MIB
     node.barrier()
+
+
+def check_works(node):
+    """Every rank reads what another one has: the node is whole. Collective."""
+    with node.allocate_each(2, fill=float(node.rank)) as window:
+        window.fence()
+        other = (node.rank + 1) % node.size
+        assert window.segment(other).tolist() == [other] * 2
+        window.fence()

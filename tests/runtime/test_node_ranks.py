@@ -13,7 +13,6 @@ from mpi4py import MPI
 from mpishare import (
     Allreduce,
     ClosedError,
-    HaloExchange,
     MismatchError,
     Node,
     PeerError,
@@ -22,21 +21,9 @@ from mpishare import (
 from mpishare.plans.node_cache import context_of
 from mpishare.runtime.report import host_pairs
 from tests.helpers.children import in_a_fork
-from tests.helpers.windows import fails_on
+from tests.helpers.windows import check_works, fails_on
 
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-
-
-def check_works(node):
-    """Data goes from the leader to all: the node is whole. Collective."""
-    win = node.allocate(3, "i8")
-    if node.is_leader:
-        win.array[...] = 41
-    win.fence()
-    found = win.array.tolist()
-    win.fence()
-    win.close()
-    assert node.comm.allgather(found) == [[41, 41, 41]] * node.size
 
 
 def test_attributes(node, comm):
@@ -175,17 +162,6 @@ def no_environment(monkeypatch):
 def test_comm_must_be_a_communicator(call, comm, kind):
     with pytest.raises(TypeError, match=f" failed: comm must be an Intracomm, not {kind}$"):
         call(comm)
-
-
-def test_a_node_is_no_communicator(node):
-    u = np.zeros(4)
-    for make in (
-        lambda: HaloExchange(node, u, 1, dims=(node.size,)),
-        lambda: Allreduce(node, u),
-        lambda: Node(node),
-    ):
-        with pytest.raises(TypeError, match=r" failed: the communicator comes first: node\.comm"):
-            make()
 
 
 @pytest.mark.parametrize(

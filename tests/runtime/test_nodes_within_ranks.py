@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from mpishare import Node
 from mpishare.runtime import create
+from tests.helpers.windows import check_works
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -17,15 +18,6 @@ def row(comm):
     row = comm.Split(comm.rank % 2, -comm.rank)
     yield row
     row.Free()
-
-
-def check_works(node):
-    window = node.allocate_each(2, fill=float(node.rank))
-    window.fence()
-    other = (node.rank + 1) % node.size
-    assert window.segment(other).tolist() == [other] * 2
-    window.fence()
-    window.close()
 
 
 def named(node):
