@@ -267,17 +267,18 @@ class _Staged(_Sendrecv):
         self.mask = self.xp.zeros(len(self.columns[0]), "i4")
         self.mask[self.numbers[LOW]], self.mask[self.numbers[HIGH]] = 1, 2
 
-    def packed(self, side: Any) -> Any:
+    def stacked(self, side: Any) -> Any:
         numbers = self.xp.flatnonzero(self.mask == (1 if side is LOW else 2))  # waits for the host
-        sent = self.pinned[0][:, : len(numbers)]
-        self.xp.stack([column[numbers] for column in self.columns]).get(out=sent)
-        return sent
+        return self.xp.stack([column[numbers] for column in self.columns])
+
+    def packed(self, side: Any) -> Any:
+        found = self.stacked(side)
+        return found.get(out=self.pinned[0][:, : found.shape[1]])
 
     def unpack(self, side: Any, received: Any) -> None:
-        self.pinned[1][:, : received.shape[1]] = received
-        found = self.xp.asarray(self.pinned[1][:, : received.shape[1]])
-        for array, row in zip(self.arrived[side], found, strict=True):
-            array[:] = row
+        into = self.pinned[1][:, : received.shape[1]]
+        into[...] = received
+        super().unpack(side, self.xp.asarray(into))
 
 
 class _ByNccl(_Staged):
@@ -287,9 +288,7 @@ class _ByNccl(_Staged):
         super().__init__(session, nrows)
         self.library = library
 
-    def packed(self, side: Any) -> Any:
-        numbers = self.xp.flatnonzero(self.mask == (1 if side is LOW else 2))
-        return self.xp.stack([column[numbers] for column in self.columns])
+    packed, unpack = _Staged.stacked, _Sendrecv.unpack
 
     def exchange(self) -> None:
         moves = []
@@ -301,10 +300,6 @@ class _ByNccl(_Staged):
         self.library.bind(moves, early=False)()
         for side, move in zip((HIGH, LOW), moves, strict=True):
             self.unpack(side, move.into)
-
-    def unpack(self, side: Any, received: Any) -> None:
-        for array, row in zip(self.arrived[side], received, strict=True):
-            array[:] = row
 
 
 _BASELINES: dict[str, Callable[[Session, int], Variant]] = {
