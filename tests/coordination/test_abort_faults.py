@@ -18,7 +18,7 @@ from mpi4py import MPI
 with mpishare.Node() as node:
     node.barrier()
     # Of the calls from here on: not of making the node, which takes ranks without a core as long.
-    context_of(node).agreement.timeout_s = 1.0
+    context_of(node).agreement.timeout_s = 2.0
     MPI.COMM_WORLD.Barrier()
     if node.rank == 1:
         time.sleep(60)
@@ -37,7 +37,7 @@ def test_every_rank_says_why_it_aborts(apart_s):
         assert said, result.describe()
         own = f"rank {rank} of 4"
         heard = r"ranks? [023, ]+ ha(s|ve) left: .*"
-        why = r"rank 1 did not arrive within 1 s \({}\); rank 1 is in .*: time.sleep\(60\)"
+        why = r"rank 1 did not arrive within 2 s \({}\); rank 1 is in .*: time.sleep\(60\)"
         words = f"Node.barrier failed: ({why.format(own)}|{heard + why.format('.*')})"
         assert re.match(words, said[1]), result.describe()
 
@@ -74,7 +74,7 @@ UNHEARD = """
 import mpishare
 from mpi4py import MPI
 
-world, node = MPI.COMM_WORLD, mpishare.Node(timeout_s=1.5)
+world, node = MPI.COMM_WORLD, mpishare.Node(timeout_s=5)
 node.barrier()
 if node.rank == 1:
     try:
@@ -91,9 +91,9 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
     result = run_ranks(3, UNHEARD, timeout_s=30)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
-    assert result.seconds < 12
+    assert result.seconds < 20
     assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
-    assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
+    assert "ranks 0, 2 made no call to mpishare within 5 s" in result.stderr
 
 
 BROKEN = """

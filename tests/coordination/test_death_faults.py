@@ -191,7 +191,7 @@ def dies_in_node(stage: Stage, place: str) -> None:
         create.ControlBlock.nbytes_for = die_at_once
     elif stage.rank == 1:
         create.NodeContext = die_at_once
-    stage.attempt("node", lambda: stage.node(timeout_s=1.5))
+    stage.attempt("node", lambda: mpishare.Node(timeout_s=5.0))
 
 
 @pytest.mark.both_mpis
@@ -201,7 +201,7 @@ def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
     played = play(3, dies_in_node, place, survivable=True)
     assert played.result.returncode != 0
     assert played.result.seconds < 20, played.describe()
-    why = "rank 1 of 3 died" if place == "a step" else str(late_unknown("Node", 1.5))
+    why = "rank 1 of 3 died" if place == "a step" else str(late_unknown("Node", 5.0))
     for rank in (0, 2):
         assert f"mpishare: rank {rank} aborts the job: " in played.stderr[rank], played.describe()
         assert why in played.stderr[rank]

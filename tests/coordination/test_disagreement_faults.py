@@ -22,7 +22,7 @@ def meet(stage: Stage, calls: list[str]) -> None:
     }
     node.barrier()
     errors = mpishare.MismatchError, mpishare.PeerError
-    told = stage.raises(errors, made[calls[stage.rank % len(calls)]], within_s=3)
+    told = stage.raises(errors, made[calls[stage.rank % len(calls)]], within_s=5)
     if type(told) is mpishare.PeerError:  # told by the rank that saw it first
         words = "MismatchError: ranks wait for each other"
         assert words in " ".join(told.failures.values())
@@ -106,7 +106,7 @@ def mix(stage: Stage, one: str, other: str) -> None:
     for name in (one, other)[: 2 * (one == "exchange")]:  # else it is the first call
         calls[name]()
     errors = mpishare.MismatchError, mpishare.PeerError
-    told = stage.raises(errors, calls[other if stage.rank else one], within_s=4)
+    told = stage.raises(errors, calls[other if stage.rank else one], within_s=5)
     assert one in str(told)
     assert other in str(told)
     stage.end()

@@ -11,10 +11,9 @@ import pytest
 import mpishare
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.reporting import report
-from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes import BACKENDS, LIMIT_S, play
 from tests.helpers.stage import CALLS, Stage
 
-LIMIT_S = 2.0
 CODES = [pytest.param("compiled", marks=needs_compiled), "python"]
 
 

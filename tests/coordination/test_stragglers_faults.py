@@ -12,7 +12,7 @@ import pytest
 import mpishare
 from mpishare.errors import late_unknown
 from tests.helpers.reporting import report
-from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes import BACKENDS, LIMIT_S, play
 from tests.helpers.stage import CALLS, Stage
 
 
@@ -27,7 +27,7 @@ def never_comes(stage: Stage, place: str, missing: int, timeout_s: float, late_s
     else:
         time.sleep(late_s * stage.rank)
         begin = time.monotonic()
-        told = stage.raises(mpishare.PeerTimeout, calls[place], within_s=timeout_s + 1)
+        told = stage.raises(mpishare.PeerTimeout, calls[place], within_s=timeout_s + 5)
         assert stage.rank or time.monotonic() - begin >= timeout_s
         stage.world.Barrier()
         then = stage.raises(mpishare.PeerTimeout, calls["barrier"])
@@ -63,7 +63,7 @@ def test_a_rank_that_never_makes_the_node_ends_it_for_the_others():
     for rank in (0, 1):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.ranks == []
-        assert 2 <= told.seconds < 3
+        assert 2 <= told.seconds < 2 + LIMIT_S
     said = played.result.stderr
     assert played.result.returncode != 0
     assert f"aborts the job: {late_unknown('Node', 2.0)}" in said, played.describe()

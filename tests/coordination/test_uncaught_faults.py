@@ -173,7 +173,7 @@ world = MPI.COMM_WORLD
 with open("/proc/self/maps") as maps:
     report({"files": [line.split()[-1] for line in maps if "/mpich_shm" in line]})
 def node():
-    return mpishare.Node(backend="host", timeout_s=0.5)
+    return mpishare.Node(backend="host", timeout_s=3)
 """
 ENDINGS = {
     "an exception": "node()\nif world.rank:\n    raise ValueError\nworld.Barrier()",

@@ -105,7 +105,7 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     played = play(4, late, place, 1, route, shared=True)  # a busy machine makes plans in 2 s
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerTimeout")
-        assert told.seconds < 4
+        assert told.seconds < 2 + LIMIT_S
         assert told.ranks == [1], played.describe()
         assert place != "exchange" or "HaloExchange 1: exchange failed: " in told.text
     assert played.told(0, "call").seconds >= 2
@@ -156,7 +156,7 @@ def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
 
 
 def forgets_a_call(stage: Stage) -> None:
-    node, field = stage.node(timeout_s=2.0), np.zeros(6)
+    node, field = stage.node(timeout_s=4.0), np.zeros(6)
     halo = stage.ring(node, field)
     for step in range(8 + (stage.rank == 1)):
         if stage.rank != 1 or step != 4:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import mpishare
+from mpishare.plans.node_cache import context_of
 from tests.helpers.halos import ring
 from tests.helpers.held import OURS, open_files, shared_bytes
 from tests.helpers.reporting import my_rank, report
@@ -38,7 +39,11 @@ class Stage:
         self._left = 0.0
 
     def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
-        return mpishare.Node(comm or self.world, timeout_s=timeout_s)
+        """Make a node, in the time that takes ranks without a core; later waits end sooner."""
+        node = mpishare.Node(comm or self.world, timeout_s=60.0)
+        agreement = context_of(node).agreement
+        agreement.timeout_s = agreement.life._timeout_s = timeout_s
+        return node
 
     def quiet(self) -> None:
         """Let mpishare log errors alone: a scene may be right to be late, slow or open."""
@@ -92,7 +97,7 @@ class Stage:
         self._left = time.monotonic()
         raise ZeroDivisionError("the words of the leaver")
 
-    def is_left_by(self, leaver: int, work: Callable, within_s: float = 2.0) -> None:
+    def is_left_by(self, leaver: int, work: Callable, within_s: float = 5.0) -> None:
         """Let a rank `leave` within `work`: the others are told its words at once."""
         told = self.raises(ZeroDivisionError if self.rank == leaver else mpishare.PeerError, work)
         end = time.monotonic()

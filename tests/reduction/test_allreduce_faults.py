@@ -280,7 +280,7 @@ def test_a_rank_of_another_node_that_does_not_come(missing, place):
     played = play_on("2 + 2", late, place, missing, shared=True)
     first = played.raised(0, "call", "PeerTimeout")
     assert "rank 2 of the plan's communicator" in first.text, first.text
-    assert 1.9 <= first.seconds < 4
+    assert 1.9 <= first.seconds < 2 + LIMIT_S
     assert played.told(1, "call").error in ("PeerTimeout", "PeerError")
     for rank in (0, 1):
         assert played.told(rank, "then").error in ("PeerTimeout", "PeerError")
@@ -296,7 +296,7 @@ def interrupted_over_nodes(stage: Stage) -> None:
         raise KeyboardInterrupt
 
     stage.quiet()
-    node = stage.node(timeout_s=1.0)
+    node = stage.node(timeout_s=3.0)
     x = np.ones(100_000)
     total = mpishare.Allreduce(stage.world, x, node=node)
     total.reduce(x)
@@ -332,7 +332,7 @@ def interrupted_between(stage: Stage, call: str) -> None:
             raise KeyboardInterrupt
 
     stage.quiet()
-    node = stage.node(timeout_s=1.0)
+    node = stage.node(timeout_s=3.0)
     x = np.ones(100_000)
     total = mpishare.Allreduce(stage.world, x, node=node)
     arguments = (x,) if call == "reduce" else (x, x)
@@ -355,7 +355,7 @@ def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
 
 def mismatched_over_nodes(stage: Stage) -> None:
     stage.quiet()
-    node = stage.node(timeout_s=2.0)
+    node = stage.node(timeout_s=4.0)
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
     first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
