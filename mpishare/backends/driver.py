@@ -338,8 +338,10 @@ class CudaGraph:
         self.handle = int(self._graph)
 
     def close(self) -> None:
-        """Destroy it; launches that were enqueued still run."""
-        call("cuGraphExecDestroy", self._graph, where=self._where)
+        """Destroy it; launches that were enqueued still run. No effect if repeated."""
+        if self.handle:
+            self.handle = 0
+            call("cuGraphExecDestroy", self._graph, where=self._where)
 
 
 class Step(NamedTuple):

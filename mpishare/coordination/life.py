@@ -110,6 +110,8 @@ class NodeLife:
         self.is_exiting = False
         # Called once, by `release`: they end waits of streams for words of others' libraries.
         self.at_end: list[Callable[[], object]] = []
+        # Called behind these where the process ends: they wait until those waits have ended.
+        self.at_exit: set[Callable[[], object]] = set()
         # The first is that which stands: the watchdog's thread ends the node too.
         self._ends: list[tuple[Event, MpiShareError]] = []
 

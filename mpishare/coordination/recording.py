@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.coordination.waits import Waits
 
@@ -36,7 +36,7 @@ class Replayable(Protocol):
     @property
     def calls(self) -> Any: ...  # one word: the number of exchanges that this rank has called
     @property
-    def events(self) -> Collection[int]: ...  # those of NCCL in graphs of its calls
+    def nccl(self) -> Any: ...  # its `NcclRanks`, or None
     @property
     def abort(self) -> int: ...  # device address of a word that is not 0 once the node is broken
 
@@ -64,7 +64,8 @@ class Recording:
 
     def events(self) -> set[int]:
         """Return those by which NCCL orders graphs."""
-        return {event for engine in self._before for event in engine.events}
+        found = {engine.nccl for engine in self._before} - {None}
+        return {event for ranks in found for event in ranks.events()}
 
     def take_calls(self) -> list[tuple[Replayable, int]]:
         """Return the engines and the number of calls of each, and uncount these calls."""

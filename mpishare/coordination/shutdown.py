@@ -82,6 +82,10 @@ class Shutdown:
         self._abort_if_fatal()
         self._depart()
         self._watcher.stop()
+        if self._life.failure is not None:
+            self._life.release(has_streams=False)  # it may not have seen the last reason
+            for wait in self._life.at_exit:
+                wait()
         if in_finalize:
             text = "MPI was finalized while the node was open"
             self._life.end(Event.FINALIZE, ClosedError(text))

@@ -219,6 +219,9 @@ class CudaRuns(Runs):
                 self._refuse(error)
                 raise
         calls = recording.take_calls()
+        for engine, _ in calls:
+            if engine.nccl is not None:
+                engine.nccl.graphs.add(graph)  # it ends with the communicator
         chains = [self._chain, *(chain for engine, _ in calls for chain in engine.chains)]
         return Captured(graph, calls, chains, result, None if is_loop else done)
 

@@ -56,7 +56,7 @@ class WindowDevice(NodeObject):
     of_address: ClassVar[WeakValueDictionary[int, WindowDevice]] = WeakValueDictionary()
     _closes_first = True  # its kernels use the window
     _has_kernels = True
-    events = ()  # see `Replayable`
+    nccl = None  # see `Replayable`
 
     def __init__(self, context: NodeContext, window: Window, slots: int) -> None:
         call, size, rank = "Node.allocate_each", context.size, context.rank

@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 import mpishare
+from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, play
 from tests.helpers.stage import Stage
 
@@ -60,6 +61,20 @@ def never_closed(stage: Stage, state: str) -> None:
 )
 def test_nothing_was_ever_closed(state, python, backend):
     play(3, never_closed, state, backend=backend, python=python).ended_well()
+
+
+def over_unseen(stage: Stage) -> None:
+    node = stage.node()
+    node._context.watchdog.stop()  # it looks once in a while
+    life, seen = node._context.life, []
+    life.at_end.append(lambda: seen.append("released"))
+    life.at_exit.add(lambda: report({"seen": seen}))
+    with contextlib.suppress(ZeroDivisionError), node:
+        stage.leave()
+
+
+def test_what_streams_wait_for_ends_with_the_process_too():
+    assert play(1, over_unseen).rank(0)["seen"] == ["released"]
 
 
 def finalized(stage: Stage, closes: bool) -> None:

@@ -1,5 +1,7 @@
 """A rank of another node dies, or does not come, while messages of NCCL wait for it."""
 
+import contextlib
+
 import pytest
 
 import mpishare
@@ -78,3 +80,35 @@ def test_the_others_go_on_by_the_deadline(call, is_killed):
     assert first.seconds < LIMIT_S, played.describe()
     assert "rank 1" in first.text or call in ("plan", "init"), played.describe()
     played.worked([0], "close", "gpu")
+
+
+def over_and_again(stage: Stage) -> None:
+    import os
+
+    import cupy
+
+    from mpishare.runtime import places
+
+    os.environ.update(NCCL_HOSTID=f"host{stage.rank}", NCCL_SOCKET_IFNAME="lo")
+    place = places.place
+    places.place = lambda: [*place(), stage.rank]
+    stage.quiet()
+    device, steps = stage.rank % cupy.cuda.runtime.getDeviceCount(), []
+    for _ in range(3):
+        node = mpishare.Node(stage.world, device=device, timeout_s=10.0)
+        u = cupy.zeros((64, 6))
+        with contextlib.suppress(ZeroDivisionError), node:
+            halo = stage.ring(node, u, axes=0)
+            assert "nccl" in halo.routes.values()
+            steps.append(mpishare.capture(node, lambda of=halo, u=u: of.exchange(u)))
+            for _ in range(4):
+                steps[-1]()
+            node.synchronize()
+            stage.world.Barrier()
+            stage.leave()
+        stage.raises(mpishare.ClosedError, steps[-1])
+
+
+def test_captured_steps_keep_no_communicator_of_a_node_that_is_over():
+    """While one ends no other can begin, and NCCL ends none that is in a graph."""
+    play(2, over_and_again, backend="cuda").ended()

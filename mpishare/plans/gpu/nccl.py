@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 from contextlib import contextmanager
-from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from mpishare.backends.driver import CudaGraph
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
     from mpishare.errors import PeerTimeout
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _EXIT_S = 5.0
 _CALL_S = 1.0
 """How long the end of a communicator waits for a call that is under way in it."""
-_ending: list[tuple[Thread, Collection[GraphCache]]] = []
+_ending: list[tuple[threading.Thread, Collection[GraphCache | CudaGraph]]] = []
 """Threads that end communicators, with graphs. No other call of NCCL may be made meanwhile."""
 
 
@@ -50,13 +51,18 @@ class NcclRanks:
         self._comms: list[Communicator] = []
         self._probe: Callable[[int], None] | None = None
         self._events: set[int] | None = None
-        self.graphs: WeakSet[GraphCache] = WeakSet()
-        """Those of plans. As long as there is one, the communicator does not end."""
-        self._calls = Lock()
+        self.graphs: WeakSet[GraphCache | CudaGraph] = WeakSet()
+        """Those that have messages. As long as there is one, the communicator does not end."""
+        self._calls = threading.Lock()
         """Held by what calls NCCL, which must not run beside the end of its communicator."""
         self._connected: set[int] = set()
         self._everyone = [rank for rank in range(comm.size) if rank != comm.rank]
         self._agreement = comm.context.agreement
+        self._over = threading.Event()
+        # Started now: a process that exits, and may have to end it then, cannot start a thread.
+        self._worker = threading.Thread(
+            target=self._abort_once_over, name="mpishare-nccl", daemon=True
+        )
 
         def begin() -> str:
             self._backend.make_current()
@@ -66,6 +72,8 @@ class NcclRanks:
         # What may fail on one rank alone comes before NCCL waits for all.
         name = comm.step(call, begin)[0]
         self._life.at_end.append(self.end)
+        self._life.at_exit.add(_join_ends)
+        self._worker.start()
         try:
             comm.step(call, lambda: self._make(comm, name, call))
         except BaseException:
@@ -84,14 +92,14 @@ class NcclRanks:
 
     @property
     def is_open(self) -> bool:
-        return bool(self._comms)
+        return not self._over.is_set()
 
     def _make(self, comm: PlanComm, name: str, call: str) -> None:
-        parent = Communicator.begin(comm.size, comm.rank, name)
-        self._comms.append(parent)
+        with self._in_use() as comms:
+            comms.append(Communicator.begin(comm.size, comm.rank, name))
         comm.wait_anywhere(call, lambda: self._everyone, self._is_ready, moves=False)
         with self._in_use() as comms:
-            comms.insert(0, parent.begin_child())
+            comms.insert(0, comms[0].begin_child())
         comm.wait_anywhere(call, lambda: self._everyone, self._is_ready, moves=False)
 
     @contextmanager
@@ -102,7 +110,7 @@ class NcclRanks:
             yield self._comms
 
     def _require_open(self) -> None:
-        if not self._comms:
+        if self._over.is_set():
             self._agreement.check()
             raise NcclError("the communicator of these ranks has ended")
 
@@ -157,7 +165,7 @@ class NcclRanks:
             except BaseException as error:
                 failed.append(error)
 
-        worker = Thread(target=begin, name="mpishare-nccl", daemon=True)
+        worker = threading.Thread(target=begin, name="mpishare-nccl", daemon=True)
 
         def is_done() -> bool:
             return not worker.is_alive() and (bool(failed) or backend.is_done(stream))
@@ -209,28 +217,24 @@ class NcclRanks:
         """Raise `NcclError` if NCCL has lost a rank, which it sees over a network. Any thread."""
         if self._calls.acquire(blocking=False):  # else it is asked again soon
             try:
-                for each in self._comms:
+                for each in self._comms if self.is_open else ():
                     each.is_ready()
             finally:
                 self._calls.release()
 
     def end(self) -> None:
         """Release the streams that wait in it, at once, and end it. Local, of any thread."""
-        comms, self._comms = self._comms, []  # the child first
+        if self.is_open:
+            _ending.append((self._worker, self.graphs))
+            self._over.set()
 
-        def abort() -> None:
-            # No call begins any more; one that NCCL holds up for good is ended by this.
-            if self._calls.acquire(timeout=_CALL_S):
-                self._calls.release()
-            for each in comms:
-                each.abort()
-
-        if comms:
-            worker = Thread(target=abort, name="mpishare-nccl", daemon=True)
-            _ending.append((worker, self.graphs))
-            atexit.unregister(_join_ends)
-            atexit.register(_join_ends)
-            worker.start()
+    def _abort_once_over(self) -> None:
+        self._over.wait()
+        # No call begins any more; one that NCCL holds up for good is ended by this.
+        if self._calls.acquire(timeout=_CALL_S):
+            self._calls.release()
+        for each in self._comms:  # the child first
+            each.abort()
 
     def close(self) -> None:
         """End it once nothing is under way in it. Local."""
@@ -291,13 +295,14 @@ def _await_ends(comm: PlanComm, call: str) -> None:
         )
 
 
+@atexit.register
 def _join_ends() -> None:
     """Let communicators end before CUDA does, unless graphs keep them."""
     poll(_have_ended, _EXIT_S)
 
 
 def _have_ended() -> bool:
-    """Whether all communicators have, once there are no graphs of plans any more.
+    """Whether all communicators have, once none of our graphs has their messages any more.
 
     Not for the threads that end them: this one may launch a graph.
     """

@@ -12,13 +12,13 @@ from mpishare.runtime.launch_order import LaunchOrder
 from mpishare.runtime.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.gpu.graphs import GraphCache
-    from mpishare.plans.gpu.nccl import NcclPeers
+    from mpishare.plans.gpu.nccl import NcclPeers, NcclRanks
     from mpishare.plans.gpu.staging import PlanBuffers
 
 
@@ -76,8 +76,8 @@ class CudaPlanEngine(PlanEngine):
         return [self._chain] if self._order is None else [self._chain, self._order.chain]
 
     @property
-    def events(self) -> Collection[int]:
-        return () if self._peers is None else self._peers.ranks.events()
+    def nccl(self) -> NcclRanks | None:
+        return None if self._peers is None else self._peers.ranks
 
     @property
     def abort(self) -> int:
