@@ -180,6 +180,29 @@ def test_reductions_are_folded_in_the_order_of_nodes(half, op):
 
 
 @TWO
+def test_large_sums_in_any_memory(half, cupy):
+    """Where NCCL maps memory in captures, also if one rank launches a graph and another calls."""
+    each = [values("f8", (40_001,), rank, 0) for rank in range(WORLD.size)]
+    right = folded("sum", [folded("sum", each[:HALF]), folded("sum", each[HALF:])])
+    mine = cupy.asarray(each[WORLD.rank])
+    plain = cupy.empty_like(mine)
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+        of_pool = cupy.empty_like(mine)
+    with mpishare.Allreduce(WORLD, plain, node=half) as total:
+        for turn in range(12):
+            x = of_pool if (turn + WORLD.rank) % 4 == 0 else plain
+            x[...] = mine
+            total.reduce(x)
+            assert on_host(x).tobytes() == right.tobytes()
+        for x in (of_pool, plain):
+            reduce = mpishare.capture(half, partial(total.reduce, x))
+            for _ in range(4):
+                x[...] = mine
+                reduce()
+                assert on_host(x).tobytes() == right.tobytes()
+
+
+@TWO
 def test_sums_and_dots_are_captured(half, cupy):
     x = cupy.full(1000, WORLD.rank + 1.0)
     out = cupy.zeros(())

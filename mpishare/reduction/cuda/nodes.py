@@ -3,7 +3,7 @@
 Every rank has the result of its own node, and gets those of the others: of small fields whole, of
 large ones a share, which it folds and sends to all. No rank does that for others, so none waits for
 the host, and the order of the nodes is that of the results, not of their arrival. Where that order
-makes no difference, and each rank is a node, NCCL itself combines a few elements.
+makes no difference, and each rank is a node, NCCL itself combines the elements.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.driver import InOrder, Step
+from mpishare.backends.driver import InOrder, Step, is_plain
 from mpishare.backends.nccl import ANY_NBYTES, combines
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
@@ -73,10 +73,7 @@ class NodesRoute:
     def _connect(self, name: str, group: Group, count: int) -> Reduction | None:
         """Return what combines so many elements; None if we do. Collective, host-blocking."""
         each, comm = group.operation, self._comm
-        is_small = 0 < count * each.dtype.itemsize <= ANY_NBYTES
-        if not is_small or len(self._nodes) < comm.size:
-            return None
-        if not combines(each.dtype, each.name, comm.size):
+        if len(self._nodes) < comm.size or not combines(each.dtype, each.name, comm.size):
             return None
         ranks = self.peers.ranks
         return ranks.connect_reduction(comm, name, each.dtype, each.name, count)
@@ -170,18 +167,27 @@ class NodesRoute:
     def _all_reduce(
         self, shape: Shape, field: Any, count: int, form: Form, group: Group, reduce: Reduction
     ) -> list[Enqueued]:
-        """Return the steps around NCCL's own: none of elements that follow each other."""
-        here = self._rows()[self._mine]
-        is_row = form == "ROW"
-        moved, place = (0, field) if is_row else (count, here)
-        pack = group.pack(shape, field, 0, moved, here, self._begin, form=form)
-        unpack = group.fold(shape, [here], field, 0, moved, self._end, form=form)
+        """Return the steps around NCCL's own: those that pack and unpack, or begin and end alone.
+
+        Elements that follow each other stay in the field, unless NCCL may map its memory in
+        captures: all ranks would have to capture, of such memory.
+        """
+        here, is_row = self._rows()[self._mine], form == "ROW"
+
+        def steps(moved: int, place: Any) -> InOrder:
+            pack = group.pack(shape, field, 0, moved, here, self._begin, form=form)
+            unpack = group.fold(shape, [here], field, 0, moved, self._end, form=form)
+            ends = (group.asides.of(each, is_aside=not moved) for each in (pack, unpack))
+            return InOrder([next(ends), Step(lambda to: reduce(_address(place), to)), *ends])
+
+        in_place, packed = steps(0, field), steps(count, here)
+        is_small = count * group.itemsize <= ANY_NBYTES
 
         def enqueue(stream: int) -> None:
-            reduce(getattr(place, "value", place), stream)
+            stays = is_row and (is_small or is_plain(_address(field)))
+            (in_place if stays else packed).enqueue(stream)
 
-        ends = (group.asides.of(each, is_aside=is_row) for each in (pack, unpack))
-        return [next(ends), Step(enqueue), *ends]
+        return [Step(enqueue)]
 
     def _rows(self) -> list[int]:
         """Return the addresses of the results of all nodes, in their order."""
@@ -211,3 +217,9 @@ class NodesRoute:
         block = self._blocks[node]
         begin, end = share.start * itemsize, share.stop * itemsize
         return block.address + begin, end - begin, peer
+
+
+def _address(place: Any) -> int:
+    """Return an address: a number, or what a call has written."""
+    found: int = getattr(place, "value", place)
+    return found
