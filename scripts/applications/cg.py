@@ -54,7 +54,7 @@ class Solver:
         self.total = mpishare.Allreduce(cart, local.rr, exact=args.exact, node=node)
         # In a loop of a graph nothing can be captured that needs the host, or waits of streams.
         routes = {route for each in cart.allgather(self.halo.routes) for route in each.values()}
-        self.is_captured = self.matrix is None and routes <= {"fused", "host"}
+        self.is_captured = self.matrix is None and routes <= {"fused", "host", "nccl"}
         # With exact sums as many iterations on hosts as on GPUs.
         self.per_look = 1 if local.xp is np and not args.exact else PER_LOOK
         at_most, flag = AT_MOST // self.per_look, local.done
