@@ -73,11 +73,11 @@ class NcclMessages:
     def _may_stay(self, addresses: tuple[int, ...]) -> bool:
         """Whether cells that need no packing may stay in the fields at these addresses.
 
-        NCCL copies those at odd ones byte by byte. Of memory that it maps in captures, both ends
+        NCCL copies many at odd ones byte by byte. Of memory that it maps in captures, both ends
         would have to be: at the other one the same cells may be packed.
         """
-        is_odd = any(address % ALIGN for address in addresses)
-        return not is_odd and all(is_plain(addresses[field]) for field in self._fields)
+        places = [addresses[field] for field in self._fields]
+        return all(place % ALIGN == 0 and is_plain(place) for place in places)
 
     def packed(self, *, may_stay: bool) -> tuple[list[Packed], list[Packed]]:
         """Return the parts to pack and to unpack, for fields whose cells may stay, or not."""
@@ -115,7 +115,7 @@ class NcclMessages:
         part = piece.parts[0]
         if not self._packs and piece.is_contiguous(self._layouts):
             offset = part.cells(self._layouts[part.field]).offset
-            if offset % ALIGN == 0:  # NCCL copies others byte by byte
+            if piece.nbytes <= ANY_NBYTES or offset % ALIGN == 0:
                 return part.field, offset
         return None, 0
 
