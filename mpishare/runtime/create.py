@@ -144,7 +144,8 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     agreement.step(call, context.suballocator.close)
     for ranks in list(context.plan_ranks.values()):
         ranks.close()
-    context.life.release(has_streams=False)
+    for communicator in context.nccl.values():
+        communicator.close()
     context.fd_server.close()
     _leave(agreement, context.watchdog, context.backend)
     shutdown.cancel()

@@ -37,6 +37,8 @@ _CALL_S = 1.0
 """How long the end of a communicator waits for a call that is under way in it."""
 _ending: list[tuple[threading.Thread, Collection[GraphCache | CudaGraph]]] = []
 """Threads that end communicators, with graphs. No other call of NCCL may be made meanwhile."""
+_kept: list[NcclRanks] = []
+"""Closed ones that graphs of the program may have: ended before others are made, not at exit."""
 
 
 class NcclRanks:
@@ -53,6 +55,7 @@ class NcclRanks:
         self._events: set[int] | None = None
         self.graphs: WeakSet[GraphCache | CudaGraph] = WeakSet()
         """Those that have messages. As long as there is one, the communicator does not end."""
+        self.is_in_foreign_graphs = False
         self._calls = threading.Lock()
         """Held by what calls NCCL, which must not run beside the end of its communicator."""
         self._connected: set[int] = set()
@@ -237,10 +240,17 @@ class NcclRanks:
             each.abort()
 
     def close(self) -> None:
-        """End it once nothing is under way in it. Local."""
+        """End it once nothing is under way in it. Local.
+
+        Later if graphs may have it that nobody else can destroy: a process that exits while NCCL
+        waits for that crashes.
+        """
         if self.end in self._life.at_end:
             self._life.at_end.remove(self.end)
-        self.end()
+        if self.is_in_foreign_graphs and self._life.failure is None:
+            _kept.append(self)
+        else:
+            self.end()
 
 
 class NcclPeers:
@@ -284,6 +294,8 @@ class NcclPeers:
 def _await_ends(comm: PlanComm, call: str) -> None:
     """Wait until the communicators of nodes that are over have ended."""
     agreement = comm.context.agreement
+    while _kept:
+        _kept.pop().end()
     if not poll(
         _have_ended,
         agreement.timeout_s / 2,  # the others wait for this rank meanwhile

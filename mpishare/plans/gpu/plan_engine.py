@@ -103,6 +103,8 @@ class CudaPlanEngine(PlanEngine):
         """Record a captured call: every replay makes it again."""
         captured_by = recording.current()
         if captured_by is None:
+            if self.nccl is not None:
+                self.nccl.is_in_foreign_graphs = True
             return
         if captured_by.is_loop and self._has_stream_waits:
             raise recording.NoLoopError(
