@@ -1,6 +1,7 @@
 """A rank of another node dies, or does not come, while messages of NCCL wait for it."""
 
 import contextlib
+import functools
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_the_others_go_on_by_the_deadline(call, is_killed):
     played.worked([0], "close", "gpu")
 
 
-def over_and_again(stage: Stage) -> None:
+def kept_graphs(stage: Stage, way: str) -> None:
     import os
 
     import cupy
@@ -93,22 +94,38 @@ def over_and_again(stage: Stage) -> None:
     place = places.place
     places.place = lambda: [*place(), stage.rank]
     stage.quiet()
-    device, steps = stage.rank % cupy.cuda.runtime.getDeviceCount(), []
-    for _ in range(3):
+    device = stage.rank % cupy.cuda.runtime.getDeviceCount()
+    global kept  # until the process ends
+    kept = []
+    for _ in range(3 if way == "steps" else 1):
         node = mpishare.Node(stage.world, device=device, timeout_s=10.0)
         u = cupy.zeros((64, 6))
-        with contextlib.suppress(ZeroDivisionError), node:
-            halo = stage.ring(node, u, axes=0)
-            assert "nccl" in halo.routes.values()
-            steps.append(mpishare.capture(node, lambda of=halo, u=u: of.exchange(u)))
-            for _ in range(4):
-                steps[-1]()
-            node.synchronize()
-            stage.world.Barrier()
-            stage.leave()
-        stage.raises(mpishare.ClosedError, steps[-1])
+        halo = stage.ring(node, u, axes=0)
+        assert "nccl" in halo.routes.values()
+        exchange = functools.partial(halo.exchange, u)
+        exchange()
+        if way == "steps":
+            kept.append(mpishare.capture(node, exchange))
+            for _ in range(3):
+                kept[-1]()
+        else:
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                stream.begin_capture()
+                exchange()
+                kept.append(stream.end_capture())
+                kept[-1].launch()
+        node.synchronize()
+        stage.world.Barrier()
+        if way == "steps":
+            with contextlib.suppress(ZeroDivisionError), node:
+                stage.leave()
+            stage.raises(mpishare.ClosedError, kept[-1])
+        else:
+            node.synchronize(stream)
+            node.close()
 
 
-def test_captured_steps_keep_no_communicator_of_a_node_that_is_over():
-    """While one ends no other can begin, and NCCL ends none that is in a graph."""
-    play(2, over_and_again, backend="cuda").ended()
+@pytest.mark.parametrize("way", ["steps", "graphs of its own"])
+def test_graphs_that_are_kept(way):
+    """NCCL ends no communicator that is in one: then no other begins, and an exit crashes."""
+    play(2, kept_graphs, way, backend="cuda").ended()
