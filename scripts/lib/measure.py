@@ -82,14 +82,13 @@ OF_HOSTS, OF_GPUS = (
     ("native", "plans/exchange/host", "reduction/host.py"),
     ("backends", "plans/gpu", "plans/exchange/cuda", "reduction/cuda"),
 )
-EXCHANGED, SUMMED = "halo1d ring calls", "allreduce cg halo3d setup"
+EVERYTHING = (
+    "halo1d allreduce halo3d ring cg setup calls --repeat 2 --against staged,float,ceilings,"
+    f"{LIBRARIES}"
+)
 SPREADS = "redistribute permuted allgather"
 RUNS = {
-    "mpi-gpus2": bench(2, f"{EXCHANGED} halo3d --repeat 2 --against {LIBRARIES}", 60, gpus=2),
-    "gpus2": bench(2, f"{EXCHANGED} --repeat 2 --against staged,{LIBRARIES}", 40, gpus=2),
-    "sums-gpus2": bench(
-        2, f"{SUMMED} --repeat 2 --against staged,float,ceilings,{LIBRARIES}", 50, gpus=2
-    ),
+    "gpus2": bench(2, EVERYTHING, 90, gpus=2),
     "applications-jacobi2d": program(2, "jacobi2d", "--compare --json", gpus=2),
     "applications-heat3d": program(2, "heat3d", "--compare --json", gpus=2),
     "applications-jacobi2d-graph": program(
@@ -100,32 +99,27 @@ RUNS = {
     ),
     "timeline-gpus2": program(2, "timeline", "", gpus=2),
     "onegpu-ranks4-mps": bench(
-        4, "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float", 22, gpus=1
+        4, "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float", 18, gpus=1
     ),
     "onegpu-ranks4": bench(
         4,
         "halo1d allreduce --max 16MiB --repeat 2 --iters 20 --against staged,float",
-        12,
+        10,
         gpus=1,
         in_turns=True,
     ),
-    "messages-gpus2": bench(2, "messages1d messages3d --repeat 1 --against mpi,nccl", 14, gpus=2),
+    "messages-gpus2": bench(2, "messages1d messages3d --repeat 1 --against mpi,nccl", 10, gpus=2),
     "redistribute-gpus2": bench(
-        2, f"{SPREADS} --max 64MiB --repeat 2 --against staged,{LIBRARIES}", 28, gpus=2
+        2, f"{SPREADS} --max 64MiB --repeat 2 --against staged,{LIBRARIES}", 22, gpus=2
     ),
-    "gpus4": bench(
-        4,
-        f"{EXCHANGED} {SUMMED} --repeat 2 --against staged,float,ceilings,{LIBRARIES}",
-        75,
-        gpus=4,
-    ),
+    "gpus4": bench(4, EVERYTHING, 90, gpus=4),
     "redistribute-gpus4": bench(
         4, f"{SPREADS} --max 512MiB --repeat 3 --against staged,{LIBRARIES}", 85, gpus=4
     ),
-    "rows-gpus2": bench(2, "rows --repeat 3 --against nccl,staged,ceilings", 13, gpus=2),
-    "fresh-gpus2": bench(2, "fresh", 10, gpus=2),
-    "jax-gpus2": bench(2, "jax", 30, gpus=2),
-    "kernels-gpus2": bench(2, "swap --against all", 60, gpus=2),
+    "rows-gpus2": bench(2, "rows --repeat 3 --against nccl,staged,ceilings", 10, gpus=2),
+    "fresh-gpus2": bench(2, "fresh", 8, gpus=2),
+    "jax-gpus2": bench(2, "jax", 12, gpus=2),
+    "kernels-gpus2": bench(2, "swap --against all", 22, gpus=2),
     **{
         f"steps-gpus{gpus}-{way or 'mpishare'}": program(
             gpus,
@@ -151,22 +145,22 @@ RUNS = {
             ranks, "halo3d halo1d fence --max 1MiB --repeat 4 --warmup 1", seconds, mpi=mpi
         )
         for name, mpi in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
-        for ranks, seconds in ((8, 9), (32, 14))
+        for ranks, seconds in ((8, 8), (32, 12))
     },
     **{
         f"redistribute-host-ranks{ranks}": bench(
-            ranks, "redistribute permuted --max 64MiB --repeat 3", 60, mpi="MPICH"
+            ranks, "redistribute permuted --max 64MiB --repeat 2", 14, mpi="MPICH"
         )
         for ranks in (8, 28)
     },
     **{
         f"rows-host-ranks{ranks}": bench(
-            ranks, "rows --repeat 3 --against sendrecv,alltoallv", 7, mpi="MPICH"
+            ranks, "rows --repeat 3 --against sendrecv,alltoallv", 5, mpi="MPICH"
         )
         for ranks in (2, 8)
     },
-    "fresh-host": bench(2, "fresh", 10, mpi="MPICH"),
-    "jax-host": bench(2, "jax", 30, mpi="MPICH"),
+    "fresh-host": bench(2, "fresh", 5, mpi="MPICH"),
+    "jax-host": bench(2, "jax", 10, mpi="MPICH"),
 }
 
 
