@@ -138,7 +138,7 @@ RUNS = {
             mpi="MPICH",
         )
         for ranks in (1, 2, 4, 8, 16, 32)
-        for way in ("", "persistent")
+        for way in ("", "pinned")
     },
     **{
         f"cpu32-{name}-ranks{ranks}": bench(

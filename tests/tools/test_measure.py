@@ -27,6 +27,15 @@ def test_the_bench_knows_the_cases_and_baselines_of_a_run(name: str) -> None:
     assert parse(words).cases
 
 
+@pytest.mark.parametrize(
+    "words", sorted({run.words for run in measure.RUNS.values() if "--json" in run.words})
+)
+def test_a_program_knows_the_words_of_a_run(words: str) -> None:
+    program, *options = words.split()
+    done = run_ranks(1, ROOT / program, args=[*options, "--help"])
+    assert done.returncode == 0, done.describe()
+
+
 def test_every_run_measures_files_that_are_there() -> None:
     for run in measure.RUNS.values():
         for place in run.measured:
