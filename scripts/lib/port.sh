@@ -1,5 +1,9 @@
 # shellcheck shell=bash
-# Sourced by scripts/ports: their command line, and the environment and tests of what is ported.
+# Sourced by scripts/ports: their command line, and the environment, tests and times of what is ported.
+
+# shellcheck source=scripts/lib/env.sh
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+export OMP_NUM_THREADS=1 PYTHONPATH=$root/docs/ports # the ranks share the cores; plug-ins
 
 # port_options OPTIONS ARGUMENTS...: sets `folder`, and where they are given `url` and `left_out`.
 # OPTIONS are those of the script.
@@ -49,4 +53,9 @@ use_fftw() {
 run_tests() {
   printf '== %s ranks, %s mpishare: %s\n' "$1" "$2" "${*:3}"
   mpirun -n "$1" python -m mpi4py "$root/scripts/ports/run_tests.py" "${0##*/}" "${@:2}"
+}
+
+# compare_times: compares bits and times of both ways on two ranks.
+compare_times() {
+  mpirun -n 2 python -W ignore -m mpi4py "$root/scripts/ports/${0##*/}_times.py"
 }

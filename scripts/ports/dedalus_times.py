@@ -4,11 +4,10 @@ mpirun -n 2 python -m mpi4py dedalus_times.py [ROUNDS]
 """
 
 import logging
-import sys
 
 import numpy as np
 from dedalus.tools.config import config
-from in_turns import comm, compare_bits, in_turns_us, print_head, print_line
+from in_turns import comm, compare, nothing, print_head
 
 config["transforms-fftw"]["PLANNING_RIGOR"] = "estimate"  # one plan, and so the same bits, in both
 
@@ -33,9 +32,8 @@ def use(name):
     distributor.TRANSPOSE_LIBRARY, distributor.TransposePlanner = name, PLANNERS[name]
 
 
-def transpose(name, shape, kinds, dtype):
+def transpose(shape, kinds, dtype):
     """Return a call that transposes fields there and back, and what they are in between."""
-    use(name)
     coords = d3.CartesianCoordinates(*"xyz"[: len(shape)])
     dist = d3.Distributor(coords, dtype=dtype)
     periodic = d3.RealFourier if dtype is float else d3.ComplexFourier
@@ -63,9 +61,8 @@ def transpose(name, shape, kinds, dtype):
     return there_and_back, found
 
 
-def convection(name, shape):
+def convection(shape):
     """Return a step of Rayleigh-Benard convection, and its buoyancy after five."""
-    use(name)
     coords = d3.CartesianCoordinates("x", "z")
     dist = d3.Distributor(coords, dtype=float)
     x = d3.RealFourier(coords["x"], shape[0], (0, 4), dealias=3 / 2)
@@ -102,23 +99,12 @@ def convection(name, shape):
     return lambda: solver.step(1e-3), [b["g"].copy()]
 
 
-def compare(what, make, *given):
-    """Print a line of a table, and return whether bits are the same."""
-    made = {name: make(name, *given) for name in PLANNERS}
-    bits = compare_bits(*[found for _, found in made.values()])
-    calls = {name: call for name, (call, _) in made.items()}
-    print_line(what, in_turns_us(calls, rounds), bits)
-    return bits == "the same"
-
-
 logging.disable(logging.INFO)
-rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-all_same = True
-print_head("Dedalus", PLANNERS)
+print_head("Dedalus", PLANNERS, "numpy", "dedalus")
 for extents in PLANES + CUBES:
     for kinds, dtype in FIELDS:
         name = f"{' x '.join(map(str, extents))} {dtype.__name__}, {' and '.join(kinds)}"
-        all_same &= compare(f"transposes there and back, {name}", transpose, extents, kinds, dtype)
+        compare(name, PLANNERS, transpose, extents, kinds, dtype, use=use, drain=nothing)
 for extents in PLANES[:2]:
-    all_same &= compare(f"step of {' x '.join(map(str, extents))}", convection, extents)
-sys.exit(not all_same)
+    name = f"step of {' x '.join(map(str, extents))}"
+    compare(name, PLANNERS, convection, extents, use=use, drain=nothing)

@@ -2,23 +2,28 @@
 
 mpirun -n 2 python -m mpi4py distdl_times.py [ROUNDS]
 
-On GPUs with USE_CUDA=1, as DistDL's tests: a rank on each, or under MPS.
+With Microsoft's fork of DistDL by the fork's own back end alone, as DISTDL_BACKEND_COMM and
+DISTDL_BACKEND_ARRAY name it: mpi and numpy, mpi and cupy, or nccl and cupy.
 """
 
 import itertools
-import os
-import sys
 
-import mpishare_distdl
+import in_turns
 import torch
-from distdl.backends.mpi.partition import MPIPartition
+from distdl import backends
 from distdl.nn import AllSumReduce, DistributedFeatureConv2d, HaloExchange, Repartition
 from distdl.utilities.slicing import compute_subshape
-from in_turns import comm, compare_bits, in_turns_us, nothing, print_head, print_line
+from in_turns import comm, node, on_gpu, print_head
 
-import mpishare
+if is_fork := hasattr(backends, "common"):
+    from distdl.backends.common.partition import MPIPartition
 
-WAYS = "messages", "mpishare"
+    WAYS = (backends.backend.__name__,)
+else:
+    import mpishare_distdl
+    from distdl.backends.mpi.partition import MPIPartition
+
+    WAYS = "messages", "mpishare"
 IMAGES = (1, 8, 64, 64), (8, 32, 128, 128), (8, 32, 256, 256)
 MATRICES = (64, 64), (512, 512), (2048, 2048)
 BATCHES = (64, 16, 64, 64), (64, 64, 64, 64)
@@ -27,7 +32,8 @@ SUMS = 1, 10_000, 1_000_000
 
 def use(way):
     """Let layers go by messages, or by mpishare."""
-    mpishare_distdl.use(node if way == "mpishare" else None)
+    if not is_fork:
+        mpishare_distdl.use(node() if way == "mpishare" else None)
 
 
 def partition(*parts):
@@ -76,20 +82,20 @@ def random(shape):
 
 def compare(what, make, *given):
     """Compare a layer and its adjoint."""
-    forward, adjoint, found = {}, {}, {}
-    for way in WAYS:
-        use(way)
+
+    def forward():
         layer, x = make(*given)
-        x.requires_grad = True
-        y = layer(x.clone())
+        return without_gradients(*make(*given)), [layer(x)]
+
+    def adjoint():
+        layer, x = make(*given)
+        y = layer(x.requires_grad_().clone())
+        call = lambda: torch.autograd.grad(y, x, dy, retain_graph=True)  # noqa: E731
         dy = random(y.shape)
-        (dx,) = torch.autograd.grad(y, x, dy.clone(), retain_graph=True)
-        found[way] = on_host(y), on_host(dx)
-        forward[way] = without_gradients(*make(*given))
-        adjoint[way] = lambda y=y, x=x, dy=dy: torch.autograd.grad(y, x, dy, retain_graph=True)
-    for at, (name, calls) in enumerate([(what, forward), (f"{what}, adjoint", adjoint)]):
-        bits = compare_bits(*[[found[way][at]] for way in WAYS])
-        print_line(name, in_turns_us(calls, rounds, drain, use), bits)
+        return call, torch.autograd.grad(y, x, dy.clone(), retain_graph=True)
+
+    in_turns.compare(what, WAYS, forward, use=use)
+    in_turns.compare(f"{what}, adjoint", WAYS, adjoint, use=use)
 
 
 def without_gradients(layer, x):
@@ -103,11 +109,6 @@ def without_gradients(layer, x):
             layer(x)
 
     return call
-
-
-def on_host(tensor):
-    """Return an array of NumPy."""
-    return tensor.detach().cpu().numpy()
 
 
 def step(shape):
@@ -132,17 +133,7 @@ def step(shape):
 
     for _ in range(3):
         call()
-    return call, [on_host(each).copy() for each in weights]
-
-
-def compare_steps(shape):
-    """Compare steps of training."""
-    calls, found = {}, {}
-    for way in WAYS:
-        use(way)
-        calls[way], found[way] = step(shape)
-    bits = compare_bits(*found.values())
-    print_line(f"training step, {named(shape)}", in_turns_us(calls, rounds, drain, use), bits)
+    return call, [each.detach().clone() for each in weights]
 
 
 def named(shape):
@@ -150,14 +141,8 @@ def named(shape):
     return " x ".join(map(str, shape))
 
 
-rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-on_gpu = "USE_CUDA" in os.environ
-node = mpishare.Node(backend="cuda" if on_gpu else "host")
-device = torch.device(f"cuda:{node.device.ordinal}" if on_gpu else "cpu")
-if on_gpu:
-    torch.cuda.set_device(device)
-drain = torch.cuda.synchronize if on_gpu else nothing
-print_head("DistDL on GPUs" if on_gpu else "DistDL", WAYS)
+device = torch.device(f"cuda:{node().device.ordinal}" if on_gpu() else "cpu")
+print_head("DistDL", WAYS, "torch")
 for shape in IMAGES:
     compare(f"halo of {named(shape)}", halo, shape)
 for shape in MATRICES + BATCHES:
@@ -165,4 +150,4 @@ for shape in MATRICES + BATCHES:
 for count in SUMS:
     compare(f"sum of {count}", all_sum, count)
 for shape in IMAGES[:2]:
-    compare_steps(shape)
+    in_turns.compare(f"training step, {named(shape)}", WAYS, step, shape, use=use)

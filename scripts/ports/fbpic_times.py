@@ -11,12 +11,13 @@ import argparse
 import functools
 import time
 
+import in_turns
 import numpy as np
 import pyfftw
 from fbpic.boundaries.boundary_communicator import BufferHandler
 from fbpic.main import Simulation
 from fbpic.utils.cuda import GpuMemoryManager, cuda_installed
-from in_turns import comm, compare_bits, nothing, print_head, print_line, slowest_us
+from in_turns import comm, compare_bits, nothing, on_host, print_head, print_line, slowest_us
 from mpi4py import MPI
 
 if cuda_installed:
@@ -60,10 +61,6 @@ class Case:
         """Let the exchanges go by messages, or by mpishare."""
         self.of.mpishare_exchange = self.exchanges[way]
 
-    def host(self, array):
-        """Return an array in host memory."""
-        return array.get() if self.on_gpu else array
-
     def fields(self, kind):
         """Return the names and the objects of all fields of a kind."""
         names = ["rho"] if kind == "rho" else [kind + axis for axis in "rtz"]
@@ -89,7 +86,7 @@ def compare_fields(case, kind, rounds, calls=10):
                 times[way].append(slowest_us(exchange, calls, case.drain))
             else:
                 exchange()
-                found[way] = [case.host(getattr(*each)).copy() for each in fields]
+                found[way] = [on_host(getattr(*each)) for each in fields]
     nbytes = (1 + (method == "add")) * case.of.n_guard * start[0][0].nbytes * len(fields)
     name = f"`exchange_fields` {kind} {method}, {nbytes / 1e6:.2g} MB a side"
     print_line(name, times, compare_bits(*found.values()))
@@ -118,7 +115,7 @@ def compare_particles(case, rounds, cells):
             if turn >= 3:  # first ones compile, and make slots that are large enough
                 times[way].append(lasted)
             if turn in {0, rounds + 2}:
-                found[way] += [case.host(getattr(species, name)).copy() for name in PARTICLES]
+                found[way] += [on_host(getattr(species, name)) for name in PARTICLES]
             if case.on_gpu:  # as FBPIC does after each
                 cupy.get_default_memory_pool().free_all_blocks()
     swap = case.exchanges["mpishare"].get_swap(species)
@@ -153,8 +150,8 @@ def compare_steps(cases, rounds):
             if turn:
                 times[way].append(lasted)
     all_of = {
-        way: [case.host(getattr(case.species, name)) for name in PARTICLES]
-        + [case.host(getattr(*each)) for kind in FIELDS for each in case.fields(kind)]
+        way: [on_host(getattr(case.species, name)) for name in PARTICLES]
+        + [on_host(getattr(*each)) for kind in FIELDS for each in case.fields(kind)]
         for way, case in cases.items()
     }
     bits = compare_bits(*all_of.values())  # on GPUs charges are added by atomics, in any order
@@ -165,9 +162,9 @@ def compare(given):
     """Print the table of a size."""
     cases = {way: Case(given) for way in WAYS}
     case = cases["messages"]
-    place = ", on GPUs" if case.on_gpu else ""
     size = f"{given.nz} x {given.nr} cells, {given.modes} modes, {case.of.n_guard} guard cells"
-    print_head(size + place, WAYS)
+    title = f"FBPIC{' on GPUs' if case.on_gpu else ''}, {size}"
+    print_head(title, WAYS, "numpy", "numba", "pyfftw")
     compare_steps(cases, given.rounds)
     with GpuMemoryManager(case.sim):
         for kind in FIELDS:
@@ -186,6 +183,7 @@ def main():
     parser.add_argument("--order", type=int, default=16, help="of the solver: sets the guard cells")
     parser.add_argument("--rounds", type=int, default=11)
     given = parser.parse_args()
+    in_turns.rounds = given.rounds
     for size in zip(given.nz, given.nr, strict=True):
         given.nz, given.nr = size
         compare(given)

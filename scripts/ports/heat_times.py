@@ -3,15 +3,12 @@
 mpirun -n 2 python -m mpi4py heat_times.py [ROUNDS]
 """
 
-import sys
-
 import heat as ht
+import in_turns
 import mpishare_heat
 import torch
-from in_turns import comm, compare_bits, in_turns_us, print_head, print_line
+from in_turns import comm, node, on_gpu
 from mpi4py import MPI
-
-import mpishare
 
 WAYS = "messages", "mpishare"
 SQUARES = 64, 512, 2048
@@ -20,18 +17,12 @@ COUNTS = 1, 50_000, 1_000_000
 
 def use(way):
     """Let Heat's calls go by messages, or by mpishare, with plans at the first call."""
-    mpishare_heat.use(node if way == "mpishare" else None, after=0)
+    mpishare_heat.use(node() if way == "mpishare" else None, after=0)
 
 
 def compare(what, call):
     """Print a line for a call, which returns tensors."""
-    found = []
-    for way in WAYS:
-        use(way)
-        found.append([tensor.numpy().copy() for tensor in call()])
-    print_line(
-        what, in_turns_us(dict.fromkeys(WAYS, call), rounds, switch=use), compare_bits(*found)
-    )
+    in_turns.compare(what, WAYS, lambda: (call, call()), use=use)
 
 
 def compare_resplits(shape, source, targets):
@@ -55,8 +46,8 @@ def compare_halos(shape, split, width):
 
 def compare_calls(count):
     """Compare a sum, a broadcast and a gather of some numbers of each rank."""
-    given = torch.rand(count, generator=torch.Generator().manual_seed(comm.rank))
-    summed, all_of = torch.empty(count), torch.empty(count * comm.size)
+    given = torch.rand(count, generator=torch.Generator().manual_seed(comm.rank)).to(device)
+    summed, all_of = (torch.empty(n, device=device) for n in (count, count * comm.size))
     counts, starts = [count] * comm.size, [count * rank for rank in range(comm.size)]
 
     def allreduce():
@@ -91,10 +82,11 @@ def compare_steps():
     compare("`KMeans` of 20000 x 8, 10 steps", cluster)
 
 
-rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-node = mpishare.Node(backend="host")
+if on_gpu():
+    ht.use_device("gpu")
+device = ht.get_device().torch_device
 ht.random.seed(1)
-print_head("Heat", WAYS)
+in_turns.print_head("Heat", WAYS, "heat", "torch")
 for extent in SQUARES:
     compare_resplits((extent, extent), 0, (1, None))
     compare_resplits((extent, extent), 1, (0, None))

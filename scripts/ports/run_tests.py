@@ -36,7 +36,8 @@ def use_heat():
 
     import mpishare
 
-    mpishare_heat.LEAST_SUM = mpishare_heat.LEAST_BCAST = 0
+    mpishare_heat.LEAST = mpishare_heat.LEAST_GATHER = 0
+    mpishare_heat.FEW.clear()
     if os.environ.get("HEAT_TEST_USE_DEVICE") == "gpu":
         node = mpishare.Node(backend="cuda", device=ht.gpu.device_id)
     else:
@@ -50,7 +51,7 @@ def use_mpi4py_fft():
 
     import mpishare
 
-    mpishare_fft.use(mpishare.Node(backend="host"))
+    mpishare_fft.use(mpishare.Node(backend="host"), after=0)
 
 
 def use_quatrex():
@@ -60,6 +61,8 @@ def use_quatrex():
     from qttools.comm import comm
 
     import mpishare
+
+    mpishare_quatrex.FEW = mpishare_quatrex.PAIR = 0
 
     def configure(block_comm_size, block_comm_config, stack_comm_config, override=False):
         """Configure with "mpishare" for each collective that would go by MPI."""
