@@ -11,16 +11,20 @@ PLANS = MPI.Comm.Create_keyval()
 messages = pencil.Transfer
 
 
-def use(node):
-    """Let transfers made from now on move arrays in the memory of `node`; None: messages."""
+def use(node, after=8):
+    """Let transfers made from now on move arrays in the memory of `node`; None: messages.
+
+    A plan takes milliseconds to make: in host memory that many moves of a kind are messages first.
+    """
     Transfer.node = node
+    Transfer.after = after if node and node.backend == "host" else 0
     pencil.Transfer = messages if node is None else Transfer
 
 
 class Transfer(messages):
     """A `Transfer` of arrays of NumPy on a node of the host, of CuPy's on one with GPUs."""
 
-    node = None
+    node, after = None, 0
 
     def __init__(self, comm, shape, dtype, subshape_a, axis_a, subshape_b, axis_b):
         super().__init__(comm, shape, dtype, subshape_a, axis_a, subshape_b, axis_b)
@@ -37,21 +41,26 @@ class Transfer(messages):
 
     def _move(self, way, given, out):
         is_host = isinstance(given, np.ndarray)
-        if self.dtype.itemsize > 16 or is_host != (self.node.backend == "host"):
+        is_movable = self.dtype.itemsize <= 16 and is_host == (self.node.backend == "host")
+        plan = self._plan() if is_movable else None
+        if plan is None:
             getattr(super(), way)(given, out)
-            return
-        if is_host:  # a `DistArray` is a subclass, and costs mpishare a closer look
-            getattr(self._plan(), way)(np.asarray(given), np.asarray(out))
+        elif is_host:  # a `DistArray` is a subclass, and costs mpishare a closer look
+            getattr(plan, way)(np.asarray(given), np.asarray(out))
         else:
-            getattr(self._plan(), way)(given, out)
+            getattr(plan, way)(given, out)
 
     def _plan(self):
+        """Return the plan; None for the first calls, of which all ranks make as many."""
         plans = self.comm.Get_attr(PLANS)
         if plans is None:
             self.comm.Set_attr(PLANS, plans := {})
-        if self._key not in plans:
-            cut = self.axisB, self.axisA
-            plans[self._key] = mpishare.Redistribute(
-                self.comm, self.shape, *cut, self.dtype, node=self.node
-            )
-        return plans[self._key]
+        plan = plans.get(self._key, self.after)  # or how many calls are still messages
+        if isinstance(plan, int):
+            plan = plan - 1 if plan else self._make()
+            plans[self._key] = plan
+        return None if isinstance(plan, int) else plan
+
+    def _make(self):
+        cut = self.axisB, self.axisA
+        return mpishare.Redistribute(self.comm, self.shape, *cut, self.dtype, node=self.node)

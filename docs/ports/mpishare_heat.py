@@ -11,8 +11,8 @@ import mpishare
 PLANS = MPI.Comm.Create_keyval()  #: the plans of a communicator, kept with it
 MOST_PLANS = 64  #: per communicator; the one that was not used for longest is dropped
 
-#: Bytes, in host memory: smaller sums are faster by messages, and so are broadcasts of a few ranks.
-LEAST_SUM, LEAST_BCAST, FEW = 1 << 15, 1 << 25, 7
+#: In host memory messages are faster for fewer bytes, and for all calls of so few ranks.
+LEAST, LEAST_GATHER, FEW = 1 << 15, 1 << 12, {"Bcast": 7, "Allreduce": 2}
 
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 REALS = INTEGERS | {torch.float32, torch.float64}
@@ -34,7 +34,8 @@ def use(node, after=1):
     global in_use, calls_before
     in_use, calls_before = node, after
     for owner, name, by_plan, by_messages in hooks:
-        setattr(owner, name, by_messages if node is None else by_plan)
+        is_slow = node is None or (node.backend == "host" and node.size <= FEW.get(name, 0))
+        setattr(owner, name, by_messages if is_slow else by_plan)
 
 
 def replaces(owner, name):
@@ -91,6 +92,16 @@ def put(elements, tensor):
     return tensor if is_view else tensor.copy_(elements.view(tensor.shape))
 
 
+def views(*tensors):
+    """Return arrays for a message, found faster than by Heat; None where there are gaps."""
+    arrays = []
+    for each in tensors:
+        if each.dtype not in REALS or not each.is_contiguous():
+            return None
+        arrays.append(each.numpy(force=True))
+    return arrays
+
+
 def reduction(comm, dtype, count, op):
     """Make the plan of a reduction."""
     return mpishare.Allreduce(comm, mpishare.Layout(count, dtype), op, node=in_use)
@@ -103,12 +114,14 @@ def allreduce(comm, sendbuf, recvbuf, op=MPI.SUM):
     is_own = given is MPI.IN_PLACE
     if not isinstance(into, torch.Tensor) or not (is_own or isinstance(given, torch.Tensor)):
         return None
-    if into.nbytes < LEAST_SUM and not into.is_cuda:
+    if not is_own and (given.dtype, given.numel()) != (into.dtype, into.numel()):
         return None
+    if into.nbytes < LEAST and not into.is_cuda:
+        if arrays := None if is_own else views(given, into):
+            comm.handle.Allreduce(*arrays, op)
+        return arrays and into
     name, dtypes = OPERATIONS.get(op.handle, ("", ()))
     if into.dtype not in dtypes:
-        return None
-    if not is_own and (given.dtype, given.numel()) != (into.dtype, into.numel()):
         return None
     plan = plan_of(comm, into, reduction, into.numel(), name)
     if plan is None:
@@ -135,7 +148,7 @@ def bcast(comm, buf, root=0):
     into = local(buf)
     if not isinstance(into, torch.Tensor) or not into.nbytes:
         return None
-    if into.nbytes < (LEAST_BCAST if comm.size <= FEW else LEAST_SUM) and not into.is_cuda:
+    if into.nbytes < LEAST and not into.is_cuda:
         return None
     plan = plan_of(comm, into, broadcast, into.numel(), root)
     if plan is None:
@@ -169,6 +182,12 @@ def allgatherv(comm, sendbuf, recvbuf, recv_axis=0):
     shape, ends = tuple(into.shape), list(accumulate(counts))
     if given.dtype != into.dtype or starts != [0, *ends[:-1]] or ends[-1] != shape[recv_axis]:
         return None
+    if into.nbytes < LEAST_GATHER and not into.is_cuda:
+        row = 0 if recv_axis else into.numel() // shape[0]
+        if arrays := views(given, into) if row else None:
+            where = tuple([n * row for n in each] for each in (counts, starts))
+            comm.handle.Allgatherv(arrays[0], (arrays[1], where))
+        return arrays and into
     plan = plan_of(comm, into, cut, shape, recv_axis, tuple(counts), None)
     if plan is None:
         return None

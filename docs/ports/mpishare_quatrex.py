@@ -10,6 +10,8 @@ import mpishare
 
 COLLECTIVES = "all_to_all", "all_gather", "all_reduce", "bcast"
 MOST_PLANS = 64  #: per communicator; the one that was not used for longest is dropped
+#: In host memory messages are as fast for broadcasts of so many ranks, and long sums of so many.
+FEW, PAIR, LONG = 7, 2, 1 << 20
 
 backends = importlib.import_module("qttools.comm.comm")  # its package has an object of that name
 messages, dtranspose_by_messages = backends._SubCommunicator, DSDBSparse.dtranspose
@@ -44,6 +46,12 @@ class SubCommunicator(messages):
         is_ours = (backend or self._config[name]) == "mpishare"
         return is_ours and not self._group_start_called
 
+    def by_messages(self, name, backend, most):
+        """Return QuaTrEx's back end where a call goes by it, as all of up to `most` ranks."""
+        if not self.goes_by_plan(name, backend):
+            return backend or self._config[name]
+        return "device_mpi" if self.node.backend == "host" and self.size <= most else None
+
     def plan(self, make, *key):
         """Return the plan for a key that is the same on all ranks, as were the calls before."""
         of = make, *key
@@ -76,8 +84,9 @@ class SubCommunicator(messages):
 
     def all_reduce(self, sendbuf, recvbuf, op="sum", backend=None):
         """Reduce where the result is to be."""
-        if not self.goes_by_plan("all_reduce", backend):
-            super().all_reduce(sendbuf, recvbuf, op, backend)
+        most = PAIR if recvbuf.nbytes > LONG else 0
+        if by := self.by_messages("all_reduce", backend, most):
+            super().all_reduce(sendbuf, recvbuf, op, by)
             return
         elements = flat(recvbuf)
         if sendbuf is not recvbuf:
@@ -86,8 +95,8 @@ class SubCommunicator(messages):
 
     def bcast(self, sendrecvbuf, root=0, backend=None):
         """Move the root's elements to all others."""
-        if not self.goes_by_plan("bcast", backend):
-            super().bcast(sendrecvbuf, root, backend)
+        if by := self.by_messages("bcast", backend, FEW):
+            super().bcast(sendrecvbuf, root, by)
             return
         elements, nothing = flat(sendrecvbuf), xp.empty(0, sendrecvbuf.dtype)
         plan = self.plan(broadcast, elements.size, elements.dtype.name, root)

@@ -174,9 +174,9 @@ def test_the_patch_of_fbpic_is_as_long_as_the_page_says() -> None:
 @pytest.mark.parametrize(
     ("plug_in", "page", "most"),
     [
-        (PLUG_IN, "mpi4py_fft.md", 60),
-        (HEAT, "heat.md", 230),
-        (QUATREX, "quatrex.md", 150),
+        (PLUG_IN, "mpi4py_fft.md", 70),
+        (HEAT, "heat.md", 250),
+        (QUATREX, "quatrex.md", 160),
         (DISTDL, "distdl.md", 180),
     ],
 )
