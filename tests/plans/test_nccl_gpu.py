@@ -119,6 +119,17 @@ def test_fields_of_many_kinds(half):
 
 
 @TWO
+def test_strided_faces_of_a_field_at_an_odd_address(half):
+    """They are packed in units that the address allows."""
+    field = half.xp.full(1 + 3 * 6 * 8, float(WORLD.rank))[1:].reshape(3, 6, 8)
+    before, after = ((WORLD.rank + step) % WORLD.size for step in (-1, 1))
+    with ring(half, [field], comm=WORLD, axes=1) as halo:
+        halo.exchange(field)
+        assert (field[:, 0] == before).all()
+        assert (field[:, -1] == after).all()
+
+
+@TWO
 @pytest.mark.parametrize("shapes", [[(6, 0)], [(6, 0), (6, 3)]])
 def test_fields_without_cells(half, shapes):
     """Alone, or beside others; in both directions."""

@@ -71,13 +71,13 @@ class NcclMessages:
         self.nbytes = sum(block.nbytes for block in self._blocks)
 
     def _may_stay(self, addresses: tuple[int, ...]) -> bool:
-        """Whether cells that need no packing may stay in the fields at these addresses.
+        """Whether fields are aligned, and cells that need no packing may stay in them.
 
-        NCCL copies many at odd ones byte by byte. Of memory that it maps in captures, both ends
-        would have to be: at the other one the same cells may be packed.
+        Of memory that NCCL maps in captures, both ends would have to be: at the other one the same
+        cells may be packed.
         """
-        places = [addresses[field] for field in self._fields]
-        return all(place % ALIGN == 0 and is_plain(place) for place in places)
+        is_odd = any(address % ALIGN for address in addresses)
+        return not is_odd and all(is_plain(addresses[field]) for field in self._fields)
 
     def packed(self, *, may_stay: bool) -> tuple[list[Packed], list[Packed]]:
         """Return the parts to pack and to unpack, for fields whose cells may stay, or not."""
@@ -115,6 +115,7 @@ class NcclMessages:
         part = piece.parts[0]
         if not self._packs and piece.is_contiguous(self._layouts):
             offset = part.cells(self._layouts[part.field]).offset
+            # NCCL copies others byte by byte: of a few bytes that is faster than to pack them.
             if piece.nbytes <= ANY_NBYTES or offset % ALIGN == 0:
                 return part.field, offset
         return None, 0
