@@ -10,6 +10,7 @@ the node is a file of its own, which the owner forgets with that process.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
@@ -112,8 +113,10 @@ class BlockTable:
     def add_row(self, holder: Any) -> int:
         """Return the descriptor of the row of a process outside the node, open until it is gone."""
         if holder not in self._outside:
-            fd = os.memfd_create("mpishare", os.MFD_CLOEXEC)
+            fd = os.memfd_create("mpishare", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, _ROW_NBYTES)
+            # Else that process could cut it, and the owner's next look at it would be SIGBUS.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             row = SharedMemory(fd, _ROW_NBYTES)
             self._outside[holder] = row, memoryview(row.buffer).cast("Q")
         return self._outside[holder][0].fd

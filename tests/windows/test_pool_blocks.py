@@ -166,6 +166,18 @@ def test_the_table_announces_before_it_looks():
     assert not owner.is_held(slot)
 
 
+def test_a_process_outside_cannot_cut_the_row_that_the_owner_reads():
+    words = shared.create(BlockTable.nbytes_for(1), is_sparse=True)
+    owner = BlockTable(words, 0, lambda: None)
+    row = owner.add_row("opener")
+    with pytest.raises(PermissionError):
+        os.ftruncate(row, 0)
+    slot, _ = owner.begin()
+    assert not owner.is_held(slot)  # else SIGBUS
+    owner.remove_row("opener")
+    owner.close()
+
+
 def test_pages_are_reserved_before_they_are_touched():
     memory = HostBackend().create_pool(8 << 20)
     fd = memory.export()
