@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -89,6 +89,8 @@ class NcclRanks:
         kept, key = comm.context.nccl, comm.ranks
         # Ranks on other nodes may have closed theirs, and made new ones.
         if not all(comm.step(call, lambda: key in kept and kept[key].is_open)):
+            if key in kept:
+                kept.pop(key).close()
             kept[key] = cls(comm, call)
         made: NcclRanks = kept[key]
         return made
@@ -245,7 +247,7 @@ class NcclRanks:
         Later if graphs may have it that nobody else can destroy: a process that exits while NCCL
         waits for that crashes.
         """
-        if self.end in self._life.at_end:
+        with suppress(ValueError):  # the watchdog has it
             self._life.at_end.remove(self.end)
         if self.is_in_foreign_graphs and self._life.failure is None:
             _kept.append(self)
@@ -318,8 +320,10 @@ def _have_ended() -> bool:
 
     Not for the threads that end them: this one may launch a graph.
     """
-    _ending[:] = [each for each in _ending if each[0].is_alive()]
-    for _, caches in _ending:
+    for each in [*_ending]:  # the watchdog may add one meanwhile
+        worker, caches = each
         for graphs in [*caches]:
             graphs.close()
+        if not worker.is_alive():
+            _ending.remove(each)
     return not _ending
