@@ -10,7 +10,6 @@ from tables import table, us
 WAYS = {
     None: "mpishare",
     "pinned": "staged through pinned memory",
-    "persistent": "persistent requests of MPI",
 }
 #: The runs of a place begin with its name.
 PLACES = {
