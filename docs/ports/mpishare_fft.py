@@ -51,7 +51,7 @@ class Transfer(messages):
             getattr(plan, way)(given, out)
 
     def _plan(self):
-        """Return the plan; None for the first calls, of which all ranks make as many."""
+        """Return the plan, the same on all ranks; None for the first calls."""
         plans = self.comm.Get_attr(PLANS)
         if plans is None:
             self.comm.Set_attr(PLANS, plans := {})
