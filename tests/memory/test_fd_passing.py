@@ -23,6 +23,9 @@ from tests.helpers.planted import needs_two_users
 from tests.helpers.viewer import Viewer
 
 NAME = "test"
+# An address that was given back is free for everybody: scenes that run beside these tests have
+# another user who takes them all.
+GONE = "nobody answers|a process of another user"
 
 
 def client_of(endpoint, timeout_s=5.0):
@@ -70,7 +73,7 @@ def test_a_file_is_offered_until_it_is_withdrawn(server, file):
         fetch_fd(0, tokens[0], 5.0)
     os.close(fetch_fd(0, tokens[1], 5.0))
     server.withdraw(tokens[1])
-    with pytest.raises(HandleError, match="nobody answers"):
+    with pytest.raises(HandleError, match=GONE):
         fetch_fd(0, tokens[1], 5.0)
 
 
@@ -108,7 +111,7 @@ def test_each_endpoint_has_an_address_of_its_own(server):
         with client_of(endpoint) as client:
             assert client.ask({}) == ({"n": n}, [])
         endpoint.shut()
-        with pytest.raises(HandleError, match="nobody answers for test"):
+        with pytest.raises(HandleError, match=GONE):
             client_of(endpoint)
     assert endpoints[0].address != endpoints[1].address
 
@@ -259,7 +262,7 @@ def test_the_end_of_leases_is_awaited_for_so_long(endpoint):
         assert endpoint.leases("maps") == [os.getpid()]
         assert endpoint.end_leases(0.05, "maps") == [os.getpid()]
         assert client.is_over()
-        with pytest.raises(HandleError, match="nobody answers"):
+        with pytest.raises(HandleError, match=GONE):
             client_of(endpoint)
         # Else it would map memory whose owner no longer counts who does.
         with pytest.raises(HandleError, match="ended the connection"):
@@ -359,7 +362,7 @@ def test_a_forked_child_keeps_no_endpoint_open(fork, endpoint):
         fork(lambda: None)
         endpoint.shut()
         assert within(5, client.is_over)
-    with pytest.raises(HandleError, match="nobody answers"):
+    with pytest.raises(HandleError, match=GONE):
         client_of(endpoint, 0.5)
 
 
