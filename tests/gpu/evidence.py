@@ -13,7 +13,6 @@ import collections
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -78,17 +77,17 @@ def verdict(run: Run) -> str:
 
 
 def gpus() -> tuple[list[str], str]:
-    """Name and UUID of each GPU that CUDA_VISIBLE_DEVICES leaves, and the driver's version."""
+    """Name and UUID of each GPU that programs see here, and the driver's version.
+
+    CUDA tells which: behind an MPS daemon CUDA_VISIBLE_DEVICES counts the GPUs of the daemon.
+    """
+    from mpishare.backends.driver import visible_uuids
+
     query = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=True)
     rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
-    visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    found = [
-        f"{name} {uuid}"
-        for number, (name, uuid, _) in enumerate(rows)
-        if not visible or any(word == str(number) or uuid.startswith(word) for word in visible)
-    ]
-    return found, rows[0][2]
+    names = {uuid: name for name, uuid, _ in rows}
+    return [f"{names[uuid]} {uuid}" for uuid in visible_uuids()], rows[0][2]
 
 
 def versions() -> dict[str, str]:
