@@ -110,19 +110,6 @@ def test_wrong_device_on_one_rank(node):
     fails_on(node.comm, [odd], ValueError, lambda: Node(device=device), "device=99")
 
 
-def test_arrays_are_on_my_device(node, cupy):
-    win = node.allocate_each((3, 4), "f4", fill=node.rank)
-    for rank in range(node.size):
-        array = win.segment(rank)
-        assert type(array) is cupy.ndarray
-        assert array.device.id == array.data.device_id == node.device.ordinal
-        described = array.__cuda_array_interface__
-        assert described["data"] == (array.data.ptr, False)
-        assert (described["shape"], described["typestr"]) == ((3, 4), "<f4")
-        assert float((array * 2).sum()) == 24 * rank
-    win.fence()
-
-
 def test_memory_is_plain_and_outside_of_the_pool(node, cupy):
     pool = cupy.get_default_memory_pool()
     node.barrier()
@@ -150,27 +137,6 @@ def test_dtype_that_cupy_has_not(node, dtype):
     with pytest.raises(UnsupportedError if node.is_leader else PeerError):
         node.share(source)
     assert node.allocate(2, fill=1).array.tolist() == [1, 1]
-
-
-def test_segments_are_reached_by_kernels_and_by_copies(node, cupy):
-    """Each rank stores into each segment: by a kernel, an array operation, and a copy."""
-    kernel = cupy.RawKernel(
-        'extern "C" __global__ void put(long long* to, long long value) { *to = value; }', "put"
-    )
-    win = node.allocate_each((3, node.size), "i8", fill=-1)
-    mark = 1000 * node.rank
-    source = cupy.full(1, mark + 2)
-    win.fence()
-    for rank in range(node.size):
-        theirs = win.segment(rank)
-        kernel((1,), (1,), (theirs[0, node.rank :], cupy.int64(mark)))
-        theirs[1, node.rank] = mark + 1
-        theirs[2, node.rank :].data.copy_from_device_async(source.data, 8)
-    win.fence()
-    expected = [[1000 * rank + way for rank in range(node.size)] for way in range(3)]
-    for rank in range(node.size):
-        assert win.segment(rank).tolist() == expected
-    win.fence()
 
 
 def test_more_operations_than_the_driver_takes_at_once(node, cupy):

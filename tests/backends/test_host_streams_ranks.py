@@ -1,4 +1,4 @@
-"""What `stream=` takes where nothing is ordered on streams: the same as on a GPU."""
+"""What `stream=` takes: the same on a GPU and where nothing is ordered on streams."""
 
 from types import SimpleNamespace as Stream
 
@@ -7,7 +7,7 @@ import pytest
 
 from mpishare import Allreduce, HaloExchange
 
-NO_STREAMS = ["0", -1, True, np.ones(3)]
+NO_STREAMS = ["0", -1, 1.5, True, np.ones(3)]
 
 
 def is_refused(call, *arguments):
@@ -16,9 +16,9 @@ def is_refused(call, *arguments):
 
 
 @pytest.mark.parametrize("stream", NO_STREAMS, ids=repr)
-def test_what_is_no_stream(host_node, stream):
+def test_what_is_no_stream(node, stream):
     """Each call refuses it before anything is done: what comes after is as if it was not made."""
-    node, rank = host_node, host_node.rank
+    rank = node.rank
     window, event = node.allocate_each(2, "i8", fill=0, name="streams"), node.event(0)
     for call in (window.fence, window.snapshot, node.synchronize):
         is_refused(call, stream)

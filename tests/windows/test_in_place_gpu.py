@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mpishare
 from mpishare import UnsupportedError
-from tests.helpers.captures import refuse_full_checks
 from tests.helpers.held import gpu_free
 from tests.helpers.windows import fails_on
 
@@ -349,27 +347,3 @@ def test_many_shares_leave_nothing(node, make):
     assert open_files() < files + 20  # the driver opens some of its own when it likes
     assert gpu_free() >= free - 32 * MIB
     node.barrier()
-
-
-@pytest.mark.parametrize("make", SHARED, ids=name_of)
-def test_a_halo_field_in_place(node, make):
-    """Right ghosts, by the same route as a field of `allocate_each`, and by one graph launch."""
-    n = N // 8
-    base = make()
-    win = node.share_each(base, copy=False)
-    field = as_floats(win.array).reshape(-1)[: 4 * n].reshape(4, n)
-    cart = node.comm.Create_cart([node.size], [True])
-    window = node.allocate_each((4, n), "f4")
-    with mpishare.HaloExchange(cart, window.array, 1, axes=0, node=node) as halo:
-        routes = halo.routes
-    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
-        assert halo.routes == routes
-        for step in range(4):
-            field[1:3] = 10 * step + node.rank
-            if step == 3 and "fused" in routes.values():
-                refuse_full_checks(halo)
-            halo.exchange(field)
-            expected = [10 * step + rank % node.size for rank in (node.rank - 1, node.rank + 1)]
-            assert field[[0, 3], 7].tolist() == expected
-    del field
-    cart.Free()

@@ -3,12 +3,9 @@
 One process plays all ranks: they share the table and the memory file, as ranks do.
 """
 
-import functools
-import gc
 import hashlib
 import os
 import pickle
-import signal
 import threading
 
 import numpy as np
@@ -24,7 +21,6 @@ from mpishare.memory.block_table import BlockTable
 from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
-from tests.helpers.interrupts import interrupting
 
 KEY = b"pool"
 DOOR = "mpishare/4294967295/pool/a-_Z09"
@@ -267,33 +263,24 @@ def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
     memory.close()
 
 
-def test_a_handler_of_a_signal_amid_a_call_is_refused(monkeypatch):
-    """It must neither wait for that call, which waits for it, nor change what that is changing."""
+def test_a_call_amid_another_is_refused(monkeypatch):
+    """As of a handler of a signal: it must neither wait for that call, nor change its tables."""
     ranks = Ranks()
-    arrays = [ranks.allocate(10) for _ in range(2)]
-    first, second = map(ranks.handle, arrays)
-    blocks = ranks.others[0]
-    memory, errors = blocks._memory, []
+    first, second = (ranks.allocate(10) for _ in range(2))
+    blocks, inside = ranks.others[0], ranks.handle(second)
+    open_block = blocks._memory.open
 
     def interrupted(*arguments):
-        signal.raise_signal(signal.SIGUSR2)
-        return type(memory).open(memory, *arguments)
+        for call in (lambda: ranks.open(0, inside), lambda: blocks.is_held, blocks.finish):
+            with pytest.raises(EpochError, match="handler of a signal"):
+                call()
+        return open_block(*arguments)
 
-    def refused(call):
-        with pytest.raises(EpochError, match="handler of a signal") as caught:
-            call()
-        errors.append(caught)
-
-    with interrupting() as handlers:
-        for call in (lambda: ranks.open(0, second), lambda: blocks.is_held, blocks.finish):
-            handlers.append(functools.partial(refused, call))
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "open", interrupted)
-            opened = [ranks.open(0, first)]
-        assert (len(errors), handlers) == (3, [])
-    opened.append(ranks.open(0, second))
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks._memory, "open", interrupted)
+        opened = [ranks.open(0, ranks.handle(first))]
+    opened.append(ranks.open(0, inside))
     assert blocks.is_held
-    del opened
-    gc.collect()
+    opened.clear()
     blocks.finish()
     assert blocks.is_empty

@@ -130,13 +130,6 @@ def beside_and_the_same(stage: Stage) -> None:
         part[::-1] = np.arange(len(part))
         part[-1] = part[0]
         window.fence()
-    grid = node.allocate_each((34, 34), fill=0)
-    for step in range(20):
-        grid.array[1:-1, 1:-1] = step
-        grid.fence()
-        grid.array[1:-1, -1] = grid.segment(1 - node.rank)[1:-1, 1]
-        grid.array[1:-1, 0] = grid.segment(1 - node.rank)[1:-1, -2]
-        grid.fence()
     node.close()
 
 

@@ -23,6 +23,7 @@ def test_allocate_shapes(node, shape):
     assert win.nbytes == 4 * int(np.prod(shape, dtype=int))
     assert win.array.shape == shape
     assert isinstance(win.array, node.xp.ndarray)
+    assert node.backend == "host" or win.array.device.id == node.device.ordinal
     assert win.array.flags.c_contiguous
     writer = node.size - 1
     if node.rank == writer:
