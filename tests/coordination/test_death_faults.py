@@ -126,30 +126,6 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
     played.missed(2, "first", of=(0, 1))
 
 
-def fencing(stage: Stage, victim: int) -> None:
-    mpishare.windows.epochs.RADIX = 2
-    window = stage.node().allocate_each(1, fill=0)
-
-    def fences() -> None:
-        for step in range(1 << 30):
-            if step == 500 and stage.rank == victim:
-                stage.die()
-            window.fence()
-
-    stage.attempt("fences", fences)
-    stage.end()
-
-
-@pytest.mark.parametrize("code", ["compiled", "python"])
-def test_a_rank_killed_between_fences_in_rounds_is_named(code):
-    """As with nine ranks a fence has two rounds: rank 0 never looks at a word of the victim."""
-    env = {"MPISHARE_HOST_CODE": code}
-    played = play(4, fencing, VICTIM, survivable=True, env=env)
-    died = played.rank(VICTIM)["died"]
-    for told in played.missed(VICTIM, "fences", of=(0, 2, 3)):
-        assert told.end - died < LIMIT_S
-
-
 def sharing(stage: Stage) -> None:
     from mpishare.memory import shared
 

@@ -53,21 +53,9 @@ def rotated(node, halo, u):
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_dropped_by_all(node, what):
-    before = open_objects(node)
-    made = make(node, what)
-    name = made.name
-    del made
-    assert name in open_objects(node)  # whoever drops it does not wait for the others
-    node.collect()
-    assert open_objects(node) == before
-
-
-@TWO
-@pytest.mark.parametrize("what", MADE)
-def test_dropped_by_some(node, what):
-    """It stays, and works, until the last rank has dropped it."""
-    made = [make(node, what)]
+def test_it_stays_until_the_last_rank_has_dropped_it(node, what):
+    """Who drops it does not wait for the others."""
+    before, made = open_objects(node), [make(node, what)]
     name = made[0].name
     for rank in range(node.size):
         node.collect()
@@ -75,8 +63,9 @@ def test_dropped_by_some(node, what):
         if node.rank == rank:
             assert not made[0].is_closed
             del made[0]
+            assert name in open_objects(node)
     node.collect()
-    assert name not in open_objects(node)
+    assert open_objects(node) == before
 
 
 def test_any_collective_call_of_the_node_will_do(node):

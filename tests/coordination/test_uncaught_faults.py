@@ -146,24 +146,6 @@ def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
     assert result.stderr.count("SystemExit") == 1, result.describe()
 
 
-COMPILED = """
-import mpishare
-from mpi4py import MPI
-with mpishare.Node(backend="host") as node:
-    if node.rank == 0:
-        MPI.COMM_WORLD.Send(bytearray(1), 7)
-    node.barrier()
-"""
-
-
-def test_the_line_is_that_of_the_program_where_a_compiled_package_raises(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(COMPILED)
-    result = run_ranks(2, [sys.executable, "-m", "mpi4py", program], timeout_s=30)
-    words = re.escape(f"mpishare: rank 0: {program}, line 6: Exception: ") + ".*rank"
-    assert re.search(words, result.stderr), result.describe()
-
-
 FILES = """
 import sys, time
 import mpishare
