@@ -410,8 +410,8 @@ class Node(NodeObject):
 
         Raises
         ------
-        UnsupportedError
-            If memory pools cannot be shared between processes here, as on WSL2.
+        CudaError
+            On a rank whose driver makes or imports no pool for other processes.
         """
         with self._making("pool"):
             return Pool(self._context, owner, max_nbytes)

@@ -50,9 +50,6 @@ class Exported(NamedTuple):
 class InPlace(ABC):
     """Sharing of memory that exists already: exported to other ranks, and mapped there. Local."""
 
-    # Whether memory keeps its values when its handle is taken, as the probe found.
-    keeps_values = True
-
     def is_alive(self, address: int) -> bool:
         """Whether there is memory at the address of an array."""
         return True
@@ -163,10 +160,7 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Memory:
-        """Allocate memory that can be shared.
-
-        Some platforms change memory when it is first shared; this is over when `allocate` returns.
-        """
+        """Allocate memory that can be shared."""
 
     @abstractmethod
     def publish(self, memory: Memory) -> str:

@@ -96,21 +96,7 @@ class CudaBackend(Backend):
         return driver.call(name, *arguments, where=self._where, remedy=remedy)
 
     def allocate(self, nbytes: int) -> CudaMemory:
-        """Allocate plain device memory, outside of any pool, and take its IPC handle.
-
-        Before any write: some platforms (WSL2) empty the memory when its handle is taken. The probe
-        checks this (`mpishare.runtime.probe`).
-        """
-        memory = self.reserve(nbytes)
-        try:
-            self.take_handle(memory)
-        except BaseException:
-            memory.close()
-            raise
-        return memory
-
-    def reserve(self, nbytes: int) -> CudaMemory:
-        """Allocate as `allocate`, without the handle."""
+        """Allocate plain device memory, outside of any pool."""
         asked, nbytes = nbytes, -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY
         left = format_nbytes(cupy.cuda.runtime.memGetInfo()[0])
         remedy = (
@@ -121,15 +107,9 @@ class CudaBackend(Backend):
         free = partial(self.call, "cuMemFree", address)
         return CudaMemory(self._ordinal, int(address), nbytes, free)
 
-    def take_handle(self, memory: CudaMemory) -> None:
-        """Take the legacy IPC handle of memory that `reserve` returned."""
-        memory.token = legacy_handle(memory.address, self._where)
-
     def publish(self, memory: Memory) -> str:
-        """Return the legacy IPC handle, taken at the allocation."""
-        if not isinstance(memory, CudaMemory):
-            raise TypeError(f"{memory!r} is not memory of the CUDA backend")
-        return memory.token
+        """Return the legacy IPC handle."""
+        return legacy_handle(memory.address, self._where)
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
         address = open_legacy_handle(token, uuid, self._where)

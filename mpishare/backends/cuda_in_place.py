@@ -162,7 +162,7 @@ class CudaInPlace(InPlace):
             return HOST_ON_CUDA if is_host else FREED
         if self._mappings.has(address) or cuda_pools.is_imported(found.start):
             return MAPPED
-        kind = classify(found, self._ordinal, keeps_values=self.keeps_values)
+        kind = classify(found, self._ordinal)
         if isinstance(kind, Refusal):
             return kind
         make_offer, _ = _WAYS[kind]

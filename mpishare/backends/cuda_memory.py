@@ -68,8 +68,6 @@ def cuda_array(anchor: Any, address: int, nbytes: int, ordinal: int, layout: Arr
 class CudaMemory(Memory):
     """Device memory that this rank allocated or mapped, used from its GPU wherever it is."""
 
-    token = ""
-
     def __init__(self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any]) -> None:
         super().__init__(address, nbytes)
         self._ordinal = ordinal

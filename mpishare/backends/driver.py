@@ -274,7 +274,7 @@ def _driver_version() -> str:
     try:
         return f"{_MODULE_VERSION.read_text().strip()} ({version})"
     except OSError:
-        return version  # WSL2 has no such module
+        return version  # where a container hides it
 
 
 def visible_uuids() -> list[str]:

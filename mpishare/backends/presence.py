@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 
 NO_DRIVER = "libcuda.so.1 cannot be loaded: no NVIDIA driver here"
 NONE_VISIBLE = "no GPU is visible"
+# Its driver empties memory when a handle of it is taken, and refuses pools that it offers.
+ON_WSL = "mpishare uses no GPU on WSL, whose driver shares no memory between processes reliably"
 _NO_DEVICE = 100
 
 
@@ -18,7 +21,9 @@ def library() -> ctypes.CDLL:
 
 @functools.cache  # a process that has no GPU gets none, and the driver takes 60 ms to see that
 def why_no_gpu() -> str | None:
-    """Return why this process sees no GPU; None where it sees one."""
+    """Return why this process sees no GPU, or may not use it; None where it sees one."""
+    if "microsoft" in os.uname().release.lower():
+        return ON_WSL
     try:
         driver = library()
     except OSError:

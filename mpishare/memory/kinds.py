@@ -74,10 +74,6 @@ UNNAMED = Refusal(
     "Share memory that keeps its file, as multiprocessing.shared_memory and numpy.memmap do, "
     f"{COPY}",
 )
-EMPTIED = Refusal(
-    "to take its handle would empty it on this machine (keeps_values is False in node.report())",
-    f"Allocate it with node.allocate_each and write into window.array, {COPY}",
-)
 OF_WINDOW = Refusal(
     "it is in a window of another node, or in one that is closed",
     f"Share it on the node of the window while that is open, {COPY}",
@@ -88,13 +84,8 @@ POOLED = Refusal(
 )
 
 
-def classify(
-    found: PointerAttributes, ordinal: int, *, keeps_values: bool = True
-) -> Kind | Refusal:
-    """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not.
-
-    `keeps_values` is False where memory is emptied when its legacy handle is taken.
-    """
+def classify(found: PointerAttributes, ordinal: int) -> Kind | Refusal:
+    """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not."""
     if found.memory_type == MemoryType.UNKNOWN:
         return FREED
     if found.is_managed:
@@ -113,7 +104,7 @@ def classify(
             f"Make it there, or Node(device={found.ordinal}), {COPY}",
         )
     if found.has_legacy_handle:
-        return Kind.BLOCK if keeps_values else EMPTIED
+        return Kind.BLOCK
     if found.handle_types & _POSIX_FD:
         return Kind.POOL if found.pool else Kind.CHUNKS
     if found.pool:

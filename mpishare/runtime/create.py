@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from itertools import compress
@@ -333,11 +333,6 @@ def _report(
     probed = findings.probed if context.backend.has_streams else None
     if probed is not None:
         pairs = tuple(routed(pair, is_time_sliced=bool(time_sliced)) for pair in probed.pairs)
-        context.in_place.keeps_values = probed.keeps_values[context.rank]
-        members = tuple(
-            replace(member, keeps_values=kept)
-            for member, kept in zip(members, probed.keeps_values, strict=True)
-        )
     notes += [
         f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
         "they take turns of about a millisecond. Start by `python -m mpishare.mps mpirun ...`, "

@@ -68,7 +68,6 @@ class Probed(NamedTuple):
 
     uuids: list[str]  # each rank's GPU
     pairs: tuple[Pair, ...]  # every rank with every rank
-    keeps_values: tuple[bool, ...]
 
     def of(self, ranks: Sequence[int]) -> Probed:
         """Return those about some of the ranks, numbered in this order."""
@@ -81,7 +80,6 @@ class Probed(NamedTuple):
                 )
                 for origin, target in product(range(len(ranks)), repeat=2)
             ),
-            tuple(self.keeps_values[rank] for rank in ranks),
         )
 
 

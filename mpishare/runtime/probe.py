@@ -36,8 +36,7 @@ def probe_cuda(context: NodeContext) -> Probed:
     """Try every pair of ranks of a CUDA node.
 
     Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs. The pairs
-    have no routes yet, and the ranks keep values where their memory kept those that were written
-    before its handle was taken.
+    have no routes yet.
     """
     from mpishare.backends import driver
 
@@ -58,7 +57,7 @@ def probe_cuda(context: NodeContext) -> Probed:
         observed["reason"] = as_origin["reason"] or as_target["reason"]
         link = "self" if origin == target else links[origin][target]
         pairs.append(Pair(origin=origin, target=target, link=link, route="", **observed))
-    return Probed(context.uuids, tuple(pairs), tuple(each["keeps_values"] for each in seen))
+    return Probed(context.uuids, tuple(pairs))
 
 
 def routed(pair: Pair, *, is_time_sliced: bool) -> Pair:
@@ -82,7 +81,6 @@ class _Prober:
         self.memories: list[Memory | None] = [None] * self.size
         self.tokens: list[str] = [""] * self.size
         self.events: list[list[Any]] = [[] for _ in range(self.size)]
-        self.keeps_values = False
 
     def run(self) -> list[dict[str, Any]]:
         """Return the observations of every rank, by rank."""
@@ -95,29 +93,15 @@ class _Prober:
             step(_CALL, self._write)
             step(_CALL, self._look)
             step(_CALL, lambda: self._count(counters.view, counters.address))
-            return step(
-                _CALL,
-                lambda: {
-                    "origin": self.origin,
-                    "target": self.target,
-                    "keeps_values": self.keeps_values,
-                },
-            )
+            return step(_CALL, lambda: {"origin": self.origin, "target": self.target})
         finally:
             # After a failure too: every rank comes here, unless the node itself is broken.
             self.context.begin_close(_CALL)
             self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), [counters])
 
     def _create(self) -> None:
-        memory = self.backend.reserve(CHUNK_NBYTES)
-        self.memories[self.rank] = memory
-        words = memory.array((_NBYTES // 8,), "u8")
-        marks = np.full(words.shape, _mark(self.rank, self.rank), dtype="u8")
-        words.set(marks)
-        self.context.synchronize(None, _CALL)
-        self.backend.take_handle(memory)
-        self.keeps_values = bool((words.get() == marks).all())
-        words.fill(0)
+        memory = self.memories[self.rank] = self.backend.allocate(CHUNK_NBYTES)
+        memory.array((_NBYTES // 8,), "u8").fill(0)
         self.context.synchronize(None, _CALL)
 
     def _publish(self) -> dict[str, Any]:

@@ -79,21 +79,13 @@ def host_pairs(size: int) -> tuple[Pair, ...]:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a node: its rank there and in the given communicator, its process, its GPU.
-
-    Attributes
-    ----------
-    keeps_values : bool
-        Whether memory keeps values written before its handle is taken. It did not under WSL2.
-        mpishare takes handles before it writes: this concerns memory of other libraries.
-    """
+    """One rank of a node: its rank there and in the given communicator, its process, its GPU."""
 
     rank: int
     given_rank: int
     host: str
     pid: int
     device: Device | None
-    keeps_values: bool = True
 
 
 def time_sliced_gpus(members: Sequence[Member]) -> tuple[str, ...]:
@@ -258,12 +250,6 @@ class Report:
             more = f" and {counted(others, 'more pair')}" if others else ""
             yield f"no CMA: rank {reader} cannot read memory of rank {owner}{more}: {why}"
             yield _NO_CMA
-        losing = [member.rank for member in self.members if not member.keeps_values]
-        if losing:
-            yield (
-                f"{name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
-                "an array that another library has filled cannot be shared in place"
-            )
 
     def _describe_devices(self) -> list[str]:
         """Return a line for each kind of driver and GPU, with its ranks."""

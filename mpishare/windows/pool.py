@@ -14,9 +14,9 @@ import os
 import weakref
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import CudaError, HandleError, UnsupportedError
+from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory.block_table import BlockTable
 from mpishare.memory.fd_client import fetch_fd
 from mpishare.memory.memory import ArrayLayout
@@ -29,14 +29,10 @@ from mpishare.windows.publisher import warn_if_kept
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpishare.backends import Backend
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publisher import PoolServer, Publisher
-
-T = TypeVar("T")
 
 log = logging.getLogger("mpishare.pool")
 
@@ -72,13 +68,10 @@ class Pool(NodeObject):
         backend = context.backend
         stream = backend.enter(None)[0]
 
-        def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-            return context.agreement.step_keeping(call, partial(_supported, call, work))
-
         with undoing(context, call) as undo, ExitStack() as offered:
             table_nbytes = BlockTable.nbytes_for(context.size)
-            steps = partial(context.agreement.step_keeping, call)
-            words = map_on_all_ranks(steps, table_nbytes, is_maker=is_owner, is_sparse=True)
+            step = partial(context.agreement.step_keeping, call)
+            words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
             undo.callback(words.close)
             if not is_owner:
                 words.close_file()  # its owner reserves the pages
@@ -413,16 +406,3 @@ def pool_here(address: str) -> Pool | None:
     if pool is None:
         raise HandleError("this process is a rank of the pool's node, and has dropped the pool")
     return pool
-
-
-def _supported(call: str, work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except CudaError as error:
-        if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
-            raise
-        # WSL2 reports that it can, and cannot.
-        raise UnsupportedError(
-            f"{call} failed: memory pools cannot be shared here: {error} Use node.allocate_each, "
-            "which shares memory in another way."
-        ) from error

@@ -3,7 +3,6 @@
 import pytest
 
 from mpishare.memory.kinds import (
-    EMPTIED,
     FREED,
     Kind,
     MemoryType,
@@ -63,13 +62,3 @@ def test_what_does_not(changes, words):
 
 def test_no_memory_at_all():
     assert found(memory_type=MemoryType.UNKNOWN) is FREED
-
-
-def test_a_handle_that_would_empty_the_memory():
-    """As on WSL2, which the probe sees; memory of pools has no legacy handle."""
-    legacy = PLAIN._replace(has_legacy_handle=True)
-    assert classify(legacy, 1, keeps_values=False) is EMPTIED
-    assert "keeps_values" in EMPTIED.why
-    assert "copy=True" in EMPTIED.remedy
-    pooled = PLAIN._replace(handle_types=1, pool=5)
-    assert classify(pooled, 1, keeps_values=False) == Kind.POOL

@@ -14,9 +14,7 @@ def pair(origin, target):
     return Pair(origin, target, True, True, True, True, True, "NVLink", "", reason)
 
 
-PROBED = Probed(
-    UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)), (True, False, True, True)
-)
+PROBED = Probed(UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)))
 UNREADABLE = ((0, 1, "a"), (0, 3, "b"), (2, 0, "c"), (2, 3, "d"))
 FOUND = Findings(["boot", 1, 2], UNREADABLE, PROBED)
 
@@ -25,7 +23,6 @@ def test_some_ranks_in_another_order():
     found = FOUND.of([2, 0])
     assert found.unreadable == ((0, 1, "c"),)
     assert found.probed.uuids == ["GPU-a", "GPU-a"]
-    assert found.probed.keeps_values == (True, True)
     told = [(each.origin, each.target, each.reason) for each in found.probed.pairs]
     assert told == [(0, 0, "2 to 2"), (0, 1, "2 to 0"), (1, 0, "0 to 2"), (1, 1, "0 to 0")]
 

@@ -1,6 +1,8 @@
 """Whether a GPU can be used: asked of a driver that is not there, or is a stand-in."""
 
 import ctypes
+import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +63,12 @@ def use(monkeypatch):
 def test_no_gpu_that_could_be_used(use, driver, words):
     use(driver, (None, None))
     assert words in preflight.missing()
+
+
+def test_wsl_has_a_gpu_that_no_node_uses(use, monkeypatch):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="6.6.87-Microsoft-WSL2"))
+    use(Driver())
+    assert preflight.missing() == presence.ON_WSL
 
 
 @pytest.mark.parametrize(

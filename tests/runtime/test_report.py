@@ -94,16 +94,6 @@ def test_text_says_why_not():
     ]
 
 
-def test_text_says_where_memory_is_emptied_by_taking_its_handle():
-    found = report(*WHOLE)
-    losing = replace(
-        found, members=(found.members[0], replace(found.members[1], keeps_values=False))
-    )
-    assert "emptied" not in str(found)
-    assert "  rank 1: GPU memory is emptied when its handle is taken" in str(losing)
-    assert [each["keeps_values"] for each in losing.as_dict()["members"]] == [True, False]
-
-
 def test_the_host_backend():
     """It says why it is one; a rank of the same number in the node and in all is named once."""
     host = Report("host", "no NVIDIA driver", 0, (member(0),), host_pairs(1), ())
