@@ -1,5 +1,7 @@
 """The end of a program with a node: one line says why, and the job is aborted behind that.
 
+A node that was not closed ends at exit, or at `MPI.Finalize` (`Shutdown`).
+
 The traceback is Python's own, of every rank. So the rank whose error it is repeats it at its end,
 and an abort waits until the output was read.
 """
@@ -19,18 +21,26 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.control_block import Mark, State
+from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
+from mpishare.coordination.waits import of_this_thread
 from mpishare.coordination.where import is_of_user
-from mpishare.errors import PeerError, describe, escaped
+from mpishare.errors import ClosedError, PeerError, describe, escaped, name_ranks
 from mpishare.memory.mapped import remove_files_of_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mpishare.coordination.agreement import Agreement
+
 # The time that an abort leaves for the output of all ranks to be read, and for other aborts.
 HEARD_S = 1.0
 # The time for output that the launcher has read: nothing tells where that is.
 FORWARD_S = 0.2
+# After an uncaught exception, the time that the other ranks have to say that they heard of it.
+UNCAUGHT_S = 2.0
+TURN_S = 0.5
 
 _MOST_LINES = 3  # of the text of an error
 # The outermost function of a program, and of one that `python -m` starts.
@@ -211,3 +221,122 @@ def _abort(
     # launcher may never end.
     turn_s = HEARD_S * (1 + rank % 8 / 8)
     abort(why, lambda: wait_briefly(is_over, turn_s), is_averted)
+
+
+# --- a node that was not closed
+
+
+class Shutdown:
+    """Ends one node with the process or with MPI, whichever comes first.
+
+    Calls `finish` before this rank publishes its end, with whether that is an orderly one; and
+    `stop`, of the watchdog, before its memory is unmapped.
+    """
+
+    def __init__(
+        self, agreement: Agreement, finish: Callable[[bool], None], stop: Callable[[], None]
+    ) -> None:
+        self._agreement, self._life = agreement, agreement.life
+        self._finish, self._stop = finish, stop
+        # Forgets a node that all its ranks have closed.
+        self.cancel = AtEnd(self._end).cancel
+
+    def _depart(self) -> None:
+        agreement, block = self._agreement, self._agreement.block
+        error = uncaught()
+        if error is not None:
+            say_error(error)
+            wait_briefly(is_output_read)  # the reason, before others repeat it
+        self._finish(error is None)
+        if error is not None:
+            # All nodes before the wait for the others of one: they may wait in another one.
+            for node in (agreement, *of_this_thread()):
+                if node.life.failure is None:
+                    node.life.leave("the program", error)
+        if self._life.failure is None:
+            block.depart(State.EXITED)
+            return
+        self._life.tell(self._life.failure)  # so that this rank is not taken for the cause
+        if error is None:
+            self._abort_if_unheard()
+        else:
+            self._abort_uncaught()
+
+    def _end(self, in_finalize: bool) -> None:
+        """Publish the end of this rank, and stop what uses the memory of the node."""
+        agreement, failure = self._agreement, self._life.failure
+        is_heard = failure is None or self._life.is_fatal or self._life.is_raised
+        if failure is not None and not is_heard and not in_finalize:
+            # No call raised it: the data of this rank may be wrong, and nothing else would report
+            # that.
+            say(f"mpishare: rank {agreement.rank}: {failure}\n")
+        self._abort_if_fatal()
+        self._depart()
+        self._stop()
+        if self._life.failure is not None:
+            self._life.release(has_streams=False)  # it may not have seen the last reason
+            for wait in self._life.at_exit:
+                wait()
+        if in_finalize:
+            text = "MPI was finalized while the node was open"
+            self._life.end(Event.FINALIZE, ClosedError(text))
+
+    def _abort_if_fatal(self) -> None:
+        """Abort the job where a rank is missing: Finalize would hang in pending messages."""
+        if self._life.failure is not None and self._life.is_fatal:
+            abort(self._life.failure, self._let_others_abort)
+
+    def _let_others_abort(self, limit_s: float = HEARD_S) -> None:
+        """Let the others print why the job ends, too. Then abort one after the other.
+
+        Where two do at once, Open MPI's launcher may never end.
+        """
+        agreement, block = self._agreement, self._agreement.block
+
+        def are_all_out() -> bool:
+            agreement.progress()
+            return not self._writing() and is_output_read()
+
+        def is_aborting(rank: int) -> bool:
+            return block.has_mark(Mark.ABORTING, rank) and block.is_running(rank)
+
+        if self._life.failure is not None:
+            self._life.tell(self._life.failure)
+        block.mark(Mark.ABORTING)
+        wait_briefly(are_all_out, limit_s)
+        wait_briefly(lambda: not any(map(is_aborting, range(agreement.rank))), TURN_S)
+
+    def _writing(self) -> list[int]:
+        """Return the other ranks that may still write output."""
+        block = self._agreement.block
+        return [r for r in self._agreement.others if not block.is_past(Mark.ABORTING, r)]
+
+    def _abort_if_unheard(self) -> None:
+        """Abort the job where this rank has left and others go on: Finalize would wait for them.
+
+        They learn of it by their next call to mpishare. A rank that waits in plain MPI for this one
+        makes no such call.
+        """
+        agreement = self._agreement
+        timeout_s = UNCAUGHT_S - HEARD_S if self._life.is_exiting else agreement.timeout_s
+
+        def unaware() -> list[int]:
+            agreement.progress()
+            return [*filter(agreement.block.is_here, agreement.others)]
+
+        wait_briefly(lambda: not unaware())
+        if late := unaware():
+            text = f"has left the node, and waits for {name_ranks(late)} to notice"
+            say(f"mpishare: rank {agreement.rank} {text}\n")
+            wait_briefly(lambda: not unaware(), timeout_s)
+        if late := unaware():
+            why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
+            abort(f"it has left the node, and {why}")
+
+    def _abort_uncaught(self) -> None:
+        """Abort the job of a program that an exception has ended, wherever the other ranks are."""
+        self._let_others_abort(UNCAUGHT_S)
+        if late := self._writing():
+            more = f"{name_ranks(late)} did not end within {UNCAUGHT_S:g} s"
+            abort(f"an exception has ended it, and {more}")
+        abort("")

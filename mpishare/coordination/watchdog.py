@@ -29,7 +29,6 @@ from mpishare.errors import (
     peer_error,
 )
 from mpishare.memory.mapped import remove_files_of_mpi
-from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,6 +221,5 @@ class Watchdog:
             f"mpishare: rank {agreement.rank} ends: {self._life.failure} No call to mpishare has "
             f"ended here for {self.exit_after_s:g} s since.\n"
         )
-        remove_abandoned()  # shared memory that the dead rank was about to publish
         remove_files_of_mpi()
         os._exit(1)

@@ -42,7 +42,6 @@ _NO_ADDRESSES = (
 _NOT_OF_THE_FOLDER = errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE
 _NAME = re.compile(r"mpishare-(\d+)-(\d+)-[0-9a-f]{32}")  # process, PID namespace, random
 # Names to look at: other users can make any number, while the other ranks wait for this one.
-_EXITING = 4  # PF_EXITING of the flags in /proc/PID/stat
 _MOST_NAMES = 10_000
 
 
@@ -266,34 +265,27 @@ def _pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
-def remove_abandoned() -> bool:
+def remove_abandoned() -> None:
     """Remove the names of processes that were killed before they could `forget` them.
 
     Of this PID namespace alone. No job fails by this, and no file is opened: other users may have
-    put anything there, which the system does not let this one remove. Return whether a process that
-    is ending, and releases its locks before its end is seen, still has a name.
+    put anything there, which the system does not let this one remove.
     """
-    is_any_ending = False
     with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
         for entry in itertools.islice(entries, _MOST_NAMES):
             found = _NAME.fullmatch(entry.name)
-            if found is None or int(found[2]) != _pid_namespace():
-                continue
-            is_ending, is_dead = _end_of(int(found[1]))
-            is_any_ending |= is_ending and not is_dead
-            if is_dead:
+            if found and int(found[2]) == _pid_namespace() and _has_ended(int(found[1])):
                 with contextlib.suppress(OSError):
                     Path(entry).unlink()
-    return is_any_ending
 
 
-def _end_of(pid: int) -> tuple[bool, bool]:
-    """Return whether a process is ending, and whether it has ended with all of its threads."""
+def _has_ended(pid: int) -> bool:
+    """Whether a process has ended, with all of its threads."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return True, True
-    return bool(int(rest[5]) & _EXITING), state in "ZX" and int(rest[16]) <= 1
+        return True
+    return state in "ZX" and int(rest[16]) <= 1
 
 
 @contextlib.contextmanager

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpishare import native
 from mpishare.backends import Backend, Device
-from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
+from mpishare.coordination.abort import (
+    Shutdown,
+    abort_at_exit,
+    abort_when_late,
+    abort_when_left,
+)
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.life import Event
@@ -24,7 +29,6 @@ from mpishare.coordination.rank_group import (
     making_communicators,
     require_intracomm,
 )
-from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
 from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.arguments import is_duration
@@ -277,7 +281,7 @@ def _build(
             known = Findings(places.place(), unreadable, None)
         agreement.name, agreement.findings = context.name, _probed(known, context)
         context.report = _report(context, members, why_host, notes)
-    return context, Shutdown(agreement, watchdog, context.finish_at_exit)
+    return context, Shutdown(agreement, context.finish_at_exit, watchdog.stop)
 
 
 @contextlib.contextmanager
