@@ -8,7 +8,6 @@ import pytest
 import mpishare
 from mpishare.backends import nccl
 from mpishare.runtime import places
-from tests.helpers.captures import refuse_full_checks
 from tests.helpers.counted import Counted
 from tests.helpers.exact import factors, part, rounded_sum
 from tests.helpers.halos import (
@@ -17,8 +16,6 @@ from tests.helpers.halos import (
     check,
     encode,
     even_case,
-    exchange_by,
-    exchange_step,
     exchanging,
     make_fields,
     put,
@@ -75,62 +72,13 @@ def test_the_memory_of_messages_can_be_required(half):
         assert any("mpi-gpu" in routes for routes in seen)
 
 
-def slabs(node, kind, width=1):
-    case = even_case((WORLD.size,), True, 5, ((width, width),))
+def slabs(node, kind):
+    case = even_case((WORLD.size,), True, 5, ((1, 1),))
     return exchanging(node, case, [kind], comm=WORLD, axes=(0,))
 
 
-def small_in_place(monkeypatch):
-    """Small faces go the way of large ones."""
-    from mpishare.plans.exchange.cuda import mpi_buffers
-
-    monkeypatch.setattr(mpi_buffers, "MIN_IN_PLACE_NBYTES", 1)
-
-
-def in_place_of(halo):
-    """What sends faces in place: None where messages go through host memory."""
-    found = halo._forward._buffers.mpi.in_place
-    sends_here = "mpi-gpu" in halo.routes.values()
-    assert (found is not None) == sends_here
-    return found
-
-
 @TWO
-@pytest.mark.parametrize("kind", [Kind("u1", "C", (5,)), Kind("c16"), Kind("f4", "C", (70, 3))])
-def test_slabs_are_sent_in_place(half, monkeypatch, kind):
-    """Also of an odd number of bytes; by arrays that are kept, and by one new at each call."""
-    small_in_place(monkeypatch)
-    case = even_case((WORLD.size,), True, 5, ((2, 2),))
-    with slabs(half, kind, width=2) as (halo, fields):
-        in_place = in_place_of(halo)
-        for step in range(1, 9):
-            if step > 4:
-                fields = make_fields(half, case, [kind], rank=WORLD.rank)
-            put(fields, step)
-            exchange_by(halo, *arrays(fields), halves=step % 2 == 0)
-            check(fields, step)
-        assert in_place is None or None not in in_place.bound.values()
-
-
-@TWO
-def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch, cupy):
-    """Of a pool without handles: beside slabs of plain memory, on one rank alone."""
-    small_in_place(monkeypatch)
-    kind = Kind("i8", "C", (3,))
-    case = even_case((WORLD.size,), True, 5, ((1, 1),))
-    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
-        of_pool = make_fields(half, case, [kind], rank=WORLD.rank)
-    with slabs(half, kind) as (halo, fields):
-        in_place = in_place_of(halo)
-        for step in range(1, 9):
-            chosen = of_pool if (step + WORLD.rank) % 3 == 0 else fields
-            exchange_step(halo, chosen, step, *arrays(chosen))
-        if in_place is not None:
-            assert {found is None for found in in_place.bound.values()} == {True, False}
-
-
-@TWO
-def test_the_host_waits_for_the_stream_before_it_sends_in_place(half, cupy):
+def test_the_host_waits_for_the_stream_before_it_sends(half, cupy):
     """Cells arrive as they are written last, and ghosts are read before that."""
     counted = Counted("")
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -203,25 +151,6 @@ def test_messages_do_not_hold_up_fused_neighbors(half, cupy):
             if WORLD.rank >= HALF:
                 halo.start(*arrays(fields))
             halo.wait()
-            check(fields, step)
-
-
-@pytest.mark.ranks(min=4, max=4)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
-    """A field that was seen: the fused kernel and the messages, with no check of the call anew."""
-    if in_place:
-        small_in_place(monkeypatch)
-    case = even_case((2, HALF), True, 6)
-    with exchanging(half, case, [Kind("i8")], comm=WORLD) as (halo, fields):
-        if sorted(halo.routes.values())[0] != "fused":
-            pytest.skip(f"the routes are {halo.routes}")
-        for step in range(1, 4):
-            exchange_step(halo, fields, step, *arrays(fields))
-        refuse_full_checks(halo)
-        for step in range(4, 30):
-            put(fields, step)
-            exchange_by(halo, *arrays(fields), halves=step % 2 == 0)
             check(fields, step)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination.mpi_agreement import never_free
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
@@ -29,10 +27,8 @@ from mpishare.runtime.route import NCCL
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.plans.exchange.cuda.streamed import Handles, Replayed
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.gpu.nccl import NcclPeers
-    from mpishare.plans.gpu.replay import FastCall, LastStream
     from mpishare.plans.layout import FieldLayout
 
 
@@ -49,8 +45,8 @@ class Launches(NamedTuple):
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 """A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
-Find = Callable[[Any], "tuple[int | None, Replayed] | None"]
-"""What is replayed for the `key_of` the fields' addresses: see `_finds`."""
+Handles = tuple[dict[Any, int], dict[Any, int]]
+"""Graphs by `key_of` the fields' addresses."""
 
 
 class CudaEngine(CudaPlanEngine):
@@ -70,8 +66,6 @@ class CudaEngine(CudaPlanEngine):
         self._events: list[Any] = []
         self._stream = 0
         self._shifts, self._adds = setup.shifts, setup.adds
-        self._started: Sequence[Any] = ()
-        self._begun: tuple[int | None, Replayed]
         handles: Handles = {}, {}  # of `exchange` and of `start` by the fused kernel
         self._peers = _connect(setup, direction)
         self._make(lambda: self._build(direction, handles))
@@ -111,34 +105,11 @@ class CudaEngine(CudaPlanEngine):
                 with_tensors=False,
             )
             self._try_wait = bind_wait(bind(), self._join)
-        elif streamed is not None and streamed.has_graphs and not (self._adds and fused):
-            find = _finds(streamed, None if fused is None else handles[1])
-            self._bind_messages(find, replay_of, bind(order, own), bind())
 
     def both_ways(self) -> CudaEngine | None:
         """See `HostEngine.both_ways`: by one kernel, where either way is one."""
         both = in_one_kernel(self._setup)
         return None if both is None else CudaEngine(both)
-
-    def _bind_messages(
-        self,
-        find: Find,
-        replay_of: Callable[..., FastCall],
-        on_own: LastStream,
-        on_users: LastStream,
-    ) -> None:
-        """Replay exchanges by MPI, and the graphs of fused kernels beside them, if any."""
-        enqueue = self._after_slides(self._replay)
-        self._try_exchange = replay_of(find, on_own, enqueue=enqueue)
-        enqueue = self._after_slides(self._replay_start)
-        begin = replay_of(find, on_own, enqueue=enqueue, with_tensors=False)
-
-        def try_start(fields: Sequence[Any], stream: Any) -> bool:
-            is_begun = begin(fields, stream)
-            self._started = fields if is_begun else ()
-            return is_begun
-
-        self._try_start, self._try_wait = try_start, bind_wait(on_users, self._replay_wait)
 
     def _after_slides(self, enqueue: Callable[..., None]) -> Callable[..., None]:
         """Let a replay follow the kernel that finds the places for the shifts of a call, if any."""
@@ -159,7 +130,6 @@ class CudaEngine(CudaPlanEngine):
         buffers.attach(self._stream)
         buffers.make_messages(self._peers, launcher.pointers)
         self._events += [backend.local_event() for _ in range(3)]
-        packing: Handles = {}, {}
         # For fields as they usually are, aligned to the widest unit, and for any others.
         for are_usual in (True, False):
             alignments = [ALIGN] * len(self._layouts) if are_usual else self._alignments
@@ -171,7 +141,6 @@ class CudaEngine(CudaPlanEngine):
             streamed, whole = None, None if fused is None else fused.alone
             if direction.is_streamed:
                 streamed = StreamedRoutes(self._context, *arguments, may_stay=are_usual)
-                streamed.cache_graphs(launcher, self._stream, packing)
                 whole = streamed.whole(fused, self._stream, handles[0])
             if whole is not None and buffers.nccl is not None:
                 buffers.nccl.ranks.graphs.add(whole)  # they end with their communicator
@@ -229,7 +198,6 @@ class CudaEngine(CudaPlanEngine):
         if self._prepared is None and self._try_wait(stream):
             return
         call = self._prepared or self.require(fields)
-        self._started = ()
         entered = self._enter_call("wait", call, stream)
         self._wait(call, entered)
         self._leave(entered)
@@ -252,10 +220,10 @@ class CudaEngine(CudaPlanEngine):
             self._start(call, entered)
             self._wait(call, entered)
         else:
-            streamed.start(entered[0], addresses, is_captured=entered[3])
+            streamed.start(entered[0], addresses)
             if fused is not None:
                 self._launch_in_order(fused.alone, entered, addresses)
-            streamed.receive(addresses)
+            streamed.receive()
             self._flags.calls[0] += 1
             self._wait_streamed(call, entered)
         self._leave(entered)
@@ -268,7 +236,7 @@ class CudaEngine(CudaPlanEngine):
             # The kernel on the plan's own stream and the packs do not wait for each other.
             self._follow_user(handle)
         if streamed is not None:
-            streamed.start(handle, addresses, is_captured=is_captured)
+            streamed.start(handle, addresses)
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior. The plan's own
             # stream lives as long as the plan, which waits for it before it closes.
@@ -280,7 +248,7 @@ class CudaEngine(CudaPlanEngine):
             self._backend.wait_event(self._packed, self._stream)
             self._in_order(functools.partial(streamed.nccl.enqueue, self._stream), own)
         if streamed is not None:
-            streamed.receive(addresses)  # which takes the host longer than the launch
+            streamed.receive()  # which takes the host longer than the launch
         self._flags.calls[0] += 1
 
     def _wait(self, call: Call, entered: StreamInfo) -> None:
@@ -294,15 +262,9 @@ class CudaEngine(CudaPlanEngine):
             self._join(handle)
 
     def _wait_streamed(self, call: Call, entered: StreamInfo) -> None:
-        fields, addresses, (streamed, *_) = call
-        if streamed is None:
-            return
-        handle, _, _, is_captured = entered
-        try:
-            streamed.wait(handle, addresses, is_captured=is_captured)
-        except BaseException:
-            never_free(fields)  # a message may still arrive
-            raise
+        _, addresses, (streamed, *_) = call
+        if streamed is not None:
+            streamed.wait(entered[0], addresses)
 
     def _progress(self) -> tuple[int, bool]:
         done, is_under_way = self._flags.progress()
@@ -313,9 +275,10 @@ class CudaEngine(CudaPlanEngine):
         return super().is_over() and self._backend.is_done(self._stream)
 
     def _close_launches(self) -> None:
-        for each in chain.from_iterable(self._launches):
-            if each is not None:
-                each.close()
+        for _, fused, whole in self._launches:
+            for each in (fused, whole):
+                if each is not None:
+                    each.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
@@ -329,47 +292,6 @@ class CudaEngine(CudaPlanEngine):
         """Launch a graph on the plan's own stream, after the work on the user's."""
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
-
-    def _replay(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
-        """Exchange by messages, and by the graph of the fused kernel beside them."""
-        graph, messages = found
-        routes = self._replay_packs(found, handle, where)
-        routes.replay_messages(messages, handle, where)
-        if graph is not None:
-            self._join(handle)
-
-    def _replay_start(self, found: tuple[int | None, Replayed], handle: int, where: str) -> None:
-        """Begin such an exchange, up to the sends."""
-        self._begun = found
-        routes = self._replay_packs(found, handle, where)
-        routes.replay_receive(found[1], handle)  # which takes the host longer than the launch
-
-    def _replay_packs(self, found: tuple[int | None, Replayed], handle: int, where: str) -> Any:
-        """Pack the messages, and launch the graph of the fused kernel beside them.
-
-        Return the routes of the messages.
-        """
-        graph, messages = found
-        routes: Any = self._launches[0].streamed
-        if graph is not None:
-            self._follow_user(handle)
-        routes.replay_pack(messages, handle, where)
-        if graph is not None:
-            launch_graph(graph, self._stream, where)
-        return routes
-
-    def _replay_wait(self, handle: int) -> None:
-        """Send, receive and unpack the messages that were packed by a replay."""
-        graph, messages = self._begun
-        routes: Any = self._launches[0].streamed
-        fields, self._started = self._started, ()
-        try:
-            routes.replay_wait(messages, handle, self._chain.name)
-        except BaseException:
-            never_free(fields)  # a message may still arrive
-            raise
-        if graph is not None:
-            self._join(handle)
 
     def _usual_addresses(self, key: Any) -> tuple[int, ...] | None:
         """Return the addresses of a key if the fields there are right, and as they usually are."""
@@ -403,21 +325,6 @@ class CudaEngine(CudaPlanEngine):
         if name != "wait":
             self._launcher.slides.enqueue(entered[0], self._shifts.values)
         return entered
-
-
-def _finds(streamed: StreamedRoutes, kernels: dict[Any, int] | None) -> Find:
-    """Return the function of a key to the graph of the fused kernel, if any, and the messages.
-
-    For fields of any alignment, since they are found by their addresses.
-    """
-
-    def find(key: Any) -> tuple[int | None, Replayed] | None:
-        graph, messages = None if kernels is None else kernels.get(key), streamed.find(key)
-        if messages is None or (graph is None and kernels is not None):
-            return None
-        return graph, messages
-
-    return find
 
 
 def _connect(setup: RoutedSetup, direction: Direction) -> NcclPeers | None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import driver
-from mpishare.backends.driver import launch_graph
 from mpishare.plans.cells import Box
 from mpishare.plans.exchange.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.plans.gpu.flags import Handshake
@@ -22,7 +21,7 @@ from mpishare.plans.message import received
 from mpishare.runtime.route import COPY, LOCAL, PINNED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mpishare.plans.exchange.cuda.buffers import Buffers
     from mpishare.plans.exchange.cuda.direction import Direction
@@ -31,13 +30,7 @@ if TYPE_CHECKING:
     from mpishare.plans.exchange.cuda.mpi_buffers import Packed
     from mpishare.plans.exchange.cuda.work_items import Slot
     from mpishare.plans.message import Part
-    from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
-
-    Handles = tuple[dict[Any, int], dict[Any, int]]
-    """Two graphs by `key_of` the fields' addresses."""
-    Replayed = MpiMessages | tuple[int, int]
-    """Messages in place, or the graphs that pack and unpack."""
 
 _BY_STREAM = (COPY, PINNED)
 
@@ -64,10 +57,6 @@ class StreamedRoutes:
         self._pointers = launcher.pointers
         self._mpi = buffers.mpi  # for whose messages the host waits
         self.nccl = buffers.nccl
-        self._graphs: tuple[GraphCache, GraphCache] | None = None
-        self._handles: Handles = {}, {}
-        self._in_place = None if self._mpi is None else self._mpi.in_place
-        self._beside_in_place: driver.Enqueued | None = None
         self._has_signals = bool(buffers.flags.streamed)
         self._handshake = Handshake(self._backend, buffers.flags)
         sent, by_nccl = ([], []) if self.nccl is None else self.nccl.packed(may_stay=may_stay)
@@ -105,27 +94,10 @@ class StreamedRoutes:
         by_mpi = [] if self._mpi is None else self._mpi.sent
         # Launched with no items, too: it begins the epoch.
         self._pack = pack([*sent_here, *chain.from_iterable(sent + by_mpi)])
-        if self._in_place is not None and (self._has_signals or local):
-            self._beside_in_place = pack(sent_here)
         self._unpacks = receive(by_stream + by_nccl)
         if (self._has_signals or self.nccl is not None) and not self._unpacks:
             self._unpacks.append(unpack(()))  # which ends the epoch
         self._unpacks_of_mpi = [] if self._mpi is None else receive(self._mpi.received)
-
-    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> None:
-        """Pack and unpack by graphs from now on, if an exchange is only messages of MPI.
-
-        They are published in `handles`.
-        """
-        unpacks = self._unpacks + self._unpacks_of_mpi
-        if self._mpi is None or len(unpacks) != 1 or self._has_signals:
-            return
-        pointers, where = launcher.pointers, launcher.where
-        self._handles = handles
-        self._graphs = (
-            GraphCache(pointers, where, self._pack, capturing, handles[0]),
-            GraphCache(pointers, where, unpacks[0], capturing, handles[1]),
-        )
 
     def whole(
         self, fused: Fused | None, capturing: int, handles: dict[Any, int]
@@ -145,137 +117,44 @@ class StreamedRoutes:
         return GraphCache(self._pointers, self._where, launch, capturing, handles)
 
     @property
-    def has_graphs(self) -> bool:
-        return self._graphs is not None
-
-    @property
     def has_messages(self) -> bool:
         return self._mpi is not None
 
-    def find(self, key: Any) -> Replayed | None:
-        """Return the replay of a whole exchange by messages, if it is cached."""
-        if self._in_place is not None and self._beside_in_place is None:
-            messages = self._in_place.bound.get(key)
-            if messages is not None:
-                return messages
-        pack, unpack = self._handles[0].get(key), self._handles[1].get(key)
-        return None if pack is None or unpack is None else (pack, unpack)
-
-    def replay_pack(self, found: Replayed, stream: int, where: str) -> None:
-        """Enqueue the part of a replay that precedes other routes."""
-        if isinstance(found, tuple):
-            launch_graph(found[0], stream, where)
-
-    def replay_receive(self, found: Replayed, stream: int) -> None:
-        """Begin the messages of a replay whose fields are packed, where other work may follow."""
-        mpi: Any = self._mpi
-        self._backend.record(mpi.packed, stream)
-        if isinstance(found, tuple) and self._backend.is_event_done(mpi.unpacked):
-            mpi.messages.receive()
-
-    def replay_wait(self, found: Replayed, stream: int, where: str) -> None:
-        """Do the rest of a replay after `replay_receive`."""
-        mpi: Any = self._mpi
-        self._replay_messages(found, stream, where, driver.is_event_done, mpi.packed)
-
-    def replay_messages(self, found: Replayed, stream: int, where: str) -> None:
-        """Do the rest of a replay: wait for the stream, send, receive and unpack."""
-        self._replay_messages(found, stream, where, driver.is_done, stream)
-
-    def _replay_messages(
-        self,
-        found: Replayed,
-        stream: int,
-        where: str,
-        is_packed: Callable[[Any, str], bool],
-        packed: Any,
-    ) -> None:
-        if not isinstance(found, tuple):
-            self._wait_on_host(is_packed, packed, where)
-            found.send()
-            found.wait()
-            return
-        mpi: Any = self._mpi
-        # The last unpack precedes it on the stream. Receives, the slowest MPI call, overlap with
-        # the packing.
-        self._wait_on_host(driver.is_event_done, mpi.unpacked, self._where)
-        mpi.messages.receive()
-        self._wait_on_host(is_packed, packed, where)
-        mpi.messages.send()
-        mpi.messages.wait()
-        launch_graph(found[1], stream, where)
-        self._backend.record(mpi.unpacked, stream)
-
-    def close(self) -> None:
-        for cache in self._graphs or ():
-            cache.close()
-
-    def start(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
+    def start(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
-        if self._in_place_of(addresses) is not None:
-            if self._beside_in_place is not None:
-                self._beside_in_place.enqueue(stream)
-        elif self._graphs is not None:
-            self._graphs[0].enqueue(stream, addresses, is_captured=is_captured)
-        else:
-            self._pack.enqueue(stream)
+        self._pack.enqueue(stream)
         self._handshake.ready.enqueue(stream)
         if self._mpi is not None:
-            # By then the cells are packed; of fields in place, the owned ones are written, and the
-            # ghosts no longer read.
             self._backend.record(self._mpi.packed, stream)
 
-    def receive(self, addresses: tuple[int, ...]) -> None:
-        """Start the receives of packed messages, if their buffers are free."""
-        if self._mpi is None or self._in_place_of(addresses) is not None:
-            return
+    def receive(self) -> None:
+        """Start the receives of messages, if their buffers are free."""
         # Else the last exchange's unpacks still read them. They precede these packs on the stream,
         # so that `wait` need not check again.
-        if self._backend.is_event_done(self._mpi.unpacked):
+        if self._mpi is not None and self._backend.is_event_done(self._mpi.unpacked):
             self._mpi.messages.receive()
 
-    def wait(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
+    def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
         self._handshake.seen.enqueue(stream)
-        if self._mpi is None:
-            self._unpack(self._unpacks, stream, addresses, is_captured=is_captured)
-            return
         for launch in self._unpacks:
             launch.enqueue(stream)
-        in_place = self._in_place_of(addresses)
-        self._wait_on_host(driver.is_event_done, self._mpi.packed, self._where)
-        (in_place or self._mpi.messages).exchange()
-        if in_place is not None:
+        if self._mpi is None:
             return
-        self._unpack(self._unpacks_of_mpi, stream, addresses, is_captured=is_captured)
+        self._wait_for_packs(self._mpi.packed)
+        self._mpi.messages.exchange()
+        for launch in self._unpacks_of_mpi:
+            launch.enqueue(stream)
         self._backend.record(self._mpi.unpacked, stream)
 
-    def _unpack(
-        self,
-        launches: Sequence[driver.Enqueued],
-        stream: int,
-        addresses: tuple[int, ...],
-        *,
-        is_captured: bool,
-    ) -> None:
-        if self._graphs is not None:
-            self._graphs[1].enqueue(stream, addresses, is_captured=is_captured)
-        else:
-            for launch in launches:
-                launch.enqueue(stream)
-
-    def _in_place_of(self, addresses: tuple[int, ...]) -> MpiMessages | None:
-        """Return the messages of fields that need no packing, else None."""
-        return None if self._in_place is None else self._in_place.of(addresses)
-
-    def _wait_on_host(self, is_done: Callable[[Any, str], bool], handle: Any, where: str) -> None:
-        """Wait on the host for a stream or an event, with the node's deadline."""
-        if is_done(handle, where):
+    def _wait_for_packs(self, packed: Any) -> None:
+        """Wait on the host for an event, with the node's deadline."""
+        if driver.is_event_done(packed, self._where):
             self._context.check_released()
         else:
-            self._context.wait_until(lambda: is_done(handle, where), where)
+            self._context.wait_until(lambda: driver.is_event_done(packed, self._where), self._where)
 
 
 def _adds(
