@@ -19,6 +19,7 @@ host = Extension(
         "-ffp-contract=off",  # products and sums are rounded one by one, on every machine
         "-fwrapv",  # counts of exact sums wrap where they are dropped
     ],
+    libraries=["m"],
     py_limited_api=True,
     # Without a compiler everything works in Python. Who asks for C learns why it cannot be built.
     optional=os.environ.get("MPISHARE_HOST_CODE") != "compiled",

@@ -124,18 +124,9 @@ INLINED void add_pieces(Pieces *sum, const Lanes *numbers, int first, int npiece
     *left |= (Masks)rest;
 }
 
-/* Of Veltkamp and Dekker; NaN where x or y is too large to be split. */
-INLINED void lacking_of_product(const Lanes *x, const Lanes *y, const Lanes *product, Lanes *lacking)
-{
-    const Lanes x_scaled = *x * 0x1.0000002p27, y_scaled = *y * 0x1.0000002p27;
-    const Lanes x_high = x_scaled - (x_scaled - *x), x_low = *x - x_high;
-    const Lanes y_high = y_scaled - (y_scaled - *y), y_low = *y - y_high;
-    *lacking = ((x_high * y_high - *product) + x_high * y_low + x_low * y_high) + x_low * y_low;
-}
-
 /* Adds a block of products, of x alone without y; returns false, with nothing done, where pieces
  * cannot hold them: something is left, is out of range, or what a product lacks may be no double. */
-INLINED bool add_block(Pieces *sum, const double *x, const double *y, bool has_fma, int npieces)
+INLINED bool add_block(Pieces *sum, const double *x, const double *y, int npieces)
 {
     Pieces now = *sum;
     Masks left = {0}, outside = {0}, is_small = {0}; /* in the sign bits */
@@ -146,11 +137,8 @@ INLINED bool add_block(Pieces *sum, const double *x, const double *y, bool has_f
         if (y != NULL) {
             memcpy(&b, y + step * LANES, sizeof b);
             product = a * b;
-            if (has_fma)
-                for (int lane = 0; lane < LANES; lane++)
-                    lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
-            else
-                lacking_of_product(&a, &b, &product, &lacking);
+            for (int lane = 0; lane < LANES; lane++)
+                lacking[lane] = __builtin_fma(a[lane], b[lane], -product[lane]);
             const Masks size = (Masks)product & INT64_MAX;
             is_small |= (size - SMALLEST) & ~((a == 0) | (b == 0));
             add_pieces(&now, &lacking, 1, npieces, &left);
@@ -166,12 +154,12 @@ INLINED bool add_block(Pieces *sum, const double *x, const double *y, bool has_f
 }
 
 INLINED size_t add_while_held(Pieces *sum, const double *x, const double *y, size_t nblocks,
-                              bool has_fma, int npieces)
+                              int npieces)
 {
     Pieces now = *sum;
     size_t block = 0;
     while (block < nblocks &&
-           add_block(&now, x + block * BLOCK, y ? y + block * BLOCK : NULL, has_fma, npieces))
+           add_block(&now, x + block * BLOCK, y ? y + block * BLOCK : NULL, npieces))
         block++;
     *sum = now;
     return block;
@@ -182,42 +170,38 @@ typedef size_t AddBlocks(Pieces *sum, const double *x, const double *y, size_t n
                          bool is_wide);
 
 INLINED size_t add_blocks(Pieces *sum, const double *x, const double *y, size_t nblocks,
-                          bool is_wide, bool has_fma)
+                          bool is_wide)
 {
     if (y == NULL && is_wide)
-        return add_while_held(sum, x, NULL, nblocks, has_fma, 3);
+        return add_while_held(sum, x, NULL, nblocks, 3);
     if (y == NULL)
-        return add_while_held(sum, x, NULL, nblocks, has_fma, 2);
+        return add_while_held(sum, x, NULL, nblocks, 2);
     if (is_wide)
-        return add_while_held(sum, x, y, nblocks, has_fma, 3);
-    return add_while_held(sum, x, y, nblocks, has_fma, 2);
+        return add_while_held(sum, x, y, nblocks, 3);
+    return add_while_held(sum, x, y, nblocks, 2);
 }
 
+/* Where the processor has no fma, the C library's is right, and slow. */
 static size_t add_blocks_portably(Pieces *sum, const double *x, const double *y, size_t nblocks,
                                   bool is_wide)
 {
-#if defined(__aarch64__)
-    return add_blocks(sum, x, y, nblocks, is_wide, true);
-#else
-    return add_blocks(sum, x, y, nblocks, is_wide, false);
-#endif
+    return add_blocks(sum, x, y, nblocks, is_wide);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) static size_t
 add_blocks_by_fma(Pieces *sum, const double *x, const double *y, size_t nblocks, bool is_wide)
 {
-    return add_blocks(sum, x, y, nblocks, is_wide, true);
+    return add_blocks(sum, x, y, nblocks, is_wide);
 }
 #endif
 
-static AddBlocks *choose(bool is_portable)
+static AddBlocks *choose(void)
 {
 #if defined(__x86_64__)
-    if (!is_portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return add_blocks_by_fma;
 #endif
-    (void)is_portable;
     return add_blocks_portably;
 }
 
@@ -236,10 +220,9 @@ static bool is_negative_zero(double x, double y)
 }
 
 /* Adds the products of two rows, or the elements of x without y. */
-static void add_rows(long long *words, const double *x, const double *y, size_t count,
-                     bool is_portable)
+static void add_rows(long long *words, const double *x, const double *y, size_t count)
 {
-    AddBlocks *const add = choose(is_portable);
+    AddBlocks *const add = choose();
     if (y != NULL && count > 0 && y[0] == 1 && !memcmp(y, y + 1, (count - 1) * sizeof *y))
         y = NULL; /* a sum, which takes half the time */
     Pieces sum;
@@ -336,8 +319,7 @@ PyObject *add_exactly(PyObject *module, PyObject *given)
     (void)module;
     PyObject *into, *first, *second;
     Py_ssize_t nwords = 0, nx = 0, ny = 0;
-    int is_portable = 0;
-    if (!PyArg_ParseTuple(given, "OOO|p", &into, &first, &second, &is_portable))
+    if (!PyArg_ParseTuple(given, "OOO", &into, &first, &second))
         return NULL;
     long long *words = elements_of(into, true, &nwords);
     const double *x = words == NULL ? NULL : elements_of(first, false, &nx), *y = NULL;
@@ -348,7 +330,7 @@ PyObject *add_exactly(PyObject *module, PyObject *given)
     if (nwords != WORDS || (y != NULL && nx != ny))
         return PyErr_Format(PyExc_ValueError, "%zd words; %zd and %zd doubles", nwords, nx,
                             y == NULL ? nx : ny);
-    add_rows(words, x, y, (size_t)nx, is_portable);
+    add_rows(words, x, y, (size_t)nx);
     Py_RETURN_NONE;
 }
 

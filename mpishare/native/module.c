@@ -33,8 +33,8 @@ static PyObject *can_add(PyObject *module, PyObject *dtype)
 static PyMethodDef functions[] = {
     {"address_of", address_of, METH_O, "Return the address of the bytes of a writable buffer."},
     {"add_exactly", add_exactly, METH_VARARGS,
-     "add_exactly(words, x, y, is_portable=False): add the products of doubles, or the elements of "
-     "x if y is None, to a row of words."},
+     "add_exactly(words, x, y): add the products of doubles, or the elements of x if y is None, to a "
+     "row of words."},
     {"round_exactly", round_exactly, METH_VARARGS,
      "round_exactly(words, is_float): return the sum of a row of words, rounded once."},
     {"fold", fold_elements, METH_VARARGS,
