@@ -87,15 +87,24 @@ class Waits:
         if self.life.failure is not None:
             self._refuse()
 
-    @contextmanager
-    def in_this_thread(self) -> Iterator[None]:
-        """Within the block calls are made in the calling thread, and refused in the node's own."""
-        before = self.owner
-        self.owner = self.thread = get_ident()
-        try:
-            yield
-        finally:
-            self.owner = self.thread = before
+    def in_any_thread(
+        self, call: Callable[..., object], begin: Callable[[], object]
+    ) -> Callable[..., None]:
+        """Return a call that any thread may make behind `begin`, and the node's own not meanwhile.
+
+        A context manager around the call would take as long as a small exchange.
+        """
+
+        def run(*arguments: Any, **options: Any) -> None:
+            before = self.owner
+            self.owner = self.thread = get_ident()
+            try:
+                begin()
+                call(*arguments, **options)
+            finally:
+                self.owner = self.thread = before
+
+        return run
 
     def blocked(self, call: str) -> Blocked:
         """Return the block of a wait."""

@@ -13,7 +13,7 @@ such calls in the order of its program, the same on all ranks.
 from __future__ import annotations
 
 import ctypes
-from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -25,7 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.plans.base_plan import BasePlan
 
@@ -94,14 +94,17 @@ class Collective(Primitive):  # type: ignore[misc]
     def _lower_on_host(
         self, context: mlir.LoweringRuleContext, *operands: Any, **params: Any
     ) -> Any:
+        call = _bind(**params)
+        if self._is_sum:
+            call = _keeping_denormals(call)
+
         def run(*arrays: Any) -> list[np.ndarray[Any, Any]]:
             if self._is_in_place:
                 results = given = [np.array(each) for each in arrays]
             else:
                 results = [np.empty(each.shape, each.dtype) for each in context.avals_out]
                 given = [*map(np.asarray, arrays), *results]
-            with _keeping_denormals() if self._is_sum else nullcontext():
-                _call(given, None, **params)
+            call(*given)
             return results
 
         (effect,), tokens = _EFFECTS, context.tokens_in
@@ -113,11 +116,13 @@ class Collective(Primitive):  # type: ignore[misc]
         return found
 
     def _on_gpu(self, *arrays: Any, **params: Any) -> Any:
+        call = _bind(**params)
+
         def run(context: Any, results: list[Any], *buffers: Any) -> None:
             # XLA also calls at the stages that prepare its program, where there is nothing to do.
             if context.stage == ExecutionStage.EXECUTE:
                 given = results if self._is_in_place else [*buffers, *results]
-                _call(given, int(context.stream), **params)
+                call(*given, stream=int(context.stream))
 
         call = buffer_callback(
             run,
@@ -138,28 +143,25 @@ class Collective(Primitive):  # type: ignore[misc]
         )
 
 
-@contextmanager
-def _keeping_denormals() -> Iterator[None]:
-    kept = _Fenv()
-    _LIBC.fegetenv(kept)
-    _LIBC.fesetenv(_DEFAULT_FENV)
-    try:
-        yield
-    finally:
-        _LIBC.fesetenv(kept)
+def _keeping_denormals(call: Callable[..., None]) -> Callable[..., None]:
+    def run(*arguments: Any) -> None:
+        kept = _Fenv()
+        _LIBC.fegetenv(kept)
+        _LIBC.fesetenv(_DEFAULT_FENV)
+        try:
+            call(*arguments)
+        finally:
+            _LIBC.fesetenv(kept)
+
+    return run
 
 
-def _call(
-    arguments: Sequence[Any],
-    stream: int | None,
-    *,
-    plan: BasePlan,
-    method: str,
-    shift: Sequence[tuple[str, int]] = (),
-) -> None:
-    named = {"shift": dict(shift)} if shift else {}
-    with plan._in_this_thread():
-        getattr(plan, method)(*arguments, stream=stream, **named)
+def _bind(
+    plan: BasePlan, method: str, shift: Sequence[tuple[str, int]] = ()
+) -> Callable[..., None]:
+    """Return the call that XLA makes in a thread of its own."""
+    call = getattr(plan, method)
+    return plan._in_any_thread(partial(call, shift=dict(shift)) if shift else call)
 
 
 def _or_zeros(tangent: Any, array: Any) -> Any:

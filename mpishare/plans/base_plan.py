@@ -18,7 +18,6 @@ from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.plans.engine import PlanEngine, PlanSetup, RoutedSetup
@@ -160,11 +159,10 @@ class BasePlan(NodeObject):
         """Whether the host is needed at every call, so that no graph can record it."""
         raise NotImplementedError
 
-    def _in_this_thread(self) -> AbstractContextManager[None]:
-        """Make the calls of the block in the calling thread, and none in the node's own."""
-        self._context.backend.make_current()
+    def _in_any_thread(self, call: Callable[..., object]) -> Callable[..., None]:
+        """Return a call of this plan that any thread may make."""
         agreement: Agreement = self._context.agreement
-        return agreement.in_this_thread()
+        return agreement.in_any_thread(call, self._context.backend.make_current)
 
     def _refused(self, call: str, why: str) -> UnsupportedError:
         return UnsupportedError(f"{self.name}: {call} failed: {why}")
