@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mpi4py import MPI
-
 from mpishare import Window
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Check, Part, word
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Exchange, Problem, Side
 from mpishare.bench.halo import Forms, add_baselines
-from mpishare.bench.mpi import free, isend, persistent, sendrecv
+from mpishare.bench.mpi import isend, persistent, sendrecv
 from mpishare.bench.session import Bound, Call, Session, do_nothing
-from mpishare.bench.staged import Staging, staged
+from mpishare.bench.staged import staged
 
 #: Faces of memory that a rank allocates: its own, the check's, the windows' and the baselines'.
 _COPIES = 20
@@ -135,31 +133,11 @@ def in_pairs(ring: Ring) -> WindowRing:
     return WindowRing(ring, order, places=1)
 
 
-def _staged_persistent(problem: Problem, *fields: Any) -> Bound:
-    """Bind the same as staged with persistent requests."""
-    staging, comm = Staging(problem, fields), problem.comm
-    startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
-    sends = [comm.Send_init(*each) for each in staging.sends]
-    receives = [[comm.Recv_init(*each) for each in half] for half in staging.receives]
-    every = [[*half, *sends] for half in receives]
-
-    def exchange() -> None:
-        half = staging.half
-        startall(receives[half])
-        staging.copy_out()
-        startall(sends)
-        waitall(every[half])
-        staging.copy_in()
-
-    return exchange, partial(free, [*sends, *receives[0], *receives[1]])
-
-
 _MPI: Forms = {
     "isend": isend,
     "persistent": persistent,
     "sendrecv": sendrecv,
     "staged": staged,
-    "staged persistent": _staged_persistent,
 }
 
 

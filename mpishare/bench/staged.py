@@ -9,6 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpishare.bench.grid import Problem
+from mpishare.bench.mpi import free
 from mpishare.bench.session import Bound, Call, Session, do_nothing, in_turn
 
 
@@ -90,15 +91,19 @@ class Staging:
 
 
 def staged(problem: Problem, *fields: Any) -> Bound:
-    """Bind a pack, one copy out, Irecv and Isend, one copy in, an unpack."""
-    staging, irecv, isend = Staging(problem, fields), problem.comm.Irecv, problem.comm.Isend
-    waitall = MPI.Request.Waitall
+    """Bind a pack, one copy out, persistent requests, one copy in, an unpack."""
+    staging, comm = Staging(problem, fields), problem.comm
+    startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
+    sends = [comm.Send_init(*each) for each in staging.sends]
+    receives = [[comm.Recv_init(*each) for each in half] for half in staging.receives]
+    every = [[*half, *sends] for half in receives]
 
     def exchange() -> None:
-        requests = [irecv(*each) for each in staging.receives[staging.half]]
+        half = staging.half
+        startall(receives[half])
         staging.copy_out()
-        requests += [isend(*each) for each in staging.sends]
-        waitall(requests)
+        startall(sends)
+        waitall(every[half])
         staging.copy_in()
 
-    return exchange, do_nothing
+    return exchange, partial(free, [*sends, *receives[0], *receives[1]])
