@@ -114,18 +114,26 @@ def _halo(pair: _Pair, *, in_window: bool, steps: int = 1) -> Exchange[_Pair]:
     return made
 
 
-class _ByKernel(OfFields):
-    """A variant by a kernel that waits for the other rank.
+class _Swap(OfFields):
+    """Words both usages, by a kernel that waits for the other rank.
 
-    `bind` allocates what it needs and sets `launch`; then it is launched once, within a limit.
+    They land in two halves in turn, by the number of the launch. That lies in GPU memory, so that a
+    graph of launches knows it, too. `bind` allocates what it needs and sets `launch`; then it is
+    launched once, within a limit.
     """
 
     launch: Callable[..., object]
     here: Any  # where words land
+    turns: Any  # launches so far, by block
+    dtype: ClassVar[str] = "u8"
+    awaited: Any = None  # words of a library: its waits end once they are large
 
-    def __init__(self, pair: _Pair, library: Any = None) -> None:
+    def __init__(self, pair: _Pair, library: Any = None, *, blocks: int, steps: int = 1) -> None:
         self.pair, self.check, self.source = pair, pair.check, pair.zeros(pair.words)
-        self.library = library
+        self.library, self.blocks, self.steps = library, blocks, steps
+        pairs = -(-pair.words // (2 * blocks))  # a thread moves two words at a time
+        self.block = min(-(-pairs // 32) * 32, _BLOCK)
+        self.turns = pair.zeros(blocks, self.dtype)
         self.owned: list[Any] = []  # memory of the library
         self.bind()
         pair.session.line_up()  # what is zero at first is so on both ranks
@@ -141,125 +149,74 @@ class _ByKernel(OfFields):
     def bind(self) -> None:
         raise NotImplementedError
 
+    def step(self) -> None:
+        for _ in range(self.steps):
+            self.launch()
+
     def received(self) -> Any:
-        """Return where the words of the last step are; may wait for the GPU."""
-        raise NotImplementedError
+        """Return where the words of the last step are; waits for the GPU."""
+        words, half = self.pair.words, (int(self.turns[0]) - 1) % 2
+        return self.here[half * words : (half + 1) * words]
 
     def current(self) -> Sequence[Any]:
         return self.source[None], self.received()[None]
 
     def rescue(self) -> None:
-        """End the waits of a kernel of mpishare: at their deadline, which raises."""
-        self.pair.node.synchronize()
+        """End the waits of a kernel: those of mpishare have a deadline, which raises."""
+        if self.awaited is None:
+            self.pair.node.synchronize()
+            return
+        cuda, words = self.pair.node.xp.cuda, self.awaited
+        stream = cuda.Stream(non_blocking=True)  # beside the kernel that polls them
+        cuda.runtime.memsetAsync(int(words.data.ptr), 0x7F, int(words.nbytes), int(stream.ptr))
+        stream.synchronize()
 
     def empty(self, words: int) -> Any:
         """Return memory of the library, which `close` frees. Collective."""
         self.owned.append(self.library.empty(words))
         return self.owned[-1]
 
-    def raise_beside(self, words: Any) -> None:
-        """Make words of the GPU as large as they can be, beside the kernel that polls them."""
-        cuda = self.pair.node.xp.cuda
-        stream = cuda.Stream(non_blocking=True)
-        cuda.runtime.memsetAsync(int(words.data.ptr), 0x7F, int(words.nbytes), int(stream.ptr))
-        stream.synchronize()
-
     def close(self) -> None:
         # Views of what is freed.
-        self.here = self.source = self.launch = None  # type: ignore[assignment]
+        self.here = self.source = self.awaited = self.launch = None  # type: ignore[assignment]
         while self.owned:
             self.library.free(self.owned.pop())
 
 
-class _OfWindow(_ByKernel):
-    """One on a window of mpishare."""
+class _OwnSwap(_Swap):
+    """On a window of mpishare."""
 
-    def allocate(self, shape: Any, kernel: str, grid: int, block: int, signals: int = 1) -> Any:
-        """Return this rank's segment; `launch` then takes the arguments behind the window's."""
-        node = self.pair.node
-        self.window = node.allocate_each(shape, "u8", signals=signals, fill=0)
-        device, function = self.window.device, self.pair.kernel(kernel)
-
-        def launch(*arguments: Any) -> None:
-            node.launch(function, (grid,), (block,), (device, *arguments))
-
-        self.start = launch
-        return self.window.array
+    def bind(self) -> None:
+        node, words = self.pair.node, self.pair.words
+        self.window = node.allocate_each(2 * words, "u8", signals=self.blocks, fill=0)
+        arguments = self.window.device, self.source, np.int64(words), self.turns
+        self.here, kernel = self.window.array, self.pair.kernel("swap")
+        self.launch = partial(node.launch, kernel, (self.blocks,), (self.block,), arguments)
 
     def close(self) -> None:
         super().close()
-        del self.start
         self.window.close()
 
 
-class _OfNvshmem(_ByKernel):
-    """One on memory of NVSHMEM, with so many signals."""
+class _NvshmemSwap(_Swap):
+    """On memory of NVSHMEM."""
 
-    def signals(self, count: int) -> Any:
-        self.awaited = self.empty(count)
-        return self.awaited
-
-    def rescue(self) -> None:
-        self.raise_beside(self.awaited)
-
-    def close(self) -> None:
-        del self.awaited
-        super().close()
-
-
-class _OfNccl(_ByKernel):
-    """One on NCCL's windows."""
-
-    def rescue(self) -> None:
-        self.raise_beside(self.library.is_given_up)
-
-
-class _Swap(_ByKernel):
-    """Words both usages; they land in two halves in turn, by the number of the launch.
-
-    That lies in GPU memory, so that a graph of launches knows it, too.
-    """
-
-    turns: Any  # launches so far, by block
-    dtype: ClassVar[str] = "u8"
-
-    def __init__(self, pair: _Pair, library: Any = None, *, blocks: int, steps: int = 1) -> None:
-        self.blocks, self.steps = blocks, steps
-        pairs = -(-pair.words // (2 * blocks))  # a thread moves two words at a time
-        self.block = min(-(-pairs // 32) * 32, _BLOCK)
-        self.turns = pair.zeros(blocks, self.dtype)
-        super().__init__(pair, library)
-
-    def step(self) -> None:
-        for _ in range(self.steps):
-            self.launch()
-
-    def received(self) -> Any:
-        words, half = self.pair.words, (int(self.turns[0]) - 1) % 2
-        return self.here[half * words : (half + 1) * words]
-
-
-class _OwnSwap(_Swap, _OfWindow):
-    def bind(self) -> None:
-        blocks, words = self.blocks, self.pair.words
-        self.here = self.allocate(2 * words, "swap", blocks, self.block, blocks)
-        self.launch = partial(self.start, self.source, np.int64(words), self.turns)
-
-
-class _NvshmemSwap(_Swap, _OfNvshmem):
     def bind(self) -> None:
         words, kernel = self.pair.words, self.library.kernel("swap")
         self.source, self.here = self.empty(words), self.empty(2 * words)
-        rest = self.signals(self.blocks), np.int64(words), np.int32(self.pair.rank), self.turns
+        self.awaited = self.empty(self.blocks)
+        rest = self.awaited, np.int64(words), np.int32(self.pair.rank), self.turns
         arguments = self.source, self.here, *rest
         self.launch = partial(kernel, (self.blocks,), (self.block,), arguments)
 
 
-class _NcclSwap(_Swap, _OfNccl):
+class _NcclSwap(_Swap):
+    """On NCCL's windows."""
+
     dtype = "u4"
 
     def bind(self) -> None:
-        words = self.pair.words
+        words, self.awaited = self.pair.words, self.library.is_given_up
         self.here = self.empty(2 * words)
         table = self.library.table(self.source, self.here, self.pair.peer)
         rest = np.int32(1), np.int32(0), np.int64(8 * words), self.turns
@@ -267,11 +224,11 @@ class _NcclSwap(_Swap, _OfNccl):
         self.launch = partial(kernel, (self.blocks,), (self.block,), arguments)
 
 
-class _NcclSwapWords(_Swap, _OfNccl):
+class _NcclSwapWords(_Swap):
     """By words that travel beside a number each, which need no two halves."""
 
     def bind(self) -> None:
-        self.here = self.pair.zeros(self.pair.words)
+        self.here, self.awaited = self.pair.zeros(self.pair.words), self.library.is_given_up
         self.block = min(-(-self.pair.words // 32) * 32, _BLOCK)
         table = self.library.table(self.source, self.here, self.pair.peer)
         arguments = self.library.state, table, np.int32(1), *self.library.few
