@@ -14,7 +14,7 @@ from typing import Any
 
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid, Side
-from mpishare.bench.halo import any_fields, halo_exchange, run_on_blocks
+from mpishare.bench.halo import halo_exchange, plan, run_on_blocks
 from mpishare.bench.session import Bound, Call, do_nothing
 
 #: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
@@ -31,6 +31,11 @@ def _enter(comparison: Comparison, grid: Grid) -> None:
     comparison.add("kept array", partial(Exchange, grid, halo_exchange), against=())
     name, bind = ("staged", _staged) if grid.session.on_cuda else ("sendrecv", _by_sendrecv)
     comparison.add_baseline(name, partial(_Others, grid, bind, _copied))
+
+
+def any_fields(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Call]:
+    halo = plan(grid, *fields)
+    return halo.exchange, halo.close
 
 
 def _copied(fields: Fields) -> Fields:

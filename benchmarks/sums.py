@@ -1,32 +1,23 @@
-"""Cases ``accumulate1d`` and ``accumulate3d``: ghosts added to their owners, beside the exchange.
-
-The baseline is what a program would write: faces packed one by one, a Sendrecv, and sums; on CUDA
-through pinned memory.
-"""
+"""Cases ``accumulate1d`` and ``accumulate3d``: ghosts added to their owners, beside exchanges."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-import mpishare
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.grid import Exchange, Grid
-from mpishare.bench.halo import halo_exchange, run_on_blocks
-from mpishare.bench.session import Bound, do_nothing
+from mpishare.bench.halo import halo_exchange, plan, run_on_blocks
+from mpishare.bench.session import Bound, in_turn
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
     comparison.add("accumulate", partial(_Sums, grid, _accumulate))
-    comparison.add("sums given back", partial(_Given, grid, _give_back))
+    comparison.add("sums given back", partial(_Given, grid, partial(_accumulate, give_back=True)))
     comparison.add("in two calls", partial(_Given, grid, _in_two_calls))
     comparison.add("exchange", partial(Exchange, grid, halo_exchange))
     comparison.add("exchange of twice the cells", partial(_twice, grid))
-    name = "staged" if grid.session.on_cuda else "sendrecv"
-    comparison.add_baseline(name, partial(_Sums, grid, _by_hand))
 
 
 class _Sums(Exchange[Grid]):
@@ -81,52 +72,15 @@ def _twice(grid: Grid) -> Exchange[Grid]:
     return Exchange(grid, halo_exchange, [*grid.fields, *more])
 
 
-def _plan(grid: Grid, fields: Any) -> mpishare.HaloExchange:
-    return mpishare.HaloExchange(
-        grid.cart, fields, grid.width, corners=grid.corners, axes=grid.axes, node=grid.session.node
-    )
-
-
-def _accumulate(grid: Grid, *fields: Any) -> Bound:
-    halo = _plan(grid, fields)
-    return partial(halo.accumulate, *fields), halo.close
-
-
-def _give_back(grid: Grid, *fields: Any) -> Bound:
-    halo = _plan(grid, fields)
-    return partial(halo.accumulate, *fields, give_back=True), halo.close
+def _accumulate(grid: Grid, *fields: Any, give_back: bool = False) -> Bound:
+    halo = plan(grid, *fields)
+    return partial(halo.accumulate, *fields, give_back=give_back), halo.close
 
 
 def _in_two_calls(grid: Grid, *fields: Any) -> Bound:
-    halo = _plan(grid, fields)
-
-    def add_and_exchange() -> None:
-        halo.accumulate(*fields)
-        halo.exchange(*fields)
-
-    return add_and_exchange, halo.close
-
-
-def _by_hand(grid: Grid, *fields: Any) -> Bound:
-    xp, sendrecv = grid.session.node.xp, grid.comm.Sendrecv
-    if grid.session.on_cuda:
-        from cupyx import zeros_pinned as zeros
-    else:
-        from numpy import zeros
-    faces = [(side, field[side.into], field[side.out]) for side in grid.sides for field in fields]
-    buffers = [(zeros(ghosts.shape), zeros(ghosts.shape)) for _, ghosts, _ in faces]
-
-    def add() -> None:
-        for (side, ghosts, cells), (out, into) in zip(faces, buffers, strict=True):
-            if xp is np:
-                out[...] = ghosts
-            else:
-                xp.ascontiguousarray(ghosts).get(out=out)  # which waits for the stream
-            ghosts[...] = 0
-            sendrecv(out, side.source, side.number, into, side.to, side.number)
-            cells += xp.asarray(into)
-
-    return add, do_nothing
+    halo = plan(grid, *fields)
+    calls = partial(halo.accumulate, *fields), partial(halo.exchange, *fields)
+    return in_turn(*calls), halo.close
 
 
 run = partial(run_on_blocks, enter=_enter)

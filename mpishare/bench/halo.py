@@ -45,22 +45,16 @@ def run(session: Session, case: Case) -> None:
     run_on_blocks(session, case, enter)
 
 
-def any_fields(grid: Grid, *fields: Any) -> tuple[Callable[..., object], Callable[[], object]]:
-    """Return the call that exchanges fields like these, and the one that closes its plan."""
-    halo = mpishare.HaloExchange(
-        grid.cart,
-        fields,
-        grid.width,
-        corners=grid.corners,
-        axes=grid.axes,
-        node=grid.session.node,
+def plan(grid: Grid, *fields: Any) -> mpishare.HaloExchange:
+    """Return the plan of fields like these. Collective."""
+    return mpishare.HaloExchange(
+        grid.cart, fields, grid.width, corners=grid.corners, axes=grid.axes, node=grid.session.node
     )
-    return halo.exchange, halo.close
 
 
 def halo_exchange(grid: Grid, *fields: Any) -> Bound:
-    exchange, close = any_fields(grid, *fields)
-    return partial(exchange, *fields), close
+    halo = plan(grid, *fields)
+    return partial(halo.exchange, *fields), halo.close
 
 
 def run_on_blocks(session: Session, case: Case, enter: Enter) -> None:
