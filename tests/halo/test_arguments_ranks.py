@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import ClosedError, MismatchError, Node
+from mpishare import ClosedError, Layout, MismatchError, Node
 from mpishare.halo import cartesian
 from tests.helpers.halos import (
     Case,
@@ -56,6 +56,10 @@ def bad_arguments(xp):
         for axes in ((), "0", (0, 0), (2,), (-3,), 1.0)
     )
     yield {"width": 4}, ValueError, "ghosts"
+    yield {"fields": Layout(6, "O")}, TypeError, "objects"
+    yield {"fields": Layout(6, "V0")}, TypeError, "no bytes"
+    yield {"fields": Layout(1)}, ValueError, "ghosts"
+    yield {"fields": Layout((6, 6))}, ValueError, "axes"
     yield {"fields": np.ma.zeros(6)}, TypeError, "field 0 is a masked array"
     yield {"fields": xp.zeros((6, 6))}, ValueError, "axes"
     yield {"axes": (1,)}, ValueError, "axes"

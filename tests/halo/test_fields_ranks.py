@@ -168,17 +168,6 @@ def test_a_call_without_arrays(node):
             exchange_step(halo, fields, 1)
 
 
-def test_layouts_that_cannot_be_exchanged(node):
-    for wrong, kind in [
-        (Layout(6, "O"), TypeError),
-        (Layout(6, "V0"), TypeError),
-        (Layout(1), ValueError),
-        (Layout((6, 6)), ValueError),
-    ]:
-        with pytest.raises(kind):
-            ring(node, wrong)
-
-
 def test_records_on_a_gpu_are_given_as_bytes(node):
     """There is no such array in CuPy, but a plan for one could be made."""
     if node.backend == "cuda":

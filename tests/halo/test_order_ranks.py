@@ -122,23 +122,6 @@ def test_a_private_field_and_one_in_a_window_by_turns(host_node):
             assert node.rank == 0 or (field[:width] == 100 * step + node.rank - 1).all()
 
 
-def test_interior_is_written_between_start_and_wait(node, in_window, rest):
-    """And all owned cells are read."""
-    case = case_of(node, ((1, 2), (1, 1)))
-    case = Case(case.dims, case.periods, ((8,) * node.size, (9,)), case.widths, True)
-    with exchanging(node, case, INTS, in_window) as (halo, [field]):
-        for step in range(1, 60):
-            field.put(step)
-            halo.start(field.array)
-            kept = field.array[halo.interior].copy()
-            field.array[halo.interior] = -step
-            rest(share=0.1)
-            assert (field.array[halo.interior] == -step).all()
-            halo.wait()
-            field.array[halo.interior] = kept
-            check([field], step)
-
-
 @pytest.mark.parametrize("order", ["nested", "crossed", "in between"])
 def test_two_plans_interleaved(node, in_window, rest, order):
     other = even_case((1, node.size), True, 3, 2)
