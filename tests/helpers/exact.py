@@ -1,5 +1,6 @@
 """What an exact sum must be, by rational numbers, and terms that are hard to add."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -69,22 +70,13 @@ def rounded_sum(products: list[tuple[np.ndarray, np.ndarray]], dtype) -> np.ndar
 
 def nearest(value: Fraction, dtype) -> np.floating:
     """The number of a dtype next to a rational one; of two, that with an even last bit."""
-    kind = np.dtype(dtype).type
+    kind, size = np.dtype(dtype).type, abs(value)
+    digits, least = (53, -1074) if dtype == "f8" else (24, -149)
+    about = float(min(size, Fraction(2) ** 1023))
+    unit = Fraction(2) ** max(math.frexp(about)[1] - digits, least)
     with np.errstate(over="ignore"):
         try:
-            first = kind(float(value))
+            found = kind(float(round(size / unit) * unit))
         except OverflowError:
-            first = kind(np.inf if value > 0 else -np.inf)
-        if not np.isfinite(first):
-            first = np.copysign(np.finfo(kind).max, first)
-        beyond = Fraction(float(np.finfo(kind).max)) * (
-            1 + Fraction(1, 2 ** (np.finfo(kind).nmant + 2))
-        )
-        if abs(value) >= beyond:
-            return np.copysign(kind(np.inf), first)
-        near = {kind(np.nextafter(first, kind(way))) for way in (-np.inf, np.inf)} | {first}
-        near = [each for each in near if np.isfinite(each)]
-    bits = f"u{np.dtype(kind).itemsize}"
-    return min(
-        near, key=lambda each: (abs(Fraction(float(each)) - value), int(each.view(bits)) & 1)
-    )
+            found = kind(np.inf)
+    return found if value > 0 else -found

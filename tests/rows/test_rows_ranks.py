@@ -47,16 +47,6 @@ def ring(node):
         yield swap
 
 
-def test_a_side_receives_what_the_other_side_of_its_peer_sends(node, ring):
-    ring.start(columns_of(node, 6), {(0, -1): (0, 1), (0, 1): (4, 6)})
-    assert ring.counts() == {(0, -1): 2, (0, 1): 1}
-    ring.wait()
-    for side, rows in (((0, -1), [4, 5]), ((0, 1), [0])):
-        ranks, numbers = map(on_host, ring.received(side))
-        assert (ranks == (node.rank + side[1]) % node.size).all()
-        assert numbers.tolist() == rows
-
-
 def test_numbers_with_gaps(node, ring):
     """On hosts they are copied; on GPUs they are refused."""
     numbers = node.xp.arange(6)[::2]
