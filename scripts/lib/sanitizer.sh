@@ -18,18 +18,17 @@ in_fused=(
 in_direct=(test_parts_that_are_made_to_go_straight_to_another_gpu)
 in_halo=(
   'test_forced_routes['{copy,pinned}']'
-  'test_twenty_six_neighbors_and_many_fields['{own,copy}']'
-  'test_graphs_of_two_fields_in_turn[own]'
   test_accumulate_in_a_graph
 )
+in_fields=('test_one_plan_of_everything[private]')
 in_accumulate=('test_corners_and_wide_halos['{own,pinned}']')
 in_seams=(
   'test_a_captured_step_follows_a_shift_in_gpu_memory['{own,copy}'-i4-small]'
   'test_faces_are_transposed_and_reversed['{own-flip0-f4,own-flip1-c16,pinned-flip3-f8}']'
 )
-in_wire=('test_faces_of_every_size['{1-f8-float32,4097-c8-bfloat16,4097-f4-float16}']')
+in_wire=('test_fields_in_windows['{1-f8-float32,4097-c8-bfloat16,4097-f4-float16}']')
+in_replays=('test_replays[20-'{False,True}']')
 in_rows=(
-  'test_a_captured_migration['{False,True}'-20]'
   test_a_captured_exchange_by_the_gpus_bounds
   test_captured_rounds
 )
@@ -48,7 +47,7 @@ in_allreduce=(
 )
 in_capture=(test_a_step_is_run_once_captured_once_and_replayed)
 in_redistribute=(
-  'test_random_distributions_by_forced_routes['{0-copy,0-pinned}']'
+  'test_random_distributions_by_forced_routes['{copy,pinned}'-0]'
   'test_transposed_parts_of_any_size[one after the other-f8]'
 )
 in_device=(
@@ -62,9 +61,11 @@ kernel_tests=(
   "${in_fused[@]/#/tests/halo/test_fused_gpu.py::}"
   "${in_direct[@]/#/tests/halo/test_direct_gpu.py::}"
   "${in_halo[@]/#/tests/halo/test_exchange_gpu.py::}"
+  "${in_fields[@]/#/tests/halo/test_fields_ranks.py::}"
   "${in_accumulate[@]/#/tests/halo/test_accumulate_ranks.py::}"
   "${in_seams[@]/#/tests/halo/test_seams_gpu.py::}"
-  "${in_wire[@]/#/tests/halo/test_wire_gpu.py::}"
+  "${in_wire[@]/#/tests/halo/test_wire_ranks.py::}"
+  "${in_replays[@]/#/tests/rows/test_replays_gpu.py::}"
   "${in_rows[@]/#/tests/rows/test_rows_gpu.py::}"
   "${in_exact[@]/#/tests/reduction/test_exact_ranks.py::}"
   "${in_allreduce[@]/#/tests/reduction/test_allreduce_gpu.py::}"

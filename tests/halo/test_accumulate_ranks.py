@@ -102,6 +102,16 @@ def test_random_plans(node, every_route, part):
                 exchange_step(halo, now, 10 * step, *arrays(now))
 
 
+def test_corners_and_wide_halos(node, every_route):
+    """Cells that are shadowed many times: on both sides, by oneself, in corners."""
+    case = even_case((1, node.size), True, 2, 2, corners=True)
+    kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("c16")]
+    with exchanging(node, case, kinds) as (halo, fields):
+        fill(node, case, fields, 0)
+        halo.accumulate(*arrays(fields))
+        compare(node, case, fields, 0)
+
+
 def test_the_same_bits_whoever_comes_first(node, every_route):
     """Numbers whose sums depend on the order."""
     case = even_case((node.size, 1, 1), True, 2, 2, corners=True)

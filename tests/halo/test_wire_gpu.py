@@ -7,10 +7,9 @@ from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import exchange_by, ring
 from tests.helpers.halves import WORLD, node_of_half, require_nccl
-from tests.helpers.wires import PAIRS, WIRES, differ, rounded, rows, wrong
+from tests.helpers.wires import WIRES, differ, rounded, rows, wrong
 
 TWO = pytest.mark.ranks(min=2)
-PAIR = pytest.mark.parametrize(("dtype", "wire"), PAIRS)
 
 
 def put(node, u, dtype, wire, step):
@@ -18,18 +17,6 @@ def put(node, u, dtype, wire, step):
     of_all = rows(node, u.shape[1], dtype, wire, step)
     u[...] = node.xp.asarray(of_all[node.rank])
     return of_all
-
-
-@PAIR
-@pytest.mark.parametrize("n", [1, 4097, 600_000])
-def test_faces_of_every_size(node, dtype, wire, n):
-    """By words with the epoch, one chunk and many; in windows, where others go into ghosts."""
-    u = node.allocate_each((4, n), dtype).array
-    with ring(node, u, axes=0, wire=wire) as halo:
-        for step in range(3):
-            of_all = put(node, u, dtype, wire, step)
-            exchange_by(halo, u, halves=step == 1)
-            assert wrong(node, u, of_all, wire) == 0, step
 
 
 def test_small_and_large_fields_of_two_dtypes_in_one_plan(node):

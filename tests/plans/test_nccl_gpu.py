@@ -16,14 +16,13 @@ from tests.helpers.halos import (
     exchange_step,
     exchanging,
     make_fields,
-    put,
     random_plan,
     ring,
 )
 from tests.helpers.halves import HALF, WORLD, node_of_half, require_nccl
 from tests.helpers.reductions import folded, laid_out, on_host, values
 
-TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.ranks(min=2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,6 @@ def half():
         yield node
 
 
-@TWO
 def test_random_plans(half):
     """Every ghost, called in one piece and in halves."""
     for seed in range(10):
@@ -44,30 +42,6 @@ def test_random_plans(half):
             assert (route == "nccl") == (rank not in half.ranks)
 
 
-@TWO
-def test_a_captured_step_is_replayed(half):
-    case = even_case((WORLD.size,), True, 5)
-    with exchanging(half, case, [Kind("f8")], comm=WORLD) as (halo, fields):
-        assert "nccl" in halo.routes.values()
-        exchange_step(halo, fields, 1)
-        (field,) = arrays(fields)
-
-        def step():
-            field[...] += 1
-            halo.exchange(field)
-
-        replayed = mpishare.capture(half, step)
-        field[...] = WORLD.rank
-        for _ in range(50):
-            replayed()
-        half.synchronize()
-        assert bool((field[fields[0].owned] == WORLD.rank + 50).all())
-        put(fields, 2)
-        halo.exchange(field)
-        check(fields, 2)
-
-
-@TWO
 def test_sums_go_back(half, cupy):
     case = even_case((WORLD.size,), True, 4)
     with exchanging(half, case, [Kind("f8")], comm=WORLD) as (halo, fields):
@@ -88,7 +62,6 @@ def test_sums_go_back(half, cupy):
             assert bool((field == right).all())
 
 
-@TWO
 def test_messages_of_mpi_can_be_asked_for(half, monkeypatch):
     case = even_case((WORLD.size,), True, 5)
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi-host")
@@ -97,7 +70,6 @@ def test_messages_of_mpi_can_be_asked_for(half, monkeypatch):
         exchange_step(halo, fields, 1)
 
 
-@TWO
 def test_inside_a_node_it_can_be_forced(half, monkeypatch):
     monkeypatch.setenv("MPISHARE_ROUTE", "nccl")
     case = even_case((WORLD.size,), True, 5)
@@ -107,18 +79,6 @@ def test_inside_a_node_it_can_be_forced(half, monkeypatch):
             exchange_step(halo, fields, step)
 
 
-@TWO
-def test_fields_of_many_kinds(half):
-    case = even_case((WORLD.size,), True, 5, ((2, 1),))
-    kinds = [Kind("u1", "C", (5,)), Kind("c16"), Kind("f4", "F", (7, 3))]
-    with exchanging(half, case, kinds, comm=WORLD, axes=(0,)) as (halo, fields):
-        for step in range(1, 4):
-            exchange_step(halo, fields, step)
-        other = make_fields(half, case, kinds, rank=WORLD.rank)
-        exchange_step(halo, other, 9)
-
-
-@TWO
 def test_strided_faces_of_a_field_at_an_odd_address(half):
     """They are packed in units that the address allows."""
     field = half.xp.full(1 + 3 * 6 * 8, float(WORLD.rank))[1:].reshape(3, 6, 8)
@@ -129,7 +89,6 @@ def test_strided_faces_of_a_field_at_an_odd_address(half):
         assert (field[:, -1] == after).all()
 
 
-@TWO
 @pytest.mark.parametrize("shapes", [[(6, 0)], [(6, 0), (6, 3)]])
 def test_fields_without_cells(half, shapes):
     """Alone, or beside others; in both directions."""
@@ -142,7 +101,6 @@ def test_fields_without_cells(half, shapes):
         assert (fields[-1][0] == 2 * before).all()
 
 
-@TWO
 @pytest.mark.parametrize("form", ["C", "offset"])
 def test_large_faces_beside_strided_and_small_ones(half, cupy, form):
     """Large ones stay where they are, unless a field begins at an odd address or is in a pool."""
@@ -159,7 +117,6 @@ def test_large_faces_beside_strided_and_small_ones(half, cupy, form):
             check(chosen, step)
 
 
-@TWO
 def test_large_messages_are_no_graphs_where_nccl_maps_any_memory(half, monkeypatch):
     monkeypatch.setenv("NCCL_LEGACY_CUDA_REGISTER", "1")
     assert nccl.most_captured_alone() == nccl.ANY_NBYTES
@@ -170,7 +127,6 @@ def test_large_messages_are_no_graphs_where_nccl_maps_any_memory(half, monkeypat
         assert not halo._forward._launches[0].whole.handles
 
 
-@TWO
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_reductions_are_folded_in_the_order_of_nodes(half, op):
     """To the bit, of any form, small and shared."""
@@ -190,7 +146,6 @@ def test_reductions_are_folded_in_the_order_of_nodes(half, op):
                     assert on_host(field).tobytes() == right.tobytes()
 
 
-@TWO
 def test_large_sums_in_any_memory(half, cupy):
     """Where NCCL maps memory in captures, also if one rank launches a graph and another calls."""
     each = [values("f8", (40_001,), rank, 0) for rank in range(WORLD.size)]
@@ -213,7 +168,6 @@ def test_large_sums_in_any_memory(half, cupy):
                 assert on_host(x).tobytes() == right.tobytes()
 
 
-@TWO
 def test_sums_and_dots_are_captured(half, cupy):
     x = cupy.full(1000, WORLD.rank + 1.0)
     out = cupy.zeros(())
@@ -239,7 +193,6 @@ def test_sums_and_dots_are_captured(half, cupy):
             assert bool((x == sum(numbers)).all())
 
 
-@TWO
 @pytest.mark.parametrize("cells", [4, 300])
 def test_a_loop_over_nodes(half, cupy, cells):
     """In one launch where no network is between them, else run by run; of any count of sums."""
@@ -279,7 +232,6 @@ def test_a_loop_over_nodes(half, cupy, cells):
         solve.close()
 
 
-@TWO
 def test_a_program_of_pytorch(half):
     """On one of its streams: called, again, and captured; and a gradient."""
     torch = pytest.importorskip("torch")

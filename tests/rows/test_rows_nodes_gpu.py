@@ -9,7 +9,7 @@ from tests.helpers.captures import captured
 from tests.helpers.halves import WORLD, device_of_half, node_of_half, require_nccl
 from tests.helpers.random_rows import check_exchanges, check_migrations
 
-TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.ranks(min=2)
 NEXT = (WORLD.rank + 1) % WORLD.size
 BY_MPI = "fused", "copy", "mpi"
 
@@ -20,7 +20,6 @@ def half():
         yield node
 
 
-@TWO
 @pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize("route", ["nccl", "mpi"])
 @pytest.mark.parametrize("seed", range(10))
@@ -42,7 +41,6 @@ def ring(half, room, **options):
     return RowExchange(WORLD, ["f8"], room, dims=[WORLD.size], periods=True, node=half, **options)
 
 
-@TWO
 @pytest.mark.parametrize("route", ["nccl", "mpi"])
 def test_calls_that_come_again(half, cupy, route):
     """With the same arrays and other ints, also while slots grow."""
@@ -70,7 +68,6 @@ def test_calls_that_come_again(half, cupy, route):
             assert len(swap.received(high)[0]) == n
 
 
-@TWO
 def test_a_captured_migration(half, stream, cupy):
     """All rows go round, by goals that only the GPU knows, and none is lost."""
     require_nccl()
@@ -101,7 +98,6 @@ def test_a_captured_migration(half, stream, cupy):
         replayed.close()
 
 
-@TWO
 def test_captured_rows_beyond_a_slot(half, stream, cupy):
     """The first ones come, and both ranks are told; called, too, as graphs have the slot."""
     require_nccl()
@@ -136,7 +132,6 @@ def test_captured_rows_beyond_a_slot(half, stream, cupy):
         replayed.close()
 
 
-@TWO
 def test_slots_grow_with_migrations(half, cupy):
     """The first call takes what has room, the third all: by then the peer has room for it."""
     require_nccl()
@@ -151,7 +146,6 @@ def test_slots_grow_with_migrations(half, cupy):
         assert swap.sent()[NEXT] > 8
 
 
-@TWO
 @pytest.mark.parametrize("route", ["mpi", "mpi-gpu"])
 def test_what_a_capture_refuses(half, stream, cupy, route, monkeypatch):
     """By name, on all ranks; the plan goes on."""
@@ -171,7 +165,6 @@ def test_what_a_capture_refuses(half, stream, cupy, route, monkeypatch):
         assert int(count) == 4
 
 
-@TWO
 def test_inside_a_node_nccl_can_be_forced(half, monkeypatch):
     require_nccl()
     monkeypatch.setenv("MPISHARE_ROUTE", "nccl")
