@@ -19,12 +19,12 @@ MANY = 6  # other lines: above it a chart leaves out libraries that are the fast
 OWN_STYLES = (("#0072B2", "2.5", "none"), ("#56B4E9", "2.5", "none"))
 STYLES = (
     ("#D55E00", "1.8", "6 3"),
-    ("#A65628", "1.8", "10 4"),
+    ("#9467BD", "1.8", "10 4"),
     ("#009E73", "1.8", "2 3"),
     ("#CC79A7", "1.8", "8 3 2 3"),
     ("#B8860B", "1.8", "4 4"),
     ("#808080", "1.8", "1 4"),
-    ("#7F7F00", "1.8", "3 2"),
+    ("currentColor", "1.8", "3 2"),
 )
 #: In a page it has the page's color, alone that of the browser's theme.
 HEAD = """\
