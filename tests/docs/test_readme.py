@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -27,6 +28,15 @@ def test_it_is_short() -> None:
     for block in blocks(FILE):
         if block.is_program:
             assert len([line for line in block.text.splitlines() if line.strip()]) <= 12
+
+
+def test_it_is_described_in_one_way() -> None:
+    words = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"].lower()
+    for where in ("README.md", "CITATION.cff", "codemeta.json", "mpishare/__init__.py"):
+        assert words in (ROOT / where).read_text().lower(), where
+    title, _, summary = (ROOT / "paper/paper.md").read_text().lower().partition("# summary\n")
+    for text in (title, summary.partition("\n# ")[0]):
+        assert words in " ".join(text.split())
 
 
 def script() -> str:
