@@ -24,6 +24,7 @@ HEAT = ROOT / "docs/ports/mpishare_heat.py"
 QUATREX = ROOT / "docs/ports/mpishare_quatrex.py"
 DISTDL = ROOT / "docs/ports/mpishare_distdl.py"
 FBPIC = ROOT / "docs/ports/fbpic.patch"
+PAPER = ROOT / "paper/paper.md"
 
 #: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
 PROGRAM = """
@@ -184,6 +185,7 @@ def test_the_plug_in_is_as_short_as_the_page_says(plug_in, page: str, most: int)
     lines = len(plug_in.read_text().splitlines())
     assert lines <= most
     assert f"It is {lines} lines:" in plug_in.with_name(page).read_text()
+    assert f" ({lines})" in PAPER.read_text()
 
 
 @pytest.mark.parametrize("name", PORTS)
