@@ -61,6 +61,8 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "gpus-drawn": charts("halo1d", "halo3d", "ring", "allreduce", "halo1d-mps"),
         "gpus": lambda folder: [
             *of_runs(folder, "", others.newest, is_whole=False),
+            *of_runs(folder, "openmpi-", others.newest, is_whole=False),
+            *of_runs(folder, "mpich-", others.newest),
             *of_runs(folder, "sums-", others.blocks, is_whole=False),
         ],
         "messages-drawn": charts("messages1d", "messages3d"),

@@ -29,6 +29,8 @@ RUNS = {
     f"{kind}{place}": title
     for kind in (
         "",
+        "openmpi-",
+        "mpich-",
         "mpi-",
         "sums-",
         "jax-",

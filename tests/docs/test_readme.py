@@ -166,6 +166,11 @@ def test_the_words_of_performance_are_those_of_the_run() -> None:
         span([run[n, arm] for n in sizes[:3]], 1) for arm in ("private fields", "window fields")
     )
     assert f"{private} µs up to 64 KiB for any arrays, {windows} for fields in windows" in page
+    late, later = (load(name) for name in ("openmpi-gpus2", "mpich-gpus2"))
+    few = [span([each[n, "private fields"] for n in sizes[:3]], 1) for each in (late, later)]
+    messages = span([late[n, "mpi"] for n in sizes[:3]], 0)
+    assert f"had {few[0]} µs up to 64 KiB for any arrays, and {messages} for CUDA-aware MPI" in page
+    assert f"right after all tests, had {few[1]}." in page
     over = [run[n, "own"] / run[n, "best"] for n in sizes]
     assert f"{over[-2]:.2f} of the best at 16 MiB, {over[-1]:.2f} at 64 MiB" in page
     fences, pairs = (
