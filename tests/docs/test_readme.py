@@ -189,6 +189,9 @@ def test_the_figures_of_messages_to_other_nodes_are_those_of_the_run() -> None:
         if arm in arms
     ]
     assert f"{span(over, 1)} of the same messages sent by hand" in text
+    some, many = (slabs[n, "by nccl"] / slabs[n, "through the host"] for n in (1 << 20, 1 << 26))
+    said = f"{some:.1f} of messages through the host at 1 MiB, {many:.2f} at 64 MiB"
+    assert f"by NVLink {said}" in text
 
 
 SIZES = (8, 512, 4096, 65536, 1 << 20, 1 << 24, 1 << 26)
