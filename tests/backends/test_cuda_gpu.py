@@ -11,37 +11,24 @@ from tests.helpers.held import gpu_free
 from tests.helpers.windows import fails_on
 
 MIB = 1 << 20
-TWO = pytest.mark.ranks(min=2)
 
 
 def uuids(node):
     return [member.device.uuid for member in node.report().members]
 
 
-def test_device_is_the_current_one(node, cupy):
+def test_device_is_the_current_one_as_nvidia_smi_describes_it(node, cupy):
     device = node.device
     assert cupy.cuda.Device().id == device.ordinal
-    properties = cupy.cuda.runtime.getDeviceProperties(device.ordinal)
-    assert device.name == properties["name"].decode()
-    # Not CuPy's word for it, which ends at the first byte of 0.
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-    assert f"(UUID: {device.uuid})" in listed.stdout
     assert device.pci_id == cupy.cuda.runtime.deviceGetPCIBusId(device.ordinal).lower()
     assert uuids(node)[node.rank] == device.uuid
     assert device.uuid in repr(node)
-
-
-def test_device_as_nvidia_smi_describes_it(node):
-    device = node.device
+    # Not CuPy's word for it, which ends at the first byte of 0.
     query = ["nvidia-smi", f"--id={device.uuid}", "--format=csv,noheader"]
-    said = subprocess.run(
-        [*query, "--query-gpu=driver_version,compute_cap"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    version, capability = said.stdout.strip().split(", ")
-    assert device.compute_capability == capability
+    query.append("--query-gpu=name,driver_version,compute_cap")
+    said = subprocess.run(query, capture_output=True, text=True, check=True)
+    name, version, capability = said.stdout.strip().split(", ")
+    assert (device.name, device.compute_capability) == (name, capability)
     assert device.driver.startswith(f"{version} (CUDA ")
     assert f"compute capability {capability}" in str(node.report())
 
@@ -100,14 +87,10 @@ def test_device_as_an_argument(node, form, cupy):
 def test_wrong_device(node, device, error):
     with pytest.raises(error):
         Node(device=device)
+    last = node.size - 1
+    given = device if node.rank == last else None
+    fails_on(node.comm, [last], error, lambda: Node(device=given))
     assert node.allocate(2, fill=1).array.tolist() == [1, 1]
-
-
-@TWO
-def test_wrong_device_on_one_rank(node):
-    odd = node.size - 1
-    device = 99 if node.rank == odd else None
-    fails_on(node.comm, [odd], ValueError, lambda: Node(device=device), "device=99")
 
 
 def test_memory_is_plain_and_outside_of_the_pool(node, cupy):

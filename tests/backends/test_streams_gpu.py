@@ -136,12 +136,13 @@ def test_stream_that_is_dropped_between_calls(node, cupy):
 
 
 def test_capture_is_refused(node, streams):
-    win, event = node.allocate(2), node.event()
+    win, event, pool = node.allocate(2, name="captured"), node.event(), node.pool()
     stream = streams[0]
     mine = [node.rank]
     with stream:
         with captured(stream):
-            calls = [win.fence, lambda: win.post(mine), lambda: win.start(mine)]
+            calls = [win.fence, lambda: win.post(mine), lambda: win.start(mine), win.snapshot]
+            calls.append(lambda: pool.allocate(3) if node.is_leader else pool.open(b""))
             calls.append(event.record if event.owner == node.rank else event.wait)
             for call in calls:
                 with pytest.raises(UnsupportedError, match="captured"):

@@ -231,23 +231,9 @@ def forked(stage: Stage) -> None:
     node = stage.node()
     window = node.allocate(4, fill=0.0)
     window.fence()
-    if stage.rank == 1:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            # Leaves without a word to MPI, and some time after its parent.
-            for call in (node.barrier, window.fence, node.close):
-                try:
-                    call()
-                except Exception as error:
-                    os.write(writer, f"{call.__name__}: {type(error).__name__}\n".encode())
-            time.sleep(2)
-            os._exit(0)
-        os.close(writer)
-        heard = b""
-        while heard.count(b"\n") < 2:
-            heard += os.read(reader, 4096)
-        report({"child": child, "heard": heard.decode().splitlines()})
+    if stage.rank == 1 and os.fork() == 0:
+        time.sleep(2)  # leaves without a word to MPI, and some time after its parent
+        os._exit(0)
     stage.attempt("after the fork", lambda: (node.barrier(), window.fence(), node.barrier()))
     if stage.rank == 1:
         stage.die()
@@ -255,10 +241,9 @@ def forked(stage: Stage) -> None:
 
 
 @pytest.mark.both_mpis
-def test_a_forked_child_is_refused_and_does_not_hide_its_parents_death():
+def test_a_forked_child_does_not_hide_its_parents_death():
     played = play(2, forked, survivable=True)
     played.worked([0, 1], "after the fork")
-    assert played.rank(1)["heard"][:2] == ["barrier: UnsupportedError", "fence: UnsupportedError"]
     (after,) = played.missed(1, "after the death", of=[0])
     assert after.end - played.rank(1)["died"] < 1.5  # the child lives for 2 s
 

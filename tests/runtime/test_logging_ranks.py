@@ -17,36 +17,31 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, caplog):
         window = node.allocate((3, 5), dtype="f4")
         field = node.xp.zeros(6)
         halo = ring(node, field)
+        total = mpishare.Allreduce(node.comm, field, node=node)
         made = [(record.name, record.getMessage()) for record in caplog.records]
         nbytes = halo.staging_nbytes
         caplog.clear()
         for _ in range(2):
             halo.exchange(field)
             window.fence()
+            total.reduce(field)
+            total.dot(field, field)
         assert not caplog.records
+        total.close()
         halo.close()
         window.close()
-    assert [name for name, _ in made] == ["mpishare.window", "mpishare.halo"]
+    assert [name for name, _ in made] == [
+        f"mpishare.{name}" for name in ("window", "halo", "allreduce")
+    ]
     assert "shape (3, 5), dtype float32, 60 B, of rank 0" in made[0][1]
     for peer, route in halo.routes.items():
         assert f"rank {peer} by {route}" in made[1][1]
     assert f"{format_nbytes(nbytes)} of staging" in made[1][1]
     assert " ms" in made[1][1]
+    assert made[2][1].startswith(f"{total.name} made in ")
+    assert made[2][1].endswith(" of staging")
     closed = [record.getMessage() for record in caplog.records]
-    assert closed == [f"{halo.name} closed", f"{window.name} closed"]
-
-
-def test_a_reduction_is_logged_and_no_call_of_it(node, caplog):
-    x = node.xp.ones(3)
-    with caplog.at_level(logging.DEBUG, "mpishare.allreduce"):
-        total = mpishare.Allreduce(node.comm, x, node=node)
-        total.reduce(x)
-        total.dot(x, x)
-        total.close()
-    made, closed = [record.getMessage() for record in caplog.records]
-    assert made.startswith(f"{total.name} made in ")
-    assert made.endswith(" of staging")
-    assert closed == f"{total.name} closed"
+    assert closed == [f"{each.name} closed" for each in (total, halo, window)]
 
 
 def calls(node):

@@ -9,7 +9,7 @@ import pytest
 import mpishare
 from tests.helpers.launch import run_ranks
 
-WAYS = ("by_process", "by_executor", "by_forkserver", "by_subprocess")
+WAYS = ("by_process", "by_executor", "by_subprocess")
 PROGRAM = """
 import multiprocessing
 import os
@@ -42,14 +42,10 @@ def answer(answers, window):
     answers.put(child(window))
 
 
-def by_executor(window, method="spawn"):
-    context = multiprocessing.get_context(method)
+def by_executor(window):
+    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as executor, mpishare.outside_environment():
         return executor.submit(child, window).result(timeout=20)
-
-
-def by_forkserver(window):
-    return by_executor(window, "forkserver")
 
 
 def by_subprocess(window):

@@ -191,11 +191,6 @@ class Cluster:
         done = self._command("scancel", *words, job)
         assert done.status == 0, done.describe()
 
-    def release(self, job: int) -> None:
-        """Let a job begin that was submitted with `--hold`."""
-        done = self._command("scontrol", "release", job)
-        assert done.status == 0, done.describe()
-
     def change(self, job: int, *words: object) -> None:
         """Run `scontrol update`."""
         done = self._command("scontrol", "update", f"job={job}", *words)

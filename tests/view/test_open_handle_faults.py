@@ -1,4 +1,4 @@
-"""Openers and owners of a pool that die, forged handles, and windows that are waited for."""
+"""Openers and owners of a pool that die or stop, and forged handles."""
 
 import contextlib
 import os
@@ -135,28 +135,3 @@ def test_a_handle_that_leads_to_another_user_is_refused_before_a_word(owner):
         with pytest.raises(mpishare.HandleError, match=f"by a process of another user, {NOBODY}"):
             mpishare.open_handle(forged)
         assert heard() == b"b''"
-
-
-def awaited(stage: Stage, name: str) -> None:
-    node = stage.node()
-    if stage.rank == 0:
-        with Viewer() as viewer:
-            viewer.begin(f"host(mpishare.attach({name!r}, wait_s=float('inf')).array)")
-            window = node.allocate(3, fill=6.0, name=name)
-            assert viewer.answer() == [6.0] * 3
-    else:
-        window = node.allocate(3, fill=6.0, name=name)
-    node.barrier()
-    window.close()
-    node.close()
-
-
-def test_a_viewer_that_came_first():
-    play(2, awaited, f"awaited-{os.getpid()}", shared=True).ended_well()
-
-
-@pytest.mark.parametrize("wait_s", [-1, float("nan"), -float("inf"), True, "1", None, 2e9])
-def test_a_wait_is_no_negative_number(wait_s):
-    error = TypeError if isinstance(wait_s, bool | str | None) else ValueError
-    with pytest.raises(error, match="attach failed: wait_s must be a number of seconds"):
-        mpishare.attach("nobody", wait_s=wait_s)

@@ -8,7 +8,6 @@ import pytest
 
 from mpishare import UnsupportedError
 from mpishare.view import snapshots
-from tests.helpers.captures import captured
 from tests.helpers.held import gpu_free
 from tests.helpers.latch import Latch, within
 from tests.helpers.viewer import viewing
@@ -182,13 +181,6 @@ def test_frames_of_a_channel_are_seen_in_the_order_of_their_stream(node, view, s
         assert view.answer() == [[2, [5]], [3, [6]], [4, [7]]]
     node.synchronize(streams[0])
     channel.close()
-
-
-def test_a_snapshot_in_a_capture_is_refused(node, cupy):
-    window = node.allocate_each(8, fill=0, name="captured")
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream, captured(stream), pytest.raises(UnsupportedError, match="captured into a graph"):
-        window.snapshot()
 
 
 def test_a_viewer_on_the_gpu_lets_go_when_the_window_closes(node, view):

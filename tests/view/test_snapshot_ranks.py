@@ -137,6 +137,13 @@ def test_dtypes_of_numpy_alone(host_node):
     assert (shared.segment(node.size - 1) == 2.5).all()
 
 
+def test_a_viewer_that_came_first(node, view):
+    view.begin("host(attach('awaited', wait_s=float('inf')).array)")
+    window = node.allocate(3, fill=6.0, name="awaited")
+    assert view.answer() == [6.0] * 3
+    window.close()
+
+
 def test_a_viewer_is_told_when_the_window_closes(node, view):
     window = node.allocate_each(shape_of(node.rank), name="closing")
     take(node, window, 1)

@@ -251,8 +251,26 @@ def test_a_window_whose_files_are_wrong_is_refused_and_none_stays(fake, reply, f
         assert copies == 1
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 2e9, True, "10", None])
-def test_a_timeout_of_attach_is_positive(timeout_s):
-    error = TypeError if isinstance(timeout_s, bool | str | None) else ValueError
-    with pytest.raises(error, match=r"attach failed: timeout_s must be a positive number"):
-        mpishare.attach("nobody_has_it", timeout_s=timeout_s)
+ATTACH, OPEN = (mpishare.attach, "nobody-has-it"), (mpishare.open_handle, b"")
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, -math.inf, True, "10"])
+@pytest.mark.parametrize(
+    ("call", "name", "words"),
+    [
+        (ATTACH, "timeout_s", "attach failed: timeout_s must be a positive number"),
+        (ATTACH, "wait_s", "attach failed: wait_s must be a number of seconds"),
+        (OPEN, "timeout_s", "open_handle failed: timeout_s must be a positive number"),
+    ],
+    ids=str,
+)
+def test_a_duration_is_a_number_and_not_negative(call, name, words, seconds):
+    function, argument = call
+    with pytest.raises(TypeError if isinstance(seconds, bool | str) else ValueError, match=words):
+        function(argument, **{name: seconds})
+
+
+@pytest.mark.parametrize("seconds", [0, math.inf, 2e9])
+def test_an_answer_is_waited_for_so_long(seconds):
+    with pytest.raises(ValueError, match="attach failed: timeout_s must be"):
+        mpishare.attach("nobody-has-it", timeout_s=seconds)

@@ -141,13 +141,9 @@ def stopped(stage: Stage, killed_after_s: float) -> None:
 
 
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
-def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
-    play(2, stopped, 0.0, backend=backend, shared=True).ended()
-
-
-@pytest.mark.parametrize("backend", KILLING_BACKENDS)
-def test_a_viewer_that_is_killed_during_the_close(backend):
-    play(2, stopped, 0.5, backend=backend, shared=True).ended()
+@pytest.mark.parametrize("killed_after_s", [0.0, 0.5], ids=["stays", "killed during the close"])
+def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend, killed_after_s):
+    play(2, stopped, killed_after_s, backend=backend, shared=True).ended()
 
 
 def dying_amid_frames(stage: Stage, names: list[str]) -> None:
@@ -287,31 +283,17 @@ while True:
 """
 FOREIGN = """
 def foreign(nobody, name):
-    import socket
-    from mpishare.view.names import listed
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setgid(nobody); os.setuid(nobody)
         try:
-            attach(name)
-            told = ["attached"]
+            told = f"attached: {attach(name)}"
         except mpishare.HandleError as error:
-            told = [str(error)]
-        for window in listed():
-            if window.name == name:
-                door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                door.setblocking(False)
-                try:
-                    door.connect(chr(0) + window.address)
-                    door.setblocking(True)
-                    door.settimeout(0.5)
-                    told.append(repr(door.recv(1000)))
-                except OSError as error:
-                    told.append(type(error).__name__)
-        os.write(writer, json.dumps(told).encode())
+            told = str(error)
+        os.write(writer, told.encode())
         os._exit(0)
     os.wait()
-    return json.loads(os.read(reader, 10000))
+    return os.read(reader, 10000).decode()
 """
 
 
@@ -339,9 +321,8 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
             assert viewer("host(mpishare.attach('foreign').array)") == [3.0] * 4
             # Not the deadline, though one socket takes no connection.
             assert time.monotonic() - begin < 8
-            attached, *knocked = viewer(f"foreign({nobody}, 'foreign')")
-            assert "User 0 has a window of that name" in attached
-            assert {*knocked} & {"b''", "ConnectionResetError"}
+            told = viewer(f"foreign({nobody}, 'foreign')")
+            assert "User 0 has a window of that name" in told
             viewer.begin("attach('false')")
             told = viewer.told()["text"]
             assert "no process of this user has a window of that name" in told

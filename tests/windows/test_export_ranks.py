@@ -1,5 +1,6 @@
 """Windows that a C program opens by one line of text, on the host, and lines that are wrong."""
 
+import os
 import random
 import tempfile
 
@@ -10,6 +11,7 @@ from mpishare import ClosedError, UnsupportedError
 from tests.helpers.c_program import LANGUAGES, compile_program, run_program
 
 N = 1000  # float64 elements
+NO_PROCESS = 1 << 22  # Linux numbers processes up to one less
 
 
 @pytest.fixture(scope="module", params=LANGUAGES)
@@ -63,6 +65,9 @@ def test_a_closed_window_is_not_opened(host_node, program):
     node = host_node
     win = node.allocate_each(N, "f8", name="exported")
     line = str(win.export())
+    of_a_killed_rank = line.replace(f"/proc/{os.getpid()}/", f"/proc/{NO_PROCESS}/")
+    gone = 1, "2: the window or its process is gone"
+    assert run_program(program, of_a_killed_rank) == gone
     win.close()
     with pytest.raises(ClosedError):
         win.export()

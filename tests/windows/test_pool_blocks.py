@@ -174,30 +174,6 @@ def test_a_process_outside_cannot_cut_the_row_that_the_owner_reads():
     owner.close()
 
 
-def test_pages_are_reserved_before_they_are_touched():
-    memory = HostBackend().create_pool(8 << 20)
-    fd = memory.export()
-    try:
-        assert os.fstat(fd).st_blocks == 0
-        memory.allocate(100, 0)
-        assert 512 * os.fstat(fd).st_blocks == 2 << 20
-        memory.allocate(5 << 20, 0)
-        assert 512 * os.fstat(fd).st_blocks == 6 << 20
-    finally:
-        os.close(fd)
-        memory.close()
-
-
-def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
-    memory = HostBackend().create_pool(8 << 20)
-    with monkeypatch.context() as patch:
-        patch.setattr(shared, "free_nbytes", lambda: 1 << 20)
-        with pytest.raises(UnsupportedError, match="--shm-size"):
-            memory.allocate(4 << 20, 0)
-    memory.allocate(8 << 20, 0)
-    memory.close()
-
-
 @pytest.mark.parametrize(
     ("offset", "shape", "strides", "is_right"),
     [

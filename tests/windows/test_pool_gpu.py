@@ -5,8 +5,7 @@ import itertools
 
 import pytest
 
-from mpishare import HandleError, UnsupportedError
-from tests.helpers.captures import captured
+from mpishare import HandleError
 from tests.helpers.latch import Latch
 
 CHUNK_NBYTES = 8 << 20
@@ -77,15 +76,6 @@ def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node, count, cupy):
         cupy.cuda.Device().synchronize()
         assert (copy.get() == 5).all()
         del others, other
-    node.barrier()
-
-
-def test_no_call_in_a_capture(node, cupy):
-    pool = node.pool()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    call, argument = (pool.allocate, 3) if node.is_leader else (pool.open, b"")
-    with stream, captured(stream), pytest.raises(UnsupportedError, match="captured"):
-        call(argument)
     node.barrier()
 
 
