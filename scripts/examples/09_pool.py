@@ -28,7 +28,13 @@ with mpishare.Node() as node:
     right = [float(number * patch.size) for number, patch in enumerate(patches)]
     if sums != right:
         raise SystemExit(f"rank {node.rank}: WRONG: {sums}")
-    total = comm.allreduce(sum(sums))
+    total = comm.allreduce(sum(sums))  # all have read
+    for number in range(node.rank, PATCHES, node.size):  # each writes some, from its own GPU
+        patches[number][...] = -number
+    node.synchronize()
+    node.barrier()  # all have written
+    if any(int((patch != -number).sum()) for number, patch in enumerate(patches)):
+        raise SystemExit(f"rank {node.rank}: WRONG: not all is written")
     # The others let go before the owner does.
     patches.clear()
     node.barrier()

@@ -2,8 +2,7 @@
 
     mpirun -n 4 python -m mpi4py scripts/examples/30_triton.py
 
-As `26_device_ring`, with arrays of PyTorch. Several programs share out the array, each with slots
-of its own.
+The arrays are of PyTorch. Several programs share out the array, each with slots of its own.
 """
 
 import mpishare
