@@ -92,8 +92,8 @@ def cuda_requirements(major: int | None, outer: dict[str, str]) -> list[str]:
 class Environment:
     """One virtual environment, made or brought up to date by `make`."""
 
-    def __init__(self, folder: Path, kind: str, wheelhouse: Path | None) -> None:
-        self.folder, self.mpi, self.wheelhouse = folder, kind, wheelhouse
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.mpi = folder, kind
         self.python = folder / "bin" / "python"
         self.outer = outer_packages()
         self.cuda = driver_major()
@@ -151,12 +151,9 @@ class Environment:
             (site / "outer.pth").write_text("\n".join(sorted(folders)) + "\n")
 
     def pip(self, *lines: str) -> list[str]:
-        """The command that installs these lines, from the wheelhouse alone if there is one."""
+        """The command that installs these lines."""
         command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input"]
-        command += ["--disable-pip-version-check", "--no-warn-script-location"]
-        if self.wheelhouse:
-            command += ["--no-index", "--find-links", str(self.wheelhouse)]
-        return [*command, *lines]
+        return [*command, "--disable-pip-version-check", "--no-warn-script-location", *lines]
 
     def has_installed(self, group: str) -> bool:
         """Install a group that the tests can do without; say so where that fails."""
@@ -228,13 +225,10 @@ def main() -> None:
     parser.add_argument("--mpi", choices=["auto", *WHEELS], default="auto")
     parser.add_argument("--groups", default="", help="dependency groups, separated by commas")
     parser.add_argument("--optional", default="", help="groups to install if pip finds them")
-    parser.add_argument("--wheelhouse", type=Path, help="install from these wheels alone")
     options = parser.parse_args()
-    if options.wheelhouse and not options.wheelhouse.is_dir():
-        raise SystemExit(f"setup: {options.wheelhouse} is not a folder of wheels")
     if options.folder.is_symlink():
         raise SystemExit(f"setup: {options.folder} is a link: what it points to is another's")
-    environment = Environment(options.folder.absolute(), options.mpi, options.wheelhouse)
+    environment = Environment(options.folder.absolute(), options.mpi)
     environment.make(names(options.groups), names(options.optional))
     build_and_tell(ROOT, environment.python)
 
