@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -155,11 +156,17 @@ def peer_error(call: str, failures: dict[int, str]) -> PeerError:
 
 
 def mismatch(
-    what: str, values: Mapping[int, str], rank: int, verb: str, rule: str
+    what: str,
+    values: Mapping[int, str],
+    rank: int,
+    verb: str,
+    rule: str,
+    where: Mapping[int, str] = MappingProxyType({}),
 ) -> MismatchError:
     """Return the error of ranks that differ: those with the rarest value first.
 
-    `what` stands before the values of all ranks, `rule` behind them; ranks `verb` their value.
+    `what` stands before the values of all ranks, `rule` behind them; ranks `verb` their value, and
+    are `where` that is known.
     """
     holders = grouped((value, each) for each, value in values.items())
     groups = sorted(holders.items(), key=lambda group: (len(group[1]), group[1]))
@@ -171,7 +178,8 @@ def mismatch(
     texts.append(f"{f'the other {len(many)} ranks' if is_rule else name_ranks(many)}: {most}")
     mine = values[rank]
     differing = {each: f"{verb} {value}" for each, value in values.items() if value != mine}
-    return MismatchError(f"{what}: {'; '.join(texts)}. {rule}", failures=differing)
+    whole = f"{what}: {'; '.join(texts)}{name_places(where)}. {rule}"
+    return MismatchError(whole, failures=differing)
 
 
 def departure_error(
@@ -271,7 +279,7 @@ def describe_death(dead: Iterable[int], rank: int, size: int) -> str:
 def died(dead: Sequence[int], rank: int, size: int, timeout_s: float) -> PeerTimeout:
     """Return the error of every call after a death."""
     death = describe_death(dead, rank, size)
-    text = f"{death}. {_UNUSABLE}; close() is local, and the job is aborted at exit."
+    text = f"{death}. {_UNUSABLE}: its close waits for nobody, and the job is aborted at exit."
     return PeerTimeout(text, ranks=dead, timeout_s=timeout_s)
 
 

@@ -42,8 +42,8 @@ class Node(NodeObject):
     0.1 to 1 s on CUDA, where every pair of ranks is tried once. Each rank gets the node it is on.
     Of ranks that are all in one open node already, about a millisecond: what that node has found
     out holds for them. Threads that make nodes at the same time have a communicator each.
-    Collective calls of a node raise `PeerTimeout` or `PeerError` where a rank is gone or late, and
-    those that make an object also what `allocate` and `share` raise.
+    Collective calls of a node raise `PeerTimeout` or `PeerError` where a rank is gone or late.
+    Calls that make an object may also raise the errors that `allocate` and `share` list.
 
     Parameters
     ----------
@@ -574,7 +574,7 @@ class Node(NodeObject):
             context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:
-            agreement.life.leave("close()", error)
+            agreement.life.leave("Node.close", error)
             self._abandon()
             raise
         self._is_closed = True

@@ -12,17 +12,19 @@ from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
 from mpishare.coordination.poll import rounds
 from mpishare.coordination.recording import require_none
 from mpishare.coordination.waits import Waits
+from mpishare.coordination.where import place
 from mpishare.errors import (
     HandleError,
     MpiShareError,
     UnsupportedError,
     describe,
+    escaped,
     mismatch,
     peer_error,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -118,7 +120,11 @@ class Agreement(Waits):
         try:
             known = {text: json.loads(text) for text in {*messages}}  # most are the same
             replies = [known[text] for text in messages]
-            return kept, settle(call, replies, mine, self.rank, "node")
+            where = {}
+            if len({called for called, *_ in known.values()}) > 1:  # so all ranks come here
+                messages = self._exchange(call, place(self.block, self.owner).encode())
+                where = {r: escaped(messages[r].decode()) for r in self.others}
+            return kept, settle(call, replies, mine, self.rank, "node", where)
         finally:
             mine = None  # avoids a cycle with its traceback, which may hold large arrays
 
@@ -206,11 +212,12 @@ def settle(
     error: BaseException | None,
     rank: int,
     of: str,
+    where: Mapping[int, str] | None = None,
 ) -> list[Any]:
     """Return the results of a step by rank, or raise on every rank: this one's own error first.
 
     A reply has the call, the text of an error or None, and the result; `of` names the group of
-    ranks.
+    ranks, `where` places of others as far as they are known.
     """
     if error is not None:
         note_agreed(error)
@@ -221,7 +228,8 @@ def settle(
     calls = {r: called for r, (called, *_) in enumerate(replies)}
     if len({*calls.values()}) > 1:
         rule = f"Collective calls are made in the same order on all ranks of a {of}."
-        raise mismatch("ranks made different collective calls", calls, rank, "called", rule)
+        what = "ranks made different collective calls"
+        raise mismatch(what, calls, rank, "called", rule, where or {})
     failures = {r: text for r, (_, text, _) in enumerate(replies) if text is not None}
     if failures:
         raise peer_error(call, failures)

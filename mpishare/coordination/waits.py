@@ -31,6 +31,7 @@ from mpishare.errors import (
     UnsupportedError,
     describe_stragglers,
     late_ranks,
+    name_places,
 )
 
 if TYPE_CHECKING:
@@ -215,7 +216,9 @@ class Waits:
             "Collective calls must be made in the same order on all ranks of a node. A call that "
             "raised on a rank alone was not made there."
         )
-        why = f"ranks wait for each other: {named}. {rule}"
+        where = self.where(calls)  # not of those that have raised it already
+        here = {r: text for r, text in where.items() if self.block.state(r) == State.PRESENT}
+        why = f"ranks wait for each other: {named}{name_places(here)}. {rule}"
         text = " ".join([why, *awaited_calls({*called.values()})])
         return self.life.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 

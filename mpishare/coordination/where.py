@@ -163,7 +163,7 @@ def describe_all(block: ControlBlock, ranks: Collection[int], since_ns: int) -> 
 def answer(block: ControlBlock, thread: int) -> None:
     """Publish where a thread of this process is, if a rank has asked since the last answer."""
     if block.is_asked():
-        block.answer(lambda: _place(block, thread))
+        block.answer(lambda: place(block, thread))
 
 
 def _why_silent(block: ControlBlock, rank: int) -> str:
@@ -180,7 +180,7 @@ def _why_silent(block: ControlBlock, rank: int) -> str:
     return _SILENT
 
 
-def _place(block: ControlBlock, thread: int) -> str:
+def place(block: ControlBlock, thread: int) -> str:
     """Return the innermost line of the user's program in a thread, and the call made there.
 
     That is a call of mpishare, or a line of another package. Python's own library is passed over.
