@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.mpi_agreement import never_free
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -49,7 +47,6 @@ class MpiMessages:
         self._tests = [request.Test for request in self._requests]
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
-        self._is_open = False
 
     def receive(self) -> None:
         """Start the receives, if possible before the senders send.
@@ -59,11 +56,10 @@ class MpiMessages:
         if self._is_receiving:
             return
         self._startall(self._recvs)
-        self._is_receiving = self._is_open = True
+        self._is_receiving = True
 
     def send(self) -> None:
         """Start the sends of the packed messages, and the receives if they are not yet started."""
-        self._is_open = True
         self._startall(self._sends if self._is_receiving else self._requests)
         self._is_receiving = False
 
@@ -87,25 +83,16 @@ class MpiMessages:
         except BaseException as error:
             self._comm.context.life.leave(self._call, error)  # of a handler of a signal
             raise
-        self._is_open = False
 
     def _poll(self) -> None:
         self._comm.wait_anywhere(self._call, self._pending, partial(self._testall, self._requests))
 
-    def close(self, memory: Sequence[Any] = ()) -> bool:
-        """Free the requests; return whether the buffers may be used again.
-
-        Requests under way are left to MPI, together with their buffers and `memory`.
-        """
-        is_over = not self._is_open
-        if is_over:
-            for request in self._requests:
-                request.Free()
-        else:
-            never_free(self._requests, [*self._buffers, *memory])
+    def close(self) -> None:
+        """Free the requests: none is under way, as a plan whose call has failed is not closed."""
+        for request in self._requests:
+            request.Free()
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
         self._tests = []
-        return is_over
 
     def _pending(self) -> list[int]:
         pairs = zip(self._peers, self._requests, strict=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import never_free
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ class MessageOut:
     forget = int  # a message has no name
 
     def close(self) -> None:
-        if not self.is_sent():
-            never_free([self._request], [self._data])
+        """Do nothing: a plan closes once all that was sent has come."""
 
 
 class MessageIn:
@@ -93,8 +91,7 @@ class MessageIn:
         self.columns = views_of(self._form, self._data, self.count)
 
     def close(self) -> None:
-        if self._request is not None:
-            never_free([self._request], [self._data])
+        """Do nothing, as `MessageOut`."""
 
 
 def late(

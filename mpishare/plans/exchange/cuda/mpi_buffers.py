@@ -73,12 +73,11 @@ class MpiBuffers:
         self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
 
     def close(self) -> None:
-        """Free requests and events, and the memory unless a message is under way."""
-        is_over = self.messages.close([*self._blocks, *self._pinned])
+        """Free requests, events and memory."""
+        self.messages.close()
         self._backend.close_events([self.packed, self.unpacked])
-        if is_over:
-            for block in self._blocks:
-                block.close()
+        for block in self._blocks:
+            block.close()
         self._blocks, self._pinned = [], []
 
     def _allocate(self, nbytes: int) -> int:
