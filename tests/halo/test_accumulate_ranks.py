@@ -9,97 +9,28 @@ import pytest
 from mpishare import Layout, NeighborExchange, SeamExchange, UnsupportedError
 from tests.helpers.captures import engines_of
 from tests.helpers.halos import (
-    FORMS,
-    HOST_FORMS,
     Kind,
-    accumulated,
     arrays,
+    check_given_back,
+    check_sums,
     even_case,
     exchange_step,
     exchanging,
-    make_fields,
     on_host,
     pause,
-    random_case,
-    random_kinds,
+    put_weights,
+    random_sums,
     ring,
     some,
-    weights,
 )
 from tests.helpers.seams import RandomSeams, expected
-
-DTYPES = ("i4", "i8", "f4", "f8", "c8", "c16")
-MORE_DTYPES = (*DTYPES, "i2", "u4", "f2", ">f8")
-
-
-def fill(node, case, fields, seed):
-    """Small integers everywhere, ghosts too: sums of them are exact."""
-    for at, field in enumerate(fields):
-        values = weights(case, field.kind, node.rank, seed + at, 9)
-        field.array[...] = node.xp.asarray(values)
-
-
-def compare(node, case, fields, seed):
-    for at, field in enumerate(fields):
-        right = accumulated(case, field.kind, node.rank, seed + at, 9)
-        places = np.argwhere(on_host(field.array) != right)[:4].tolist()
-        assert not places, f"seed {seed}, {case}, {field.kind}: wrong at {places}"
-
-
-def fill_unevenly(node, fields, seed):
-    """Numbers whose sums depend on their order."""
-    rng = np.random.default_rng([seed, node.rank, 43])
-    for field in fields:
-        values = rng.standard_normal(field.shape) * 10.0 ** rng.integers(-3, 6, field.shape)
-        field[...] = node.xp.asarray(values.astype(field.dtype))
-
-
-def bits_of(fields):
-    return [on_host(each).tobytes() for each in fields]
-
-
-def check_given_back(node, plan, fields, seed, others=()):
-    """In turns with the calls that it stands for, on the same plan, also for other arrays."""
-    mine = np.random.default_rng([seed, node.rank, 47])
-    for step in range(4):
-        now = others if step == 2 and others else fields
-        fill_unevenly(node, now, seed + step)
-        plan.accumulate(*now)
-        plan.exchange(*now)
-        right = bits_of(now)
-        fill_unevenly(node, now, seed + step)
-        pause(mine)
-        plan.accumulate(*now, give_back=True)
-        assert bits_of(now) == right, f"seed {seed}, step {step}: {plan}"
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_plans(node, every_route, part):
     """Ghosts that have an owner are zeroed, the others stay. All dtypes and orders in memory."""
-    is_host = node.backend == "host"
     for seed in range(13 * part, 13 * part + some(node, 13)):
-        gives_back = seed % 2 == 1
-        rng = np.random.default_rng([seed, node.size, 17])
-        case = random_case(rng, node.size)
-        dtypes = MORE_DTYPES if is_host and not gives_back else DTYPES
-        kinds, axes = random_kinds(rng, case.naxes, dtypes, HOST_FORMS if is_host else FORMS)
-        in_window = rng.integers(0, 2, len(kinds)).astype(bool).tolist()
-        other = make_fields(node, case, kinds)
-        mine = np.random.default_rng([seed, node.rank])
-        with exchanging(node, case, kinds, in_window, axes=axes) as (halo, fields):
-            if gives_back:
-                check_given_back(node, halo, arrays(fields), seed, arrays(other))
-                continue
-            for step in range(3):
-                now = other if step == 1 else fields
-                fill(node, case, now, seed + 100 * step)
-                pause(mine)
-                halo.accumulate(*arrays(now))
-                compare(node, case, now, seed + 100 * step)
-                # And forth, on the same plan, whatever came back before.
-                for field in now:
-                    field.poison()
-                exchange_step(halo, now, 10 * step, *arrays(now))
+        random_sums(node, node.comm, seed, gives_back=seed % 2 == 1)
 
 
 def test_corners_and_wide_halos(node, every_route):
@@ -107,9 +38,9 @@ def test_corners_and_wide_halos(node, every_route):
     case = even_case((1, node.size), True, 2, 2, corners=True)
     kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("c16")]
     with exchanging(node, case, kinds) as (halo, fields):
-        fill(node, case, fields, 0)
+        put_weights(fields, 0)
         halo.accumulate(*arrays(fields))
-        compare(node, case, fields, 0)
+        check_sums(fields, 0)
 
 
 def test_the_same_bits_whoever_comes_first(node, every_route):
@@ -154,14 +85,14 @@ def test_ghosts_may_be_overwritten_right_after(node, route):
     mine = np.random.default_rng([node.rank, 37])
     with exchanging(node, case, [Kind("i8")], True) as (halo, [field]):
         for step in range(60):
-            fill(node, case, [field], step)
+            put_weights([field], step)
             pause(mine, 0.002, 0.1)
             halo.accumulate(field.array)
             kept = field.array.copy()
             field.array[...] = -12345
             pause(mine, 0.002, 0.1)
             field.array[...] = kept
-            compare(node, case, [field], step)
+            check_sums([field], step)
 
 
 def test_what_cannot_be_added(host_node, route):

@@ -6,21 +6,13 @@ import pytest
 from mpishare import MismatchError, NeighborExchange
 from tests.helpers.halos import (
     FORMS,
-    Field,
     Kind,
-    arrays,
-    as_indices,
     beside,
-    check,
     check_refusal,
-    dtypes_and_forms,
-    exchange_by,
-    graph_field,
+    field_of_graph,
     on_host,
-    pause,
-    put_graph,
+    random_exchange,
     random_graph,
-    read_in_place,
     same_error,
     some,
 )
@@ -36,62 +28,10 @@ def make_of_ids(node, ids, n_owned, field, **options):
     return NeighborExchange.from_global_ids(node.comm, ids, n_owned, field, node=node, **options)
 
 
-def random_kinds(rng, dtypes, forms):
-    """Up to three fields, indexed along one axis, which is counted from either end."""
-    first = int(rng.integers(0, 3))
-    axis = -1 - first if rng.integers(2) else first
-    kinds = []
-    for _ in range(int(rng.integers(1, 4))):
-        others = tuple(rng.integers(1, 4, first + int(rng.integers(0, 2))).tolist())
-        kinds.append(Kind(str(rng.choice(dtypes)), str(rng.choice(forms)), others, (axis,)))
-    return kinds
-
-
-def field_of(node, graph, kind, *, is_in_window):
-    shape = kind.spread(graph.numbers(node.rank)).shape
-    window = node.allocate_each(Field.nbytes(shape, kind), "u1") if is_in_window else None
-    return graph_field(node.xp, graph, node.rank, kind, window and window.array)
-
-
-def random_exchange(node, seed, steps=3):
-    rng = np.random.default_rng([seed, node.size, 3])
-    graph = random_graph(rng, node.size)
-    kinds = random_kinds(rng, *dtypes_and_forms(node))
-    *flags, is_small = rng.integers(0, 2, len(kinds) + 1).astype(bool).tolist()
-    fields = [
-        field_of(node, graph, kind, is_in_window=flag)
-        for kind, flag in zip(kinds, flags, strict=True)
-    ]
-    sends, recvs = (as_indices(rng, each[node.rank]) for each in (graph.sends, graph.recvs))
-    mine = np.random.default_rng([seed, node.rank, 5])
-    expected = {r for r in range(node.size) if len(sends.get(r, [])) or len(recvs.get(r, []))}
-    with (
-        read_in_place(small=is_small),
-        make(node, sends, recvs, arrays(fields), axis=kinds[0].axes[0]) as ex,
-    ):
-        for side in (sends, recvs):  # the plan has its own
-            for places in side.values():
-                if not isinstance(places, tuple):
-                    places[:] = places[:1] * len(places) if isinstance(places, list) else 0
-            side.clear()
-        for step in range(1, steps + 1):
-            for at, field in enumerate(fields):
-                put_graph(field, graph, node.rank, 10 * step + at)
-            pause(mine)
-            halves = rng.random() < 0.5
-            exchange_by(ex, *arrays(fields), halves=halves, between=lambda: pause(mine))
-            try:
-                check(fields, 10 * step)
-            except AssertionError as error:
-                error.add_note(f"seed {seed}: {graph}")
-                raise
-        assert set(ex.routes) == expected
-
-
 @pytest.mark.parametrize("part", range(5))
 def test_random_graphs(node, route, part):
     for seed in range(10 * part, 10 * part + some(node, 10)):
-        random_exchange(node, seed)
+        random_exchange(node, node.comm, seed)
 
 
 def neighbors_on_a_ring(node):
@@ -359,7 +299,7 @@ def test_accumulate(node, route):
         kind = Kind("f8" if seed % 2 else "i4", str(rng.choice(FORMS)), (2,) * (seed % 3), (0,))
         shapes = [kind.spread(graph.numbers(rank)).shape for rank in range(node.size)]
         weights = [rng.integers(-50, 50, shape) for shape in shapes]
-        field = field_of(node, graph, kind, is_in_window=seed % 4 < 2)
+        field = field_of_graph(node, graph, node.rank, kind, is_in_window=seed % 4 < 2)
         whole = totals(graph, kind, weights)
         own = graph.starts[node.rank] + np.arange(graph.lengths[node.rank])
         expected = whole[kind.spread(own)]

@@ -49,48 +49,14 @@ def test_random_seams(nodes):
 
 def reverse_and_meshes(stage: Stage) -> None:
     """Sums of ghosts, graphs, a ring by global ids, and one by dims= for fields to come."""
-    from tests.helpers.halos import (
-        Kind,
-        accumulated,
-        arrays,
-        check,
-        exchanging,
-        graph_field,
-        put_graph,
-        random_case,
-        random_graph,
-        weights,
-    )  # fmt: skip
+    from tests.helpers.halos import random_exchange, random_sums
 
     n, rank = stage.size, stage.rank
-    make, of_ids = mpishare.NeighborExchange, mpishare.NeighborExchange.from_global_ids
+    of_ids = mpishare.NeighborExchange.from_global_ids
     with stage.node() as node:
-        for seed in range(15):
-            case = random_case(np.random.default_rng([seed, 1]), n)
-            given = [Kind("f8"), Kind("i4", "F")], [True, False]
-            with exchanging(node, case, *given, comm=stage.world) as (halo, fields):
-                for step in range(3):
-                    for field in fields:
-                        field.array[...] = weights(case, field.kind, rank, seed + step)
-                    halo.accumulate(*arrays(fields))
-                    for field in fields:
-                        right = accumulated(case, field.kind, rank, seed + step)
-                        assert np.array_equal(field.array, right), f"seed {seed}, step {step}"
-                halo.exchange(*arrays(fields))
-                bits = [field.array.tobytes() for field in fields]
-                for field in fields:
-                    field.array[...] = weights(case, field.kind, rank, seed + 2)
-                halo.accumulate(*arrays(fields), give_back=True)
-                assert [field.array.tobytes() for field in fields] == bits, f"seed {seed}"
         for seed in range(20):
-            graph = random_graph(np.random.default_rng([seed, 2]), n)
-            mine = graph_field(np, graph, rank, Kind("V3", others=(2,), axes=(0,)))
-            sides = graph.sends[rank], graph.recvs[rank]
-            with make(stage.world, *sides, mine.array, node=node) as ex:
-                for step in range(1, 4):
-                    put_graph(mine, graph, rank, step)
-                    ex.exchange(mine.array)
-                    check([mine], step)
+            random_sums(node, stage.world, seed, gives_back=seed % 2 == 1)
+            random_exchange(node, stage.world, seed)
         layout = mpishare.Layout(4)
         right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
         ids = right[[1, 2, 0, 3]]

@@ -4,45 +4,19 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import Box, Node, PeerError
-from tests.helpers.halos import (
-    accumulate_staggered,
-    attempt,
-    exchange_staggered,
-    random_staggered,
-    ring,
-    same_error,
-    some,
-)
-
-
-@pytest.fixture(params=["", "MPISHARE_HOST_CODE=python", "MPISHARE_ROUTE=mpi"])
-def some_node(request, monkeypatch):
-    """A node on each way that cells go on a host, or on the routes of its GPUs."""
-    if request.param:
-        monkeypatch.setenv(*request.param.split("="))
-    with Node(timeout_s=40) as node:
-        yield node
-
-
-@pytest.mark.parametrize("part", range(3))
-def test_random_plans(some_node, part):
-    for seed in range(100 * part, 100 * part + some(some_node, 20)):
-        exchange_staggered(some_node, some_node.comm, seed)
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_random_sums(some_node, part):
-    for seed in range(100 * part, 100 * part + some(some_node, 15)):
-        accumulate_staggered(some_node, some_node.comm, seed, ("i4", "i8", "f4", "f8", "c16"))
+from mpishare import Box, PeerError
+from tests.helpers.halos import Drawn, arrays, attempt, ring, same_error
 
 
 def test_the_boxes_of_each_field(host_node):
     """The owned cells are the interior and the shell; each is of its own block."""
+    comm = host_node.comm
     for seed in range(20):
-        halo, cases, fields = random_staggered(host_node, host_node.comm, seed, ("f8",), ("C",))
-        with halo:
-            for at, (case, field) in enumerate(zip(cases, fields, strict=True)):
+        rng = np.random.default_rng([seed, comm.size, 23])
+        drawn = Drawn.of(rng, comm.size, ("f8",), ("C",), share=1)
+        fields = drawn.fields(host_node, comm.rank)
+        with drawn.plan(comm, arrays(fields), node=host_node) as halo:
+            for at, (case, field) in enumerate(zip(drawn.cases, fields, strict=True)):
                 cells = halo.of(at)
                 count = np.zeros(field.array.shape, int)
                 for box in (cells.interior, *cells.shell):

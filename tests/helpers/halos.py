@@ -251,6 +251,8 @@ class Field:
     ghosts is `owned`; it lives in `memory`, by default its own. Ghosts are rounded to `wire`.
     """
 
+    case: Case
+    rank: int
     wire: str | None = None
 
     def __init__(self, xp, numbers, owned, kind: Kind, memory=None) -> None:
@@ -273,7 +275,9 @@ class Field:
         owned = [slice(None)] * numbers.ndim
         for place, cut in zip(kind.places(case.naxes), case.owned(rank), strict=True):
             owned[place] = cut
-        return cls(xp, numbers, tuple(owned), kind, memory)
+        field = cls(xp, numbers, tuple(owned), kind, memory)
+        field.case, field.rank = case, rank
+        return field
 
     @staticmethod
     def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
@@ -378,10 +382,10 @@ def make_cart(comm, case: Case):
 
 
 @contextlib.contextmanager
-def plan(comm, case: Case, fields, **options) -> Iterator[mpishare.HaloExchange]:
+def plan(comm, case: Case, fields, width=None, **options) -> Iterator[mpishare.HaloExchange]:
     """A plan of that case for the arrays, closed at the end."""
     cart = make_cart(comm, case)
-    width = case.widths[cart.rank]
+    width = case.widths[cart.rank] if width is None else width
     halo = mpishare.HaloExchange(cart, fields, width, corners=case.corners, **options)
     yield halo
     halo.close()
@@ -479,18 +483,53 @@ def pause(rng: np.random.Generator, most_s: float = 0.001, share: float = 0.15) 
         time.sleep(rng.random() * most_s)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Any fields of one plan, in some draws with blocks of their own."""
+
+    cases: list[Case]
+    kinds: list[Kind]
+    axes: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, rng, size: int, dtypes, forms, naxes: int | None = None, share=0.4) -> Self:
+        case = random_case(rng, size, naxes)
+        kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
+        cases = [case] * len(kinds)
+        if rng.random() < share:
+            cases[1:] = [staggered(rng, case) for _ in kinds[1:]]
+        return cls(cases, kinds, axes)
+
+    def fields(self, node, rank: int, rng: np.random.Generator | None = None) -> list[Field]:
+        """Collective where `rng`, alike on all ranks, puts some into windows."""
+        made = []
+        for case, kind in zip(self.cases, self.kinds, strict=True):
+            made += make_fields(node, case, [kind], bool(rng and rng.integers(2)), rank)
+        return made
+
+    def plan(self, comm, fields, **options):
+        widths = [case.widths[comm.rank] for case in self.cases]
+        width = widths if len({*self.cases}) > 1 else widths[0]
+        return plan(comm, self.cases[0], fields, width, axes=self.axes, **options)
+
+
 def random_plan(node, comm, seed: int, naxes: int | None = None) -> dict[int, str]:
-    """Draw a case and its fields, make the plan, exchange some steps in all ways there are.
+    """Draw fields, make their plan, exchange some steps in all ways there are.
 
     Collective; returns the routes.
     """
     rng = np.random.default_rng([seed, comm.size])
-    case = random_case(rng, comm.size, naxes)
+    dtypes, forms = dtypes_and_forms(node)
+    wire = str(rng.choice([*WIRES])) if rng.random() < 0.3 else None
+    if wire:
+        dtypes = tuple(dtype for dtype, of_pair in PAIRS if of_pair == wire)
+        forms = tuple(form for form in forms if form != "unaligned")
+    drawn = Drawn.of(rng, comm.size, dtypes, forms, naxes)
     try:
         with read_in_place(bool(rng.integers(2))):
-            return _random_plan(node, comm, seed, case, rng)
+            return _random_plan(node, comm, seed, drawn, wire, rng)
     except AssertionError as error:
-        error.add_note(f"seed {seed} on {comm.size} ranks: {case}")
+        error.add_note(f"seed {seed} on {comm.size} ranks: {drawn}")
         raise
 
 
@@ -501,25 +540,18 @@ def dtypes_and_forms(node) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return DTYPES, FORMS
 
 
-def _random_plan(node, comm, seed, case, rng):
-    dtypes, forms = dtypes_and_forms(node)
-    wire = str(rng.choice([*WIRES])) if rng.random() < 0.3 else None
-    if wire:
-        dtypes = tuple(dtype for dtype, of_pair in PAIRS if of_pair == wire)
-        forms = tuple(form for form in forms if form != "unaligned")
-    kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
-    in_window = rng.integers(0, 2, (2, len(kinds))).astype(bool).tolist()
-    first, second = (make_fields(node, case, kinds, each, comm.rank) for each in in_window)
+def _random_plan(node, comm, seed, drawn, wire, rng):
+    first, second = (drawn.fields(node, comm.rank, rng) for _ in range(2))
     mine = np.random.default_rng([seed, comm.rank, 7])
     given = arrays(first)
     if len(given) == 1 and rng.random() < 0.5:
         given = given[0]
-    with plan(comm, case, given, axes=axes, node=node, wire=wire) as halo:
+    with drawn.plan(comm, given, node=node, wire=wire) as halo:
         for step in (1, 2, 3):
             way = rng.choice(["same", "other", "fresh"])
             fields = {"same": first, "other": second}.get(way)
             if fields is None:
-                fields = make_fields(node, case, kinds, rank=comm.rank)
+                fields = drawn.fields(node, comm.rank)
             for each in fields:
                 each.wire = wire
             put(fields, 10 * step)
@@ -529,7 +561,11 @@ def _random_plan(node, comm, seed, case, rng):
             else:
                 halo.start(*arrays(fields))
                 pause(mine)
+                for at, field in enumerate(fields):  # which nobody reads
+                    inner = field.array[halo.of(at).interior]
+                    inner[...] = inner[::-1].copy()
                 halo.wait()
+                put(fields, 10 * step)
             pause(mine)
             check(fields, 10 * step)
         return dict(halo.routes)
@@ -570,61 +606,6 @@ def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool =
         assert words in error.failures[odd]
 
 
-def random_staggered(
-    node, comm, seed: int, dtypes: tuple[str, ...], forms: tuple[str, ...]
-) -> tuple[mpishare.HaloExchange, list[Case], list[Field]]:
-    """Draw fields with blocks of their own, and make their plan. Collective."""
-    rng = np.random.default_rng([seed, comm.size, 23])
-    cases = [random_case(rng, comm.size)]
-    kinds, axes = random_kinds(rng, cases[0].naxes, dtypes, forms)
-    kinds += [kinds[0]] * (len(kinds) == 1)
-    cases += [staggered(rng, cases[0]) for _ in kinds[1:]]
-    in_window = rng.integers(0, 2, len(kinds)).astype(bool).tolist()
-    fields = [
-        make_fields(node, case, [kind], flag, comm.rank)[0]
-        for case, kind, flag in zip(cases, kinds, in_window, strict=True)
-    ]
-    width = [case.widths[comm.rank] for case in cases]
-    options = {"dims": cases[0].dims, "periods": cases[0].periods, "corners": cases[0].corners}
-    halo = mpishare.HaloExchange(comm, arrays(fields), width, axes=axes, node=node, **options)
-    return halo, cases, fields
-
-
-def exchange_staggered(node, comm, seed: int) -> dict[int, str]:
-    """Exchange fields with blocks of their own; return the routes. Collective."""
-    halo, cases, fields = random_staggered(node, comm, seed, *dtypes_and_forms(node))
-    try:
-        with halo:
-            for step in range(1, 4):
-                put(fields, 10 * step)
-                halo.start(*arrays(fields))
-                for at, field in enumerate(fields):  # which nobody reads
-                    inner = field.array[halo.of(at).interior]
-                    inner[...] = inner[::-1].copy()
-                halo.wait()
-                put(fields, 10 * step)
-                check(fields, 10 * step)
-            return dict(halo.routes)
-    except AssertionError as error:
-        error.add_note(f"seed {seed} on {comm.size} ranks: {cases}")
-        raise
-
-
-def accumulate_staggered(node, comm, seed: int, dtypes: tuple[str, ...]) -> None:
-    """Add ghosts of fields with blocks of their own. Collective."""
-    halo, cases, fields = random_staggered(node, comm, seed, dtypes, FORMS)
-    with halo:
-        for step in range(2):
-            each = list(zip(cases, fields, strict=True))
-            for case, field in each:
-                values = weights(case, field.kind, comm.rank, seed + step, 9)
-                field.array[...] = node.xp.asarray(values)
-            halo.accumulate(*arrays(fields))
-            for case, field in each:
-                right = accumulated(case, field.kind, comm.rank, seed + step, 9)
-                assert np.array_equal(on_host(field.array), right), f"seed {seed}: {cases}"
-
-
 def weights(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) -> np.ndarray:
     """What `rank` holds in every element, owned or ghost, before an accumulation: integers."""
     shape = kind.spread(case.cells[rank]).shape
@@ -651,6 +632,70 @@ def accumulated(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) ->
     values = total[numbers[field.owned]]
     found[field.owned] = (values if found.dtype.kind == "c" else values.real).astype(found.dtype)
     return found
+
+
+def put_weights(fields: list[Field], seed: int) -> None:
+    """Small integers everywhere, ghosts too: sums of them are exact."""
+    for at, field in enumerate(fields):
+        values = weights(field.case, field.kind, field.rank, seed + at, 9)
+        field.array[...] = field.xp.asarray(values)
+
+
+def check_sums(fields: list[Field], seed: int) -> None:
+    """Raise AssertionError where a field is not as `accumulate` must leave those weights."""
+    for at, field in enumerate(fields):
+        right = accumulated(field.case, field.kind, field.rank, seed + at, 9)
+        places = np.argwhere(on_host(field.array) != right)[:4].tolist()
+        assert not places, f"seed {seed}, {field.case}, {field.kind}: wrong at {places}"
+
+
+def _put_uneven(node, fields, seed):
+    """Numbers whose sums depend on their order."""
+    rng = np.random.default_rng([seed, node.rank, 43])
+    for field in fields:
+        values = rng.standard_normal(field.shape) * 10.0 ** rng.integers(-3, 6, field.shape)
+        field[...] = node.xp.asarray(values.astype(field.dtype))
+
+
+def check_given_back(node, plan, fields, seed: int, others=()) -> None:
+    """In turns with the calls that it stands for, on the same plan, also for other arrays."""
+    mine = np.random.default_rng([seed, node.rank, 47])
+    for step in range(4):
+        now = others if step == 2 and others else fields
+        _put_uneven(node, now, seed + step)
+        plan.accumulate(*now)
+        plan.exchange(*now)
+        right = [on_host(each).tobytes() for each in now]
+        _put_uneven(node, now, seed + step)
+        pause(mine)
+        plan.accumulate(*now, give_back=True)
+        found = [on_host(each).tobytes() for each in now]
+        assert found == right, f"seed {seed}, step {step}: {plan}"
+
+
+def random_sums(node, comm, seed: int, *, gives_back: bool) -> None:
+    """Add ghosts of any fields on new values at each step, and exchange; or give back the sums."""
+    rng = np.random.default_rng([seed, comm.size, 17])
+    is_host = node.backend == "host"
+    dtypes = ("i4", "i8", "f4", "f8", "c8", "c16")
+    dtypes += ("i2", "u4", "f2", ">f8") if is_host and not gives_back else ()
+    drawn = Drawn.of(rng, comm.size, dtypes, HOST_FORMS if is_host else FORMS)
+    fields, other = drawn.fields(node, comm.rank, rng), drawn.fields(node, comm.rank)
+    mine = np.random.default_rng([seed, comm.rank])
+    with drawn.plan(comm, arrays(fields), node=node) as halo:
+        if gives_back:
+            check_given_back(node, halo, arrays(fields), seed, arrays(other))
+            return
+        for step in range(3):
+            now = other if step == 1 else fields
+            put_weights(now, seed + 100 * step)
+            pause(mine)
+            halo.accumulate(*arrays(now))
+            check_sums(now, seed + 100 * step)
+            # And forth, on the same plan, whatever came back before.
+            for field in now:
+                field.poison()
+            exchange_step(halo, now, 10 * step, *arrays(now))
 
 
 @dataclass(frozen=True)
@@ -747,6 +792,60 @@ def put_graph(field: Field, graph: Graph, rank: int, salt: int) -> None:
     own[graph.ghosts(rank)] = POISON
     values = encode(field.kind.spread(own), field.kind.dtype, salt)
     field.array[...] = field.xp.asarray(values)
+
+
+def graph_kinds(rng: np.random.Generator, dtypes, forms) -> list[Kind]:
+    """Up to three fields, indexed along one axis, which is counted from either end."""
+    first = int(rng.integers(0, 3))
+    axis = -1 - first if rng.integers(2) else first
+    kinds = []
+    for _ in range(int(rng.integers(1, 4))):
+        others = tuple(rng.integers(1, 4, first + int(rng.integers(0, 2))).tolist())
+        kinds.append(Kind(str(rng.choice(dtypes)), str(rng.choice(forms)), others, (axis,)))
+    return kinds
+
+
+def field_of_graph(node, graph: Graph, rank: int, kind: Kind, *, is_in_window: bool) -> Field:
+    shape = kind.spread(graph.numbers(rank)).shape
+    window = node.allocate_each(Field.nbytes(shape, kind), "u1") if is_in_window else None
+    return graph_field(node.xp, graph, rank, kind, window and window.array)
+
+
+def random_exchange(node, comm, seed: int, steps: int = 3) -> None:
+    """Draw a graph and its fields, make the plan, exchange some steps in all ways there are."""
+    rng = np.random.default_rng([seed, comm.size, 3])
+    graph = random_graph(rng, comm.size)
+    kinds = graph_kinds(rng, *dtypes_and_forms(node))
+    *flags, is_small = rng.integers(0, 2, len(kinds) + 1).astype(bool).tolist()
+    fields = [
+        field_of_graph(node, graph, comm.rank, kind, is_in_window=flag)
+        for kind, flag in zip(kinds, flags, strict=True)
+    ]
+    sends, recvs = (as_indices(rng, each[comm.rank]) for each in (graph.sends, graph.recvs))
+    mine = np.random.default_rng([seed, comm.rank, 5])
+    expected = {r for r in range(comm.size) if len(sends.get(r, [])) or len(recvs.get(r, []))}
+    options = {"axis": kinds[0].axes[0], "node": node}
+    with (
+        read_in_place(small=is_small),
+        mpishare.NeighborExchange(comm, sends, recvs, arrays(fields), **options) as ex,
+    ):
+        for side in (sends, recvs):  # the plan has its own
+            for places in side.values():
+                if not isinstance(places, tuple):
+                    places[:] = places[:1] * len(places) if isinstance(places, list) else 0
+            side.clear()
+        for step in range(1, steps + 1):
+            for at, field in enumerate(fields):
+                put_graph(field, graph, comm.rank, 10 * step + at)
+            pause(mine)
+            halves = rng.random() < 0.5
+            exchange_by(ex, *arrays(fields), halves=halves, between=lambda: pause(mine))
+            try:
+                check(fields, 10 * step)
+            except AssertionError as error:
+                error.add_note(f"seed {seed}: {graph}")
+                raise
+        assert set(ex.routes) == expected
 
 
 def star_of_rank_0(node: mpishare.Node) -> tuple[object, mpishare.NeighborExchange]:
