@@ -13,7 +13,7 @@ from tests.helpers.halos import (
     arrays,
     attempt,
     beside,
-    check_refusal,
+    check_refusals,
     even_case,
     exchange_step,
     exchanging,
@@ -26,6 +26,7 @@ from tests.helpers.halos import (
 )
 
 TWO = pytest.mark.ranks(min=2)
+EVERYWHERE = pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 
 
 @pytest.fixture
@@ -76,34 +77,23 @@ def bad_arguments(xp):
     yield {"dims": (1,), "periods": (1,)}, ValueError, "leave out dims="
 
 
-@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
-def test_bad_arguments(node, line, everywhere):
-    for wrong, kind, words in bad_arguments(node.xp):
-        check_refusal(
-            node.comm, lambda each: make(node, line, **each), wrong, {}, kind, words, everywhere
-        )
+ARRAYS = [  # of NumPy
+    (np.zeros(6, object), TypeError, "objects"),
+    (np.zeros(6, "V0"), TypeError, "no bytes"),
+    (np.zeros(6)[::-1], ValueError, "must be positive. Give a copy"),
+    (np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,)), ValueError, "strides"),
+    (np.broadcast_to(1.0, 6), ValueError, ""),
+]
+
+
+@EVERYWHERE
+def test_bad_arguments(node, host_node, line, everywhere):
+    given = {"everywhere": everywhere}
+    make_line = lambda options: make(node, line, **options)  # noqa: E731
+    check_refusals(node.comm, make_line, {}, bad_arguments(node.xp), **given)
+    make_ring = lambda array: ring(host_node, array)  # noqa: E731
+    check_refusals(node.comm, make_ring, np.zeros(6), ARRAYS, **given)
     still_works(node)
-
-
-@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
-def test_arrays_that_will_not_do(host_node, everywhere):
-    repeated = np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,))
-    for array, kind, words in (
-        (np.zeros(6, object), TypeError, "objects"),
-        (np.zeros(6, "V0"), TypeError, "no bytes"),
-        (np.zeros(6)[::-1], ValueError, "must be positive. Give a copy"),
-        (repeated, ValueError, "strides"),
-        (np.broadcast_to(1.0, 6), ValueError, ""),
-    ):
-        check_refusal(
-            host_node.comm,
-            lambda fields: ring(host_node, fields),
-            array,
-            np.zeros(6),
-            kind,
-            words,
-            everywhere,
-        )
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -136,32 +126,24 @@ def test_dims_and_periods(node):
             exchange_step(halo, fields, 1)
 
 
-@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
+def bad_grids(size):
+    more, no_dims = size + 1, (3, 2.0, (), (1.0,), "12", (-1, -2), (None,), [[1, 2]])
+    for dims in no_dims:
+        yield {"dims": dims}, ValueError, "dims must be ints of 0 or more"
+    for each in (2, "yes", (True, True), (None,), (2,), (0.0,), ()):
+        yield {"dims": (0,), "periods": each}, ValueError, "periods must be a bool, or one for each"
+    yield {"dims": (more,)}, ValueError, "a grid of"
+    yield {"dims": (more, 0)}, ValueError, "a grid of"
+    yield {"dims": (0,) * 5}, ValueError, "5 axes"
+    yield {"periods": True}, TypeError, "dims="
+    yield {}, TypeError, "dims="
+
+
+@EVERYWHERE
 def test_bad_grids(node, everywhere):
-    more = node.size + 1
-    no_dims = (3, 2.0, (), (1.0,), "12", (-1, -2), (None,), [[1, 2]])
-    no_periods = (2, "yes", (True, True), (None,), (2,), (0.0,), ())
-    for wrong, kind, words in (
-        *(({"dims": dims}, ValueError, "dims must be ints of 0 or more") for dims in no_dims),
-        *(
-            ({"dims": (0,), "periods": each}, ValueError, "periods must be a bool, or one for each")
-            for each in no_periods
-        ),
-        ({"dims": (more,)}, ValueError, "a grid of"),
-        ({"dims": (more, 0)}, ValueError, "a grid of"),
-        ({"dims": (0,) * 5}, ValueError, "5 axes"),
-        ({"periods": True}, TypeError, "dims="),
-        ({}, TypeError, "dims="),
-    ):
-        check_refusal(
-            node.comm,
-            lambda options: make(node, node.comm, **options),
-            wrong,
-            {"dims": (node.size,)},
-            kind,
-            words,
-            everywhere,
-        )
+    make_grid = lambda options: make(node, node.comm, **options)  # noqa: E731
+    right = {"dims": (node.size,)}
+    check_refusals(node.comm, make_grid, right, bad_grids(node.size), everywhere=everywhere)
 
 
 @TWO

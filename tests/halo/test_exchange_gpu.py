@@ -171,7 +171,7 @@ def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
         assert field.is_right_after(200)
 
 
-@pytest.mark.parametrize("way", ["current", "given"])
+@pytest.mark.parametrize("way", ["current", "given", "address"])
 def test_streams_in_turn(node, every_route, way):
     """The calls of a plan come one after the other, whatever stream they are on."""
     import cupy
@@ -181,22 +181,23 @@ def test_streams_in_turn(node, every_route, way):
     field = CountedField(case, node.rank)
     fence = cupy.cuda.Event()
     with plan(node.comm, case, field.array, node=node) as halo:
+
+        def call(function, *fields, on):
+            if way == "current":
+                with on:
+                    function(*fields)
+            else:
+                function(*fields, stream=on if way == "given" else on.ptr)
+
         for step in range(60):
             before, after = streams[step % 3], streams[(step // 2) % 3]
             with before:
                 field.put()
-                if way == "current":
-                    halo.start(field.array)
-                    fence.record(before)
-                    after.wait_event(fence)
-            if way == "given":
-                halo.start(field.array, stream=before)
-                fence.record(before)
-                after.wait_event(fence)
-                halo.wait(stream=after.ptr)
+            call(halo.start, field.array, on=before)
+            fence.record(before)
+            after.wait_event(fence)
+            call(halo.wait, on=after)
             with after:
-                if way == "current":
-                    halo.wait()
                 field.count()
                 field.go_on()
             for each in streams:

@@ -8,7 +8,7 @@ from tests.helpers.halos import (
     FORMS,
     Kind,
     beside,
-    check_refusal,
+    check_refusals,
     field_of_graph,
     on_host,
     random_exchange,
@@ -140,18 +140,18 @@ BAD_PLACES = [
 @pytest.mark.parametrize("side", [0, 1], ids=["sends", "recvs"])
 def test_places_that_are_none(node, side):
     right = neighbors_on_a_ring(node)
-    for places, kind, words in BAD_PLACES:
+    table = []
+    for places, *rest in BAD_PLACES:
         wrong = [*right]
         wrong[side] = dict.fromkeys(right[side], places)
-        check_sides(node, wrong, kind, words, right)
-    still_works(node)
+        table.append((wrong, *rest))
+    check_sides(node, table, right)
 
 
-def check_sides(node, wrong, kind, words, right=({}, {})):
+def check_sides(node, table, right=({}, {})):
     """Sends and recvs of the last rank are refused on all."""
-    check_refusal(
-        node.comm, lambda given: make(node, *given, node.xp.zeros(4)), wrong, right, kind, words
-    )
+    check_refusals(node.comm, lambda given: make(node, *given, node.xp.zeros(4)), right, table)
+    still_works(node)
 
 
 BAD_IDS = [
@@ -171,16 +171,9 @@ BAD_IDS = [
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 def test_ids_that_are_none(node, everywhere):
-    for ids, n_owned, kind, words in BAD_IDS:
-        check_refusal(
-            node.comm,
-            lambda given: make_of_ids(node, *given, node.xp.zeros(3)),
-            (ids, n_owned),
-            (ring_ids(node), 2),
-            kind,
-            words,
-            everywhere,
-        )
+    table = [((ids, n_owned), *rest) for ids, n_owned, *rest in BAD_IDS]
+    make_mesh = lambda given: make_of_ids(node, *given, node.xp.zeros(3))  # noqa: E731
+    check_refusals(node.comm, make_mesh, (ring_ids(node), 2), table, everywhere=everywhere)
     still_works(node)
 
 
@@ -206,16 +199,16 @@ def test_places_that_are_named_twice(node):
     """By two writers, from one rank or two; to be sent and received: who is faster would count."""
     last = node.size - 1
     left, right = beside(node)
-    twice = [({last: [0, 0]}, {last: [1, 1]})]
+    table = [
+        (({last: [0, 0]}, {last: [1, 1]}), ValueError, "recvs names place 1"),
+        (({last: [1]}, {last: [1]}), ValueError, "in sends and in recvs"),
+    ]
     if last:
-        twice.append(({0: [0], last: [0]}, {0: [1], last: [1]}))
-    for wrong in twice:
-        check_sides(node, wrong, ValueError, "recvs names place 1")
+        table.append((({0: [0], last: [0]}, {0: [1], last: [1]}), ValueError, "names place 1"))
+    check_sides(node, table)
     for sides in [({right: [2]}, {left: [2]}), ({right: [0, 1]}, {left: [1, 2]})]:
         with pytest.raises(ValueError, match="in sends and in recvs"):
             make(node, *sides, node.xp.zeros(4))
-    check_sides(node, ({last: [1]}, {last: [1]}), ValueError, "in sends and in recvs")
-    still_works(node)
 
 
 def test_lengths_that_do_not_match(node):

@@ -589,21 +589,23 @@ def same_error(comm, call) -> str:
     return str(error)
 
 
-def check_refusal(comm, make, wrong, right, kind, words: str, everywhere: bool = False) -> None:
-    """Make a plan of `wrong` on all ranks, or on the last one while others give what is `right`.
+def check_refusals(comm, make, right, table, *, everywhere: bool = False) -> None:
+    """Make a plan of each wrong argument on all ranks, or on the last while others are right.
 
-    Its own error where it can be seen, `PeerError` with its words on the other ranks.
+    Its own error where it can be seen, `PeerError` with its words on the other ranks. The table
+    has the argument, the error and its words.
     """
     odd = comm.size - 1
     is_mine = everywhere or comm.rank == odd
-    error, told = attempt(comm, lambda: make(wrong if is_mine else right))
-    if is_mine:
-        assert isinstance(error, kind), (wrong, told)
-        assert words in str(error), (wrong, told)
-    else:
-        assert type(error) is mpishare.PeerError, (wrong, told)
-        assert error.ranks == (odd,)
-        assert words in error.failures[odd]
+    for wrong, kind, words in table:
+        error, told = attempt(comm, lambda given=wrong if is_mine else right: make(given))
+        if is_mine:
+            assert isinstance(error, kind), (wrong, told)
+            assert words in str(error), (wrong, told)
+        else:
+            assert type(error) is mpishare.PeerError, (wrong, told)
+            assert error.ranks == (odd,)
+            assert words in error.failures[odd]
 
 
 def weights(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) -> np.ndarray:
