@@ -123,108 +123,84 @@ def make(comm, case: Case, **words) -> mpishare.Redistribute:
     )  # fmt: skip
 
 
-class Checked:
-    """A random plan, its case, and arrays of every kind that it may be given, new and old ones."""
+def check_case(node, comm, seed: int) -> mpishare.Redistribute:
+    """Make a random plan, use it in every way, and compare with NumPy; return it, open."""
+    xp, is_on_host = node.xp, node.backend == "host"
+    case = random_case(seed, comm.rank, comm.size, HOST_DTYPES if is_on_host else DTYPES)
+    shared_rng = np.random.default_rng([seed, 27])
+    rng = np.random.default_rng([seed, comm.rank])
+    is_in_place = shared_rng.random() < 0.2
+    plan = make(comm, case, node=node, in_place=is_in_place)
+    parts = case.source_part, case.target_part
+    shapes = plan.source_shape, plan.target_shape
+    assert shapes == tuple(part.shape for part in parts), case.words
+    dtype = case.whole.dtype
+    windows, kept, mapped = [], {}, []
+    if shared_rng.random() < 0.2:
+        windows += [node.allocate_each(shape, dtype) for shape in shapes]
+        kept |= enumerate(window.array for window in windows)
 
-    def __init__(self, node, comm, seed: int) -> None:
-        self._node, self._is_on_host = node, node.backend == "host"
-        dtypes = HOST_DTYPES if self._is_on_host else DTYPES
-        self.case = case = random_case(seed, comm.rank, comm.size, dtypes)
-        self._shared_rng = np.random.default_rng([seed, 27])
-        self._rng = np.random.default_rng([seed, comm.rank])
-        self._mapped = []
-        self._is_in_place = self._shared_rng.random() < 0.2
-        self.plan = plan = make(comm, case, node=node, in_place=self._is_in_place)
-        assert plan.source_shape == case.source_part.shape, case.words
-        assert plan.target_shape == case.target_part.shape, case.words
-        self._windows, self._kept = [], {}
-        if self._shared_rng.random() < 0.2:
-            shapes = {False: plan.source_shape, True: plan.target_shape}
-            for of_target, shape in shapes.items():
-                self._windows.append(node.allocate_each(shape, case.whole.dtype))
-                self._kept[of_target] = self._windows[-1].array
-
-    def _cells(self, step: int, *, of_target: bool) -> np.ndarray:
-        part = (self.case.target_part if of_target else self.case.source_part).copy(order="C")
+    def cells(step: int, end: int) -> np.ndarray:
+        part = parts[end].copy(order="C")
         part.reshape(-1).view(np.uint8)[...] ^= step & 0xFF
         return part
 
-    def _new(self, *, of_target: bool) -> Any:
+    def new(end: int) -> Any:
         """An array of the user's, in a window, or in memory that will be unmapped."""
-        xp, dtype = self._node.xp, self.case.whole.dtype
-        shape = self.plan.target_shape if of_target else self.plan.source_shape
-        kind = self._rng.choice(["new", "gapped", "kept", "mapped"])
+        shape, kind = shapes[end], rng.choice(["new", "gapped", "kept", "mapped"])
         if kind == "kept":
-            if of_target not in self._kept:
-                self._kept[of_target] = xp.empty(shape, dtype)
-            return self._kept[of_target]
+            return kept.setdefault(end, xp.empty(shape, dtype))
         if kind == "gapped":
             gapped = xp.zeros([2 * extent for extent in shape], dtype)
             return gapped[tuple(slice(None, None, 2) for _ in shape)]
         nbytes = int(np.prod(shape)) * dtype.itemsize
-        if kind == "mapped" and self._is_on_host and nbytes:
-            self._mapped.append(mmap.mmap(-1, nbytes))
-            return np.frombuffer(self._mapped[-1], dtype).reshape(shape)
+        if kind == "mapped" and is_on_host and nbytes:
+            mapped.append(mmap.mmap(-1, nbytes))
+            return np.frombuffer(mapped[-1], dtype).reshape(shape)
         return xp.empty(shape, dtype)
 
-    def _given(self, step: int, *, of_target: bool) -> Any:
-        array = self._new(of_target=of_target)
-        array[...] = self._node.xp.asarray(self._cells(step, of_target=of_target))
-        is_kept = array is self._kept.get(of_target)
-        if self._is_on_host and not is_kept and self._rng.random() < 0.1:
+    def given(step: int, end: int) -> Any:
+        array = new(end)
+        array[...] = xp.asarray(cells(step, end))
+        if is_on_host and array is not kept.get(end) and rng.random() < 0.1:
             array.flags.writeable = False
         return array
 
-    def _call(self, step: int, *, backward: bool) -> None:
+    def call(step: int, *, backward: bool) -> None:
         """One call, of which the arrays are overwritten and dropped as soon as it is over."""
-        plan, rng = self.plan, self._rng
-        a = self._given(step, of_target=backward)
-        out = self._new(of_target=not backward) if rng.random() < 0.5 else None
-        if self._is_in_place and plan.source_shape == plan.target_shape and rng.random() < 0.5:
-            out = a if not self._is_on_host or a.flags.writeable else None
+        a = given(step, backward)
+        out = new(not backward) if rng.random() < 0.5 else None
+        if is_in_place and shapes[0] == shapes[1] and rng.random() < 0.5:
+            out = a if not is_on_host or a.flags.writeable else None
         if rng.random() < 0.5:
             plan.start(a, out, backward=backward)
             found = plan.wait()
         else:
             found = (plan.backward if backward else plan.forward)(a, out)
         assert out is None or found is out
-        if found is not a and (not self._is_on_host or a.flags.writeable):
-            a[...] = self._node.xp.zeros((), a.dtype)
+        if found is not a and (not is_on_host or a.flags.writeable):
+            a[...] = xp.zeros((), a.dtype)
         a = out = None
-        _require_equal(found, self._cells(step, of_target=not backward), self.case.words)
+        _require_equal(found, cells(step, not backward), case.words)
         found = None
-        while self._mapped:
-            self._mapped.pop().close()  # raises where the plan still holds the array
+        while mapped:
+            mapped.pop().close()  # raises where the plan still holds the array
 
-    def step(self, number: int) -> None:
-        """There and, if there is a way, back."""
-        self._call(number, backward=False)
-        if self.case.is_reversible:
-            self._call(number + 100, backward=True)
-
-    def require_no_way_back(self) -> None:
-        if not self.case.is_reversible:
-            try:
-                self.plan.backward(self._given(0, of_target=True))
-            except mpishare.UnsupportedError:
-                pass
-            else:
-                raise AssertionError(f"there is no way back: {self.case.words}")
-
-    def close_windows(self) -> None:
-        self._kept = {}
-        while self._windows:
-            self._windows.pop().close()
-
-
-def check_case(node, comm, seed: int) -> mpishare.Redistribute:
-    """Make a random plan, use it in every way, and compare with NumPy; return it, open."""
-    checked = Checked(node, comm, seed)
-    for number in range(1, 5):
-        checked.step(number)
-    checked.require_no_way_back()
-    checked.close_windows()
-    return checked.plan
+    for step in range(1, 5):
+        call(step, backward=False)
+        if case.is_reversible:
+            call(step + 100, backward=True)
+    if not case.is_reversible:
+        try:
+            plan.backward(given(0, True))
+        except mpishare.UnsupportedError:
+            pass
+        else:
+            raise AssertionError(f"there is no way back: {case.words}")
+    kept.clear()
+    for window in windows:
+        window.close()
+    return plan
 
 
 def _require_equal(found, expected, words) -> None:
