@@ -60,6 +60,8 @@ def numbers(shape):
     return xp.asarray(random.random(shape) + 1j * random.random(shape))
 
 
+if xp.__name__ == "cupy":  # QuaTrEx has begun on the first GPU, in each rank
+    xp.cuda.Device(comm.rank % xp.cuda.runtime.getDeviceCount()).use()
 mpishare_quatrex.use(node())
 for theirs in ("host_mpi", "nccl") if on_gpu() else ("device_mpi",):
     config = dict.fromkeys(COLLECTIVES, theirs)
