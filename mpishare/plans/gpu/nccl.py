@@ -13,6 +13,7 @@ from mpishare.backends import driver
 from mpishare.backends.cuda_graphs import captured
 from mpishare.backends.graph_nodes import events_of
 from mpishare.backends.nccl import Communicator, NcclError, load
+from mpishare.coordination.abort import say
 from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, UnsupportedError, name_ranks
@@ -312,7 +313,12 @@ def _await_ends(comm: PlanComm, call: str) -> None:
 @atexit.register
 def _join_ends() -> None:
     """Let communicators end before CUDA does, unless graphs keep them."""
-    poll(_have_ended, _EXIT_S)
+    if not poll(_have_ended, _EXIT_S):
+        _ending.clear()
+        say(
+            "mpishare: NCCL still ends a communicator of a node that is over, since a CUDA graph "
+            "has its messages, and may crash as this process ends. Delete that graph before\n"
+        )
 
 
 def _have_ended() -> bool:
