@@ -236,11 +236,13 @@ class NcclRanks:
 
     def _abort_once_over(self) -> None:
         self._over.wait()
-        # No call begins any more; one that NCCL holds up for good is ended by this.
-        if self._calls.acquire(timeout=_CALL_S):
-            self._calls.release()
-        for each in self._comms:  # the child first
-            each.abort()
+        # No call begins any more. One that NCCL holds up for good ends by the first turn, and what
+        # it has made by then by the second.
+        for limit_s in (_CALL_S, -1):
+            if self._calls.acquire(timeout=limit_s):
+                self._calls.release()
+            while self._comms:  # the child first
+                self._comms.pop(0).abort()
 
     def close(self) -> None:
         """End it once nothing is under way in it. Local.
