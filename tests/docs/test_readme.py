@@ -156,6 +156,12 @@ def test_the_steps_are_those_of_the_applications() -> None:
         of = [run[f"{each}_step{end or '_us'}"] for each in ("pinned", "mpishare")]
         (row,) = [line for line in README.splitlines() if line.startswith(f"| [{name}]")]
         assert [each.strip() for each in row.split("|")[2:5:2]] == [f"{us:.0f} µs" for us in of]
+    for code, step in (("FBPIC", "a step;"), ("DistDL", "training step, 8 x 32 x 128 x 128")):
+        times = (ROOT / f"docs/ports/times/{code.lower()}-gpus2.txt").read_text().splitlines()
+        *_, line = (each for each in times if each.startswith(f"| {step}"))
+        staged, ours = (f"{int(us) / 1000:.1f} ms" for us in line.split(" | ")[1:3])
+        (row,) = (each for each in README.splitlines() if each.startswith(f"| [{code}]"))
+        assert f"| {staged} | | {ours} |" in row
 
 
 def test_the_words_of_performance_are_those_of_the_run() -> None:
