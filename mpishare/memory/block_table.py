@@ -18,8 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.errors import UnsupportedError
-from mpishare.memory.hugepages import map_file
-from mpishare.memory.shared import SharedMemory, reserve
+from mpishare.memory.shared import SharedMemory, map_file, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

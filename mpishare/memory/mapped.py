@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.errors import UnsupportedError
-from mpishare.memory.hugepages import duplicate, map_file
 from mpishare.memory.kinds import COPY, PRIVATE, UNNAMED, Refusal
 from mpishare.memory.memory import host_anchor
-from mpishare.memory.shared import FOLDER, SharedMemory, whole_pages
+from mpishare.memory.shared import FOLDER, SharedMemory, duplicate, map_file, whole_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

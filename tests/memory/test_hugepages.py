@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpishare.memory import hugepages, shared
+from mpishare.memory import shared
 from tests.helpers.children import python
 
-HUGE = hugepages.huge_nbytes()
+HUGE = shared.huge_nbytes()
 PAGE = os.sysconf("SC_PAGESIZE")
 
 needs_huge = pytest.mark.skipif(not HUGE, reason="this kernel has no huge pages")
@@ -67,7 +67,7 @@ def test_all_of_it_is_reserved(memory):
 
 @needs_huge
 def test_without_huge_pages_it_is_reserved_all_the_same(monkeypatch, caplog):
-    monkeypatch.setattr(hugepages, "_MADV_COLLAPSE", 9999)
+    monkeypatch.setattr(shared, "_MADV_COLLAPSE", 9999)
     caplog.set_level(logging.DEBUG, "mpishare.window")
     memory = shared.create(2 * HUGE)
     assert reserved(memory) == memory.nbytes
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_mapped_leaves_nothing(tmp_path):
     before = Path("/proc/self/maps").read_text()
     fd = os.open(read_only, os.O_RDONLY)
     with pytest.raises(PermissionError):
-        hugepages.map_file(fd, PAGE)
+        shared.map_file(fd, PAGE)
     os.close(fd)
     assert str(read_only) not in Path("/proc/self/maps").read_text()
     assert str(read_only) not in before

@@ -107,7 +107,7 @@ def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
 
 ANOTHER_USERS = """
 import os, sys
-from mpishare.memory import hugepages, shared
+from mpishare.memory import shared
 shared.FOLDER = sys.argv[1]
 os.setgid(65534)
 os.setuid(65534)
@@ -180,7 +180,7 @@ def test_an_error_while_pages_are_reserved(monkeypatch, code, error, why):
 
 LIMITED = """
 import resource
-from mpishare.memory import hugepages, shared
+from mpishare.memory import shared
 
 def refused(kind, most, attempt):
     before = resource.getrlimit(kind)
