@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.backends import Backend
+    from mpishare.backends import Backend, InPlace
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
@@ -110,10 +110,6 @@ class NodeContext:
         self.windows_version = 0
         # Why messages of plans cannot go out of GPU memory; empty: they can; None: none go.
         self.gpu_messages: str | None = None
-        self.suballocator = Suballocator(backend)
-        # Lends files to the other ranks, and answers processes outside the job.
-        self.fd_server = FdServer()
-        self.in_place = backend.in_place(self.fd_server, agreement.timeout_s)
         # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
         self._many = _MANY
@@ -133,6 +129,21 @@ class NodeContext:
         self.small_blocks: Any = None
         # The number of the newest object of each kind on this rank.
         self.numbers = Counter[str]()
+
+    @cached_property
+    def suballocator(self) -> Suballocator:
+        """Memory of GPUs in small blocks."""
+        return Suballocator(self.backend)
+
+    @cached_property
+    def fd_server(self) -> FdServer:
+        """Lends files to the other ranks, and answers processes outside the job."""
+        return FdServer()
+
+    @cached_property
+    def in_place(self) -> InPlace:
+        """How memory that exists already is shared."""
+        return self.backend.in_place(self.fd_server, self.agreement.timeout_s)
 
     @property
     def compiled_here(self) -> Any:

@@ -332,10 +332,11 @@ def _probed(known: Findings, context: NodeContext) -> Findings:
 def _report(
     context: NodeContext, members: tuple[Member, ...], why_host: str | None, notes: list[str]
 ) -> Report:
-    time_sliced, findings = time_sliced_gpus(members), context.agreement.findings
+    findings, time_sliced = context.agreement.findings, tuple[str, ...]()
     pairs: tuple[Pair, ...] = ()  # those of a host are made for who asks: `Node.report`
     probed = findings.probed if context.backend.has_streams else None
     if probed is not None:
+        time_sliced = time_sliced_gpus(members)
         pairs = tuple(routed(pair, is_time_sliced=bool(time_sliced)) for pair in probed.pairs)
     notes += [
         f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
