@@ -2,13 +2,20 @@
 
 MPI does not report which ranks are missing. Nodes know it of theirs, and where these wait, so each
 wait for messages is watched by one node or by several.
+
+A communicator's group does not have the processes that are its ranks. That of a cart or graph with
+fewer ranks than the communicator it was made of is, in MPICH 5.0.2, the group of that communicator,
+and so are the groups of what is made of it in turn (docs/mpi-faults.md). So each process sends its
+id once, and MPI keeps these with the communicator.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import logging
+import os
 import struct
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.control_block import fitting
-from mpishare.coordination.identity import Introduction
 from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.coordination.identity import Ranks
     from mpishare.coordination.waits import Waits
 
 T = TypeVar("T")
@@ -46,6 +51,13 @@ _LENGTH = struct.Struct("q")
 _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
 # By then a waiting rank has published its wait, and a message that was sent is here.
 _SETTLED_S = 4 * PUBLISH_S
+
+Ranks = dict[int, int]
+"""The numbers of a communicator's ranks, by the process and in their order."""
+
+# World ranks would not do: processes that were spawned have a world of their own.
+_NBYTES = 8
+_MINE = os.urandom(_NBYTES)
 
 
 class NodeWatch(WaitMonitor):
@@ -140,6 +152,61 @@ def wait_request(request: MPI.Request, watch: Watch, *memory: Any) -> None:
         if isinstance(failure, PeerTimeout) and isinstance(watch, CommWatch):
             abort_at_exit(str(failure), request.Test)
         raise
+
+
+@functools.cache
+def _key() -> int:
+    """Return the attribute of communicators that holds their `Introduction`.
+
+    It goes with the communicator. No duplicate has it by itself: Open MPI 5.0.11 copies attributes
+    to what `Create_group` makes, too, which has other ranks.
+    """
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
+
+class Introduction:
+    """The one all-gather of a communicator in which its ranks send their ids.
+
+    These never change. So a call that ended while ranks were missing leaves it to the next call on
+    the communicator, which goes on waiting for the same messages.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._rows = bytearray(_NBYTES * comm.size)
+        self.request = comm.Iallgather(_MINE, self._rows)
+        self.ranks: Ranks = {}
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm) -> Introduction:
+        """Return that of a communicator; begin it if there is none."""
+        found = comm.Get_attr(_key())
+        if not isinstance(found, Introduction):
+            found = cls(comm)
+            comm.Set_attr(_key(), found)
+        return found
+
+    def end(self) -> None:
+        """Read the ids, once the request is complete."""
+        self.ranks = {each: rank for rank, each in enumerate(memoryview(self._rows).cast("q"))}
+
+
+def known(comm: MPI.Comm) -> Ranks:
+    """Return the ranks of a communicator, none while they have not introduced themselves. Local."""
+    found = comm.Get_attr(_key())
+    return found.ranks if isinstance(found, Introduction) else {}
+
+
+def ranks_in(node: Waits, comm: MPI.Comm) -> list[int]:
+    """Return the other ranks of a node that a communicator has, as far as they are known."""
+    there = known(comm)
+    return sorted(rank for each, rank in node.ranks.items() if each in there and rank != node.rank)
+
+
+def pass_on(comm: MPI.Intracomm, duplicate: MPI.Intracomm) -> None:
+    """Let the ranks of a duplicate be known by those of its communicator."""
+    duplicate.Set_attr(_key(), comm.Get_attr(_key()))
 
 
 def identify(comm: MPI.Intracomm, watch: Watch) -> Ranks:

@@ -11,8 +11,13 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from mpishare.coordination.identity import known, pass_on
-from mpishare.coordination.mpi_agreement import agree_keeping, identify, wait_request
+from mpishare.coordination.mpi_agreement import (
+    agree_keeping,
+    identify,
+    known,
+    pass_on,
+    wait_request,
+)
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:

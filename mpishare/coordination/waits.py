@@ -12,7 +12,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.control_block import ControlBlock, Mark, State, Status
-from mpishare.coordination.identity import Ranks, known
 from mpishare.coordination.life import Event, NodeLife
 from mpishare.coordination.poll import comes_at_once, poll
 from mpishare.coordination.where import (
@@ -36,8 +35,6 @@ from mpishare.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from mpi4py import MPI
 
 log = logging.getLogger("mpishare")
 
@@ -63,7 +60,7 @@ class Waits:
         self.timeout_s = timeout_s
         self.here = f"rank {self.rank} of {self.size}"  # for errors
         # The ranks of the node, from when it is made until it is closed.
-        self.ranks: Ranks = {}
+        self.ranks: dict[int, int] = {}
         # A name that only they know, and what nodes within this one take over: `Findings`.
         self.name = ""
         self.findings: Any = None
@@ -138,15 +135,6 @@ class Waits:
                 "torch.autograd.set_multithreading_enabled(False)."
             )
         raise UnsupportedError(why)
-
-    # --- the ranks
-
-    def ranks_in(self, comm: MPI.Comm) -> list[int]:
-        """Return the other ranks of this node that a communicator has, as far as they are known."""
-        there = known(comm)
-        return sorted(
-            rank for each, rank in self.ranks.items() if each in there and rank != self.rank
-        )
 
     # --- host waits
 

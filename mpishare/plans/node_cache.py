@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.abort import abort_when_left
-from mpishare.coordination.identity import known
-from mpishare.coordination.mpi_agreement import CommWatch, identify, watching
+from mpishare.coordination.mpi_agreement import CommWatch, identify, known, ranks_in, watching
 from mpishare.node import Node, require_node
 from mpishare.runtime.context import NodeContext
 
@@ -126,9 +125,9 @@ def watching_setup(given: Any, comm: MPI.Intracomm, call: str) -> Iterator[Watch
     agreement = given.agreement
     agreement.check()
     if not known(comm):
-        with watching(agreement, agreement.ranks_in(comm), call) as watch:
+        with watching(agreement, ranks_in(agreement, comm), call) as watch:
             identify(comm, watch)
-    with watching(agreement, agreement.ranks_in(comm), call) as watch:
+    with watching(agreement, ranks_in(agreement, comm), call) as watch:
         yield watch
 
 

@@ -12,8 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare.coordination.identity import known
-from mpishare.coordination.mpi_agreement import CommWatch, identify
+from mpishare.coordination.mpi_agreement import CommWatch, identify, known
 from mpishare.errors import PeerTimeout
 from tests.helpers.halos import ring
 
