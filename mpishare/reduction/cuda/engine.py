@@ -69,7 +69,7 @@ class CudaReduce(CudaPlanEngine):
         is_fused = route is FUSED
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
-        inner = kind(self._group, shape, self._count, form=form)
+        self._inner = inner = kind(self._group, shape, self._count, form=form)
         self._route: SpinningRoute | StreamedRoute | NodesRoute = inner
         self._nodes: NodesRoute | None = None
         if self.reaches_nodes:
@@ -218,7 +218,7 @@ class CudaReduce(CudaPlanEngine):
         if self._is_apart:
             x, y, _ = pointers.arguments
             arrays = [x, y, self._words.data.ptr]
-            enqueued = self._route.local_dot(shapes, arrays, count, form=form)
+            enqueued = self._inner.local_dot(shapes, arrays, count, form=form)
         else:
             enqueued = self._route.dot(pointers, shapes, count, form=form)
         prepared = self._prepared(layouts, enqueued, pointers, self._group.sum_nbytes)

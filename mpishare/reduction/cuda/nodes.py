@@ -116,12 +116,6 @@ class NodesRoute:
         steps = self._steps(self._of_sum, target, group.sum_count, form="ROW", group=group.sums)
         return InOrder([inner, *steps, *group.round(self._sum, out)])
 
-    def local_dot(
-        self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
-    ) -> Launch:
-        """Return the launch for this rank's arrays at two addresses, into the third."""
-        return self._inner.local_dot(shapes, arrays, count, form=form)
-
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
