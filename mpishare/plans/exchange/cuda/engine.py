@@ -223,7 +223,6 @@ class CudaEngine(CudaPlanEngine):
             streamed.start(entered[0], addresses)
             if fused is not None:
                 self._launch_in_order(fused.alone, entered, addresses)
-            streamed.receive()
             self._flags.calls[0] += 1
             self._wait_streamed(call, entered)
         self._leave(entered)
@@ -247,8 +246,6 @@ class CudaEngine(CudaPlanEngine):
             self._backend.record(self._packed, handle)
             self._backend.wait_event(self._packed, self._stream)
             self._in_order(functools.partial(streamed.nccl.enqueue, self._stream), own)
-        if streamed is not None:
-            streamed.receive()  # which takes the host longer than the launch
         self._flags.calls[0] += 1
 
     def _wait(self, call: Call, entered: StreamInfo) -> None:

@@ -44,8 +44,8 @@ def places_in(message: Message, address: int) -> tuple[int, Packed]:
 class MpiBuffers:
     """The messages and their buffers, shared by the launches for all fields.
 
-    `sent` and `received` are the parts of each message, with their places in its buffer. The events
-    `packed` and `unpacked` follow the kernels that wrote and read these.
+    `sent` and `received` are the parts of each message, with their places in its buffer. The event
+    `packed` follows the kernels that wrote them.
     """
 
     def __init__(self, comm: PlanComm, name: str, direction: Direction) -> None:
@@ -70,12 +70,12 @@ class MpiBuffers:
         (outgoing, self.sent), (incoming, self.received) = place(sends), place(recvs)
         self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
-        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
+        self.packed = self._backend.local_event()
 
     def close(self) -> None:
         """Free requests, events and memory."""
         self.messages.close()
-        self._backend.close_events([self.packed, self.unpacked])
+        self._backend.close_events([self.packed])
         for block in self._blocks:
             block.close()
         self._blocks, self._pinned = [], []

@@ -128,13 +128,6 @@ class StreamedRoutes:
         if self._mpi is not None:
             self._backend.record(self._mpi.packed, stream)
 
-    def receive(self) -> None:
-        """Start the receives of messages, if their buffers are free."""
-        # Else the last exchange's unpacks still read them. They precede these packs on the stream,
-        # so that `wait` need not check again.
-        if self._mpi is not None and self._backend.is_event_done(self._mpi.unpacked):
-            self._mpi.messages.receive()
-
     def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
@@ -143,11 +136,11 @@ class StreamedRoutes:
             launch.enqueue(stream)
         if self._mpi is None:
             return
+        # The last call's unpacks, which read the buffers of what comes, precede these packs.
         self._wait_for_packs(self._mpi.packed)
         self._mpi.messages.exchange()
         for launch in self._unpacks_of_mpi:
             launch.enqueue(stream)
-        self._backend.record(self._mpi.unpacked, stream)
 
     def _wait_for_packs(self, packed: Any) -> None:
         """Wait on the host for an event, with the node's deadline."""
