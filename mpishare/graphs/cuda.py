@@ -18,6 +18,7 @@ from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import NoLoopError, Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
 from mpishare.graphs.runs import Runs
+from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.replay import bind_last_stream
 from mpishare.plans.layout import array_of, is_tensor
 from mpishare.runtime.stream_chain import StreamChain
@@ -117,7 +118,10 @@ class CudaRuns(Runs):
     def run(self, arguments: Sequence[Any]) -> Any:
         self._context.agreement.check()
         key = key_of(arguments, self._name)
-        given = current_stream(arguments, self._device, self._name)
+        try:
+            given = current_stream(_arrays(arguments), self._device)
+        except ValueError as error:
+            raise ValueError(f"{self._name} failed: {error}") from None
         stream: StreamInfo = self._backend.enter(given)
         if stream[3]:  # it is being captured
             return self._run_inside(arguments)
@@ -344,22 +348,6 @@ def _key(value: Any, name: str) -> Hashable:
             f"{name} failed: an argument is neither an array in GPU memory nor hashable: {error}"
         ) from None
     return type(value), value  # True and 1.0 are equal to 1
-
-
-def current_stream(arguments: Sequence[Any], device: int, name: str) -> Any:
-    """Return the current stream of the arguments' library; None for CuPy's."""
-    if "torch" not in sys.modules:
-        return None
-    are_tensors = {is_tensor(each) for each in _arrays(arguments)}
-    if True not in are_tensors:
-        return None
-    stream = sys.modules["torch"].cuda.current_stream(device)
-    if False in are_tensors and stream.cuda_stream != cupy.cuda.get_current_stream(device).ptr:
-        raise ValueError(
-            f"{name} failed: the arguments are arrays of CuPy and of PyTorch, whose current "
-            "streams differ. Make one stream current in both."
-        )
-    return stream
 
 
 def _arrays(arguments: Sequence[Any]) -> list[Any]:

@@ -92,14 +92,16 @@ def addresses_of(
 
 def current_stream(fields: Sequence[Any], device: int) -> Any:
     """Return the current stream of the library of the fields; None for CuPy's."""
-    if "torch" not in sys.modules:
-        return None  # CuPy's current stream
     are_tensors = {is_tensor(field) for field in fields}
-    if are_tensors == {True}:
-        return sys.modules["torch"].cuda.current_stream(device)
-    if len(are_tensors) > 1:
-        raise ValueError("fields of CuPy and of PyTorch together need stream=")
-    return None
+    if True not in are_tensors:
+        return None
+    stream = sys.modules["torch"].cuda.current_stream(device)
+    if False in are_tensors and stream.cuda_stream != cupy.cuda.get_current_stream(device).ptr:
+        raise ValueError(
+            "these are arrays of CuPy and of PyTorch, whose current streams differ: make one "
+            "stream current in both, or give stream= where the call takes it"
+        )
+    return stream
 
 
 def with_current(stream: Any, array: Any) -> Any:
