@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -190,54 +188,22 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     fields = local.x, local.b, local.r
     x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)
     wrong: list[str] = []
-    found: dict[str, Any] = {"iterations": iterations, "solve_us": solve_us}
+    is_one = node.backend == "cuda" and solver.is_captured
+    found = {"product": args.product, "iterations": iterations, "solve_us": solve_us}
+    found |= {"in_one_graph": is_one, "iteration_us": solve_us / iterations}
+    text = (
+        f"{iterations} iterations in {solve_us / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
+    )
     if x is not None and b is not None and r is not None:
         found["residual"] = hashlib.sha256(r.tobytes()).hexdigest()[:16]
+        text += f", residual {found['residual']}" * args.exact
         if not int(local.done[0]):
             wrong.append(f"not solved after {iterations} iterations")
         if args.check:
             wrong += check(x, b, args.tolerance)
     solver.close()
-    return tell(args, cart, node, wrong, found, is_captured=solver.is_captured)
-
-
-def tell(
-    args: argparse.Namespace,
-    cart: MPI.Cartcomm,
-    node: mpishare.Node,
-    wrong: list[str],
-    found: dict[str, Any],
-    *,
-    is_captured: bool,
-) -> int:
-    """Print what was found on rank 0 and return the exit status, the same on every rank."""
-    status = outcome.judge("cg", cart, wrong)
-    if cart.rank:
-        return status
-    found["in_one_graph"] = node.backend == "cuda" and is_captured
-    found["iteration_us"] = found["solve_us"] / found["iterations"]
-    if args.json:
-        row = {
-            "program": "cg",
-            "backend": node.backend,
-            "ranks": cart.size,
-            "product": args.product,
-            "checked": status == 0 if args.check else None,
-            "gpu": node.device and node.device.name,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "dims": cart.dims,
-            "cells": args.shape,  # of a rank
-            **found,
-        }
-        print(json.dumps(row), flush=True)
-        return status
-    way = f"{node.backend}, one graph" if found["in_one_graph"] else node.backend
-    took = f"{found['solve_us'] / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
-    what = f"{found['iterations']} iterations in {took}"
-    if args.exact:
-        what += f", residual {found['residual']}"
-    outcome.say("cg", args, cart, way, what, status)
-    return status
+    form = "one graph" if is_one else "launch by launch"
+    return outcome.tell("cg", args, node, cart, wrong, found, text, form)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -156,16 +156,16 @@ def solve(steps: orders.Steps, check: Callable[[np.ndarray, Any], list[str]]) ->
     actions = steps.actions(steps.halo) | steps.parts_of_a_step()
     times = timing.alone_us(node, cart, actions, calls)
     steps.order = args.order
-    result = outcome.Outcome(steps.name, args, node, cart, step_us, times["exchange"])
-    result.wrong = wrong
-    result.facts |= steps.facts(times)
+    facts = steps.facts(times)
     if args.bench:
         count = min(steps.every, graphs.LONGEST)
-        result.facts |= orders.compare(node, cart, steps, count, -(-args.steps // count))
+        facts |= orders.compare(node, cart, steps, count, -(-args.steps // count))
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, steps.make_halo, steps.actions, calls)
+        facts |= timing.compare_forms(node, cart, steps.make_halo, steps.actions, calls)
     steps.close()
-    return result.tell()
+    return outcome.tell_steps(
+        steps.name, args, node, cart, wrong, facts, step_us, times["exchange"]
+    )
 
 
 def order_for(node: mpishare.Node, order: str) -> str:

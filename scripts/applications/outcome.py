@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -55,71 +54,72 @@ def compare(backend: str, name: str, found: np.ndarray, right: np.ndarray) -> li
     ]
 
 
-@dataclass
-class Outcome:
-    """What an application found; rank 0 prints it."""
+def tell(
+    program: str,
+    args: argparse.Namespace,
+    node: mpishare.Node,
+    cart: MPI.Cartcomm,
+    wrong: Sequence[str],
+    found: dict[str, Any],
+    text: str,
+    form: str,
+) -> int:
+    """Print on rank 0 what was found, by which form; return the exit status, the same everywhere.
 
-    program: str
-    args: argparse.Namespace
-    node: mpishare.Node
-    cart: MPI.Cartcomm
-    step_us: tuple[float, float]  # median and mean
-    exchange_us: float
-    facts: dict[str, Any] = field(default_factory=dict)
-    wrong: list[str] | None = None  # None: not checked
-
-    def tell(self) -> int:
-        """Print it on rank 0 and return the exit status, the same on every rank. Collective."""
-        args, cart = self.args, self.cart
-        status = judge(self.program, cart, self.wrong or [])
-        if cart.rank:
-            return status
-        if args.json:
-            row = {
-                "program": self.program,
-                "staged": args.staged,
-                "backend": self.node.backend,
-                "ranks": cart.size,
-                "n": args.n if args.cells is None else None,
-                "steps": args.steps,
-                "step_us_median": round(self.step_us[0], 2),
-                "step_us_mean": round(self.step_us[1], 2),
-                "exchange_us_median": round(self.exchange_us, 2),
-                "checked": status == 0 if args.check else None,
-                "gpu": self.node.device and self.node.device.name,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "graph": getattr(args, "graph", False),
-                "wrap": getattr(args, "wrap", False),
-                "dims": cart.dims,
-                "cells": args.shape,  # of a rank
-                "mpi": MPI.get_vendor()[0],
-                **self.facts,
-            }
-            print(json.dumps(row), flush=True)
-            return status
-        form = f"staged {args.staged}" if args.staged else "mpishare"
-        median, mean = self.step_us
-        text = f"{args.steps} steps, median {median:.1f} us, mean {mean:.1f} us; "
-        text += f"exchange alone {self.exchange_us:.1f} us"
-        say(self.program, args, cart, f"{self.node.backend}, {form}", text, status)
-        for name, value in self.facts.items():
-            print(f"  {name} {value:.6g}")
-        sys.stdout.flush()
-        return status
-
-
-def judge(program: str, cart: MPI.Cartcomm, wrong: Sequence[str]) -> int:
-    """Print what is wrong on rank 0 and return the exit status, the same everywhere. Collective."""
+    Collective. JSON has `found`, a line has `text`.
+    """
     for line in wrong if cart.rank == 0 else ():
         sys.stderr.write(f"{program}: WRONG: {line}\n")
     sys.stderr.flush()
-    return int(cart.bcast(bool(wrong)))
+    status = int(cart.bcast(bool(wrong)))
+    if cart.rank == 0 and args.json:
+        row = {
+            "program": program,
+            "backend": node.backend,
+            "ranks": cart.size,
+            "checked": status == 0 if args.check else None,
+            "gpu": node.device and node.device.name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dims": cart.dims,
+            "cells": args.shape,  # of a rank
+            "mpi": MPI.get_vendor()[0],
+            **found,
+        }
+        print(json.dumps(row), flush=True)
+    elif cart.rank == 0:
+        grid, cells = (" x ".join(map(str, each)) for each in (cart.dims, args.shape))
+        verdict = ("WRONG" if status else "checked") if args.check else "not checked"
+        way = f"{node.backend}, {form}"
+        print(f"{program}: {grid} ranks of {cells} cells, {way}: {text}; {verdict}", flush=True)
+    return status
 
 
-def say(
-    program: str, args: argparse.Namespace, cart: MPI.Cartcomm, way: str, text: str, status: int
-) -> None:
-    """Print in a line what was found, for which cells and by which way."""
-    grid, cells = (" x ".join(map(str, each)) for each in (cart.dims, args.shape))
-    verdict = ("WRONG" if status else "checked") if args.check else "not checked"
-    print(f"{program}: {grid} ranks of {cells} cells, {way}: {text}; {verdict}", flush=True)
+def tell_steps(
+    program: str,
+    args: argparse.Namespace,
+    node: mpishare.Node,
+    cart: MPI.Cartcomm,
+    wrong: Sequence[str],
+    facts: dict[str, Any],
+    step_us: tuple[float, float],
+    exchange_us: float,
+) -> int:
+    """Do so of an application that makes steps: their median and mean, and further facts."""
+    median, mean = step_us
+    found = {
+        "staged": args.staged,
+        "n": args.n if args.cells is None else None,
+        "steps": args.steps,
+        "step_us_median": round(median, 2),
+        "step_us_mean": round(mean, 2),
+        "exchange_us_median": round(exchange_us, 2),
+        "graph": getattr(args, "graph", False),
+        "wrap": getattr(args, "wrap", False),
+    }
+    text = f"{args.steps} steps, median {median:.1f} us, mean {mean:.1f} us; "
+    text += f"exchange alone {exchange_us:.1f} us"
+    form = f"staged {args.staged}" if args.staged else "mpishare"
+    status = tell(program, args, node, cart, wrong, found | facts, text, form)
+    for name, value in facts.items() if cart.rank == 0 and not args.json else ():
+        print(f"  {name} {value:.6g}", flush=True)
+    return status

@@ -213,23 +213,22 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     in_modes = node.xp.zeros(six.target_shape, complex)
     exchange = {"both ways": lambda: (three.forward(in_space), six.backward(in_modes))}
     exchange_us = timing.alone_us(node, cart, exchange, calls)["both ways"]
-    result = outcome.Outcome("spectral", args, node, cart, step_us, exchange_us, wrong=wrong)
     _, energy, rate = history[-1]
-    result.facts |= {"time": args.steps / args.cells, "energy": energy, "dissipation": rate}
     time, _, peak = max(history, key=lambda row: row[2])
-    result.facts |= {"peak_dissipation": peak, "peak_time": time}
+    facts = {"time": args.steps / args.cells, "energy": energy, "dissipation": rate}
+    facts |= {"peak_dissipation": peak, "peak_time": time}
     if args.compare:
         times, differences = compare(flow, calls)
-        result.facts |= times
+        facts |= times
         wrong += differences
     flow.close()
     if args.json:
-        result.facts |= {"history": history, "spectrum": spectrum.tolist()}
+        facts |= {"history": history, "spectrum": spectrum.tolist()}
     elif args.until and args.re == PUBLISHED_RE and cart.rank == 0:
         print(*beside_published(history), sep="\n", flush=True)
     if args.plot and cart.rank == 0:
         draw(args.plot, args, history, spectrum)
-    return result.tell()
+    return outcome.tell_steps("spectral", args, node, cart, wrong, facts, step_us, exchange_us)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
