@@ -14,6 +14,7 @@ from distdl import backends
 from distdl.nn import AllSumReduce, DistributedFeatureConv2d, HaloExchange, Repartition
 from distdl.utilities.slicing import compute_subshape
 from in_turns import comm, node, on_gpu, print_head
+from mpi4py import MPI
 
 if is_fork := hasattr(backends, "common"):
     from distdl.backends.common.partition import MPIPartition
@@ -28,6 +29,7 @@ IMAGES = (1, 8, 64, 64), (8, 32, 128, 128), (8, 32, 256, 256)
 MATRICES = (64, 64), (512, 512), (2048, 2048)
 BATCHES = (64, 16, 64, 64), (64, 64, 64, 64)
 SUMS = 1, 10_000, 1_000_000
+GRID = sorted(MPI.Compute_dims(comm.size, 2))
 
 
 def use(way):
@@ -43,20 +45,13 @@ def partition(*parts):
 
 def halo(shape, width=1):
     """Return a layer that exchanges halos of images cut along both axes, and its input."""
-    rows, columns = factors(comm.size)
-    cut = partition(1, 1, rows, columns)
+    cut = partition(1, 1, *GRID)
     ghosts = torch.zeros(4, 2, dtype=int).numpy()
     for axis in 2, 3:
         at, last = cut.index[axis], cut.shape[axis] - 1
         ghosts[axis] = [width * (at > 0), width * (at < last)]
     own = compute_subshape(cut.shape, cut.index, shape)
     return HaloExchange(cut, ghosts, ghosts, ghosts), random(own + ghosts.sum(1))
-
-
-def factors(size):
-    """Return the most square grid of so many ranks."""
-    rows = next(n for n in range(int(size**0.5), 0, -1) if size % n == 0)
-    return rows, size // rows
 
 
 def repartition(shape):
@@ -114,7 +109,7 @@ def without_gradients(layer, x):
 def step(shape):
     """Return a training step of three convolutions, and its weights after three."""
     torch.manual_seed(0)
-    cut = partition(1, 1, *factors(comm.size))
+    cut = partition(1, 1, *GRID)
     x = random(compute_subshape(cut.shape, cut.index, shape))
     channels = shape[1], 32, 32, 1
     layers = [
