@@ -24,21 +24,17 @@ PIECE = 16384  # cells
 RECORD = np.dtype([("steps", np.int32, 2), ("boxes", np.int32, (6, 9))])  # as in boxes.cu
 
 
-def field(node: mpishare.Node, shape: Sequence[int], dtype: Any) -> Array:
-    """Return zeros in GPU memory that all ranks map, of which owned rows begin lines. Collective.
-
-    That is, every row's second cell does, and NumPy's arrays are laid out the same.
-    """
-    return fields(node, shape, dtype, 0)[1][0]
-
-
 def fields(
-    node: mpishare.Node, shape: Sequence[int], dtype: Any, signals: int, count: int = 1
+    node: mpishare.Node, shape: Sequence[int], dtype: Any, signals: int = 0
 ) -> tuple[mpishare.Window, list[Array]]:
-    """Return as many such fields, and the window that they are in. Collective."""
+    """Return two fields of zeros that all ranks map, and the window that they are in. Collective.
+
+    On GPUs owned rows begin lines, that is, every row's second cell does; NumPy's arrays are laid
+    out the same.
+    """
     cells = LINE // np.dtype(dtype).itemsize
     pitch = -(-(cells - 1 + shape[-1]) // cells) * cells
-    window = node.allocate_each((count, *shape[:-1], pitch), dtype, fill=0, signals=signals)
+    window = node.allocate_each((2, *shape[:-1], pitch), dtype, fill=0, signals=signals)
     return window, [each[..., cells - 1 : cells - 1 + shape[-1]] for each in window.array]
 
 

@@ -26,6 +26,7 @@ import timing
 from poisson import poisson
 
 import mpishare
+from mpishare.bench.measure import max_over_ranks
 from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
         node.synchronize()
         if number:
             times.append(1e6 * (time.perf_counter() - begin))
-    solve_us = float(np.median(timing.slowest(cart, times)))
+    solve_us = float(np.median(max_over_ranks(cart, times)))
     iterations = int(local.passes[0])
     fields = local.x, local.b, local.r
     x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)

@@ -44,7 +44,7 @@ class Heat(orders.Steps):
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
         shape = tuple(n + 2 for n in args.shape)
         self.wrapped = args.shape[-1] if args.wrap else 0
-        self.u, self.v = (boxes.field(node, shape, np.float64) for _ in range(2))
+        self.window, (self.u, self.v) = boxes.fields(node, shape, np.float64)
         super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=2)
         (self.kernel,) = boxes.kernels(self.xp, "heat3d", "spread")
         self.scratch = np.empty(shape) if self.xp is np else None

@@ -56,7 +56,7 @@ class Jacobi(orders.Steps):
         shape = tuple(n + 2 for n in args.shape)
         is_persistent = args.order == "persistent"
         signals = 4 * blocks_of(args, node) if is_persistent else 0
-        self.window, (self.u, self.v) = boxes.fields(node, shape, np.float32, signals, count=2)
+        self.window, (self.u, self.v) = boxes.fields(node, shape, np.float32, signals)
         super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=4)
         self.kernel, self.summing_kernel, self.marching_kernel = boxes.kernels(
             self.xp, "jacobi2d", "relax", "relax_and_sum", "relax_steps"

@@ -39,7 +39,7 @@ class Steps:
     args : namespace
         Of which `order`, `graph` and `march` are used.
     u, v : array
-        Of one layout, from `boxes.field`.
+        Of one layout, from `boxes.fields`.
     halo : HaloExchange or Staged
         For them.
     group : int

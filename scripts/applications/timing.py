@@ -8,22 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import staged
-from mpi4py import MPI
+
+from mpishare.bench.measure import max_over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from mpi4py import MPI
 
     import mpishare
 
 REPEATS = 7
 FORMS = ("mpishare", *staged.FORMS)
-
-
-def slowest(cart: MPI.Cartcomm, times: list[float]) -> list[float]:
-    """Return the largest of the ranks' times, each. Collective."""
-    largest = np.array(times)
-    cart.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
-    return [float(each) for each in largest]
 
 
 def steps_us(
@@ -56,8 +52,8 @@ def steps_us(
     else:
         took = [1e6 * (end - begin) for begin, end in itertools.pairwise(ends)]
     each = np.divide(took, counts)
-    median, mean = slowest(cart, [float(np.median(each)), float(np.sum(took) / np.sum(counts))])
-    return median, mean
+    median, mean = max_over_ranks(cart, [float(np.median(each)), np.sum(took) / np.sum(counts)])
+    return float(median), float(mean)
 
 
 def alone_us(
@@ -81,7 +77,7 @@ def alone_us(
                 action()
             node.synchronize()
             took[name].append(1e6 * (time.perf_counter() - begin) / calls)
-    return {name: float(np.median(slowest(cart, times))) for name, times in took.items()}
+    return {name: float(np.median(max_over_ranks(cart, times))) for name, times in took.items()}
 
 
 def compare_forms(
