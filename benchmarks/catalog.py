@@ -111,7 +111,7 @@ _CASES = (
     Case(
         "cg",
         "a pass of conjugate gradients in a box: 3 kernels, an exchange and 2 sums",
-        {"host": ("isend",), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
+        {"host": (), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
         "benchmarks.cg:run",
         on_request=frozenset({"nccl"}),
         is_sized=True,
@@ -141,7 +141,7 @@ _CASES = (
 _BROUGHT = {
     "halo1d": NEWEST,
     "halo3d": NEWEST,
-    "allreduce": NEWEST,
+    "allreduce": DEVICE_LIBRARIES,
     "redistribute": NEWEST,
     "permuted": NEWEST,
     "allgather": ("nccl4py",),

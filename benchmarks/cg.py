@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
-from benchmarks.links import Links, mpi_links, mpishare_links, nccl_links, staged_links
+from benchmarks.links import Links, mpishare_links, nccl_links, staged_links
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
@@ -146,7 +146,6 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
 
         comparison.add_baseline(name.split()[0], make, name, unfit=unfit)
 
-    add("isend", mpi_links)
     add("staged", staged_links)
     if comparison.includes("nccl"):
         from mpishare.bench.nccl import Nccl

@@ -56,11 +56,12 @@ def _run_swap(session: Session, case: Case, nbytes: int) -> None:
     add("halo", partial(_halo, pair, in_window=False))
     comparison.add("fence", partial(WindowRing, pair))
     comparison.add("post .. wait", partial(in_pairs, pair))
-    for name, library, refusal in _libraries(comparison):
-        of_library = {"kind": BASELINE, "unfit": refusal}
+    for name, module, _ in included(comparison):
+        kind, arm, swap = _LIBRARIES[name]
+        library, refusal = open_library(session, getattr(module, kind))
+        of_library: dict[str, Any] = {"kind": BASELINE, "unfit": refusal}
         for count in blocks:
-            make = partial(_SWAPS[name], pair, library, blocks=count)
-            add(_named(_NAMES[name], count), make, **of_library)
+            add(_named(arm, count), partial(swap, pair, library, blocks=count), **of_library)
         if name == "nccl4py" and pair.words <= _FEW_WORDS:
             count = -(-pair.words // _BLOCK)
             add("nccl, words", partial(_NcclSwapWords, pair, library, blocks=count), **of_library)
@@ -69,13 +70,6 @@ def _run_swap(session: Session, case: Case, nbytes: int) -> None:
 
 def _named(arm: str, blocks: int) -> str:
     return f"{arm}, {counted(blocks, 'block')}"
-
-
-def _libraries(comparison: Comparison) -> Any:
-    """Yield the name of each library that the run includes, itself, and why it cannot run."""
-    for name, module, _ in included(comparison):
-        library, refusal = open_library(comparison.session, getattr(module, _KINDS[name]))
-        yield name, library, refusal
 
 
 class _Pair(Ring):
@@ -239,7 +233,8 @@ class _NcclSwapWords(_Swap):
         return self.here
 
 
-#: The class of each library, and its variants.
-_KINDS = {"nccl4py": "NcclDevice", "nvshmem": "Nvshmem"}
-_SWAPS: dict[str, Callable[..., Variant]] = {"nvshmem": _NvshmemSwap, "nccl4py": _NcclSwap}
-_NAMES = {"nvshmem": "nvshmem", "nccl4py": "nccl"}
+#: Of each library its class, the first word of its variants, and theirs.
+_LIBRARIES: dict[str, tuple[str, str, Callable[..., Variant]]] = {
+    "nvshmem": ("Nvshmem", "nvshmem", _NvshmemSwap),
+    "nccl4py": ("NcclDevice", "nccl", _NcclSwap),
+}

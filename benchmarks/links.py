@@ -1,4 +1,4 @@
-"""The links of a solve: by mpishare, by messages of MPI, on the host and staged, and by NCCL."""
+"""The links of a solve: by mpishare, by staged messages of MPI, and by NCCL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from mpi4py import MPI
 import mpishare
 from mpishare.bench.grid import Problem, Side
 from mpishare.bench.library import transfers
-from mpishare.bench.mpi import isend
 from mpishare.bench.session import Call, Session, do_nothing, in_turn
 from mpishare.bench.staged import Staging, copy_call
 from scripts.applications.poisson import Poisson
@@ -86,15 +85,6 @@ class Ghosts(Problem):
 
     def poison(self, fields: Sequence[Any]) -> None:
         """Leave the ghosts: each solve begins with zeros there."""
-
-
-def mpi_links(session: Session, problem: Poisson) -> Links:
-    """Return links on the host: Irecv and Isend, and Allreduce."""
-    ghosts, add = Ghosts(session, problem), partial(problem.cart.Allreduce, MPI.IN_PLACE)
-    exchange, _ = isend(ghosts, *ghosts.fields)
-    return Links(
-        add_squares=partial(add, problem.rr), wait=exchange, add_product=partial(add, problem.pq)
-    )
 
 
 def staged_links(session: Session, problem: Poisson) -> Links:

@@ -118,21 +118,6 @@ class TorchSymmetric(Library):
 
         return move if early else move_between_barriers
 
-    def bind_sum(self, array: Any) -> Call:
-        tensor = self._torch.from_dlpack(array)
-        total = self._torch.empty_like(tensor)
-        group = self._distributed.group.WORLD.group_name
-        arguments = tensor, "sum", group, total
-        reduce = self._torch.ops.symm_mem.one_shot_all_reduce_out
-        with self.refusals(RuntimeError, AttributeError):
-            reduce(*arguments)  # it may not take such numbers
-
-        def sum_() -> None:
-            reduce(*arguments)
-            tensor.copy_(total, non_blocking=True)
-
-        return sum_
-
     def _offset(self, into: Any) -> tuple[int, Any]:
         """Return the offset of `into` in its tensor, in words, and the handle of the tensor."""
         address = int(into.data.ptr)

@@ -78,8 +78,7 @@ def test_every_arm_is_right(ranks: int, arms: list[tuple], options: tuple[str, .
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_conjugate_gradients(ranks: int) -> None:
     rows = checked_rows(ranks, BENCHMARKS, *SOLVE)
-    expected = {"calls": True, "calls, dot": True, "isend": ranks > 1}
-    assert {row["arm"]: row["ok"] for row in rows} == expected
+    assert {row["arm"]: row["ok"] for row in rows} == {"calls": True, "calls, dot": True}
     assert {(row["nbytes"], row["clock"]) for row in rows} == {(512, "throughput")}
 
 
