@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import time
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -26,7 +25,6 @@ import timing
 from poisson import poisson
 
 import mpishare
-from mpishare.bench.measure import max_over_ranks
 from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
@@ -175,16 +173,8 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     solver = Solver(args, cart, node)
     local = solver.local
     local.pose(0)
-    times = []
-    for number in range(timing.REPEATS + 1):  # the first one makes the graph
-        node.synchronize()
-        cart.Barrier()
-        begin = time.perf_counter()
-        solver.solve()
-        node.synchronize()
-        if number:
-            times.append(1e6 * (time.perf_counter() - begin))
-    solve_us = float(np.median(max_over_ranks(cart, times)))
+    solver.solve()  # which makes the graph
+    solve_us = timing.alone_us(node, cart, {"solve": solver.solve}, 1)["solve"]
     iterations = int(local.passes[0])
     fields = local.x, local.b, local.r
     x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)

@@ -1,7 +1,7 @@
 """Halo exchanges as they are written without mpishare: through the host, by MPI messages.
 
-All have the methods and the boxes of `mpishare.HaloExchange`, for one ghost cell on each side of
-every axis and fields of one shape and dtype, one at a call, NumPy's or CuPy's.
+All have the methods of `mpishare.HaloExchange`, with its `owned` and `interior`, for one ghost cell
+on each side of every axis and fields of one shape and dtype, one at a call, NumPy's or CuPy's.
 """
 
 from __future__ import annotations
@@ -56,16 +56,11 @@ class Staged:
         shape = field.shape
         self.faces = faces(cart, len(shape))
         self.owned: Box = tuple(slice(1, n - 1) for n in shape)
-        inner, shell = list(self.owned), []
+        inner = []
         for axis, n in enumerate(shape):
             low, high = (rank != MPI.PROC_NULL for rank in cart.Shift(axis, 1))
-            begin, end = 1 + low, max(1 + low, n - 1 - high)
-            for part in (slice(1, begin), slice(end, n - 1)):
-                if part.start < part.stop:
-                    shell.append((*inner[:axis], part, *self.owned[axis + 1 :]))
-            inner[axis] = slice(begin, end)
+            inner.append(slice(1 + low, max(1 + low, n - 1 - high)))
         self.interior: Box = tuple(inner)
-        self.shell: tuple[Box, ...] = tuple(shell)
 
     def start(self, u: Array) -> None:
         """Begin to send the faces of `u`."""
