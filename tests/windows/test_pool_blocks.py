@@ -244,7 +244,8 @@ def test_a_call_amid_another_is_refused(monkeypatch):
     ranks = Ranks()
     first, second = (ranks.allocate(10) for _ in range(2))
     blocks, inside = ranks.others[0], ranks.handle(second)
-    open_block = blocks._memory.open
+    memory = blocks._memory
+    open_block = memory.open
 
     def interrupted(*arguments):
         for call in (lambda: ranks.open(0, inside), lambda: blocks.is_held, blocks.finish):
@@ -253,7 +254,7 @@ def test_a_call_amid_another_is_refused(monkeypatch):
         return open_block(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(blocks._memory, "open", interrupted)
+        patch.setattr(memory, "open", interrupted)
         opened = [ranks.open(0, ranks.handle(first))]
     opened.append(ranks.open(0, inside))
     assert blocks.is_held
