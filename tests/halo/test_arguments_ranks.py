@@ -8,7 +8,6 @@ import mpishare
 from mpishare import ClosedError, Layout, MismatchError, Node
 from mpishare.halo import cartesian
 from tests.helpers.halos import (
-    Case,
     Kind,
     arrays,
     attempt,
@@ -178,19 +177,6 @@ def test_arguments_that_differ(node):
         assert {text for text, _ in told} == {"MismatchError"}, (words, told)
         assert error.ranks == (tuple(range(last)) if node.rank == last else (last,))
         assert all(word in str(error) for word in words), (words, told)
-    still_works(node)
-
-
-def test_a_halo_wider_than_the_neighbors_block(node):
-    """Also on those far away."""
-    cells = (4,) * (node.size - 1) + (2,)
-    widths = [((0, 0),)] * node.size
-    widths[0] = ((3, 0),)  # the last rank stands on its low side
-    case = Case((node.size,), (True,), (cells,), tuple(widths))
-    fields = node.xp.zeros(cells[node.rank] + sum(widths[node.rank][0]))
-    width = case.widths[node.rank]
-    said = same_error(node.comm, lambda: ring(node, fields, width))
-    assert all(f"rank {rank}" in said for rank in (0, node.size - 1))
     still_works(node)
 
 

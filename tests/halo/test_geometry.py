@@ -296,13 +296,6 @@ def test_one_rank_of_a_row_without_cells_is_not_passed_over():
     assert "from_global_ids" in text
 
 
-def test_where_nothing_travels_nothing_need_match():
-    case = layout((2, 2), (False, True), [(4, 4), (5, 6)], ((0, 0), (1, 1)))
-    case.blocks[2:] = [Block((3, 1), case.blocks[2].widths), Block((3, 8), case.blocks[3].widths)]
-    check(case)
-    assert {t.sender for t in both(case, 2)[1]} == {3}
-
-
 @unhurried
 @given(cases(), st.data())
 def test_check_raises_where_any_rank_does(case, data):

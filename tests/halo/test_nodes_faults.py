@@ -74,30 +74,6 @@ def test_the_reverse_and_meshes(nodes):
     play_on(nodes, reverse_and_meshes, shared=True).ended_well()
 
 
-def many_steps(stage: Stage, steps: int) -> None:
-    from tests.helpers.halos import Kind, arrays, check, even_case, exchanging, pause, put
-
-    case = even_case((stage.size,), True, 3, ((1, 0),))
-    rng = np.random.default_rng(stage.rank)
-    with (
-        stage.node() as node,
-        exchanging(node, case, [Kind("i8")], True, comm=stage.world) as (halo, fields),
-    ):
-        for step in range(1, steps):
-            put(fields, step)
-            halo.start(*arrays(fields))
-            pause(rng, 0.002, 0.03)
-            halo.wait()
-            check(fields, step)
-            fields[0].spoil()
-
-
-@pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
-def test_steps_with_random_delays(nodes):
-    """Data flows one way round, by both routes in turn."""
-    play_on(nodes, many_steps, 400, shared=True).ended_well()
-
-
 def sent_before(stage: Stage) -> None:
     """Who waits in a barrier of the node has sent what the other rank there waits for."""
     with stage.node(timeout_s=10.0) as node:

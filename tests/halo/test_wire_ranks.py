@@ -38,17 +38,6 @@ def test_every_ghost_is_rounded_once(node, every_route, dtype, wire, axis, n):
 
 
 @PAIR
-@pytest.mark.parametrize("n", [3, 40_000])
-def test_what_a_rank_sends_to_itself_is_rounded_too(node, every_route, dtype, wire, n):
-    right = hard(np.random.default_rng(n), 4 * n, dtype, wire).reshape(4, n)
-    u = node.xp.array(right)
-    with ring(node, u, ((0, 0), (1, 1)), dims=(node.size, 1), axes=(1, 0), wire=wire) as halo:
-        halo.exchange(u)
-    right[[0, 3]] = rounded(right[[2, 1]], wire)
-    assert differ(on_host(u), right) == 0
-
-
-@PAIR
 @pytest.mark.parametrize("n", [1, 4097, 600_000])
 def test_fields_in_windows(node, dtype, wire, n):
     """Read in place on hosts; on GPUs by words with the epoch, and by chunks into ghosts."""

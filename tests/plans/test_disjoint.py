@@ -14,20 +14,28 @@ def require(*fields):
     require_disjoint(list(fields), [host_layout(field, "a field") for field in fields])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        (GRID,),
-        (GRID, GRID.copy()),
-        (BLOCK[..., 0], BLOCK[..., 1], BLOCK[..., 5]),
-        (BLOCK[:, :7], BLOCK[:, 7:]),
-        (BLOCK[::2], BLOCK[1::2]),
-        (BLOCK[:0], BLOCK),
-    ],
-    ids=["one", "two", "components", "halves", "in turns", "nothing"],
-)
-def test_fields_that_are_apart(fields):
-    require(*fields)
+def strided(shape, *strides):
+    return np.lib.stride_tricks.as_strided(GRID, shape, [8 * step for step in strides])
+
+
+APART = {
+    "one": (GRID,),
+    "two": (GRID, GRID.copy()),
+    "components": (BLOCK[..., 0], BLOCK[..., 1], BLOCK[..., 5]),
+    "halves": (BLOCK[:, :7], BLOCK[:, 7:]),
+    "in turns": (BLOCK[::2], BLOCK[1::2]),
+    "nothing": (BLOCK[:0], BLOCK),
+    "interleaved": (strided((2, 3), 3, 2),),
+    "one cell": (strided((3, 1, 4), 4, 1, 1),),
+    "steps": (GRID[::2, ::3],),
+    "transposed": (GRID.T,),
+    "a component": (BLOCK[..., 3],),
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_fields_and_cells_that_are_apart(what):
+    require(*APART[what])
 
 
 @pytest.mark.parametrize(
@@ -47,19 +55,6 @@ def test_fields_that_share_an_element(fields):
     last = len(fields) - 1
     with pytest.raises(ValueError, match=f"fields 0 and {last} share memory"):
         require(*fields)
-
-
-def strided(shape, *strides):
-    return np.lib.stride_tricks.as_strided(GRID, shape, [8 * step for step in strides])
-
-
-@pytest.mark.parametrize(
-    "field",
-    [strided((2, 3), 3, 2), strided((3, 1, 4), 4, 1, 1), GRID[::2, ::3], GRID.T, BLOCK[..., 3]],
-    ids=["interleaved", "one cell", "steps", "transposed", "a component"],
-)
-def test_cells_that_are_apart(field):
-    require(field)
 
 
 @pytest.mark.parametrize(
