@@ -129,16 +129,6 @@ def test_no_put_is_stale_and_no_signal_lost(node, kernels):
     ring.window.close()
 
 
-def test_launches_on_streams_in_turn_follow_each_other(node, kernels, streams):
-    ring = Ring(node, kernels)
-    for step in range(40):
-        ring.run(streams[step % 2])
-    for stream in streams:
-        node.synchronize(stream)
-    assert ring.is_right_after(40)
-    ring.window.close()
-
-
 def test_calls_and_replays_are_the_same_text(node, kernels, stream):
     ring = Ring(node, kernels)
     ring.run()
@@ -154,22 +144,22 @@ def test_calls_and_replays_are_the_same_text(node, kernels, stream):
     ring.window.close()
 
 
-def test_two_windows_beside_a_plan_on_streams_of_their_own(node, kernels, streams):
-    """Kernels that wait, of windows and of plans, are in one order on each GPU."""
+def test_two_windows_beside_a_plan_on_streams_in_turn(node, kernels, streams):
+    """Launches follow each other; all kernels that wait are in one order on each GPU."""
     import cupy
 
     rings = [Ring(node, kernels, blocks=1) for _ in range(2)]
     x = cupy.ones(100)
     total = mpishare.Allreduce(node.comm, x, node=node)
     node.synchronize()
-    for _ in range(30):
-        for ring, stream in zip(rings, streams, strict=True):
-            ring.run(stream)
+    for step in range(40):
+        for at, ring in enumerate(rings):
+            ring.run(streams[(at + step // 2) % 2])
         total.reduce(x)
         x.fill(1)
     for stream in streams:
         node.synchronize(stream)
-    assert all(ring.is_right_after(30) for ring in rings)
+    assert all(ring.is_right_after(40) for ring in rings)
     total.close()
     for ring in rings:
         ring.window.close()

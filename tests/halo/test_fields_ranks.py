@@ -26,7 +26,6 @@ from tests.helpers.halos import (
     random_case,
     read_in_place,
     ring,
-    some,
 )
 
 TWO = pytest.mark.ranks(min=2)
@@ -132,26 +131,6 @@ def test_different_layouts_on_different_ranks(node, route):
 
 def plan_for(node, fields):
     return plan_without_cart(node.comm, case_of(node), arrays(fields), axes=(0, 1), node=node)
-
-
-def like(field):
-    order = "F" if field.flags.f_contiguous and not field.flags.c_contiguous else "C"
-    return Layout(field.shape, field.dtype, order)
-
-
-def test_any_arrays_of_the_layout(node):
-    """Of either order, others at each call; also in windows."""
-    for seed in range(some(node, 12)):
-        case = random_case(np.random.default_rng([seed, node.size, 31]), node.size)
-        axes, others = tuple(range(case.naxes)), (2,) * (seed % 2)
-        kinds = [Kind("f8", "C", others, axes), Kind("i4", "F", others, axes)]
-        fields = make_fields(node, case, kinds)
-        layouts = [like(each) for each in arrays(fields)]
-        with plan_without_cart(node.comm, case, layouts, axes=axes, node=node) as halo:
-            for step in range(3):
-                if step:
-                    fields = make_fields(node, case, kinds, step == 2)
-                exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
 def test_a_call_without_arrays(node):
