@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import Box, PeerError
-from tests.helpers.halos import Drawn, arrays, attempt, ring, same_error
+from mpishare import Box
+from tests.helpers.halos import Drawn, arrays, check_refusals, ring, same_error
 
 
 def test_the_boxes_of_each_field(host_node):
@@ -41,20 +41,19 @@ def make(node, fields=None, width=((1, 1), (1, 2)), **options):
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
 def test_what_is_refused(node, everywhere):
-    is_mine = everywhere or node.rank == node.size - 1
-    for wrong, words in (
-        ({"width": 1}, r"field 1 owns \(4,\) .* field 0 \(3,\).*width=\[1, \(1, 2\), \.\.\.\]"),
-        ({"width": [1, 1, 1]}, r"or a list of these for the 2 fields, not \[1, 1, 1\]"),
-        ({"width": [(1, 1), None]}, "for the 2 fields"),
-        ({"width": [(1, 1), (4, 3)]}, r"shape \(6,\) has 6 cells, fewer than its 4 \+ 3 ghosts"),
-        ({"fields": mpishare.Layout.any(5), "width": [(1, 1), (1, 2)]}, "width must be"),
-    ):
-        error, told = attempt(node.comm, lambda wrong=wrong: make(node, **wrong if is_mine else {}))
-        if "fields" in wrong and not everywhere and node.size > 1:
-            continue  # some have a Layout alone
-        assert isinstance(error, ValueError if is_mine else PeerError), told
-        with pytest.raises(type(error), match=words):
-            raise error
+    table = [
+        ({"width": 1}, ValueError, "field 1 owns (4,) "),
+        ({"width": 1}, ValueError, " field 0 (3,)"),
+        ({"width": 1}, ValueError, "width=[1, (1, 2), ...]"),
+        ({"width": [1, 1, 1]}, ValueError, "or a list of these for the 2 fields, not [1, 1, 1]"),
+        ({"width": [(1, 1), None]}, ValueError, "for the 2 fields"),
+        ({"width": [(1, 1), (4, 3)]}, ValueError, "(6,) has 6 cells, fewer than its 4 + 3 ghosts"),
+    ]
+    if everywhere:  # else some have a Layout alone
+        any_fields = {"fields": mpishare.Layout.any(5), "width": [(1, 1), (1, 2)]}
+        table.append((any_fields, ValueError, "width must be"))
+    make_plan = lambda given: make(node, **given)  # noqa: E731
+    check_refusals(node.comm, make_plan, {}, table, everywhere=everywhere)
     with make(node) as halo:
         halo.exchange(node.xp.zeros(5), node.xp.zeros(6))
 

@@ -1,13 +1,11 @@
 """Cells that travel in a narrower type on GPUs: large faces, graphs, windows, pretended nodes."""
 
-import numpy as np
 import pytest
 
 from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import exchange_by, ring
-from tests.helpers.halves import WORLD, node_of_half, require_nccl
-from tests.helpers.wires import WIRES, differ, rounded, rows, wrong
+from tests.helpers.halos import ring
+from tests.helpers.wires import WIRES, rows, wrong
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -63,45 +61,3 @@ def test_numbers_that_are_not_aligned(node):
     with pytest.raises(UnsupportedError, match="not aligned to its elements"):
         ring(node, u, wire="float32")
     ring(node, node.xp.zeros(6), wire="float32").close()
-
-
-@pytest.fixture(scope="module")
-def half():
-    """The node of one half of the ranks, which take the other half for another machine."""
-    import cupy
-
-    with node_of_half(WORLD.rank % cupy.cuda.runtime.getDeviceCount()) as node:
-        yield node
-
-
-@TWO
-@pytest.mark.parametrize("dtype", ["f8", "c16"])
-@pytest.mark.parametrize("wire", WIRES)
-def test_between_nodes(half, route, dtype, wire):
-    """By NCCL, or by MPI; forth, in halves, and back."""
-    import cupy
-
-    if not route:
-        require_nccl()
-
-    def put(step):
-        of_all = rows(WORLD, n, dtype, wire, step)
-        u[...] = cupy.asarray(of_all[WORLD.rank])
-        return of_all
-
-    for n in (5, 30_000):
-        u = cupy.zeros((4, n), dtype)
-        with ring(half, u, comm=WORLD, axes=0, wire=wire) as halo:
-            others = {found for rank, found in halo.routes.items() if rank not in half.ranks}
-            assert others == ({"nccl"} if not route else others & {"mpi", "mpi-gpu"})
-            for step in range(3):
-                of_all = put(step)
-                exchange_by(halo, u, halves=step == 1)
-                assert wrong(WORLD, u, of_all, wire) == 0
-            u[...] = WORLD.rank + 1 / 3
-            halo.accumulate(u)
-            found = u.get()
-            for row, step in ((1, -1), (2, 1)):
-                ghost = np.full(n, (WORLD.rank + step) % WORLD.size + 1 / 3, dtype)
-                assert differ(found[row], WORLD.rank + 1 / 3 + rounded(ghost, wire)) == 0
-            assert not found[[0, 3]].any()

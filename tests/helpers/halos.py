@@ -27,7 +27,7 @@ POISON = -1
 """The number of a cell that an exchange must not write."""
 
 DTYPES = ("?", "i1", "u1", "i2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16")
-HOST_DTYPES = ("V3", "S7", ">f8", "M8[us]", "g", "3i1,f8", "f8,i4", "i2,u1", "U3", "V16")
+HOST_DTYPES = ("V3", "S7", ">f8", "M8[us]", "g", "G", "3i1,f8", "f8,i4", "i2,u1", "U3", "V16")
 FORMS = ("C", "F", "turned", "strided", "offset")
 HOST_FORMS = (*FORMS, "unaligned")
 

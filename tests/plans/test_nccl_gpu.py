@@ -42,9 +42,10 @@ def test_random_plans(half):
             assert (route == "nccl") == (rank not in half.ranks)
 
 
-def test_sums_go_back(half, cupy):
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+def test_sums_go_back(half, cupy, wire):
     case = even_case((WORLD.size,), True, 4)
-    with exchanging(half, case, [Kind("f8")], comm=WORLD) as (halo, fields):
+    with exchanging(half, case, [Kind("f8")], comm=WORLD, wire=wire) as (halo, fields):
         (field,) = arrays(fields)
         for _ in range(3):
             field[...] = 1
