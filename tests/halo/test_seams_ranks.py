@@ -150,34 +150,30 @@ def test_what_is_wrong_by_itself_is_an_error_where_it_is_listed(node, seam, why)
         plan.exchange(u)  # the job goes on
 
 
-@pytest.mark.parametrize(
-    ("dtype", "given"),
-    [
-        ("i4", {"scale": 2}),
-        ("i4", {"offset": 2**40}),
-        ("i4", {"offset": float("nan")}),
-        ("i4", {"offset": float("inf")}),
-        ("u1", {"scale": -1}),
-        ("u1", {"offset": -5}),
-        ("?", {"offset": 1}),
-    ],
-)
-def test_factors_that_a_dtype_does_not_take(node, dtype, given):
-    u = node.xp.zeros(4, dtype)
-    with pytest.raises(TypeError, match="is not for elements"):
-        SeamExchange(node.comm, u, [Seam((0, np.s_[:1]), (0, 0, np.s_[1:2]), **given)], node=node)
+ONE = (0, np.s_[:1])
+OF_DTYPES = [
+    *(
+        (dtype, [Seam(ONE, (0, 0, np.s_[1:2]), **given)], "is not for elements")
+        for dtype, given in (
+            ("i4", {"scale": 2}),
+            ("i4", {"offset": 2**40}),
+            ("i4", {"offset": float("nan")}),
+            ("i4", {"offset": float("inf")}),
+            ("u1", {"scale": -1}),
+            ("u1", {"offset": -5}),
+            ("?", {"offset": 1}),
+        )
+    ),
+    ("f8", [Seam(ONE, (0, 1, np.s_[1:2]))], "both have one dtype"),
+    ("f8", Seam(ONE, (0, 0, np.s_[1:2])), "seams must be a list of Seam"),
+]
 
 
-def test_seams_are_a_list(node):
-    seam = Seam((0, np.s_[:1]), (0, 0, np.s_[1:2]))
-    with pytest.raises(TypeError, match="seams must be a list of Seam"):
-        SeamExchange(node.comm, node.xp.zeros(4), seam, node=node)
-
-
-def test_dtypes_of_both_ends_are_one(node):
-    u, v = node.xp.zeros(4), node.xp.zeros(4, "f4")
-    with pytest.raises(ValueError, match="both have one dtype"):
-        SeamExchange(node.comm, [u, v], [Seam((0, np.s_[:1]), (0, 1, np.s_[1:2]))], node=node)
+@pytest.mark.parametrize(("dtype", "seams", "why"), OF_DTYPES)
+def test_what_a_dtype_does_not_take(node, dtype, seams, why):
+    fields = [node.xp.zeros(4, dtype), node.xp.zeros(4, "f4")]
+    with pytest.raises((TypeError, ValueError), match=why):
+        SeamExchange(node.comm, fields, seams, node=node)
 
 
 def test_names_of_shifts_are_all_given(node):
