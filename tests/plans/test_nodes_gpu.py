@@ -23,7 +23,7 @@ from tests.helpers.halos import (
 )
 from tests.helpers.halves import HALF, WORLD, device_of_half, node_of_half
 
-TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.ranks(min=2)
 
 
 def no_nccl():
@@ -44,7 +44,6 @@ def is_message(route):
     return route.startswith("mpi")
 
 
-@TWO
 def test_random_plans(half):
     """Every ghost; messages to the other half, and no other way there."""
     for seed in range(10):
@@ -56,7 +55,6 @@ def test_random_plans(half):
     assert "messages to other nodes go" in str(report)
 
 
-@TWO
 def test_the_memory_of_messages_can_be_required(half):
     """Whoever requires GPU memory learns why it is not used; who requires messages gets any."""
     case = even_case((WORLD.size,), True, 5)
@@ -77,7 +75,6 @@ def slabs(node, kind):
     return exchanging(node, case, [kind], comm=WORLD, axes=(0,))
 
 
-@TWO
 def test_the_host_waits_for_the_stream_before_it_sends(half, cupy):
     """Cells arrive as they are written last, and ghosts are read before that."""
     counted = Counted("")
@@ -154,7 +151,6 @@ def test_messages_do_not_hold_up_fused_neighbors(half, cupy):
             check(fields, step)
 
 
-@TWO
 def test_exact_dots_over_nodes(half, cupy):
     """By messages of MPI, again and again, of which no rank's sum may meet another's."""
     x, y = factors("ties", 1, 4 * WORLD.size)
