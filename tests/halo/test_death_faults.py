@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import mpishare
-from tests.helpers.launch import run_right
 from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.stage import Stage
 
@@ -111,48 +110,39 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     assert played.told(0, "call").seconds >= 2
 
 
-LEFT = """
-import gc, sys, time
-import numpy as np
-from mpi4py import MPI
-import mpishare
+def left_midway(stage: Stage) -> None:
+    """Rank 0 leaves between start and wait; its memory is taken by others before rank 1 sends."""
+    import gc
 
-world = MPI.COMM_WORLD
-cart = world.Create_cart((2,), (False,))
-if world.rank == 1:  # else it sees that rank 0 has left, and may send nothing
-    mpishare.coordination.watchdog.Watchdog.start = lambda self: None
+    os.environ["MPISHARE_ROUTE"] = "mpi"
+    if stage.rank == 1:  # else it sees that rank 0 has left, and may send nothing
+        mpishare.coordination.watchdog.Watchdog.start = lambda self: None
 
-def leave():
-    with mpishare.Node(world, backend="host", timeout_s=20) as node:
-        field = np.full((6, 2000), 1.0)
-        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
-        halo.exchange(field)
-        world.Barrier()
-        if world.rank == 1:
-            world.recv(source=0, tag=7)  # rank 0 has left
-        halo.start(field)
-        raise RuntimeError("between start and wait")
+    def leave() -> None:
+        with stage.node(timeout_s=20) as node:
+            field = np.full((6, 2000), 1.0)
+            halo = stage.ring(node, field, axes=0, periods=False)
+            halo.exchange(field)
+            stage.world.Barrier()
+            if stage.rank == 1:
+                stage.world.recv(source=0, tag=7)  # rank 0 has left
+            halo.start(field)
+            stage.leave()
 
-try:
-    leave()
-except RuntimeError:
-    pass
-if world.rank == 0:
-    gc.collect()
-    mine = [np.zeros(16000, np.uint8) for _ in range(200)]
-    world.send(None, dest=1, tag=7)
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
-        world.Iprobe(source=1, tag=999)
-    print("overwritten:", sum(bool(array.any()) for array in mine), flush=True)
-world.Barrier()
-"""
+    stage.attempt("left", leave)
+    if stage.rank == 0:
+        gc.collect()
+        mine = [np.zeros(16000, np.uint8) for _ in range(200)]
+        stage.world.send(None, dest=1, tag=7)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            stage.world.Iprobe(source=1, tag=999)
+        assert not any(array.any() for array in mine)
+    stage.world.Barrier()
 
 
-def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
-    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    done = run_right(2, LEFT, timeout_s=40)
-    assert "overwritten: 0\n" in done.stdout, done.stderr
+def test_a_late_message_finds_the_memory_of_a_plan_that_was_left():
+    play(2, left_midway).ended()
 
 
 def forgets_a_call(stage: Stage) -> None:
