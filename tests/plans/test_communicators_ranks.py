@@ -15,6 +15,7 @@ import mpishare
 from mpishare.coordination.mpi_agreement import CommWatch, identify, known
 from mpishare.errors import PeerTimeout
 from tests.helpers.halos import ring
+from tests.helpers.windows import check_works
 
 pytestmark = pytest.mark.ranks(min=2)
 
@@ -140,21 +141,6 @@ def test_plans_of_some_ranks_and_then_of_all(node, name, is_given):
             open_yet.close()
 
 
-def works_shared(node, comm):
-    """Whether windows of a node bring the numbers of others."""
-    window = node.allocate(2, fill=0)
-    if window.owner == node.rank:
-        window.array[...] = 41
-    each = node.allocate_each(1, fill=0)
-    each.array[...] = node.rank
-    window.fence()
-    each.fence()
-    node.synchronize()
-    theirs = [float(each.segment(rank)[0]) for rank in range(node.size)]
-    node.barrier()
-    return as_list(window.array) == [41, 41] and theirs == [*range(comm.size)]
-
-
 @pytest.mark.parametrize(
     "name",
     ["small cart", "duplicate of a small cart", "turned group of a small cart", "small graph"],
@@ -166,7 +152,7 @@ def test_nodes_of_some_ranks_and_then_of_all(node, name):
             if comm is not None:
                 with mpishare.Node(comm, timeout_s=40) as made:
                     assert (made.rank, made.size) == (comm.rank, comm.size)
-                    assert works_shared(made, comm)
+                    check_works(made)
                     assert wrong_plans(made, comm, made) == []
                     assert wrong_plans(made, comm, None) == []
         assert wrong_plans(node, node.comm, node) == []
