@@ -143,7 +143,7 @@ def sharing(stage: Stage) -> None:
 
 @pytest.mark.both_mpis
 def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
-    """`play` looks for names that are left; the watchdog of the survivor has to remove it."""
+    """Once another node is made: `play` looks for names that are left then."""
     played = play(2, sharing, survivable=True)
     played.missed(1, "allocate", of=[0])
     assert played.rank(1)["name"].startswith("mpishare-")

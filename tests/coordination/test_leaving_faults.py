@@ -284,7 +284,7 @@ def takes_away(stage: Stage, call: str, dies: bool) -> None:
             os.kill(owner, signal.SIGKILL if dies else signal.SIGUSR1)
 
         def is_gone() -> bool:
-            shared.remove_abandoned()  # as at the end of any rank
+            shared.remove_abandoned()  # as another node
             return not os.path.lexists(f"{shared.FOLDER}/{name}")
 
         assert poll(is_gone, 10)

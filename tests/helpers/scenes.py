@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpishare.memory.shared import remove_abandoned
 from tests.helpers.launch import SHM, Result, launcher, run_ranks
 from tests.helpers.shared_job import play_shared
 
@@ -181,6 +182,7 @@ def play(
         words = {int(file.name): file.read_text() for file in sorted(stderr.iterdir())}
     played = Played(result, words)
     assert not result.timed_out, played.describe()
+    remove_abandoned()  # as the next node
     left = {name for name in set(SHM.glob("mpishare-*")) - names if not _is_of_the_living(name)}
     assert not left, f"left in /dev/shm: {left}\n{played.describe()}"
     return played
