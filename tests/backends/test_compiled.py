@@ -210,16 +210,6 @@ def test_places_in_runs_are_moved_run_by_run(module, dtype, axis):
     check_copy(module, apart, *((slice(None),) * axis + (each,) for each in (to, places)))
 
 
-@pytest.mark.parametrize("nbytes", [4, 8, 16])
-def test_runs_are_not_worth_a_call_each_if_they_are_short(nbytes):
-    """Elements one by one are single moves."""
-    for length, is_worth in ((6, False), (7, True)):
-        places = nbytes * np.add.outer(np.arange(0, 90, 9), np.arange(length)).ravel()
-        cells = Cells(0, places.shape, (nbytes,), {0: places})
-        _, _, _, (loop,) = lower(cells, cells, nbytes, by=cells)
-        assert (loop[-1] is not None) == is_worth
-
-
 NUMBERS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8", "c8", "c16")
 
 

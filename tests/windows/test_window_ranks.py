@@ -56,15 +56,8 @@ def test_dtypes(node, dtype):
 def test_dtypes_of_numpy_alone(host_node, dtype):
     node = host_node
     dtype = np.dtype(dtype)
-    if dtype.kind in "SUV":
-        # Any bytes will do, but every one counts.
-        source = np.zeros((2, 3), dtype)
-        if dtype.kind != "U":
-            source.view("u1")[...] = 65
-        else:
-            source[...] = "xyz"
-    else:
-        source = np.arange(6).reshape(2, 3).astype(dtype)
+    # Any bytes will do, but every one counts.
+    source = np.arange(6 * dtype.itemsize, dtype="u1").view(dtype).reshape(2, 3)
     win = node.share(source, owner=node.size - 1)
     assert win.dtype == dtype
     assert win.array.tobytes() == source.tobytes()
