@@ -23,13 +23,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_text_names_every_rank() -> None:
-    result = run_right(3, INFO)
-    assert result.stdout.count("\nnode ") + result.stdout.startswith("node ") == 1
-    assert "3 ranks, backend host" in result.stdout, result.describe()
-    assert "host memory" in result.stdout, result.describe()
-
-
 def test_json_has_every_pair() -> None:
     result = run_right(2, [*INFO, "--json"])
     (node,) = json.loads(result.stdout)["nodes"]

@@ -14,17 +14,8 @@ from tests.helpers.scenes import KILLING_BACKENDS, play
 from tests.helpers.stage import Stage, leftovers
 from tests.helpers.viewer import Viewer
 
-# Runs in a viewer: looks until the job has made its window.
+# Runs in a viewer.
 COME = """
-def come(name, seconds=30):
-    end = time.time() + seconds
-    while True:
-        try:
-            return mpishare.attach(name)
-        except mpishare.HandleError:
-            if time.time() > end: raise
-            time.sleep(0.01)
-
 def come_last(there):
     visit = mpishare.view.names.find(there.name, there.job, 30)[1]
     try:
@@ -169,7 +160,7 @@ def test_a_killed_producer_is_not_taken_for_the_end_of_its_frames():
     with Viewer() as viewer:
         viewer(COME)
         viewer.begin(
-            f"ended, cut = map(come, {names})\n"
+            f"ended, cut = (mpishare.attach(name, wait_s=30) for name in {names})\n"
             "last = come_last(cut)\n"
             "numbers = [f.number for f in cut]"
         )
