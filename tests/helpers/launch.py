@@ -208,10 +208,14 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait until a condition holds; return whether it came to that."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    while not condition():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.05)
+    return True
 
 
 def segments() -> set[Path]:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.launch import NOT_INHERITED, OPEN_MPI, ROOT
+from tests.helpers.launch import NOT_INHERITED, OPEN_MPI, ROOT, wait_until
 
 NODES = ("node1", "node2")
 COMMON = Path("/mnt")  # the folder that front and nodes share, outside /tmp
@@ -118,9 +118,9 @@ class Cluster:
     def stop(self) -> None:
         """End jobs and daemons, and wait for that."""
         self._command("scancel", "--user=root")
-        until(lambda: not self._command("squeue", "-h").output, 15)
+        wait_until(lambda: not self._command("squeue", "-h").output, 15)
         self._command("scontrol", "shutdown")
-        until(lambda: not list(self.folder.glob("slurm*.pid")), 15)
+        wait_until(lambda: not list(self.folder.glob("slurm*.pid")), 15)
 
     def on(self, node: str, command: str) -> str:
         """Run a command of the shell on a node; return what it printed."""
@@ -164,7 +164,7 @@ class Cluster:
     def wait(self, job: int, timeout_s: float = 45) -> Job:
         """Wait until a job has ended."""
         begin = time.monotonic()
-        over = until(lambda: self.field(job, "EndTime") and self._is_over(job), timeout_s)
+        over = wait_until(lambda: self.field(job, "EndTime") and self._is_over(job), timeout_s)
         seconds = time.monotonic() - begin
         state = self.field(job, "JobState")
         if not over:
@@ -182,7 +182,7 @@ class Cluster:
 
     def until_said(self, job: int, words: str, timeout_s: float = 30) -> None:
         """Wait until a running job has printed something."""
-        until(lambda: words in self.output_of(job) or self._is_over(job), timeout_s)
+        wait_until(lambda: words in self.output_of(job) or self._is_over(job), timeout_s)
         said = self.output_of(job)
         assert words in said, f"job {job} does not say {words!r}\n{said}"
 
@@ -249,13 +249,3 @@ def share_folders() -> None:
 def programs_lines(output: str) -> list[str]:
     """Return the lines of an output that are not srun's own."""
     return [line for line in output.splitlines() if not line.startswith("srun: ")]
-
-
-def until(condition, timeout_s: float) -> bool:
-    """Wait until a condition holds; return whether it came to that."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True

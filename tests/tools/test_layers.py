@@ -1,10 +1,9 @@
 """Rooms of the package: each is on the map; what importing the package costs."""
 
 import re
-import subprocess
-import sys
 import tomllib
 
+from tests.helpers.children import python
 from tests.helpers.launch import ROOT
 
 
@@ -33,6 +32,4 @@ def test_every_answer_on_the_map_is_a_file_and_a_test_that_are_there():
 def test_the_import_starts_neither_mpi_nor_cupy():
     """Nor does a help: tests/bench/test_cli.py."""
     code = "import mpishare, sys; print({'mpi4py.MPI', 'cupy', 'torch'} & {*sys.modules})"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert python(code).stdout == "set()\n"
