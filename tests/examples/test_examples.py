@@ -101,7 +101,7 @@ def test_the_readme_has_a_line_for_each() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["02_halo_1d", "05_mesh", "22_several_nodes"],
+    ["02_halo_1d", "04_heat_graph", "05_mesh", "22_several_nodes"],
 )
 def test_a_wrong_exchange_is_seen(name: str, tmp_path) -> None:
     """The verdict depends on the exchange: without it the program fails."""
