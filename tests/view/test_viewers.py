@@ -262,7 +262,7 @@ ATTACH, OPEN = (mpishare.attach, "nobody-has-it"), (mpishare.open_handle, b"")
         (ATTACH, "wait_s", "attach failed: wait_s must be a number of seconds"),
         (OPEN, "timeout_s", "open_handle failed: timeout_s must be a positive number"),
     ],
-    ids=str,
+    ids=["timeout_s of attach", "wait_s of attach", "timeout_s of open_handle"],
 )
 def test_a_duration_is_a_number_and_not_negative(call, name, words, seconds):
     function, argument = call
