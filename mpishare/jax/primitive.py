@@ -124,7 +124,7 @@ class Collective(Primitive):  # type: ignore[misc]
                 given = results if self._is_in_place else [*buffers, *results]
                 call(*given, stream=int(context.stream))
 
-        call = buffer_callback(
+        enqueued = buffer_callback(
             run,
             [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in self._avals(*arrays)],
             has_side_effect=True,
@@ -134,7 +134,7 @@ class Collective(Primitive):  # type: ignore[misc]
         )
         # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its
         # result, and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".
-        return jax.lax.optimization_barrier(call(*arrays))
+        return jax.lax.optimization_barrier(enqueued(*arrays))
 
     def _refuse_batch(self, *_: Any, plan: BasePlan, **__: Any) -> NoReturn:
         raise NotImplementedError(
