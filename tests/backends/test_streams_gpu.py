@@ -136,7 +136,7 @@ def test_stream_that_is_dropped_between_calls(node, cupy):
 
 
 def test_capture_is_refused(node, streams):
-    win, event, pool = node.allocate(2, name="captured"), node.event(), node.pool()
+    win, event, pool = node.allocate_each(2, name="captured"), node.event(), node.pool()
     stream = streams[0]
     mine = [node.rank]
     with stream:
