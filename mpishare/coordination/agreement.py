@@ -108,6 +108,13 @@ class Agreement(Waits):
             self._inside = ""
         try:
             messages = self._exchange(call, json.dumps(reply).encode())
+            known = {text: json.loads(text) for text in {*messages}}  # most are the same
+            where = {}
+            if len({called for called, *_ in known.values()}) > 1:  # so all ranks come here
+                # Escaped, since the name of a file may have bytes that are no text.
+                here = escaped(place(self.block, self.owner))
+                places = self._exchange(call, here.encode())
+                where = {r: places[r].decode() for r in self.others}
         except MpiShareError:
             if mine is None or isinstance(mine, HandleError):
                 raise  # what a rank had shared may have gone with it, before it said so
@@ -118,12 +125,7 @@ class Agreement(Waits):
             self.life.leave(call, error)
             raise
         try:
-            known = {text: json.loads(text) for text in {*messages}}  # most are the same
             replies = [known[text] for text in messages]
-            where = {}
-            if len({called for called, *_ in known.values()}) > 1:  # so all ranks come here
-                messages = self._exchange(call, place(self.block, self.owner).encode())
-                where = {r: escaped(messages[r].decode()) for r in self.others}
             return kept, settle(call, replies, mine, self.rank, "node", where)
         finally:
             mine = None  # avoids a cycle with its traceback, which may hold large arrays

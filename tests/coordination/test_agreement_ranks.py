@@ -100,6 +100,18 @@ def test_a_close_that_fails_is_told_to_all(comm):
     Node(comm).close()
 
 
+@TWO
+def test_different_calls_are_named_where_a_file_has_a_name_that_is_no_text(comm):
+    called = {}
+    file = b"of \xe9t\xe9.py".decode(errors="surrogateescape")  # in Latin-1
+    exec(compile("def call(make): make()", file, "exec"), called)
+    with Node(comm) as node:
+        make = node.event if node.is_leader else node.collect
+        text = str(raised(MismatchError, lambda: called["call"](make)))
+        assert r"in of \udce9t\udce9.py:1, call" in text
+        node.barrier()  # it is whole
+
+
 def broken(comm, monkeypatch, where):
     """Let the last rank fail at one place of `Node()`."""
 
