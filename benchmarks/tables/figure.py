@@ -57,7 +57,7 @@ SUMS_OF_OTHERS: Arms = {
     name: arms[:1] for name, arms in SUMS.items() if arms[0] not in ("reduce", "float")
 }
 MESSAGES: Arms = {"mpishare, out of GPU memory": ["messages"]}
-BY_HAND: Arms = {"by hand, in place": ["mpi"], "by hand, packed": ["mpi packed"]}
+IN_PLACE: Arms = {"by hand, in place": ["mpi"]}
 PACKED: Arms = {"by hand, packed": ["mpi"]}
 THROUGH_HOST: Arms = {"mpishare, through the host": ["through the host"]}
 
@@ -115,7 +115,7 @@ CHARTS = {
     },
     "messages1d": Chart(
         "messages-gpus2", "messages1d", "Messages of slabs, two H200",
-        MESSAGES | THROUGH_HOST, BY_HAND,
+        MESSAGES | THROUGH_HOST, IN_PLACE,
     ),
     "messages3d": Chart(
         "messages-gpus2", "messages3d", "Messages of blocks, two H200",

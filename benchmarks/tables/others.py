@@ -80,16 +80,7 @@ FIGURES = {
 def newest(rows: list[dict]) -> list[str]:
     """The lines of all tables of a run, and why a baseline has no times."""
     lines = [line for case in EXCHANGES for line in _exchanges(rows, case)]
-    return [*lines, *summed(rows), *_absent(rows)]
-
-
-def blocks(rows: list[dict]) -> list[str]:
-    """The same of a run of sums and blocks, whatever other cases it has."""
-    return [*_exchanges(rows, "halo3d"), *summed(rows), *_absent(rows)]
-
-
-def summed(rows: list[dict]) -> list[str]:
-    return [*_sums(rows), *_setups(rows)]
+    return [*lines, *_sums(rows), *_setups(rows), *_absent(rows)]
 
 
 def compared(rows: list[dict]) -> list[str]:

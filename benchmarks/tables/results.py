@@ -60,10 +60,9 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "cores": of_cores(halos.cores_in_full),
         "gpus-drawn": charts("halo1d", "halo3d", "ring", "allreduce", "halo1d-mps"),
         "gpus": lambda folder: [
-            *of_runs(folder, "", others.newest, is_whole=False),
-            *of_runs(folder, "openmpi-", others.newest, is_whole=False),
-            *of_runs(folder, "mpich-", others.newest),
-            *of_runs(folder, "sums-", others.blocks, is_whole=False),
+            line
+            for kind in ("", "mpi-", "sums-")
+            for line in of_runs(folder, kind, others.newest, is_whole=False)
         ],
         "messages-drawn": charts("messages1d", "messages3d"),
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),

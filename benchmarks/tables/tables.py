@@ -29,8 +29,6 @@ RUNS = {
     f"{kind}{place}": title
     for kind in (
         "",
-        "openmpi-",
-        "mpich-",
         "mpi-",
         "sums-",
         "jax-",

@@ -114,12 +114,12 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert f"Of the time of the fastest library that is {said}" in text
     assert f"up to 16 MiB: {span(over[:-1])} of the fastest library" in text
     four = load("gpus4", case="halo1d")
-    on_four = four[SIZES[-1], "own"] / four[SIZES[-1], "library"]
+    on_four = four[sizes[-1], "own"] / four[sizes[-1], "library"]
     said = f"({large:.2f} of PyTorch's symmetric memory, {on_four:.2f} on four GPUs, "
     assert said in text
-    older = load("mpi-gpus2")
-    *small, large = [older[n, "private fields"] / older[n, "mpi"] for n in SIZES]
-    assert f"in an older run {span(small)} of CUDA-aware MPI" in text
+    by_mpi = load("mpi-gpus2")
+    *small, large = [by_mpi[n, "private fields"] / by_mpi[n, "mpi"] for n in sizes]
+    assert f"of the fastest library, {span(small)} of CUDA-aware MPI" in text
     assert f", {large:.2f} of CUDA-aware MPI)" in text
     by_hand, after_each = (
         [each[n, "own"] / each[n, "by hand"] for n in sizes] for each in (run, late)
@@ -139,8 +139,11 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert f"on a window {kernel} |" in text
     calls = [swap[n, arm] / least(n, "nccl") for n in few for arm in ("fence", "post .. wait")]
     assert f"order them: {span(calls, 1)} of a kernel on NCCL's windows" in text
+    ring = load("gpus2", case="ring")
+    fences = [ring[n, "window fence"] / ring[n, "library"] for n in sizes[:4]]
+    assert f"in a ring and a fence {span(fences, 1)} of the fastest library" in text
     shared, alone = load("onegpu-ranks4-mps"), load("onegpu-ranks4")
-    over = [shared[n, "private fields"] / shared[n, "best"] for n in SIZES[:6]]
+    over = [us / shared[n, "best"] for (n, arm), us in shared.items() if arm == "private fields"]
     assert f"MPS: {span(over)} of staging" in text
     assert f"without MPS: {alone[8, 'private fields']:.0f} µs" in text
 
@@ -156,6 +159,10 @@ def test_the_steps_are_those_of_the_applications() -> None:
         of = [run[f"{each}_step{end or '_us'}"] for each in ("pinned", "mpishare")]
         (row,) = [line for line in README.splitlines() if line.startswith(f"| [{name}]")]
         assert [each.strip() for each in row.split("|")[2:5:2]] == [f"{us:.0f} µs" for us in of]
+    solves = {arm: us for (_, arm), us in load("sums-gpus2", case="cg").items()}
+    times = (f"{solves[arm]:.0f} µs" for arm in ("staged", "nccl graph", "one graph"))
+    (row,) = (line for line in README.splitlines() if line.startswith("| [conjugate gradients]"))
+    assert f"| {' | '.join(times)} |" in row
     for code, step in (("FBPIC", "a step;"), ("DistDL", "training step, 8 x 32 x 128 x 128")):
         times = (ROOT / f"docs/ports/times/{code.lower()}-gpus2.txt").read_text().splitlines()
         *_, line = (each for each in times if each.startswith(f"| {step}"))
@@ -172,11 +179,10 @@ def test_the_words_of_performance_are_those_of_the_run() -> None:
         span([run[n, arm] for n in sizes[:3]], 1) for arm in ("private fields", "window fields")
     )
     assert f"{private} µs up to 64 KiB for any arrays, {windows} for fields in windows" in page
-    late, later = (load(name) for name in ("openmpi-gpus2", "mpich-gpus2"))
-    few = [span([each[n, "private fields"] for n in sizes[:3]], 1) for each in (late, later)]
-    messages = span([late[n, "mpi"] for n in sizes[:3]], 0)
-    assert f"had {few[0]} µs up to 64 KiB for any arrays, and {messages} for CUDA-aware MPI" in page
-    assert f"right after all tests, had {few[1]}." in page
+    by_mpi = load("mpi-gpus2")
+    few = span([by_mpi[n, "private fields"] for n in sizes[:3]], 1)
+    messages = span([by_mpi[n, "mpi"] for n in sizes[:3]], 0)
+    assert f"had {few} µs up to 64 KiB for any arrays, and {messages} for CUDA-aware MPI" in page
     over = [run[n, "own"] / run[n, "best"] for n in sizes]
     assert f"{over[-2]:.2f} of the best at 16 MiB, {over[-1]:.2f} at 64 MiB" in page
     fences, pairs = (
@@ -189,18 +195,15 @@ def test_the_figures_of_messages_to_other_nodes_are_those_of_the_run() -> None:
     text = " ".join(README.split())
     slabs, blocks = (load("messages-gpus2", case=f"messages{axes}") for axes in ("1d", "3d"))
     over = [
-        run[nbytes, "messages"] / run[nbytes, arm]
-        for run, arms in ((slabs, {"mpi", "mpi packed"}), (blocks, {"mpi"}))
-        for nbytes, arm in run
-        if arm in arms
+        run[nbytes, "messages"] / us
+        for run in (slabs, blocks)
+        for (nbytes, arm), us in run.items()
+        if arm == "mpi"
     ]
     assert f"{span(over, 1)} of the same messages sent by hand" in text
     some, many = (slabs[n, "by nccl"] / slabs[n, "through the host"] for n in (1 << 20, 1 << 26))
     said = f"{some:.1f} of messages through the host at 1 MiB, {many:.2f} at 64 MiB"
     assert f"by NVLink {said}" in text
-
-
-SIZES = (8, 512, 4096, 65536, 1 << 20, 1 << 24, 1 << 26)
 
 
 def load(
