@@ -52,6 +52,11 @@ SPREAD: Arms = {
     "mpishare, any arrays": ["private", "private graph"],
     "mpishare, in windows": ["windows", "windows graph"],
 }
+GATHERS: Arms = {
+    "staged MPI": ["staged"],
+    "NCCL": ["nccl", "nccl graph"],
+    "NCCL in a window": ["nccl4py", "nccl4py graph"],
+}
 SUM: Arms = {"mpishare": ["reduce"]}
 SUMS_OF_OTHERS: Arms = {
     name: arms[:1] for name, arms in SUMS.items() if arms[0] not in ("reduce", "float")
@@ -121,14 +126,8 @@ CHARTS = {
         "messages-gpus2", "messages3d", "Messages of blocks, two H200",
         MESSAGES | THROUGH_HOST, PACKED,
     ),
-    "redistribute": Chart(
-        "redistribute-onegpu-ranks2-mps", "redistribute",
-        "Another axis, one H200, 2 ranks under MPS", SPREAD,
-    ),
-    "allgather": Chart(
-        "redistribute-onegpu-ranks2-mps", "allgather",
-        "All-gather, one H200, 2 ranks under MPS", SPREAD,
-    ),
+    "redistribute": Chart("redistribute-gpus2", "redistribute", f"Another axis, {GPUS}", SPREAD),
+    "allgather": Chart("redistribute-gpus2", "allgather", f"All-gather, {GPUS}", SPREAD, GATHERS),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from tables import Case, RefusedError, by_size, over, pair, ratios, size, table,
 #: The arms of each column: called or in a graph, with faces packed or sent from where they are.
 COLUMNS = {
     "mpishare": ("window fields", "private fields", "window pairwise", "window fence"),
-    "staged MPI": ("staged", "staged persistent"),
+    "staged MPI": ("staged", "staged persistent", "staged alltoallw"),
     "CUDA-aware MPI": ("mpi",),
     "NCCL send and receive": ("nccl", "nccl graph", "nccl windows"),
     "NCCL put and signal": ("nccl put", "nccl put graph", "nccl put in place"),
