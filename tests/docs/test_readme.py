@@ -179,7 +179,13 @@ def test_the_words_of_performance_are_those_of_the_run() -> None:
         span([run[n, arm] for n in sizes[:3]], 1) for arm in ("private fields", "window fields")
     )
     assert f"{private} µs up to 64 KiB for any arrays, {windows} for fields in windows" in page
+    by_hand = span([run[n, "by hand"] for n in sizes[:3]], 1)
+    assert f"written by hand on NCCL's windows takes {by_hand}: mpishare takes" in page
+    over = [f"{run[n, 'own'] / run[n, 'by hand']:.2f}" for n in sizes[:3]]
     by_mpi = load("mpi-gpus2")
+    other = span([by_mpi[n, "own"] / by_mpi[n, "by hand"] for n in sizes[:3]])
+    said = f"{over[0]} of it at 8 B, {over[1]} at 4 KiB and {over[2]} at 64 KiB, and {other} by"
+    assert said in page
     few = span([by_mpi[n, "private fields"] for n in sizes[:3]], 1)
     messages = span([by_mpi[n, "mpi"] for n in sizes[:3]], 0)
     assert f"had {few} µs up to 64 KiB for any arrays, and {messages} for CUDA-aware MPI" in page
