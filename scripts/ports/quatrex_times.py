@@ -45,9 +45,9 @@ def transposition(stack, rows):
 
 def collective(name, count):
     """Return a collective of so many numbers of each rank, and what it brings."""
-    parts = comm.stack.size
-    given = numbers(count * (parts if name == "all_to_all" else 1))
-    into = xp.empty(count * (parts if name in {"all_to_all", "all_gather"} else 1), complex)
+    of_all = comm.stack.size, count  # NCCL looks for parts along the first axis
+    given = numbers(of_all if name == "all_to_all" else count)
+    into = xp.empty(of_all if name in {"all_to_all", "all_gather"} else count, complex)
     buffers = [given] if name == "bcast" else [given, into]
     call = lambda: getattr(comm.stack, name)(*buffers)  # noqa: E731
     call()
