@@ -111,7 +111,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert f"any arrays takes {span([run[n, 'private fields'] for n in sizes[:3]], 1)} µs" in text
     *small, middle, large = over = [run[n, "own"] / run[n, "library"] for n in sizes]
     said = f"{span(small)} up to 1 MiB, {middle:.2f} at 16 MiB and {large:.2f} at 64 MiB"
-    assert f"Of the time of the fastest library that is {said}" in text
+    assert f"over the fastest library's is {said}" in text
     assert f"up to 16 MiB: {span(over[:-1])} of the fastest library" in text
     four = load("gpus4", case="halo1d")
     on_four = four[sizes[-1], "own"] / four[sizes[-1], "library"]
@@ -124,7 +124,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     by_hand, after_each = (
         [each[n, "own"] / each[n, "by hand"] for n in sizes] for each in (run, late)
     )
-    assert f"windows {span(by_hand)}, and {span(after_each)} with a synchronize" in text
+    assert f"windows it is {span(by_hand)}, and {span(after_each)} with a synchronize" in text
     swap = load("kernels-gpus2", case="swap")
     few = sorted({nbytes for nbytes, _ in swap})[:3]
 
@@ -134,7 +134,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     halo, nccl, nvshmem, kernel = (
         f"{least(few[0], word):.1f}" for word in ("halo", "nccl", "nvshmem", "kernel")
     )
-    assert f"by a `HaloExchange`: {halo} µs in a graph of twenty" in text
+    assert f"by a `HaloExchange`: {halo} µs each, twenty in one graph" in text
     assert f"on NCCL's windows takes {nccl}, one of NVSHMEM {nvshmem}, and one of yours" in text
     assert f"on a window {kernel} |" in text
     calls = [swap[n, arm] / least(n, "nccl") for n in few for arm in ("fence", "post .. wait")]
