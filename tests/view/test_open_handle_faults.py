@@ -55,7 +55,7 @@ def killed_openers(stage: Stage, kills: int) -> None:
 
 
 def test_openers_that_are_killed_hold_nothing():
-    play(2, killed_openers, 8, shared=True).ended_well()
+    play(2, killed_openers, 3, shared=True).ended_well()
 
 
 @contextlib.contextmanager
