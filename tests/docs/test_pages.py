@@ -49,7 +49,6 @@ NOT_RUN = {
     "--cells 128 --steps 20 --compare --graph": "a GPU; test_spectral.py has fewer points",
     "mpirun --bind-to none -n 4 python scripts/applications/spectral.py --cells 128 --steps 20 "
     "--compare --graph": "four GPUs; test_spectral.py has fewer points",
-    "mpirun -n 2 python scripts/applications/plasma.py": "tests/applications/test_plasma.py",
     "mpirun -n 2 python scripts/applications/spectral.py --cells 64 --steps 3 --compare": (
         "a minute; test_spectral.py has fewer points"
     ),
