@@ -46,17 +46,11 @@ class Parser(cli.Parser):
         sys.exit(cli.fail_usage(self.prog, message))
 
 
-def base_parser(description: str | None) -> Parser:
-    """Return a parser of the options that every application has."""
+def grid_parser(description: str | None, *, n: int) -> Parser:
+    """Return a parser of the options that every application has: its ranks are equal blocks."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
     made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
-
-
-def grid_parser(description: str | None, *, n: int) -> Parser:
-    """Return a parser of the options of an application whose ranks are a grid of equal blocks."""
-    made = base_parser(description)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
     made.add_argument("--cells", type=count, metavar="N", help="cells of the whole, instead of --n")
     made.add_argument(
@@ -69,18 +63,13 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     """Return a parser of the options of an application that makes steps."""
     made = grid_parser(description, n=n)
     made.add_argument("--steps", type=count, default=steps, help=f"time steps ({steps})")
-    add_forms(made, FORMS[1:], "exchange")
-    return made
-
-
-def add_forms(made: Parser, staged: Sequence[str], verb: str) -> None:
-    """Add the options that choose between mpishare and what programs do without it."""
     made.add_argument(
         "--staged",
-        choices=staged,
-        help=f"{verb} through the host by MPI messages instead of by mpishare",
+        choices=FORMS[1:],
+        help="exchange through the host by MPI messages instead of by mpishare",
     )
     made.add_argument("--compare", action="store_true", help="time all forms of that, in turns")
+    return made
 
 
 def add_orders(made: Parser, *, said: str, more: Sequence[str] = ()) -> None:
@@ -177,13 +166,8 @@ def order_for(node: mpishare.Node, order: str) -> str:
     """
     if node.backend == "host":
         return "plain"
-    return order if has_gpu_each(node) else "plain"
-
-
-def has_gpu_each(node: mpishare.Node) -> bool:
-    """Return whether each rank of the node has a GPU that no other one has."""
     gpus = [each.device.uuid for each in node.report().members if each.device is not None]
-    return len(set(gpus)) == node.size
+    return order if len(set(gpus)) == node.size else "plain"
 
 
 def stream(node: mpishare.Node) -> contextlib.AbstractContextManager[Any]:

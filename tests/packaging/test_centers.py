@@ -13,7 +13,7 @@ from tests.helpers.launch import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SPACK = ROOT / "packaging/spack/packages/py_mpishare/package.py"
 (EASYBUILD,) = (ROOT / "packaging/easybuild").glob("*.eb")
-EXTRAS = {"mpich", "openmpi", "cu12", "cu13", "plot", "jax"}
+EXTRAS = {"mpich", "openmpi", "cu12", "cu13", "jax"}
 APPTAINER = ROOT / "packaging/apptainer/mpishare.def"
 CITATION, CODEMETA = ROOT / "CITATION.cff", ROOT / "codemeta.json"
 
