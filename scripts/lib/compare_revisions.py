@@ -4,14 +4,14 @@ compare_revisions.py --export TREE_A TREE_B --exported DIR
     Write the packages of two trees (a git revision, or a folder like the repository) into DIR, as
     mpishare_a and mpishare_b.
 mpirun -n 2 python3 compare_revisions.py --exported DIR [--backend cuda] [--only WORDS]
-    Time them. DIR is all that is needed beside this file, so that a machine without git will do.
+    Time them. DIR and this folder are all that is needed, so that a machine without git will do.
 
-Each operation is timed in rounds of four batches, A B B A or B A A B, so that what drifts, and what
-comes first, hurts both alike. Of a batch the maximum over the ranks counts. The ratio is the median
-of those of the rounds; p25 and p75 are their quartiles. All is made anew in each of several passes,
-since addresses alone make a difference of some per cent; "+-" is the error of the ratio as the
-passes differ. Calls are timed back to back. On GPUs that is the time of the host, and a second row,
-"synchronized", has a synchronize of the stream after each call. Results are checked.
+Both take turns in batches of about a millisecond, of which the maximum over the ranks counts. The
+ratio is the median of those of the rounds, with its quartiles. All is made anew in each of several
+passes, since addresses alone make a difference of some per cent; "+-" is the error of the ratio as
+the passes differ. Calls are timed back to back. On GPUs that is the time of the host, and a second
+row, "synchronized", has a synchronize of the stream after each call. What a call brings must have
+the same bits in both.
 """
 
 import argparse
@@ -20,9 +20,8 @@ import importlib
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 
 SIDES = "ab"
-BATCH_S = 0.001
+BATCH_US = 1000
 MOST_CALLS = {"host": 1024, "cuda": 64}  # on GPUs less than fills the queue of a stream
 PASSES = {"host": 12, "cuda": 4}  # a node on GPUs takes long
 SECONDS = {"host": 75, "cuda": 50}
@@ -69,231 +68,177 @@ class Side:
     backend: str
     sync: Callable[[], None]
 
-    @property
-    def rank(self) -> int:
-        return self.node.rank
-
-    @property
-    def ring(self) -> tuple[int, ...]:
-        """The left neighbor, this rank, and the right one."""
-        return tuple((self.rank + step) % self.node.size for step in (-1, 0, 1))
+    def new_node(self) -> Any:
+        return self.package.Node(self.node.comm, backend=self.backend)
 
 
-Seconds = Callable[[int], float]
-#: What takes the time of that many calls, and what tells whether a call is right.
-Timed = tuple[Seconds, Callable[[], bool]]
-#: Makes an operation of a revision, yields it ready to be timed, and closes what it made.
-Operation = Callable[[Side], Iterator[Timed]]
-
-
-def looped(call: Callable[[], None]) -> Seconds:
-    def seconds(count: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        return time.perf_counter() - begin
-
-    return seconds
-
-
-def unchecked() -> bool:
-    return True
+Call = Callable[[], object]
+#: Makes what a revision needs for a call, and what closes that again, the last first; returns the
+#: call, and the arrays that one has brought.
+Operation = Callable[[Side, ExitStack], tuple[Call, list[Any]]]
 
 
 def exchange(
     side: Side,
+    stack: ExitStack,
     *,
     nbytes: int,
     fields: int = 1,
     kind: str = "exchange",
     window: bool = False,
-    is_new: bool = False,
-) -> Iterator[Timed]:
+) -> tuple[Call, list[Any]]:
     """The two faces of fields, in a ring.
 
-    `kind`: by one call, the same captured ("capture"), by `start` and `wait` ("split"), or the
-    reverse ("accumulate"), in which the ghosts are zero after the first call. `is_new`: of a copy
-    that each call makes.
+    `kind`: by one call, the same captured ("capture"), by `start` and `wait` ("split"), of a copy
+    that each call makes ("new"), or the reverse ("accumulate", "give back").
     """
     node, shape = side.node, (6, nbytes // 8)
     cart = node.comm.Create_cart([node.size], periods=[True])
+    stack.callback(cart.Free)
     windows = [node.allocate_each(shape) for _ in range(fields * window)]
+    for each in windows:
+        stack.callback(each.close)
     arrays = [each.array for each in windows] or [node.xp.zeros(shape) for _ in range(fields)]
+    stack.callback(arrays.clear)
     plan = side.package.HaloExchange(cart, arrays, 1, axes=(0,), node=node)
-
-    def call() -> None:
-        if is_new:
-            arrays[:] = [array.copy() for array in arrays]
-        plan.exchange(*arrays)
+    stack.callback(plan.close)
+    step = side.package.capture(node, plan.exchange)
+    stack.callback(step.close)
 
     def call_split() -> None:
         plan.start(*arrays)
         plan.wait()
 
-    def call_reverse() -> None:
-        plan.accumulate(*arrays)
+    def call_new() -> None:
+        arrays[:] = [array.copy() for array in arrays]
+        plan.exchange(*arrays)
 
-    step = side.package.capture(node, plan.exchange)
-
-    def call_captured() -> None:
-        step(*arrays)
-
-    calls = {
-        "exchange": call,
-        "capture": call_captured,
+    calls: dict[str, Call] = {
+        "exchange": lambda: plan.exchange(*arrays),
+        "capture": lambda: step(*arrays),
         "split": call_split,
-        "accumulate": call_reverse,
+        "new": call_new,
+        "accumulate": lambda: plan.accumulate(*arrays),
+        "give back": lambda: plan.accumulate(*arrays, give_back=True),
     }
-
-    def check() -> bool:
-        for number, array in enumerate(arrays):
-            array[...] = 10 * side.rank + number
-            if kind != "accumulate":
-                array[[0, -1]] = -1
-        calls[kind]()
-        side.sync()
-        is_right = True
-        for number, array in enumerate(arrays):
-            left, mine, right = (10 * rank + number for rank in side.ring)
-            sums = [0, mine + left, mine, mine, mine + right, 0]
-            wanted = sums if kind == "accumulate" else [left, *[mine] * 4, right]
-            is_right &= bool((array == node.xp.asarray(wanted)[:, None]).all())
-        side.sync()
-        return is_right
-
-    yield looped(calls[kind]), check
-    step.close()
-    plan.close()
-    arrays.clear()
-    for each in windows:
-        each.close()
-    cart.Free()
+    for number, array in enumerate(arrays):
+        array[...] = 10 * node.rank + number
+    calls[kind]()
+    side.sync()
+    brought = [array.copy() for array in arrays]
+    for array in arrays:
+        array.fill(0)  # which no sum makes larger
+    return calls[kind], brought
 
 
-def dot(side: Side) -> Iterator[Timed]:
+def seams(side: Side, stack: ExitStack, *, cells: int) -> tuple[Call, list[Any]]:
+    """Rows of ghosts that are columns of the neighbors."""
+    node, package = side.node, side.package
+    u = node.xp.arange(float(cells * cells)).reshape(cells, cells) + node.rank
+    ends = (-1, np.s_[:3], np.s_[-6:-3]), (1, np.s_[-3:], np.s_[3:6])
+    mine = [
+        package.Seam(
+            (0, (rows, np.s_[3:-3])),
+            ((node.rank + step) % node.size, 0, (np.s_[3:-3], columns)),
+            axes=(1, 0),
+            flip=(1,),
+        )
+        for step, rows, columns in ends
+    ]
+    plan = package.SeamExchange(node.comm, u, mine, node=node)
+    stack.callback(plan.close)
+    plan.exchange(u)
+    side.sync()
+    return lambda: plan.exchange(u), [u.copy()]
+
+
+def reduce(side: Side, stack: ExitStack) -> tuple[Call, list[Any]]:
+    """The sum of one number."""
+    array = side.node.xp.full(1, 1.0 + side.node.rank)
+    plan = side.package.Allreduce(side.node.comm, array, node=side.node)
+    stack.callback(plan.close)
+    plan.reduce(array)
+    side.sync()
+    brought = array.copy()
+    array.fill(0)
+    return lambda: plan.reduce(array), [brought]
+
+
+def dot(side: Side, stack: ExitStack) -> tuple[Call, list[Any]]:
     """The product of two vectors."""
-    a, b = side.node.xp.full(512, float(side.rank)), side.node.xp.ones(512)
-    plan = side.package.Allreduce(side.node.comm, side.node.xp.zeros(1), node=side.node)
-
-    def check() -> bool:
-        return float(plan.dot(a, b)) == 512 * sum(range(side.node.size))
-
-    yield looped(lambda: plan.dot(a, b)), check
-    plan.close()
+    xp = side.node.xp
+    a, b = xp.full(512, 1.0 + side.node.rank), xp.ones(512)
+    plan = side.package.Allreduce(side.node.comm, xp.zeros(1), node=side.node)
+    stack.callback(plan.close)
+    return lambda: plan.dot(a, b), [np.array(float(plan.dot(a, b)))]
 
 
-def redistribute(side: Side, *, cells: int) -> Iterator[Timed]:
+def redistribute(side: Side, stack: ExitStack, *, cells: int) -> tuple[Call, list[Any]]:
     """Rows of a matrix that become columns."""
     node, shape = side.node, (cells, cells)
     plan = side.package.Redistribute(node.comm, shape, source=0, target=1, dtype=float, node=node)
+    stack.callback(plan.close)
     whole = node.xp.arange(float(cells * cells)).reshape(shape)
-    rows = whole[plan.source_box.slices].copy()
-    columns = node.xp.empty_like(whole[plan.target_box.slices])
-
-    def check() -> bool:
-        columns[...] = -1
-        plan.forward(rows, columns)
-        return bool((columns == whole[plan.target_box.slices]).all())
-
-    yield looped(lambda: plan.forward(rows, columns)), check
-    plan.close()
+    rows, columns = whole[plan.source_box.slices].copy(), whole[plan.target_box.slices].copy()
+    columns.fill(-1)
+    plan.forward(rows, columns)
+    side.sync()
+    return lambda: plan.forward(rows, columns), [columns.copy()]
 
 
-def reduce(side: Side) -> Iterator[Timed]:
-    """The sum of one number."""
-    array = side.node.xp.zeros(1)
-    plan = side.package.Allreduce(side.node.comm, array, node=side.node)
-
-    def check() -> bool:
-        array[0] = side.rank
-        plan.reduce(array)
-        side.sync()
-        found, array[0] = float(array[0]), 0
-        return found == sum(range(side.node.size))
-
-    yield looped(lambda: plan.reduce(array)), check
-    plan.close()
-
-
-def window_call(side: Side, *, kind: str) -> Iterator[Timed]:
+def window_call(side: Side, stack: ExitStack, *, kind: str) -> tuple[Call, list[Any]]:
     """A fence, or post, start, complete and wait with both neighbors."""
-    window = side.node.allocate_each(2, fill=-1)
-    left, _, right = side.ring
+    window, node = side.node.allocate_each(2, fill=-1), side.node
+    stack.callback(window.close)
+    left, right = ((node.rank + step) % node.size for step in (-1, 1))
     peers = sorted({left, right})
+    window.segment(right)[0] = window.segment(left)[1] = node.rank
+    window.fence()
+    side.sync()
 
-    def fence(put: Callable[[], None]) -> None:
-        put()
-        window.fence()
-
-    def pairwise(put: Callable[[], None]) -> None:
+    def pairwise() -> None:
         window.post(peers)
         window.start(peers)
-        put()
         window.complete()
         window.wait()
 
-    ordered = fence if kind == "fence" else pairwise
-
-    def put_ranks() -> None:
-        window.segment(right)[0] = side.rank
-        window.segment(left)[1] = side.rank
-
-    def check() -> bool:
-        ordered(put_ranks)
-        side.sync()
-        is_right = window.array.tolist() == [left, right]
-        window.fence()  # before the next one writes
-        side.sync()
-        return is_right
-
-    def nothing() -> None:
-        pass
-
-    yield looped(lambda: ordered(nothing)), check
-    window.close()
+    return window.fence if kind == "fence" else pairwise, [window.array.copy()]
 
 
-def event(side: Side) -> Iterator[Timed]:
+def event(side: Side, stack: ExitStack) -> tuple[Call, list[Any]]:
     """The record of one rank, for which all others wait."""
     found = side.node.event(0)
-    yield looped(found.record if side.rank == 0 else found.wait), unchecked
-    found.close()
+    stack.callback(found.close)
+    return found.record if side.node.rank == 0 else found.wait, []
 
 
-def barrier(side: Side) -> Iterator[Timed]:
-    yield looped(side.node.barrier), unchecked
+def barrier(side: Side, _: ExitStack) -> tuple[Call, list[Any]]:
+    return side.node.barrier, []
 
 
-def allocate(side: Side) -> Iterator[Timed]:
-    yield looped(lambda: side.node.allocate(1024).close()), unchecked
+def allocate(side: Side, _: ExitStack) -> tuple[Call, list[Any]]:
+    return lambda: side.node.allocate(1024).close(), []
 
 
-def node(side: Side) -> Iterator[Timed]:
-    make = partial(side.package.Node, side.node.comm, backend=side.backend)
-    yield looped(lambda: make().close()), unchecked
+def node(side: Side, _: ExitStack) -> tuple[Call, list[Any]]:
+    return lambda: side.new_node().close(), []
 
 
-def plan(side: Side, *, is_first: bool) -> Iterator[Timed]:
-    """A plan that is made and closed: the first on a new node, or beside another one."""
+def plan(side: Side, stack: ExitStack, *, is_first: bool) -> tuple[Call, list[Any]]:
+    """A plan that is made and closed: with a node of its own, or beside another one."""
     cart = side.node.comm.Create_cart([side.node.size], periods=[True])
-    make = partial(
-        side.package.HaloExchange, cart, side.node.xp.zeros((6, 512)), width=1, axes=(0,)
-    )
+    stack.callback(cart.Free)
+    like = side.node.xp.zeros((6, 512))
+    make = partial(side.package.HaloExchange, cart, like, width=1, axes=(0,))
 
-    def first(count: int) -> float:
-        seconds = 0.0
-        for _ in range(count):
-            new = side.package.Node(side.node.comm, backend=side.backend)
-            cart.Barrier()
-            seconds += looped(lambda new=new: make(node=new).close())(1)
-            new.close()
-        return seconds
+    def first() -> None:
+        new = side.new_node()
+        make(node=new).close()
+        new.close()
 
-    kept = None if is_first else make(node=side.node)
-    yield first if is_first else looped(lambda: make(node=side.node).close()), unchecked
-    if kept is not None:
-        kept.close()
-    cart.Free()
+    if not is_first:
+        stack.callback(make(node=side.node).close)
+    return first if is_first else lambda: make(node=side.node).close(), []
 
 
 #: What is put on a stream where there is one.
@@ -305,15 +250,17 @@ ORDERED: dict[str, Operation] = {
     "exchange, 8 B, in windows": partial(exchange, nbytes=8, window=True),
     "exchange, 64 KiB, in windows": partial(exchange, nbytes=65536, window=True),
     "exchange, 1 MiB, in windows": partial(exchange, nbytes=1 << 20, window=True),
-    "copy and exchange it, 512 B": partial(exchange, nbytes=512, is_new=True),
-    "copy and exchange it, 8 KiB": partial(exchange, nbytes=8 << 10, is_new=True),
-    "copy and exchange it, 72 KiB": partial(exchange, nbytes=72 << 10, is_new=True),
+    "copy and exchange it, 512 B": partial(exchange, nbytes=512, kind="new"),
+    "copy and exchange it, 8 KiB": partial(exchange, nbytes=8 << 10, kind="new"),
+    "copy and exchange it, 72 KiB": partial(exchange, nbytes=72 << 10, kind="new"),
     "exchange, 3 fields of 4 KiB": partial(exchange, nbytes=4096, fields=3),
     "start and wait, 4 KiB": partial(exchange, nbytes=4096, kind="split"),
     "accumulate, 8 B": partial(exchange, nbytes=8, kind="accumulate"),
     "accumulate, 64 KiB": partial(exchange, nbytes=65536, kind="accumulate"),
     "accumulate, 1 MiB": partial(exchange, nbytes=1 << 20, kind="accumulate"),
+    "accumulate and give back, 64 KiB": partial(exchange, nbytes=65536, kind="give back"),
     "captured exchange, 4 KiB": partial(exchange, nbytes=4096, kind="capture"),
+    "turned seams, 12 KiB": partial(seams, cells=518),
     "reduce, 8 B": reduce,
     "dot, 4 KiB": dot,
     "redistribute, 128 KiB": partial(redistribute, cells=128),
@@ -327,133 +274,102 @@ BLOCKING: dict[str, Operation] = {
     "barrier": barrier,
     "allocate and close": allocate,
     "node, made and closed": node,
-    "first plan, made and closed": partial(plan, is_first=True),
+    "node and its first plan": partial(plan, is_first=True),
     "second plan, made and closed": partial(plan, is_first=False),
 }
 
 
-def synchronized(side: Side, *, make: Operation) -> Iterator[Timed]:
+def synchronized(side: Side, stack: ExitStack, *, make: Operation) -> tuple[Call, list[Any]]:
     """The same with a synchronize after each call."""
-    with contextmanager(make)(side) as (seconds, check):
+    call, brought = make(side, stack)
+    return lambda: (call(), side.sync()), brought
 
-        def call() -> None:
-            seconds(1)
-            side.sync()
 
-        yield looped(call), check
+def operations(backend: str, words: str) -> dict[str, Operation]:
+    """What is timed: all whose names have these words."""
+    waiting = {
+        f"{name}, synchronized": partial(synchronized, make=ORDERED[name]) for name in ORDERED
+    }
+    found = {**ORDERED, **(waiting if backend == "cuda" else {}), **BLOCKING}
+    return {name: make for name, make in found.items() if words in name}
 
 
 class Comparison:
     """The ranks that time both sides together."""
 
-    def __init__(self, comm: Any, folder: Path, options: argparse.Namespace) -> None:
-        self.comm, self.options = comm, options
+    def __init__(self, turns: Any, folder: Path, options: argparse.Namespace) -> None:
+        self.turns, self.options = turns, options  # the module in_turns
         sys.path.insert(0, str(folder))
         self.packages = {side: importlib.import_module(f"mpishare_{side}") for side in SIDES}
-        self.stream: Any = None
-        self.sync: Callable[[], None] = lambda: None
-        self.operations = {**ORDERED, **BLOCKING}
-        if options.backend == "cuda":
-            waiting = {
-                f"{name}, synchronized": partial(synchronized, make=make)
-                for name, make in ORDERED.items()
-            }
-            self.operations = {**ORDERED, **waiting, **BLOCKING}
-        if options.only:
-            self.operations = {
-                name: make for name, make in self.operations.items() if options.only in name
-            }
-        self.counts: dict[str, int] = {}
-        self.rounds: dict[str, list[np.ndarray]] = {name: [] for name in self.operations}
+        self.sync: Callable[[], None] = turns.nothing
+        self.operations = operations(options.backend, options.only)
+        #: Of each operation the times of both sides, a pass after the other.
+        self.passes: dict[str, list[dict[str, list[float]]]] = {
+            each: [] for each in self.operations
+        }
 
     def run(self) -> None:
         gc.disable()
         passes = self.options.passes
-        seconds = self.options.seconds / passes / max(len(self.operations), 1)
+        batch_s = self.options.seconds / passes / max(len(self.operations), 1)
         for number in range(passes):
             order = SIDES if number % 2 == 0 else SIDES[::-1]
             nodes = {side: self.node(side) for side in order}
-            sides = {
-                side: Side(self.packages[side], nodes[side], self.options.backend, self.sync)
-                for side in order
-            }
             for name, make in self.operations.items():
                 with ExitStack() as stack:
-                    enter, made = stack.enter_context, contextmanager(make)
-                    self.compare(name, {side: enter(made(sides[side])) for side in order}, seconds)
+                    self.time(name, make, nodes, stack, batch_s)
                 gc.collect()
             for each in nodes.values():
                 each.close()
 
     def node(self, side: str) -> Any:
-        made = self.packages[side].Node(self.comm, backend=self.options.backend)
-        if self.options.backend == "cuda" and self.stream is None:
+        made = self.packages[side].Node(self.turns.comm, backend=self.options.backend)
+        if self.options.backend == "cuda" and self.sync is self.turns.nothing:
             # Of the GPU that the node has chosen; both sides use it as the current stream.
-            self.stream = made.xp.cuda.Stream(non_blocking=True)
-            self.stream.use()
-            self.sync = self.stream.synchronize
+            stream = made.xp.cuda.Stream(non_blocking=True)
+            stream.use()
+            self.sync = stream.synchronize
         return made
 
-    def compare(self, name: str, made: dict[str, Timed], seconds: float) -> None:
-        """Time both sides in turn for that long."""
-        self.check(name, made)
-        count = self.count(name, made)
-        found: list[tuple[float, ...]] = []
-        end = time.monotonic() + seconds
-        while self.comm.bcast(time.monotonic() < end or len(found) < 2):
-            order = "abba" if len(found) % 2 == 0 else "baab"
-            batch = [self.batch(made[side], count) for side in order]
-            by_side = sorted(zip(order, batch, strict=True), key=lambda pair: pair[0])
-            found.append(tuple(took / count for _, took in by_side))
-        mine = np.array(found)
-        slowest = np.empty_like(mine)
-        self.comm.Allreduce(mine, slowest, op=self.options.max)
-        # Columns: both batches of A, then those of B.
-        self.rounds[name].append(slowest.reshape(-1, 2, 2).mean(axis=2))
-        self.check(name, made)
-
-    def batch(self, made: Timed, count: int) -> float:
-        self.sync()
-        self.comm.Barrier()
-        return made[0](count)
-
-    def count(self, name: str, made: dict[str, Timed]) -> int:
-        """How many calls make a batch; the same in every pass."""
-        count = self.counts.get(name, 1)
-        while name not in self.counts:
-            took = [self.batch(each, count) for each in made.values()]
-            is_enough = max(took) >= BATCH_S or count >= MOST_CALLS[self.options.backend]
-            if self.comm.allreduce(is_enough, op=self.options.max):
-                self.counts[name] = count
-            else:
-                count *= 2
-        return count
-
-    def check(self, name: str, made: dict[str, Timed]) -> None:
-        for _, check in made.values():
-            wrong = [rank for rank, ok in enumerate(self.comm.allgather(check())) if not ok]
-            if wrong:
-                raise SystemExit(f"{name}: a wrong result on ranks {wrong}")
-
-    def report(self, trees: list[str]) -> list[str]:
-        size, backend = self.comm.size, self.options.backend
-        lines = [f"A: {trees[0]}, B: {trees[1]}; {size} ranks, backend {backend}"]
-        lines.append(
-            f"{'medians of the maximum over ranks':38}{'A, us':>11}{'B, us':>11}"
-            f"{'B / A':>8}{'+-':>7}{'p25':>7}{'p75':>7}{'rounds':>8}"
+    def time(
+        self, name: str, make: Operation, nodes: dict[str, Any], stack: ExitStack, seconds: float
+    ) -> None:
+        """Make an operation of both sides, and time them in turn for that long."""
+        turns, backend = self.turns, self.options.backend
+        calls, brought = {}, []
+        for side, node in nodes.items():
+            call, arrays = make(Side(self.packages[side], node, backend, self.sync), stack)
+            calls[side] = call
+            brought.append([turns.on_host(array) for array in arrays])
+        if (bits := turns.compare_bits(*brought)) != "the same":
+            raise SystemExit(f"{name}: what both bring is not the same, but {bits}")
+        count = 1
+        while True:
+            took_us = [count * self.batch_us(call, count) for call in calls.values()]
+            if max(took_us) >= BATCH_US or count >= MOST_CALLS[backend]:
+                break
+            count *= 2
+        rounds = max(2, int(1e6 * seconds / sum(took_us)))
+        # The time until the calls have returned, and on the stream nothing is left of others.
+        found = turns.in_turns_us(
+            calls, lambda _: self.sync(), drain=turns.nothing, count=count, turns=rounds
         )
-        for name, passes in self.rounds.items():
-            times = np.concatenate(passes)
-            ratios = times[:, 1] / times[:, 0]
-            p25, ratio, p75 = np.percentile(ratios, (25, 50, 75))
-            of_passes = [np.median(each[:, 1] / each[:, 0]) for each in passes]
+        self.passes[name].append({side: found[side] for side in SIDES})
+
+    def batch_us(self, call: Call, count: int) -> float:
+        self.sync()
+        return self.turns.slowest_us(call, count, self.turns.nothing)
+
+    def report(self, trees: list[str]) -> None:
+        size, backend = self.turns.comm.size, self.options.backend
+        if self.turns.comm.rank == 0:
+            print(f"A: {trees[0]}, B: {trees[1]}; {size} ranks, backend {backend}, µs, medians\n")
+            print("| | A | B | B / A | by pass |\n|---|---|---|---|---|")
+        for name, passes in self.passes.items():
+            of_passes = [np.median(np.divide(each["b"], each["a"])) for each in passes]
             error = np.std(of_passes) / max(len(passes) - 1, 1) ** 0.5
-            a_us, b_us = 1e6 * np.median(times, axis=0)
-            lines.append(
-                f"{name:38}{a_us:11.2f}{b_us:11.2f}{ratio:8.3f}{error:7.3f}{p25:7.3f}{p75:7.3f}"
-                f"{len(ratios):8d}"
-            )
-        return lines
+            times = {side: [us for each in passes for us in each[side]] for side in SIDES}
+            self.turns.print_line(name, times, f"+- {error:.3f}", digits=3)
 
 
 def main(words: list[str]) -> None:
@@ -465,21 +381,18 @@ def main(words: list[str]) -> None:
     parser.add_argument("--backend", choices=MOST_CALLS, default="host")
     parser.add_argument("--seconds", type=float, help="of all timing together")
     parser.add_argument("--passes", type=int, help="how often all is made anew")
-    parser.add_argument("--only", metavar="WORDS", help="operations whose name has these words")
+    parser.add_argument("--only", metavar="WORDS", default="", help="operations with these words")
     options = parser.parse_args(words)
     if options.export:
         export(options.export, options.exported)
         return
-    from mpi4py import MPI
+    import in_turns
 
-    options.max = MPI.MAX
     options.passes = options.passes or PASSES[options.backend]
     options.seconds = options.seconds or SECONDS[options.backend]
-    comparison = Comparison(MPI.COMM_WORLD, options.exported, options)
+    comparison = Comparison(in_turns, options.exported, options)
     comparison.run()
-    if MPI.COMM_WORLD.rank == 0:
-        trees = (options.exported / "trees").read_text().splitlines()
-        print("\n".join(comparison.report(trees)))
+    comparison.report((options.exported / "trees").read_text().splitlines())
 
 
 if __name__ == "__main__":

@@ -57,5 +57,6 @@ run_tests() {
 
 # compare_times: compares bits and times of both ways on two ranks.
 compare_times() {
+  PYTHONPATH+=:$root/scripts/lib # in_turns
   mpirun -n 2 python -W ignore -m mpi4py "$root/scripts/ports/${0##*/}_times.py"
 }

@@ -1,8 +1,8 @@
 """Compare two ways to do the same: both in turns in one run, their bits, and a table of times.
 
-Programs beside it are called with the number of rounds, 9 by default, and part of the names of
-what is wanted. They compute on GPUs where there are any and MPISHARE_BACKEND does not say "host": a
-rank on each, or under MPS.
+Programs of scripts/ports find it by PYTHONPATH, and are called with the number of rounds, 9 by
+default, and part of the names of what is wanted. They compute on GPUs where there are any and
+MPISHARE_BACKEND does not say "host": a rank on each, or under MPS.
 """
 
 import functools
@@ -16,8 +16,6 @@ from time import perf_counter
 
 import numpy as np
 from mpi4py import MPI
-
-import mpishare
 
 ROUND_US = 5e4  # of each way
 GIT = "git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"
@@ -33,6 +31,8 @@ def nothing(*_):
 @functools.cache
 def node():
     """Return the node of all ranks."""
+    import mpishare
+
     made = mpishare.Node()
     if made.backend == "cuda":
         import cupy
@@ -77,13 +77,16 @@ def compare(what, ways, make, *given, use=nothing, drain=drain):
     print_line(what, in_turns_us(calls, use, drain), compare_bits(*found))
 
 
-def in_turns_us(calls, use=nothing, drain=drain):
-    """Return the times of each round, for each way, after `use` of it."""
-    times, counts = {way: [] for way in calls}, {}
-    for turn in range(rounds + 1):  # the first makes plans and compiles, and is not counted
+def in_turns_us(calls, use=nothing, drain=drain, count=None, turns=rounds):
+    """Return the times of each round, for each way, after `use` of it.
+
+    A round has `count` calls of each way, by default as many as take ROUND_US.
+    """
+    times, counts = {way: [] for way in calls}, dict.fromkeys(calls, count)
+    for turn in range(turns + 1):  # the first makes plans and compiles, and is not counted
         for way in list(calls) if turn % 2 else reversed(calls):
             use(way)
-            if not turn:
+            if not counts[way]:
                 calls[way]()
                 counts[way] = max(1, int(ROUND_US / slowest_us(calls[way], 2, drain)))
             lasted = slowest_us(calls[way], counts[way], drain)
@@ -132,14 +135,15 @@ def print_head(title, ways, *packages):
     print(f"|---|{'---|' * len(ways)}{'---|---|' if len(ways) > 1 else ''}", flush=True)
 
 
-def print_line(what, times, bits):
+def print_line(what, times, bits, digits=2):
     """Print the medians of both ways and of the rounds' ratios, with quartiles, and the bits."""
     if comm.rank:
         return
-    cells = [f"{np.median(each):.0f}" for each in times.values()]
+    medians = [np.median(each) for each in times.values()]
+    cells = [f"{each:.{0 if each >= 100 else 2}f}" for each in medians]
     if len(times) > 1:
         old, new = map(np.array, times.values())
-        low, ratio, high = np.percentile(new / old, (25, 50, 75))
-        low, ratio, high = (f"{each:.{2 if each >= 0.1 else 4}f}" for each in (low, ratio, high))
+        quartiles = np.percentile(new / old, (25, 50, 75))
+        low, ratio, high = (f"{each:.{digits if each >= 0.1 else 4}f}" for each in quartiles)
         cells += [f"{ratio} ({low} to {high})", bits]
     print(f"| {what} | {' | '.join(cells)} |", flush=True)
