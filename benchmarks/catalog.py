@@ -15,19 +15,6 @@ UPPER_BOUNDS = "ceilings"
 DEVICE_LIBRARIES = ("nccl4py", "nvshmem")
 
 
-_SUMS = Case(
-    "accumulate1d",
-    "ghosts added to the cells that they shadow, beside the exchange",
-    dict.fromkeys(BOTH, ()),
-    "benchmarks.sums:run",
-    is_sized=True,
-    sizes={
-        "host": (8, 4 << 10, 64 << 10, 1 << 20),
-        "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20),
-    },
-    max_nbytes=1 << 20,
-    naxes=1,
-)
 _MESSAGES = Case(
     "messages1d",
     "halos by messages, as to another node, in a cart of one axis",
@@ -56,17 +43,6 @@ _CASES = (
         summary="halos by messages, as to another node, in a cart of three axes",
         max_nbytes=16 << 20,
         naxes=3,
-    ),
-    _SUMS,
-    replace(_SUMS, name="accumulate3d", summary="the same in a cart of three axes", naxes=3),
-    Case(
-        "seams",
-        "faces that meet turned, as on a cubed sphere, beside faces that do not",
-        {"host": ("isend", "persistent"), "cuda": ("staged",)},
-        "benchmarks.seams:run",
-        is_sized=True,
-        sizes={"host": (768, 12 << 10, 96 << 10), "cuda": (768, 12 << 10, 96 << 10)},
-        max_nbytes=96 << 10,
     ),
     Case(
         "fresh",

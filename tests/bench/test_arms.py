@@ -23,9 +23,6 @@ HALOS, FIELDS = ("halo1d", "halo3d"), {"window fields", "private fields"}
 OF_HALOS = {"sendrecv", "isend", "persistent", "neighborhood types", "datatypes"}
 TRANSPOSES, SPREAD = ("redistribute", "permuted"), {"private", "windows"}
 SOLVE = ("cg", *SMALL[:4], "--repeat", "2")
-SUMS = {"accumulate", "sums given back", "in two calls", "exchange"} | {
-    "exchange of twice the cells"
-}
 
 #: The cases of a run, the variants of mpishare in each of them, and those beside them.
 ARMS = [
@@ -33,10 +30,8 @@ ARMS = [
     (TRANSPOSES, SPREAD, {"alltoallw", "alltoallv"}),
     (("allgather",), SPREAD, {"allgather"}),
     (("ring",), {"window pairwise", "window fence"}, {"isend", "persistent", "sendrecv"}),
-    (("accumulate1d", "accumulate3d"), SUMS, set()),
     (("calls",), {"2 neighbors, 1 field", "26 neighbors, 16 fields"}, set()),
     (("messages1d",), {"messages", "through the host"}, {"persistent"}),
-    (("seams",), {"turned", "as they are", "turned, windows"}, {"isend", "persistent"}),
     (("rows",), {"rows", "migrate"}, {"sendrecv", "alltoallv", "migrate by hand"}),
     (
         ("fresh",),
