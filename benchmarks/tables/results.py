@@ -121,7 +121,6 @@ def updated(page: str, text: str, folder: Path) -> str:
 def drawn(folder: Path) -> dict[str, str]:
     """Every figure, by its file."""
     found = {name: figure.svg(*each) for name, each in figure.of_runs(folder).items()}
-    found |= steps.timeline(folder)
     return {FIGURE.format(name): text for name, text in found.items()}
 
 

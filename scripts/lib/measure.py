@@ -111,7 +111,6 @@ RUNS = {
     "applications-heat3d-graph": program(
         2, "heat3d", "--n 256 --steps 200 --wrap --graph --bench --json", gpus=2
     ),
-    "timeline-gpus2": program(2, "timeline", "", gpus=2),
     "onegpu-ranks4-mps": bench(
         4, "halo1d allreduce ring halo3d --max 16MiB --repeat 2 --against staged,float", 18, gpus=1
     ),

@@ -86,21 +86,3 @@ def test_a_run_that_is_not_there_or_was_interrupted_is_missing(tmp_path, capsys)
     assert measure.revision_of(tmp_path, "steps-gpus2-mpishare") is None
     assert measure.tell(["gpus2"], tmp_path)
     assert capsys.readouterr().out == "gpus2: missing\n"
-
-
-@pytest.mark.timeout(150)  # on a busy machine PyTorch takes a minute to be imported
-def test_a_timeline_has_what_the_host_does_both_ways() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    command = [sys.executable, str(ROOT / "scripts/applications/timeline.py")]
-    done = run_ranks(2, command, env={"MPISHARE_BACKEND": "host"}, timeout_s=120)
-    assert done.returncode == 0, done.describe()
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    whats = {row["way"]: [what for _, what, _, _ in row["spans"]] for row in rows}
-    one = {
-        "staged": ["faces out", "messages, faces in", "update"],
-        "mpishare": ["exchange", "update"],
-    }
-    assert whats == {way: 4 * names for way, names in one.items()}
-    for row in rows:
-        ends = [end for _, _, *span in row["spans"] for end in span]
-        assert ends == sorted(ends)
