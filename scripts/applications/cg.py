@@ -3,10 +3,8 @@
 The 7-point Laplacian in float64, zero outside of the box. An iteration is three kernels, the
 exchange of one field and two sums over the ranks; its scalars stay on the GPU, and so does the test
 that ends the solve: `mpishare.capture` makes the loop a part of the graph. Without a GPU the same
-program runs on NumPy. With `--product csr` the matrix is a sparse one, multiplied by cuSPARSE (on
-the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes the loop. With
-`--exact` they are exact dot products: the residuals have the same bits on any number of ranks, on
-GPUs and on hosts, and a hash of them is printed.
+program runs on NumPy. With `--exact` both sums are exact dot products: the residuals have the same
+bits on any number of ranks, on GPUs and on hosts, and a hash of them is printed.
 `python -m benchmarks cg` times the same solve beside NCCL and staged MPI.
 
     mpirun -n 4 python scripts/applications/cg.py --n 32 --check
@@ -15,7 +13,6 @@ GPUs and on hosts, and a hash of them is printed.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -25,14 +22,12 @@ import timing
 from poisson import poisson
 
 import mpishare
-from mpishare.tools.cli import fail_usage
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from mpi4py import MPI
-    from poisson import Poisson
 
 AT_MOST = 100_000  # iterations
 PER_LOOK = 4  # iterations on a GPU between two looks at the flag; further ones do no harm
@@ -45,13 +40,12 @@ class Solver:
         self.tolerance = args.tolerance
         # The kernels on a rank's own block.
         self.local = local = poisson(node, cart, args.shape, may_fuse=not args.exact)
-        self.matrix = sparse_matrix(local) if args.product == "csr" else None
         self.halo = mpishare.HaloExchange(cart, local.r, width=1, node=node)
         self.is_exact = args.exact
         self.total = mpishare.Allreduce(cart, local.rr, exact=args.exact, node=node)
         # In a loop of a graph nothing can be captured that needs the host, or waits of streams.
         routes = {route for each in cart.allgather(self.halo.routes) for route in each.values()}
-        self.is_captured = self.matrix is None and routes <= {"fused", "host", "nccl"}
+        self.is_captured = routes <= {"fused", "host", "nccl"}
         # With exact sums as many iterations on hosts as on GPUs.
         self.per_look = 1 if local.xp is np and not args.exact else PER_LOOK
         at_most, flag = AT_MOST // self.per_look, local.done
@@ -71,7 +65,7 @@ class Solver:
     def iterate(self) -> None:
         """Make as many iterations as are made between two looks at the flag."""
         for _ in range(self.per_look):
-            self.iterate_once() if self.matrix is None else self.iterate_sparse()
+            self.iterate_once()
 
     def iterate_once(self) -> None:
         """Make one iteration; the ghosts of the residual travel beside a kernel."""
@@ -92,43 +86,12 @@ class Solver:
         else:
             self.total.reduce(of_rank)
 
-    def iterate_sparse(self) -> None:
-        """Make one iteration with a product that knows nothing of ghosts: those of `p` travel.
-
-        CuPy lets no call of cuSPARSE be captured, so that the host makes the loop.
-        """
-        local, owned = self.local, self.local.owned
-        local.descend()
-        self.add_up(local.rr, local.r, local.r)
-        local.turn()
-        self.halo.exchange(local.p)
-        local.rows["q"].ravel()[...] = self.matrix @ local.rows["p"].ravel()
-        self.total.dot(local.p[owned], local.q[owned], out=local.pq)
-
     def close(self) -> None:
         """Close what was made. Collective."""
         self.loop.close()
         self.total.close()
         self.halo.close()
         self.local.close()
-
-
-def sparse_matrix(local: Poisson) -> Any:
-    """Return the matrix of a block as CSR: its rows and columns are cells of the fields' rows."""
-    xp, shape = local.xp, local.rows["p"].shape
-    if xp is np:
-        from scipy import sparse
-    else:
-        from cupyx.scipy import sparse
-    places = xp.arange(np.prod(shape), dtype=np.int32).reshape(shape)
-    mine = places[local.owned_in_rows].ravel()
-    steps = xp.asarray([-shape[1] * shape[2], -shape[2], -1, 0, 1, shape[2], shape[1] * shape[2]])
-    columns = (mine[:, None] + steps.astype(np.int32)[None, :]).ravel()
-    values = xp.tile(xp.asarray([-1.0, -1, -1, 6, -1, -1, -1]), mine.size)
-    counts = xp.zeros(places.size + 1, np.int32)  # none in the row of a ghost
-    counts[mine + 1] = steps.size
-    ends = xp.cumsum(counts, dtype=np.int32)
-    return sparse.csr_matrix((values, columns, ends), shape=(places.size, places.size))
 
 
 def reference(b: np.ndarray) -> np.ndarray:
@@ -167,9 +130,6 @@ def check(x: np.ndarray, b: np.ndarray, tolerance: float) -> list[str]:
 
 def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
     """Solve, check and draw; return the exit status. Collective."""
-    missing = args.product == "csr" and node.xp is np and not importlib.util.find_spec("scipy")
-    if cart.bcast(missing):
-        return fail_usage("cg", "--product csr needs SciPy on the host: pip install scipy")
     solver = Solver(args, cart, node)
     local = solver.local
     local.pose(0)
@@ -180,7 +140,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)
     wrong: list[str] = []
     is_one = node.backend == "cuda" and solver.is_captured
-    found = {"product": args.product, "iterations": iterations, "solve_us": solve_us}
+    found = {"iterations": iterations, "solve_us": solve_us}
     found |= {"in_one_graph": is_one, "iteration_us": solve_us / iterations}
     text = (
         f"{iterations} iterations in {solve_us / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
@@ -202,9 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = common.grid_parser(__doc__, n=64)
     parser.add_argument(
         "--tolerance", type=float, default=1e-8, help="of the residual, relative (1e-8)"
-    )
-    parser.add_argument(
-        "--product", choices=("stencil", "csr"), default="stencil", help="how A p is made (stencil)"
     )
     parser.add_argument("--exact", action="store_true", help="sums that no partition changes")
     args, cart = common.parse(parser, arguments, [False] * 3)

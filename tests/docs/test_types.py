@@ -68,7 +68,7 @@ check_untyped_defs = True
 ignore_missing_imports = True
 scripts_are_modules = True
 python_version = 3.11
-[mypy-torch.*,jax.*,scipy.*,sphinx.*]
+[mypy-torch.*,jax.*,sphinx.*]
 follow_imports = skip
 """
 
