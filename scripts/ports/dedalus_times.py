@@ -1,6 +1,6 @@
 """Transposes and time steps of Dedalus by FFTW and by mpishare, in turns: bits compared, and timed.
 
-mpirun -n 2 python -m mpi4py dedalus_times.py [ROUNDS]
+PYTHONPATH=../lib mpirun -n 2 python -m mpi4py dedalus_times.py [ROUNDS]
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Layers of DistDL by messages and by mpishare, in turns: their bits, and their times.
 
-mpirun -n 2 python -m mpi4py distdl_times.py [ROUNDS]
+PYTHONPATH=../lib:../../docs/ports mpirun -n 2 python -m mpi4py distdl_times.py [ROUNDS]
 
 With Microsoft's fork of DistDL by the fork's own back end alone, as DISTDL_BACKEND_COMM and
 DISTDL_BACKEND_ARRAY name it: mpi and numpy, mpi and cupy, or nccl and cupy.

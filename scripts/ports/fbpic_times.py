@@ -1,6 +1,6 @@
 """Compare FBPIC's exchanges and steps by mpishare with those by messages: their bits, their times.
 
-FBPIC_ENABLE_MPISHARE=1 mpirun -n 2 python -m mpi4py fbpic_times.py --nz 512 --nr 128
+PYTHONPATH=../lib FBPIC_ENABLE_MPISHARE=1 mpirun -n 2 python -m mpi4py fbpic_times.py --nz 512
 
 Both ways take turns in one process. Times are those of the slowest rank, in µs, medians of the
 rounds; a ratio is the median of those of each round, with its quartiles. Needs FBPIC with

@@ -1,6 +1,6 @@
 """Heat's communication by messages and by mpishare, in turns: bits and times.
 
-mpirun -n 2 python -m mpi4py heat_times.py [ROUNDS]
+PYTHONPATH=../lib:../../docs/ports mpirun -n 2 python -m mpi4py heat_times.py [ROUNDS]
 """
 
 import heat as ht

@@ -1,6 +1,6 @@
 """Transposes and transforms of mpi4py-fft by messages and by mpishare, in turns: bits and times.
 
-mpirun -n 2 python -m mpi4py mpi4py_fft_times.py [ROUNDS]
+PYTHONPATH=../lib:../../docs/ports mpirun -n 2 python -m mpi4py mpi4py_fft_times.py [ROUNDS]
 
 On GPUs messages go through pinned host memory, and there are transposes only.
 """

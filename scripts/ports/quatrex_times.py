@@ -1,5 +1,6 @@
 """QuaTrEx's collectives and transpositions by its back ends and by mpishare, in turns.
 
+export PYTHONPATH=../lib:../../docs/ports
 QTX_ARRAY_MODULE=numpy mpirun -n 2 python -m mpi4py quatrex_times.py [ROUNDS]
 
 On GPUs QTX_ARRAY_MODULE is cupy, and there is a table for each of host_mpi and nccl.

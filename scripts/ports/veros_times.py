@@ -1,6 +1,6 @@
 """Veros' exchange of ghost cells by messages and by mpishare, in turns: bits and times.
 
-mpirun -n 2 python -m mpi4py veros_times.py [ROUNDS]
+PYTHONPATH=../lib mpirun -n 2 python -m mpi4py veros_times.py [ROUNDS]
 
 Needs Veros with docs/ports/veros.patch; messages go by the same file without the plan.
 """
