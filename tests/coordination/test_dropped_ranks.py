@@ -13,12 +13,12 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.plans.node_cache import context_of
-from tests.helpers import halos
-from tests.helpers.halos import beside
+from tests.helpers import rings
 from tests.helpers.held import held
+from tests.helpers.rings import beside
 
 TWO = pytest.mark.ranks(min=2)
-ring = functools.partial(halos.ring, axes=(0,))
+ring = functools.partial(rings.ring, axes=(0,))
 MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors", "allreduce")
 
 

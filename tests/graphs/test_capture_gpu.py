@@ -8,8 +8,8 @@ import pytest
 import mpishare
 from mpishare import EpochError, UnsupportedError
 from tests.helpers.captures import skip_without_graphs
-from tests.helpers.halos import ring
 from tests.helpers.latch import Latch, within
+from tests.helpers.rings import ring
 from tests.helpers.rows import fill, wrong
 
 TWO = pytest.mark.ranks(min=2)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import ClosedError, UnsupportedError
-from tests.helpers import halos
+from tests.helpers import rings
 from tests.helpers.captures import skip_without_graphs
 from tests.helpers.reductions import on_host
 
@@ -28,7 +28,7 @@ class Ring:
         self.mine = slice(CELLS * node.rank, CELLS * (node.rank + 1))
         self.u, self.v = (self.xp.zeros(CELLS + 2) for _ in range(2))
         self.u[1:-1] = self.xp.asarray(self.first[self.mine])
-        self.halo = halos.ring(node, self.u)
+        self.halo = rings.ring(node, self.u)
 
     def advance(self, u, v):
         self.halo.exchange(u)

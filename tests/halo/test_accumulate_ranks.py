@@ -20,9 +20,9 @@ from tests.helpers.halos import (
     pause,
     put_weights,
     random_sums,
-    ring,
     some,
 )
+from tests.helpers.rings import ring
 from tests.helpers.seams import RandomSeams, expected
 
 

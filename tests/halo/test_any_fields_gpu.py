@@ -5,8 +5,9 @@ import pytest
 
 from mpishare import Layout, UnsupportedError
 from tests.helpers.captures import refuse_full_checks, skip_without_graphs
-from tests.helpers.halos import beside, exchange_by, ring
+from tests.helpers.halos import exchange_by
 from tests.helpers.latch import Latch
+from tests.helpers.rings import beside, ring
 
 CELLS = 6
 

@@ -13,7 +13,6 @@ from mpishare.coordination.rank_group import RankGroup
 from tests.helpers.halos import (
     Kind,
     arrays,
-    beside,
     check,
     dtypes_and_forms,
     even_case,
@@ -25,9 +24,9 @@ from tests.helpers.halos import (
     plan_without_cart,
     put,
     random_case,
-    ring,
     some,
 )
+from tests.helpers.rings import beside, ring
 from tests.helpers.stage import shared_bytes
 
 TWO = pytest.mark.ranks(min=2)

@@ -11,7 +11,6 @@ from tests.helpers.halos import (
     Kind,
     arrays,
     attempt,
-    beside,
     check_refusals,
     even_case,
     exchange_step,
@@ -19,10 +18,10 @@ from tests.helpers.halos import (
     make_fields,
     plan_without_cart,
     random_case,
-    ring,
     same_error,
     some,
 )
+from tests.helpers.rings import beside, ring
 
 TWO = pytest.mark.ranks(min=2)
 EVERYWHERE = pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])

@@ -22,9 +22,9 @@ from tests.helpers.halos import (
     make_fields,
     plan,
     random_plan,
-    ring,
 )
 from tests.helpers.latch import waits_on_host, within
+from tests.helpers.rings import ring
 
 TWO = pytest.mark.ranks(min=2)
 pytestmark = needs_compiled

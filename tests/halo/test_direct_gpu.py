@@ -12,8 +12,9 @@ import mpishare
 from mpishare.plans.exchange.cuda import direction
 from mpishare.plans.node_cache import context_of
 from tests.helpers.captures import buffers_of
-from tests.helpers.halos import exchange_by, ring
+from tests.helpers.halos import exchange_by
 from tests.helpers.latch import Latch, within
+from tests.helpers.rings import ring
 from tests.helpers.rows import fill, values, wrong
 
 TWO = pytest.mark.ranks(min=2)

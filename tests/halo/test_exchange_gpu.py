@@ -25,11 +25,11 @@ from tests.helpers.halos import (
     make_fields,
     plan,
     put,
-    ring,
     staging_buffers,
     weights,
 )
 from tests.helpers.latch import Latch, within
+from tests.helpers.rings import ring
 from tests.helpers.rows import fill, wrong
 
 TWO = pytest.mark.ranks(min=2)

@@ -12,15 +12,14 @@ from tests.helpers.halos import (
     Case,
     Kind,
     arrays,
-    beside,
     even_case,
     exchange_step,
     exchanging,
     make_fields,
     random_plan,
-    ring,
     some,
 )
+from tests.helpers.rings import beside, ring
 from tests.helpers.stage import shared_bytes
 
 TWO = pytest.mark.ranks(min=2)

@@ -14,7 +14,6 @@ from tests.helpers.halos import (
     Field,
     Kind,
     arrays,
-    beside,
     check,
     dtypes_and_forms,
     even_case,
@@ -26,8 +25,8 @@ from tests.helpers.halos import (
     put,
     random_case,
     read_in_place,
-    ring,
 )
+from tests.helpers.rings import beside, ring
 
 TWO = pytest.mark.ranks(min=2)
 DOUBLES = Kind()

@@ -6,7 +6,8 @@ from mpi4py import MPI
 
 import mpishare
 from tests.helpers.captures import skip_unless_fused
-from tests.helpers.halos import exchange_by, ring, staging_buffers
+from tests.helpers.halos import exchange_by, staging_buffers
+from tests.helpers.rings import ring
 from tests.helpers.rows import fill, wrong
 
 TWO = pytest.mark.ranks(min=2)

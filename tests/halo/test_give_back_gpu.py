@@ -5,7 +5,8 @@ import pytest
 
 import mpishare
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import on_host, ring
+from tests.helpers.halos import on_host
+from tests.helpers.rings import ring
 
 
 def both_calls(halo, u):

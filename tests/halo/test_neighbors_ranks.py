@@ -7,7 +7,6 @@ from mpishare import MismatchError, NeighborExchange
 from tests.helpers.halos import (
     FORMS,
     Kind,
-    beside,
     check_refusals,
     field_of_graph,
     on_host,
@@ -16,6 +15,7 @@ from tests.helpers.halos import (
     same_error,
     some,
 )
+from tests.helpers.rings import beside
 
 TWO = pytest.mark.ranks(min=2)
 

@@ -25,10 +25,10 @@ from tests.helpers.halos import (
     pause,
     put,
     read_in_place,
-    ring,
     star_of_rank_0,
 )
 from tests.helpers.latch import check_order
+from tests.helpers.rings import ring
 
 TWO = pytest.mark.ranks(min=2)
 INTS = (Kind("i8"),)

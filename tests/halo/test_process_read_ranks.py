@@ -7,17 +7,8 @@ import pytest
 
 import mpishare
 from mpishare.plans.exchange.host import parts, process_read
-from tests.helpers.halos import (
-    Case,
-    Kind,
-    arrays,
-    beside,
-    check,
-    even_case,
-    make_fields,
-    plan,
-    put,
-)
+from tests.helpers.halos import Case, Kind, arrays, check, even_case, make_fields, plan, put
+from tests.helpers.rings import beside
 
 pytestmark = pytest.mark.ranks(min=2)
 PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB

@@ -5,7 +5,8 @@ import pytest
 
 import mpishare
 from mpishare import Box
-from tests.helpers.halos import Drawn, arrays, check_refusals, ring, same_error
+from tests.helpers.halos import Drawn, arrays, check_refusals, same_error
+from tests.helpers.rings import ring
 
 
 def test_the_boxes_of_each_field(host_node):

@@ -6,7 +6,8 @@ import pytest
 import mpishare
 from tests.helpers.autograd import functions
 from tests.helpers.compiled import WHY_NONE
-from tests.helpers.halos import beside, even_case, plan, random_case, ring
+from tests.helpers.halos import even_case, plan, random_case
+from tests.helpers.rings import beside, ring
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pad = torch.nn.functional.pad

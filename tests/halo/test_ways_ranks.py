@@ -8,7 +8,7 @@ import pytest
 
 import mpishare
 from mpishare.plans.exchange.host import parts, process_read
-from tests.helpers.halos import beside, ring
+from tests.helpers.rings import beside, ring
 
 pytestmark = pytest.mark.ranks(min=2)
 LIMITS = {"_MIN_IN_PLACE_NBYTES": 1024, "_MIN_RUN_NBYTES": 64, "_MIN_READ_NBYTES": 4096}

@@ -4,7 +4,7 @@ import pytest
 
 from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
-from tests.helpers.halos import ring
+from tests.helpers.rings import ring
 from tests.helpers.wires import WIRES, rows, wrong
 
 TWO = pytest.mark.ranks(min=2)

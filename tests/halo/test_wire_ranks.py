@@ -5,7 +5,8 @@ import pytest
 
 from mpishare import Layout, MismatchError, NeighborExchange
 from mpishare.plans.wire import off_wire, on_wire
-from tests.helpers.halos import beside, exchange_by, on_host, ring
+from tests.helpers.halos import exchange_by, on_host
+from tests.helpers.rings import beside, ring
 from tests.helpers.wires import PAIRS, WIRES, differ, hard, rounded, rows, wrong
 
 TWO = pytest.mark.ranks(min=2)

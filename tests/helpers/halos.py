@@ -457,21 +457,6 @@ def plan_without_cart(comm, case: Case, fields, **options) -> mpishare.HaloExcha
     return mpishare.HaloExchange(comm, fields, case.widths[comm.rank], **options)
 
 
-def ring(node, /, fields, width=1, comm=None, **options) -> mpishare.HaloExchange:
-    """A plan for a row of ranks, by default all, whose last and first are neighbors.
-
-    With `node=None` on the node that mpishare keeps for them.
-    """
-    comm = comm or node.comm
-    options = {"dims": (comm.size,), "periods": True, "node": node, **options}
-    return mpishare.HaloExchange(comm, fields, width, **options)
-
-
-def beside(node) -> tuple[int, int]:
-    """The neighbors on a ring, the lower one first."""
-    return (node.rank - 1) % node.size, (node.rank + 1) % node.size
-
-
 def some(node, count: int) -> int:
     """So many, or fewer where a plan takes its time: memory of GPUs is mapped for it."""
     return count if node.backend == "host" else -(-count // 4)

@@ -8,8 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.launch import SHM
-
+SHM = Path("/dev/shm")
 OURS = (f"{SHM}/#", f"{SHM}/mpishare-")
 """How the kernel calls memory that mpishare made, and memory that it attached to."""
 

@@ -20,7 +20,6 @@ import mpishare
 import numpy as np
 from tests.helpers.stage import CALLS, Stage, leftovers, shared_bytes
 from tests.helpers.reporting import report
-from tests.helpers.viewer import Viewer
 
 """
 # Open MPI goes on without a killed rank when asked to. MPICH's mpirun must not learn of the death:

@@ -16,9 +16,9 @@ import numpy as np
 
 import mpishare
 from mpishare.plans.node_cache import context_of
-from tests.helpers.halos import ring
 from tests.helpers.held import OURS, open_files, shared_bytes
 from tests.helpers.reporting import my_rank, report
+from tests.helpers.rings import ring
 
 CALLS = ("fence", "start", "event", "allocate", "barrier")
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 import mpishare
 from mpishare.coordination.mpi_agreement import CommWatch, identify, known
 from mpishare.errors import PeerTimeout
-from tests.helpers.halos import ring
+from tests.helpers.rings import ring
 from tests.helpers.windows import check_works
 
 pytestmark = pytest.mark.ranks(min=2)

@@ -17,10 +17,10 @@ from tests.helpers.halos import (
     exchanging,
     make_fields,
     random_plan,
-    ring,
 )
 from tests.helpers.halves import HALF, WORLD, node_of_half, require_nccl
 from tests.helpers.reductions import folded, laid_out, on_host, values
+from tests.helpers.rings import ring
 
 pytestmark = pytest.mark.ranks(min=2)
 

@@ -9,7 +9,7 @@ import pytest
 import mpishare
 from mpishare.errors import format_nbytes
 from mpishare.runtime import ranges
-from tests.helpers.halos import ring
+from tests.helpers.rings import ring
 
 
 def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, caplog):

@@ -27,6 +27,7 @@ array[...] = other[...] = 42
 def killed_openers(stage: Stage, kills: int) -> None:
     import mpishare
     from tests.helpers.latch import within
+    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     pool = node.pool(max_nbytes=1 << 20)

@@ -55,7 +55,7 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right
 
     from tests.helpers.held import held
     from tests.helpers.latch import within
-    from tests.helpers.viewer import facts_of
+    from tests.helpers.viewer import Viewer, facts_of
 
     node = stage.node()
     node.allocate_each(size, name="warm").close()
@@ -99,6 +99,8 @@ def test_a_hundred_viewers_that_are_killed(backend):
 def stopped(stage: Stage, killed_after_s: float) -> None:
     """A close on a GPU waits for the viewer as long as it may have an answer still."""
     import threading
+
+    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     window = node.allocate_each(1 << 16, name="stopped", fill=1.0)
@@ -206,7 +208,7 @@ def test_no_frame_is_torn_at_full_speed(count, seconds, least):
 
 
 def twice(stage: Stage) -> None:
-    from tests.helpers.viewer import facts_of
+    from tests.helpers.viewer import Viewer, facts_of
 
     node = stage.node(stage.MPI.COMM_SELF)
     window = stage.attempt(
@@ -292,6 +294,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
     import subprocess
 
     from mpishare.view.names import job_id
+    from tests.helpers.viewer import Viewer
 
     node = stage.node()
     hostile = None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpishare import PeerError, UnsupportedError
-from tests.helpers.halos import beside, ring
+from tests.helpers.rings import beside, ring
 from tests.helpers.windows import address_of, fails_on, nothing_leaked, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpishare import UnsupportedError
 from mpishare.memory import mapped
-from tests.helpers.halos import beside
+from tests.helpers.rings import beside
 from tests.helpers.windows import fails_on, nothing_leaked
 
 TWO = pytest.mark.ranks(min=2)
