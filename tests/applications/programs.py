@@ -38,7 +38,7 @@ def right_rows(name: str, ranks: int, backend: str, program: str, words: list[st
 
 def require_seen(program: str, *broken: str) -> Result:
     """Each broken part ends the application with status 1, and without one it is right."""
-    result = run_ranks(2, program, timeout_s=58, env=HOST)
+    result = run_ranks(2, program, env=HOST)
     for told in result.reports.values():
         assert told == {**dict.fromkeys(broken, 1), "whole": 0}, result.describe()
     return result

@@ -136,7 +136,7 @@ def test_a_kernel_exchanges_its_own_halo(dims: str) -> None:
 
 
 def test_a_broken_exchange_is_seen() -> None:
-    result = run_ranks(4, BROKEN, timeout_s=50, env=HOST)
+    result = run_ranks(4, BROKEN, env=HOST)
     wrong, right = dict.fromkeys(PROGRAMS, 1), dict.fromkeys(PROGRAMS, 0)
     for told in result.reports.values():
         assert told == {"Deaf": wrong, "whole": right}, result.describe()
@@ -172,7 +172,7 @@ def test_the_forms_are_compared_in_one_job() -> None:
 )
 def test_a_wrong_command_line_is_said_once(words: list[str], said: str) -> None:
     command = [sys.executable, APPLICATIONS / "jacobi2d.py", *words]
-    result = run_ranks(2, command, timeout_s=30, env=HOST)
+    result = run_ranks(2, command, env=HOST)
     assert result.returncode == 2, result.describe()
     assert result.stderr.count(said) == 1, result.describe()
     assert result.stdout == ""

@@ -196,7 +196,6 @@ def test_a_rank_that_raises_ends_all() -> None:
     assert result.returncode != 0, result.describe()
     assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
     assert "latency, us" not in result.stdout, result.describe()  # no table
-    assert result.seconds < 20, result.describe()
 
 
 @pytest.mark.parametrize("name", ["MPISHARE_BACKEND", "MPISHARE_ROUTE"])

@@ -24,7 +24,7 @@ import mpishare
 from tests.helpers.reporting import report
 
 world = MPI.COMM_WORLD
-with mpishare.Node(backend="host", timeout_s=20) as node:
+with mpishare.Node(backend="host") as node:
     window = node.allocate(node.size, "i8", fill=-1)
     window.array[node.rank] = 10 * node.rank
     window.fence()
@@ -125,7 +125,7 @@ def test_info_where_mpi_never_starts(monkeypatch, tmp_path):
     if launcher()[1] != "mpich":
         pytest.skip("Open MPI does not wait")
     separate_ranks(monkeypatch, tmp_path, ["shm", "pid"])
-    result = run_ranks(2, [sys.executable, "-m", "mpishare.info", "--timeout-s", "1"], timeout_s=20)
+    result = run_ranks(2, [sys.executable, "-m", "mpishare.info", "--timeout-s", "1"])
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert "in load_mpi" in result.stderr, result.describe()
@@ -169,11 +169,11 @@ import mpishare
 from tests.helpers.reporting import report
 
 world = MPI.COMM_WORLD
-mpishare.Node(backend="host", timeout_s=20).close()  # imports what that user cannot read
+mpishare.Node(backend="host").close()  # imports what that user cannot read
 if world.rank == 1:
     os.seteuid(65534)
 try:
-    mpishare.Node(backend="host", timeout_s=20)
+    mpishare.Node(backend="host")
 except mpishare.MpiShareError as error:
     os.seteuid(0)
     report({"error": type(error).__name__, "text": str(error)})

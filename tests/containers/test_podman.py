@@ -116,7 +116,7 @@ def info(podman, monkeypatch, options, deadline_s=40.0):
     # Not by an open file, which Podman closes.
     port = ["-pmi-port"] if launcher()[1] == "mpich" else []
     env = {"MPISHARE_BACKEND": "host"}
-    return run_ranks(2, words, env=env, extra_mpirun=port, timeout_s=50)
+    return run_ranks(2, words, env=env, extra_mpirun=port)
 
 
 def test_everything_is_shared(podman, monkeypatch):
@@ -152,9 +152,7 @@ def test_the_defaults(podman, monkeypatch):
 def test_mpirun_in_the_container(podman):
     """All ranks of a machine in one container."""
     words = [sys.executable, "-m", "mpishare.info"]
-    result = run_ranks(
-        2, words, before=podman.command([]), env={"MPISHARE_BACKEND": "host"}, timeout_s=30
-    )
+    result = run_ranks(2, words, before=podman.command([]), env={"MPISHARE_BACKEND": "host"})
     assert result.returncode == 0, result.describe()
     assert ": 2 ranks, backend host" in result.stdout
     assert "no CMA" not in result.stdout

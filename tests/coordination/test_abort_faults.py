@@ -21,7 +21,7 @@ with mpishare.Node() as node:
     context_of(node).agreement.timeout_s = 2.0
     MPI.COMM_WORLD.Barrier()
     if node.rank == 1:
-        time.sleep(60)
+        time.sleep(1000)
     time.sleep(APART_S * node.rank)
     node.barrier()
 """
@@ -37,7 +37,7 @@ def test_every_rank_says_why_it_aborts(apart_s):
         assert said, result.describe()
         own = f"rank {rank} of 4"
         heard = r"ranks? [023, ]+ ha(s|ve) left: .*"
-        why = r"rank 1 did not arrive within 2 s \({}\); rank 1 is in .*: time.sleep\(60\)"
+        why = r"rank 1 did not arrive within 2 s \({}\); rank 1 is in .*: time.sleep\(1000\)"
         words = f"Node.barrier failed: ({why.format(own)}|{heard + why.format('.*')})"
         assert re.match(words, said[1]), result.describe()
 
@@ -88,10 +88,9 @@ world.Barrier()  # which rank 1 will never call
 
 def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
     """They make no call to mpishare in which to notice it, and MPI would wait for ever."""
-    result = run_ranks(3, UNHEARD, timeout_s=30)
+    result = run_ranks(3, UNHEARD)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
-    assert result.seconds < 20
     assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
     assert "ranks 0, 2 made no call to mpishare within 5 s" in result.stderr
 
@@ -106,7 +105,7 @@ node = mpishare.Node()
 node.barrier()
 context_of(node).agreement.timeout_s = 0.5  # of the next wait, for a rank that never comes
 if node.rank == 1:
-    time.sleep(60)
+    time.sleep(1000)
 try:
     node.barrier()
 except mpishare.PeerTimeout as error:
@@ -119,7 +118,7 @@ import mpishare
 from mpi4py import MPI
 
 if MPI.COMM_WORLD.rank == 1:
-    time.sleep(60)
+    time.sleep(1000)
 try:
     mpishare.Node(timeout_s=1)
 except mpishare.PeerTimeout:
@@ -148,7 +147,7 @@ def test_a_job_is_aborted_however_the_program_ends(end):
     assert result.returncode != 0
     assert words in result.stderr, result.describe()
     assert program is LATE_NODE or result.stdout.startswith("(1,)"), result.describe()
-    assert result.seconds < 20
+    assert not result.timed_out, result.describe()
 
 
 FULL = """

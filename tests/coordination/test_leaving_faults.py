@@ -53,7 +53,7 @@ def test_a_rank_leaves_the_with_block_of_an_object(what, call, backend):
 def amid_waits(stage: Stage, raises: bool) -> None:
     """A handler on rank 0 raises, or calls and closes what it meets, amid each kind of wait."""
     for name in ("exchange", "accumulate", "give back", "wait", "reduce", "fence", "barrier"):
-        node = stage.node(timeout_s=10.0)
+        node = stage.node()
         window, numbers = node.allocate_each(66, fill=1.0), np.ones(4)
         u = window.array
         halo = stage.ring(node, u)
@@ -111,7 +111,7 @@ def amid_calls(stage: Stage) -> None:
         sys.setprofile(interrupt)  # until it raises
         halo.exchange(u)
 
-    node = stage.node(timeout_s=10.0)
+    node = stage.node()
     u = node.xp.ones(66)
     halo = stage.ring(node, u)
     for _ in range(3):  # on GPUs launched, as a graph, and by the fast path
@@ -174,7 +174,6 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
     assert played.raised(1, "call", "LookupError").text == "the words of the handler"
     assert "aborts the job: Node was left by an exception: LookupError" in played.result.stderr
     assert played.result.returncode != 0
-    assert played.result.seconds < 20
 
 
 def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
@@ -193,7 +192,7 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
             return mpishare.Redistribute(stage.world, (6, 6), 0, 1, node=node)
         return stage.make(what, node)
 
-    node = stage.node(timeout_s=20.0)
+    node = stage.node()
     agreement = context_of(node).agreement
     step, armed = agreement.step_keeping, [stage.rank == 1]
     made = None if moment == "made" else make()
@@ -262,7 +261,6 @@ def test_a_rank_exits_outside_of_with(way, python):
         who = {"Node.barrier", "the node"}
         assert told.text in {f"{each} failed: rank 1 has left: {expected}" for each in who}
         assert told.end - left < LIMIT_S
-    assert played.result.seconds < 15
     if way == "exit 0":
         played.ended_well()
     else:
@@ -273,7 +271,7 @@ def takes_away(stage: Stage, call: str, dies: bool) -> None:
     from mpishare.coordination.poll import poll
     from mpishare.memory import shared
 
-    node = stage.node(timeout_s=20.0)
+    node = stage.node()
     owner, attach = stage.world.bcast(os.getpid()), shared.attach
 
     def leave(*_: object) -> None:
@@ -338,12 +336,12 @@ def leaves_before_a_plan(stage: Stage, way: str) -> None:
     """Rank 0 raises where the other makes the node's first plan; later attempts are right."""
     world = stage.world
     # Of several nodes the plans of the same ranks share a communicator.
-    other = stage.node(timeout_s=10.0) if way == "two nodes" else None
+    other = stage.node() if way == "two nodes" else None
     kept = None if other is None else stage.ring(other, np.zeros(4))
     new = world.Split(0, stage.rank) if way == "a new communicator" else None
 
     def attempt(number: int) -> None:
-        with stage.node(timeout_s=10.0) as node:
+        with stage.node() as node:
             if number == 0 and stage.rank == 0:
                 if way == "another call":
                     node.allocate(3)
@@ -374,7 +372,7 @@ def test_an_error_before_a_first_plan_leaves_communicators_whole(way):
 
 
 def raises_beside_a_newer(stage: Stage, kind: str) -> None:
-    node = stage.node(timeout_s=30.0)
+    node = stage.node()
     window = node.allocate(4)
     newer = mpishare.Node() if kind == "node" else mpishare.Allreduce(stage.world, np.ones(3))
     if stage.rank:
@@ -397,7 +395,7 @@ def plans_of_threads(stage: Stage) -> None:
 
     def work(number: int) -> None:
         size = 3 + number
-        with stage.node(comms[number], timeout_s=20.0) as node:
+        with stage.node(comms[number]) as node:
             for step in range(20):
                 field = np.full(size + 2, 10.0 * number + stage.rank + step)
                 with stage.ring(node, field, comm=comms[number]) as halo:

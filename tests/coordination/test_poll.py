@@ -10,7 +10,7 @@ from mpishare.coordination.poll import poll, rounds
 
 
 def test_a_long_wait_burns_no_core_and_ends_at_the_deadline():
-    begin, end = time.process_time(), time.monotonic() + 2
+    begin, end = time.process_time(), time.monotonic() + 20
     assert not poll(bool, 0.5)
     assert time.process_time() - begin < 0.15
     assert time.monotonic() < end

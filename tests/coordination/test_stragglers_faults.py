@@ -17,9 +17,9 @@ from tests.helpers.stage import CALLS, Stage
 
 
 def never_comes(stage: Stage, place: str, missing: int, timeout_s: float, late_s: float) -> None:
-    node = stage.node(timeout_s=timeout_s)
+    node = stage.node()
     calls = stage.calls(node, missing)
-    node.barrier()
+    stage.hurry(node, timeout_s)
     if stage.rank == missing:
         stage.world.Barrier()
         time.sleep(0.3)
@@ -27,7 +27,7 @@ def never_comes(stage: Stage, place: str, missing: int, timeout_s: float, late_s
     else:
         time.sleep(late_s * stage.rank)
         begin = time.monotonic()
-        told = stage.raises(mpishare.PeerTimeout, calls[place], within_s=timeout_s + 5)
+        told = stage.raises(mpishare.PeerTimeout, calls[place])
         assert stage.rank or time.monotonic() - begin >= timeout_s
         stage.world.Barrier()
         then = stage.raises(mpishare.PeerTimeout, calls["barrier"])
@@ -53,7 +53,7 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
 def no_node(stage: Stage) -> None:
     mpishare.coordination.poll.STRAGGLER_S = 0.5
     if stage.rank == 2:
-        time.sleep(60)
+        time.sleep(1000)
     stage.attempt("call", mpishare.Node, timeout_s=2.0)
 
 
@@ -68,7 +68,6 @@ def test_a_rank_that_never_makes_the_node_ends_it_for_the_others():
     assert played.result.returncode != 0
     assert f"aborts the job: {late_unknown('Node', 2.0)}" in said, played.describe()
     assert "s in Node: not every rank of the communicator has called it" in said, played.describe()
-    assert played.result.seconds < 20
 
 
 def slow(stage: Stage, way: str) -> None:
@@ -112,8 +111,9 @@ def test_control_a_slow_rank_is_warned_of_and_raises_nowhere(way, backend):
 
 
 def stopped(stage: Stage) -> None:
-    node = stage.node(timeout_s=2.0)
+    node = stage.node()
     victim = stage.gather(os.getpid())[1]
+    stage.hurry(node, 2.0)
     if stage.rank == 1:
         node.barrier()
     else:
@@ -132,18 +132,18 @@ def test_control_a_rank_stopped_in_a_wait_finds_what_came_meanwhile():
 
 def one_way(stage: Stage) -> None:
     os.environ["MPISHARE_ROUTE"] = "mpi"
-    node = stage.node(timeout_s=2.0)
+    node = stage.node()
     here = {1 - stage.rank: [0]}
     sends, recvs = (here, {}) if stage.rank == 0 else ({}, here)
     # So much that it is not sent before it is asked for.
     field = np.zeros((2, 4 << 20))
     plan = mpishare.NeighborExchange(stage.world, sends, recvs, field, node=node)
     plan.exchange(field)
-    node.barrier()
+    stage.hurry(node, 2.0)
     if stage.rank == 0:
         assert stage.raises(mpishare.PeerTimeout, plan.exchange, field).ranks == (1,)
     else:
-        time.sleep(4)
+        stage.until_told("close")
     stage.attempt("close", node.close)
 
 
@@ -152,11 +152,12 @@ def test_a_receiver_that_never_comes_is_named_by_who_only_sends():
 
 
 def elsewhere(stage: Stage) -> None:
-    node = stage.node(timeout_s=3.0)
+    node = stage.node()
     pair = stage.world.Split(stage.rank == 2)
     event = node.event(owner=2)
     if stage.rank < 2:
         plan = stage.ring(node, np.zeros(4), comm=pair)
+    stage.hurry(node, 3.0)
     if stage.rank < 2:
         time.sleep(stage.rank)
         told = stage.raises(mpishare.PeerTimeout, event.wait if stage.rank else plan.close)

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -72,16 +71,14 @@ MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
 
 
 BESIDE = """
-import sys, time
+import time
 import mpishare
 import numpy as np
 from mpi4py import MPI
-from tests.helpers.reporting import report
 world, x = MPI.COMM_WORLD, np.ones(3)
 node = mpishare.Node(backend="host")
 node.barrier()
 if world.rank == 1:
-    report({"raised": time.time()})
     raise ValueError("negative density")
 """
 WAITS = {
@@ -90,12 +87,10 @@ WAITS = {
     "Barrier": "world.Barrier()",
     "Recv": "world.Recv(x, 1)",
     "NumPy": "while True:\n    np.linalg.svd(np.eye(200))",
-    "sleep": "time.sleep(60)",
+    "sleep": "time.sleep(1000)",
     "one of two waits in mpishare": "node.barrier() if world.rank else world.Barrier()",
     "it was caught": "try:\n    node.barrier()\nexcept mpishare.PeerError:\n    world.Barrier()",
 }
-PROMPT_S = 10
-"""The job is over 3 s after the exception, on a machine that has time; without an abort, never."""
 STARTS = {"mpi4py": ("-m", "mpi4py"), "python": ()}
 WITHOUT_CLEANUP = {"mpich": [[], ["-disable-auto-cleanup"]], "openmpi": [[]]}
 
@@ -109,25 +104,21 @@ def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start
     words = f"mpishare: rank 1: {program}, line {line}: ValueError: negative density"
     for options in WITHOUT_CLEANUP[launcher()[1]]:
         command = [sys.executable, *STARTS[start], program]
-        result = run_ranks(3, command, extra_mpirun=options, timeout_s=30)
-        seconds = time.time() - result.reports[1]["raised"]
+        result = run_ranks(3, command, extra_mpirun=options)
         assert not result.timed_out, result.describe()
         assert result.returncode != 0, result.describe()
-        assert seconds < PROMPT_S, result.describe()
         assert words in result.stderr.splitlines(), result.describe()
         heard = result.stderr.count("\nmpishare.errors.PeerError: ")
         assert heard == (wait == "one of two waits in mpishare"), result.describe()
 
 
 EXIT = """
-import sys, time
+import sys
 import mpishare
 from mpi4py import MPI
-from tests.helpers.reporting import report
 with mpishare.Node(backend="host") as node, node.allocate(3) as window:
     window.fence()
     if node.rank == 1:
-        report({"raised": time.time()})
         sys.exit("negative density")
     MPI.COMM_WORLD.Barrier()
 """
@@ -137,11 +128,10 @@ with mpishare.Node(backend="host") as node, node.allocate(3) as window:
 def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
     program = tmp_path / "program.py"
     program.write_text(EXIT)
-    result = run_ranks(3, [sys.executable, *STARTS[start], program], timeout_s=30)
+    result = run_ranks(3, [sys.executable, *STARTS[start], program])
     assert not result.timed_out, result.describe()
     assert result.returncode != 0, result.describe()
-    assert time.time() - result.reports[1]["raised"] < PROMPT_S, result.describe()
-    words = f"mpishare: rank 1: {program}, line 10: SystemExit: negative density"
+    words = f"mpishare: rank 1: {program}, line 8: SystemExit: negative density"
     assert words in result.stderr.splitlines(), result.describe()
     assert result.stderr.count("SystemExit") == 1, result.describe()
 
@@ -160,8 +150,8 @@ def node():
 ENDINGS = {
     "an exception": "node()\nif world.rank:\n    raise ValueError\nworld.Barrier()",
     "an exit": "node()\nif world.rank:\n    sys.exit(3)\nworld.Barrier()",
-    "a late rank": "node = node()\nif world.rank:\n    time.sleep(60)\nnode.barrier()",
-    "a rank without a node": "if world.rank:\n    time.sleep(60)\nnode()",
+    "a late rank": "node = node()\nif world.rank:\n    time.sleep(1000)\nnode.barrier()",
+    "a rank without a node": "if world.rank:\n    time.sleep(1000)\nnode()",
 }
 
 
@@ -172,7 +162,7 @@ def test_an_aborted_job_leaves_no_file_of_mpich(monkeypatch, tmp_path, ending):
     monkeypatch.setattr(launch, "remove_unused", set)  # which the tests do after each job
     program = tmp_path / "program.py"
     program.write_text(FILES + ENDINGS[ending] + "\n")
-    result = run_ranks(2, [sys.executable, "-m", "mpi4py", program], timeout_s=30)
+    result = run_ranks(2, [sys.executable, "-m", "mpi4py", program])
     assert result.returncode != 0, result.describe()
     files = {file for told in result.reports.values() for file in told["files"]}
     assert files, result.describe()

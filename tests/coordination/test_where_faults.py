@@ -36,7 +36,7 @@ def late(stage: Stage, way: str) -> None:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("mpishare").addHandler(handler)
-    node = stage.node(timeout_s=3.0)
+    node = stage.node()
     window = node.allocate(4, fill=0.0)
     numbers = np.arange(1e6)[::-1]
     victim = stage.gather(os.getpid())[1]
@@ -63,7 +63,7 @@ def late(stage: Stage, way: str) -> None:
         ctypes.PyDLL(None).sleep(5)
 
     call = {each.__name__: each for each in (mpi, array, loop, sleep, stopped, lock)}[way]
-    node.barrier()
+    stage.hurry(node, 3.0)
     end = time.monotonic() + 5
     if stage.rank == 1:
         call()
@@ -101,8 +101,8 @@ def test_a_late_rank_says_where_it_is(way, backend):
 
 
 def broken_before(stage: Stage) -> None:
-    node = stage.node(timeout_s=2.0)
-    node.barrier()
+    node = stage.node()
+    stage.hurry(node, 2.0)
     if stage.rank == 1:
         stage.world.Barrier()
     else:

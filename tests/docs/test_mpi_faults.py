@@ -22,7 +22,7 @@ def test_a_program_prints_what_the_page_says(program) -> None:
     shown = {named(each.text): each.text for each in after[:2]}
     assert len(shown) == 2
     ranks = int(re.search(r"-n (\d)", program.text)[1])
-    done = run_ranks(ranks, program.text, timeout_s=60)
+    done = run_ranks(ranks, program.text)
     assert done.returncode == 0, done.stderr
     library = named(done.stdout)
     if library not in shown:

@@ -64,7 +64,7 @@ def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None
     assert all(f"return {line}\n" in program.read_text() for line in made)
     for way in (["--staged", "naive"], ["--staged", "pinned"], []):
         command = [sys.executable, str(program), "--n", "16", "--steps", "20", "--check", *way]
-        done = run_ranks(4, command, timeout_s=60)
+        done = run_ranks(4, command)
         assert done.returncode == 0, done.stderr
         assert "checked" in done.stdout
 
@@ -108,7 +108,7 @@ with mpishare.Node(backend="host") as node:
 def test_the_step_that_overlaps_computes_each_cell_once() -> None:
     (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith("halo.start(u)")]
     assert all(name in block.text for name in ("start", "interior", "wait", "shell"))
-    done = run_ranks(4, OVERLAP.format(indent(block.text, "    ")), timeout_s=60)
+    done = run_ranks(4, OVERLAP.format(indent(block.text, "    ")))
     assert done.returncode == 0, done.stderr
 
 

@@ -198,7 +198,7 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     program = tmp_path / "program.py"
     text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
     program.write_text(text)
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
     assert done.stdout.count("exchanged") == 2
 
 
@@ -206,7 +206,7 @@ def test_the_file_of_the_patch_of_fbpic_exchanges(tmp_path) -> None:
     (file,) = (each for each in added(FBPIC.read_text()) if "import mpishare" in each)
     program = tmp_path / "program.py"
     program.write_text(BOX.replace("FILE", "\n".join(file)))
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
     assert done.stdout.count("exchanged") == 2
 
 
@@ -214,7 +214,7 @@ def test_the_class_of_dedalus_patch_transposes(tmp_path) -> None:
     library, *_ = (lines for lines in added(DEDALUS.read_text()) if "import mpishare" in lines)
     program = tmp_path / "program.py"
     program.write_text("\n".join(library) + TRANSPOSES)
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
     assert done.stdout.count("transposed") == 2
 
 

@@ -256,7 +256,7 @@ def test_every_test_that_a_page_names_is_there() -> None:
 
 def test_info_is_shown_as_it_prints() -> None:
     """The report that getting-started shows has the form of a real one."""
-    done = run_ranks(2, [sys.executable, "-m", "mpishare.info"], timeout_s=60)
+    done = run_ranks(2, [sys.executable, "-m", "mpishare.info"])
     assert done.returncode == 0, done.stderr
     page = ROOT / "docs" / "getting-started.md"
     (shown,) = [block.text for block in blocks(page) if block.text.startswith("node ")]

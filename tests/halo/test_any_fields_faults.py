@@ -9,7 +9,7 @@ from tests.helpers.stage import Stage
 
 def split(stage: Stage, is_new: bool) -> None:
     """Rank 1 gives what the others do not give, and what they may not have seen."""
-    node = stage.node(timeout_s=20)
+    node = stage.node()
     halo = stage.make("plan of any fields", node)
     seen, other = node.xp.zeros(6), node.xp.zeros((6, 4), "f4")
     for u in (seen,) if is_new else (seen, other):
@@ -24,7 +24,7 @@ def split(stage: Stage, is_new: bool) -> None:
             node.synchronize()
 
     def again() -> None:
-        with stage.node(timeout_s=20) as other:
+        with stage.node() as other:
             plan = mpishare.HaloExchange(stage.world, seen, 1, dims=(stage.size,), node=other)
             plan.exchange(seen)
             other.synchronize()
@@ -62,7 +62,7 @@ def test_ranks_that_give_other_fields(backend, is_new, words):
 
 def refused(stage: Stage, way: str) -> None:
     """Rank 1 gives first what no plan takes."""
-    node = stage.node(timeout_s=20)
+    node = stage.node()
     halo = stage.make("plan of any fields", node)
     seen = node.xp.zeros(6)
     halo.exchange(seen)

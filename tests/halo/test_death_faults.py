@@ -68,14 +68,15 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
     assert played.raised(0, "then", "PeerTimeout").ranks == [1]
 
 
-def late(stage: Stage, place: str, missing: int, route: str = "", timeout_s: float = 2.0) -> None:
-    """A rank comes twice the deadline late to a call of a plan; also over several nodes."""
+def late(stage: Stage, place: str, missing: int, route: str = "") -> None:
+    """A rank comes after the deadline to a call of a plan; also over several nodes."""
     os.environ["MPISHARE_ROUTE"] = route
     stage.quiet()
-    node = stage.node(timeout_s=timeout_s)
+    node = stage.node()
     _, (first, then) = stage.plan_calls(node, stage.world, place)
+    stage.hurry(node, 2.0)
     if stage.rank == missing:
-        time.sleep(2 * timeout_s)
+        stage.until_told("then")
     else:
         time.sleep(0.03 * stage.rank)
         stage.attempt("call", first)
@@ -101,7 +102,7 @@ def late(stage: Stage, place: str, missing: int, route: str = "", timeout_s: flo
 def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     """All others give up at about the same time, and rank 3 waits for them, not for the late one.
     Each names that one all the same."""
-    played = play(4, late, place, 1, route, shared=True)  # a busy machine makes plans in 2 s
+    played = play(4, late, place, 1, route, shared=True)
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.seconds < 2 + LIMIT_S
@@ -119,7 +120,7 @@ def left_midway(stage: Stage) -> None:
         mpishare.coordination.watchdog.Watchdog.start = lambda self: None
 
     def leave() -> None:
-        with stage.node(timeout_s=20) as node:
+        with stage.node() as node:
             field = np.full((6, 2000), 1.0)
             halo = stage.ring(node, field, axes=0, periods=False)
             halo.exchange(field)
@@ -146,7 +147,7 @@ def test_a_late_message_finds_the_memory_of_a_plan_that_was_left():
 
 
 def forgets_a_call(stage: Stage) -> None:
-    node, field = stage.node(timeout_s=4.0), np.zeros(6)
+    node, field = stage.node(), np.zeros(6)
     halo = stage.ring(node, field)
     for step in range(8 + (stage.rank == 1)):
         if stage.rank != 1 or step != 4:
@@ -154,7 +155,6 @@ def forgets_a_call(stage: Stage) -> None:
     if stage.rank == 0:
         error = stage.raises((mpishare.PeerError, mpishare.PeerTimeout), halo.exchange, field)
         assert error.__notes__ == ["It is call 9 of this plan: rank 1 has made 8."]
-    stage.end()
 
 
 def test_how_many_calls_a_late_rank_has_made():

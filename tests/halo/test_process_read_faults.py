@@ -24,7 +24,7 @@ def begun(stage: Stage, how: str) -> None:
     import mmap
 
     stage.quiet()
-    node = stage.node(timeout_s=10.0)
+    node = stage.node()
     # Whole pages, which can be taken away.
     memory = mmap.mmap(-1, 4 * 1048576)
     field = np.frombuffer(memory, "f8").reshape(4, -1)

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import catalog
 from mpishare.bench.cases import CASES
 from mpishare.bench.report import COLUMNS
-from tests.helpers.launch import run_ranks, run_right
+from tests.helpers.launch import TIMEOUT_S, run_ranks, run_right
 
 catalog.extend()  # rows may be of its cases, too
 
@@ -37,7 +37,7 @@ WITHOUT_FENCE = altered(NO_FENCE)
 
 
 def measured(
-    n: int, program: str | Sequence[str | Path], *words: str, timeout_s: float = 55
+    n: int, program: str | Sequence[str | Path], *words: str, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """Return the header and the rows of a run on the host, which must end well."""
     result = run_right(n, program, [*words, "--format", "json"], timeout_s=timeout_s)

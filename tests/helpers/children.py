@@ -5,16 +5,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import ROOT, TIMEOUT_S
 
 
 def python(
-    source: str, *arguments: object, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    source: str, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run source in a process of its own; return its status and what it printed."""
     command = [sys.executable, "-c", source, *map(str, arguments)]
     return subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=timeout_s
+        command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
 
 

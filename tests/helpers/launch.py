@@ -18,6 +18,8 @@ from typing import IO, Any
 
 from tests.helpers.held import SHM
 
+TIMEOUT_S = 90.0  # of a job, which takes seconds where it has a core
+GONE_S = 20.0  # for ranks that have lost their mpirun to notice it
 ROOT = Path(__file__).resolve().parents[2]
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -60,7 +62,7 @@ def run_right(
     n: int, program: str | Path | Sequence[str | Path], args: Sequence[str] = (), **options: Any
 ) -> Result:
     """Run it on the host, unless the options say otherwise, and require that it ends well."""
-    given = {"timeout_s": 50.0, "env": {"MPISHARE_BACKEND": "host"}, **options}
+    given = {"env": {"MPISHARE_BACKEND": "host"}, **options}
     result = run_ranks(n, program, args=args, **given)
     assert result.returncode == 0, result.describe()
     return result
@@ -83,7 +85,7 @@ def run_ranks(
     n: int,
     program: str | Path | Sequence[str | Path],
     *,
-    timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
     env: Mapping[str, str] | None = None,
     args: Sequence[str] = (),
     extra_mpirun: Sequence[str] = (),
@@ -166,7 +168,6 @@ def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) 
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
         finally:
-            # Ranks that lose their mpirun need a moment to notice; then they are killed.
             seconds = time.monotonic() - begin
             survivors: list[tuple[int, list[str]]] = []
 
@@ -174,7 +175,7 @@ def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) 
                 survivors[:] = processes_of(work)
                 return not survivors
 
-            wait_until(are_gone, 0 if timed_out else 3)
+            wait_until(are_gone, 0 if timed_out else GONE_S)
             for pid, _ in survivors:
                 send_signal(pid, signal.SIGKILL)
             if process.poll() is None:  # where /proc does not tell, its group does

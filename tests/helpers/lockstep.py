@@ -24,7 +24,7 @@ from _pytest._io import TerminalWriter
 
 LATE_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
 YIELD_S = 0.002  # how long ranks that wait look without a sleep
-END_S = 30.0  # for what comes after the last test: Finalize may hang after a broken one
+END_S = 100.0  # for what comes after the last test: Finalize may hang after a broken one
 
 
 class Phase(NamedTuple):

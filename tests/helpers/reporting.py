@@ -27,6 +27,12 @@ def report(facts: dict[str, object]) -> None:
     unfinished.replace(file)
 
 
+def facts_of(rank: int) -> dict[str, object]:
+    """What that rank has reported so far."""
+    file = Path(os.environ["REPORT_DIR"]) / f"{rank}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def begin(folder: Path) -> None:
     """Forget what was reported; what comes goes to another folder."""
     _facts.clear()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mpishare.memory.shared import remove_abandoned
-from tests.helpers.launch import SHM, Result, launcher, run_ranks
+from tests.helpers.launch import SHM, TIMEOUT_S, Result, launcher, run_ranks
 from tests.helpers.shared_job import play_shared
+from tests.helpers.stage import LIMIT_S
 
 HEADER = """\
 import atexit, contextlib, ctypes, functools, gc, importlib, logging
@@ -27,8 +28,6 @@ from tests.helpers.reporting import report
 ENABLE_RECOVERY = {"openmpi": ["--enable-recovery"], "mpich": []}
 KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 100; exit $status"""
 KEEP = {"openmpi": [], "mpich": ["/bin/sh", "-c", KEEPER, "keeper"]}
-LIMIT_S = 5.0
-"""Within which a death is told to every survivor."""
 BACKENDS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 KILLING_BACKENDS = ["host", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kills])]
 
@@ -144,7 +143,7 @@ def play(
     survivable: bool = False,
     python: Sequence[str] = (),
     env: dict[str, str] | None = None,
-    timeout_s: float = 40.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> Played:
     """Run the function on `n` ranks, with a `Stage` as its first argument.
 

@@ -65,7 +65,6 @@ def play_on(
         env={"MPISHARE_BACKEND": backend},
         extra_mpirun=options,
         before=before,
-        timeout_s=50,
     )
     played = Played(result, {})
     assert not played.result.timed_out, played.describe()

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from tests.helpers import launch, reporting
 
-START_S = 40.0
 THREADS_S = 1.0  # until those of nodes that were closed have ended
 GRACE_S = 1.0  # for the other ranks, once one has failed
 _jobs: dict[object, "SharedJob"] = {}
@@ -40,7 +39,7 @@ def play_shared(
     env: Mapping[str, str],
     extra_mpirun: Sequence[str] = (),
     before: Sequence[str | Path] = (),
-    timeout_s: float = 40.0,
+    timeout_s: float = launch.TIMEOUT_S,
 ) -> launch.Result:
     """Run the source of a scene on the job of `n` ranks that was started in this way."""
     if "TESTS_APART" in os.environ:
@@ -70,7 +69,7 @@ class SharedJob:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(work / "socket"))
             listener.listen(n)
-            listener.settimeout(START_S)
+            listener.settimeout(launch.TIMEOUT_S)
             command, variables = launch.started_as(
                 n, [sys.executable, "-m", __name__], work, env, extra_mpirun, before
             )

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import math
 import os
 import signal
 import sys
@@ -15,12 +14,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 import mpishare
+from mpishare.coordination import poll, watchdog
 from mpishare.plans.node_cache import context_of
 from tests.helpers.held import OURS, open_files, shared_bytes
-from tests.helpers.reporting import my_rank, report
+from tests.helpers.reporting import facts_of, my_rank, report
 from tests.helpers.rings import ring
 
 CALLS = ("fence", "start", "event", "allocate", "barrier")
+LIMIT_S = 20.0
+"""Within which a failure is told to every rank: at once, on a machine that has time. By the node's
+deadline alone it would be told later than a scene may take."""
+NEVER_S = 1000.0
 
 
 class Stage:
@@ -37,13 +41,20 @@ class Stage:
         self.world = _world or MPI.COMM_WORLD
         self.rank, self.size = self.world.rank, self.world.size
         self._left = 0.0
+        # Ranks without a core are slow for no reason that a test is to see.
+        poll.STRAGGLER_S = watchdog.STRAGGLER_S = NEVER_S
 
-    def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
+    def node(self, comm: object = None, timeout_s: float = NEVER_S) -> mpishare.Node:
         """Make a node, in the time that takes ranks without a core; later waits end sooner."""
-        node = mpishare.Node(comm or self.world, timeout_s=60.0)
-        agreement = context_of(node).agreement
-        agreement.timeout_s = agreement.life._timeout_s = timeout_s
+        node = mpishare.Node(comm or self.world, timeout_s=NEVER_S)
+        _set_deadline(node, timeout_s)
         return node
+
+    def hurry(self, node: mpishare.Node, timeout_s: float) -> None:
+        """Let waits end this soon from here on, where all ranks are: what comes before may take
+        its time."""
+        self.world.Barrier()
+        _set_deadline(node, timeout_s)
 
     def quiet(self) -> None:
         """Let mpishare log errors alone: a scene may be right to be late, slow or open."""
@@ -70,9 +81,8 @@ class Stage:
         error: type[BaseException] | tuple[type[BaseException], ...],
         call: Callable,
         *arguments: object,
-        within_s: float = math.inf,
     ) -> Any:
-        """Make a call that must raise this error, in that time; return it."""
+        """Make a call that must raise this error, and in time; return it."""
         begin, caught = time.monotonic(), None
         try:
             call(*arguments)
@@ -80,15 +90,13 @@ class Stage:
             caught = raised
         seconds = time.monotonic() - begin
         assert caught is not None, f"rank {self.rank} raised no {error}"
-        assert seconds < within_s, f"after {seconds} s: {caught}"
+        assert seconds < LIMIT_S, f"after {seconds} s: {caught}"
         return caught
 
-    def fails_on(
-        self, rank: int, error: type[BaseException], call: Callable, **options: float
-    ) -> str:
+    def fails_on(self, rank: int, error: type[BaseException], call: Callable) -> str:
         """Make a call that raises this error on a rank, and tells the others; return its text."""
         is_mine = self.rank == rank
-        told = self.raises(error if is_mine else mpishare.PeerError, call, **options)
+        told = self.raises(error if is_mine else mpishare.PeerError, call)
         assert is_mine or [*told.failures] == [rank]
         return str(told) if is_mine else told.failures[rank]
 
@@ -97,13 +105,13 @@ class Stage:
         self._left = time.monotonic()
         raise ZeroDivisionError("the words of the leaver")
 
-    def is_left_by(self, leaver: int, work: Callable, within_s: float = 5.0) -> None:
+    def is_left_by(self, leaver: int, work: Callable) -> None:
         """Let a rank `leave` within `work`: the others are told its words at once."""
         told = self.raises(ZeroDivisionError if self.rank == leaver else mpishare.PeerError, work)
         end = time.monotonic()
         seconds = end - self.world.bcast(self._left, leaver)
         if self.rank != leaver:
-            assert seconds < within_s, f"after {seconds} s: {told}"
+            assert seconds < LIMIT_S, f"after {seconds} s: {told}"
             # Who left because of that rank may be named beside it.
             words = "ZeroDivisionError: the words of the leaver"
             assert words in " ".join(told.failures.values())
@@ -227,8 +235,6 @@ class Stage:
 
     def amid_next_wait(self, handler: Callable[[], object]) -> None:
         """Let a handler of a signal run in the midst of the next long wait of this rank."""
-        from mpishare.coordination import poll
-
         sleep, yield_core = time.sleep, poll.yield_core
 
         def interrupt(*_: float) -> None:
@@ -241,7 +247,7 @@ class Stage:
         time.sleep = poll.yield_core = interrupt  # one or the other stands between two looks
 
     def use_another_node(self, comm: object = None) -> None:
-        with self.node(comm, timeout_s=10.0) as node:
+        with self.node(comm) as node:
             window = node.allocate(node.size, dtype="i8", fill=-1)
             window.array[node.rank] = node.rank
             window.fence()
@@ -279,17 +285,34 @@ class Stage:
             return False
         if dies:
             self.die(0.4)
-        time.sleep(20)
+        report({"away": True})
+        time.sleep(NEVER_S)
         return True
 
+    def until_told(self, *names: str) -> None:
+        """Wait until each other rank has told something by one of these names."""
+        others = {*range(self.size)} - {self.rank}
+        while any(facts_of(rank).keys().isdisjoint(names) for rank in others):
+            time.sleep(0.01)
+
     def end(self) -> None:
-        """End a scene in which a rank is missing: each of the others aborts the job at its exit."""
-        time.sleep(0.3 if self.rank == 0 else 0.8)
+        """End a scene in which a rank is missing: each of the others aborts the job at its exit.
+
+        Not before each has told what became of it, and rank 0 first.
+        """
+        report({"at the end": True})
+        self.until_told("died", "away", "at the end")
+        time.sleep(0 if self.rank == 0 else 0.5)
 
     def die(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)
         report({"died": time.monotonic()})
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _set_deadline(node: mpishare.Node, timeout_s: float) -> None:
+    agreement = context_of(node).agreement
+    agreement.timeout_s = agreement.life._timeout_s = timeout_s
 
 
 def leftovers() -> list[str]:

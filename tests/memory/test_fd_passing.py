@@ -28,7 +28,7 @@ NAME = "test"
 GONE = "nobody answers|a process of another user"
 
 
-def client_of(endpoint, timeout_s=5.0):
+def client_of(endpoint, timeout_s=60.0):
     return FdClient(endpoint.address, NAME, timeout_s)
 
 
@@ -97,11 +97,11 @@ except ValueError as error:
 
 def test_a_lease_ends_with_its_process(endpoint):
     with Viewer() as viewer:
-        viewer(f"client = mpishare.memory.fd_client.FdClient({endpoint.address!r}, 'test', 5.0)")
+        viewer(f"client = mpishare.memory.fd_client.FdClient({endpoint.address!r}, 'test', 60.0)")
         assert viewer("client.ask({})") == [{}, []]
         assert endpoint.leases() == [viewer.pid]
         viewer.kill()
-        assert within(5, lambda: not endpoint.leases())
+        assert within(60, lambda: not endpoint.leases())
 
 
 def test_each_endpoint_has_an_address_of_its_own(server):
@@ -153,7 +153,7 @@ def full(server):
         asking.start()
         stack.callback(asking.join)
         stack.callback(go_on.set)
-        assert is_held.wait(5)
+        assert is_held.wait(60)
         with contextlib.suppress(BlockingIOError):
             while True:
                 waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,7 +166,7 @@ def test_a_server_that_takes_no_connection_is_a_timeout(full):
     begin = time.monotonic()
     with pytest.raises(PeerTimeout, match=r"no answer from test within 0\.2 s"):
         client_of(full[0], 0.2)
-    assert 0.2 <= time.monotonic() - begin < 2
+    assert time.monotonic() - begin >= 0.2
 
 
 def test_a_server_that_does_not_answer_is_a_timeout(server):
@@ -185,9 +185,9 @@ def test_three_hundred_ranks_that_come_at_once_are_all_answered(full):
     def come(number):
         if number == 299:
             go_on.set()
-        with client_of(endpoint, 30) as client:
+        with client_of(endpoint) as client:
             answer = client.ask({})
-            are_in.wait(30)  # all hold their leases at the same time
+            are_in.wait(60)  # all hold their leases at the same time
         return answer
 
     with ThreadPoolExecutor(300) as pool:
@@ -230,8 +230,8 @@ def test_another_user_gets_no_answer_and_neither_starves_nor_slows(server, file)
     command = [sys.executable, "-c", STRANGERS, endpoint.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as strangers:
         for number in range(20):
-            os.close(fetch_fd(0, token, 5.0))
-            with client_of(endpoint, 20) as client:
+            os.close(fetch_fd(0, token, 60.0))
+            with client_of(endpoint) as client:
                 assert client.ask({"number": number}) == ({}, [])
         assert float(strangers.stdout.readline()) > 0.8  # at full speed it takes 0.15
     assert asked == [{"number": number} for number in range(20)]
@@ -252,7 +252,7 @@ def test_what_a_shut_endpoint_has_answered_leaves_nothing():
     before = held().fds
     for _ in range(100):
         once()
-    assert within(5, lambda: held().fds == before and threading.active_count() <= threads)
+    assert within(60, lambda: held().fds == before and threading.active_count() <= threads)
 
 
 def test_the_end_of_leases_is_awaited_for_so_long(endpoint):
@@ -269,8 +269,8 @@ def test_the_end_of_leases_is_awaited_for_so_long(endpoint):
             other.ask({"maps": True})
         begin = time.monotonic()
         threading.Timer(0.1, client.close).start()
-        assert endpoint.end_leases(20, "maps") == []
-        assert 0.1 <= time.monotonic() - begin < 5
+        assert endpoint.end_leases(60, "maps") == []
+        assert 0.1 <= time.monotonic() - begin < 30
         assert endpoint.leases() == [os.getpid()]
 
 
@@ -281,7 +281,7 @@ def test_who_left_is_told(server):
         client.ask({})
         other.ask({})
         client.close()
-        assert within(5, lambda: left == [[os.getpid()]])
+        assert within(60, lambda: left == [[os.getpid()]])
 
 
 def test_a_wait_of_another_thread_ends_when_the_client_hangs_up(endpoint):
@@ -291,7 +291,7 @@ def test_a_wait_of_another_thread_ends_when_the_client_hangs_up(endpoint):
         thread.start()
         assert not client.is_over()  # beside the wait
         client.hang_up()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -302,7 +302,7 @@ def test_too_many_viewers_are_refused(server):
     with client_of(endpoint) as third, pytest.raises(UnsupportedError, match="2 visitors already"):
         third.ask({})
     first.close()
-    assert within(5, lambda: len(endpoint.leases()) == 1)
+    assert within(60, lambda: len(endpoint.leases()) == 1)
     with client_of(endpoint) as third:
         assert third.ask({}) == ({}, [])
     second.close()
@@ -320,7 +320,7 @@ while True:
 """
     with Viewer() as process:
         process.raises("OSError", source, "Too many open files")
-        with FdClient(process("endpoint.address"), NAME, 5.0) as client:
+        with FdClient(process("endpoint.address"), NAME, 60.0) as client:
             process("begin = time.process_time(); time.sleep(0.5)")
             assert process("time.process_time() - begin") < 0.2
             process("for fd in files: os.close(fd)")
@@ -361,7 +361,7 @@ def test_a_forked_child_keeps_no_endpoint_open(fork, endpoint):
         client.ask({})
         fork(lambda: None)
         endpoint.shut()
-        assert within(5, client.is_over)
+        assert within(60, client.is_over)
     with pytest.raises(HandleError, match=GONE):
         client_of(endpoint, 0.5)
 

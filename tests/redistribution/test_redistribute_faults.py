@@ -43,7 +43,7 @@ def ends_midway(stage: Stage, how: str, after_s: float) -> None:
     def raise_here(*_: object) -> None:
         raise ZeroDivisionError("the words of the leaver")
 
-    node = stage.node(timeout_s=2.0 if how == "stopped" else 60.0)
+    node = stage.node()
     shape = 24 * stage.size, stage.size, 10_000
     plan = mpishare.Redistribute(stage.world, shape, 0, 1, node=node)
     right = np.arange(shape[0]).reshape(-1, 1, 1)
@@ -74,6 +74,8 @@ def ends_midway(stage: Stage, how: str, after_s: float) -> None:
             until_it_fails()
 
     call(0)
+    if how == "stopped":
+        stage.hurry(node, 2.0)
     if stage.rank == 1:
         if how == "killed":
             threading.Timer(after_s, stage.die).start()

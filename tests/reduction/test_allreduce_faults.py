@@ -84,7 +84,7 @@ def read_from(stage: Stage) -> None:
     from mpishare.reduction import large
 
     stage.quiet()
-    node = stage.node(timeout_s=10.0)
+    node = stage.node()
     field = np.ones(6 << 17)
     total = mpishare.Allreduce(stage.world, field, node=node)
 
@@ -105,7 +105,7 @@ def test_a_private_array_that_cannot_be_read_any_more():
 
 
 def crossed(stage: Stage, way: str) -> None:
-    node = stage.node(timeout_s=3.0)
+    node = stage.node()
     x, u = np.ones(3), np.zeros(6)
     plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
     halo, other = (stage.ring(node, u) for _ in range(2))
@@ -296,10 +296,11 @@ def interrupted_over_nodes(stage: Stage) -> None:
         raise KeyboardInterrupt
 
     stage.quiet()
-    node = stage.node(timeout_s=3.0)
+    node = stage.node()
     x = np.ones(100_000)
     total = mpishare.Allreduce(stage.world, x, node=node)
     total.reduce(x)
+    stage.hurry(node, 3.0)
     kept = weakref.ref(x)
     if stage.rank == 0:
         earlier = signal.signal(signal.SIGALRM, interrupt)
@@ -332,11 +333,12 @@ def interrupted_between(stage: Stage, call: str) -> None:
             raise KeyboardInterrupt
 
     stage.quiet()
-    node = stage.node(timeout_s=3.0)
+    node = stage.node()
     x = np.ones(100_000)
     total = mpishare.Allreduce(stage.world, x, node=node)
     arguments = (x,) if call == "reduce" else (x, x)
     getattr(total, call)(*arguments)
+    stage.hurry(node, 3.0)
     if stage.rank == 1:
         sys.setprofile(interrupt)  # Python calls handlers of signals where a function begins
     stage.attempt("call", getattr(total, call), *arguments)
@@ -355,9 +357,10 @@ def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
 
 def mismatched_over_nodes(stage: Stage) -> None:
     stage.quiet()
-    node = stage.node(timeout_s=4.0)
+    node = stage.node()
     x = np.ones(4)
     total = mpishare.Allreduce(stage.world, x, node=node)
+    stage.hurry(node, 3.0)
     first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
     stage.attempt("call", first)
     stage.attempt("then", total.reduce, x)

@@ -42,9 +42,7 @@ def missed(
     if per_node:
         places.place = lambda: [*place(), stage.rank // per_node]
     stage.quiet()
-    # Within it NCCL begins, too.
-    deadline_s = 5.0 if by_nccl else 60.0 if is_killed and not per_node else 2.0
-    node = stage.node(timeout_s=deadline_s)
+    node = stage.node()
     swap = mpishare.RowExchange(stage.world, ["f8"], 4, node=node)
     move = mpishare.Migration(swap)
     assert ("nccl" in swap.routes.values()) == by_nccl
@@ -76,6 +74,8 @@ def missed(
         replay = mpishare.capture(node, lambda: move.migrate(columns, to, count))
         replay()
     node.barrier()
+    if per_node or not is_killed:
+        stage.hurry(node, 5.0 if by_nccl else 2.0)
     stage.world.Barrier()
     if call == "rounds" and stage.rank == 1:
         start()

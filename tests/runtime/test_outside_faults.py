@@ -33,7 +33,7 @@ def by_process(window):
     process = context.Process(target=answer, args=(answers, window))
     with mpishare.outside_environment():
         process.start()
-    told = answers.get(timeout=20)
+    told = answers.get(timeout=60)
     process.join()
     return told
 
@@ -45,14 +45,14 @@ def answer(answers, window):
 def by_executor(window):
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as executor, mpishare.outside_environment():
-        return executor.submit(child, window).result(timeout=20)
+        return executor.submit(child, window).result(timeout=60)
 
 
 def by_subprocess(window):
     code = "import mpishare; from mpi4py import MPI\\n"
     code += f"print((MPI.COMM_WORLD.size, mpishare.attach({window.name!r}).array.tolist()))"
     command, environment = [sys.executable, "-c", code], mpishare.outside_environment()
-    return eval(subprocess.check_output(command, env=environment, text=True, timeout=20))
+    return eval(subprocess.check_output(command, env=environment, text=True, timeout=60))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Cluster:
         self._await_nodes()
 
     def _await_nodes(self) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while self._command("sinfo", "-h", "-o", "%T").output.split() != ["idle"]:
             if time.monotonic() > deadline:
                 logs = [f"== {log}\n{log.read_text()}" for log in self.folder.glob("*.log")]
@@ -126,7 +126,7 @@ class Cluster:
         """Run a command of the shell on a node; return what it printed."""
         return on_node(node, command, self.environment)
 
-    def srun(self, *words: object, timeout_s: float = 40, **variables: str) -> Job:
+    def srun(self, *words: object, timeout_s: float = 90, **variables: str) -> Job:
         """Run a step in a job of its own, from the front."""
         return self._command("srun", *words, timeout_s=timeout_s, **variables)
 
@@ -161,7 +161,7 @@ class Cluster:
         found = re.search(rf"\b{name}=(\S+)", shown)
         return found[1] if found else ""
 
-    def wait(self, job: int, timeout_s: float = 45) -> Job:
+    def wait(self, job: int, timeout_s: float = 90) -> Job:
         """Wait until a job has ended."""
         begin = time.monotonic()
         over = wait_until(lambda: self.field(job, "EndTime") and self._is_over(job), timeout_s)
@@ -180,7 +180,7 @@ class Cluster:
         states = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
         return self.field(job, "JobState") not in states
 
-    def until_said(self, job: int, words: str, timeout_s: float = 30) -> None:
+    def until_said(self, job: int, words: str, timeout_s: float = 90) -> None:
         """Wait until a running job has printed something."""
         wait_until(lambda: words in self.output_of(job) or self._is_over(job), timeout_s)
         said = self.output_of(job)
@@ -196,7 +196,7 @@ class Cluster:
         done = self._command("scontrol", "update", f"job={job}", *words)
         assert done.status == 0, done.describe()
 
-    def _command(self, *words: object, timeout_s: float = 40, **variables: str) -> Job:
+    def _command(self, *words: object, timeout_s: float = 90, **variables: str) -> Job:
         begin = time.monotonic()
         process = subprocess.Popen(
             [str(word) for word in words],
@@ -226,7 +226,7 @@ def on_node(node: str, command: str, environment: dict[str, str]) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=90,
     )
     assert done.returncode == 0, f"{command} on {node}: {done.stdout}{done.stderr}"
     return done.stdout

@@ -49,7 +49,7 @@ def killed_openers(stage: Stage, kills: int) -> None:
             opener.kill()
         assert not has_room()
         openers[0].kill()
-        assert within(5, lambda: has_room())
+        assert within(60, lambda: has_room())
     node.barrier()
     node.close()
     assert leftovers() == []
@@ -95,9 +95,9 @@ def test_what_is_open_outlives_a_killed_owner(owner):
     assert array.tolist() == [42] * 4
     with pytest.raises(mpishare.HandleError, match=r"open_handle failed: .* has ended"):
         mpishare.open_handle(handle)
-    assert within(5, lambda: threading.active_count() > 1)  # waits for the array
+    assert within(60, lambda: threading.active_count() > 1)  # waits for the array
     del array
-    assert within(5, nobody_waits)
+    assert within(60, nobody_waits)
 
 
 def test_a_stopped_owner_is_waited_for_as_long_as_each_call_says():

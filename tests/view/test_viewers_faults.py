@@ -80,7 +80,7 @@ def viewed(stage: Stage, source: str, call: str, size: int, burst: int, is_right
         answer = viewer.answer()
         assert eval(is_right, {"answer": answer}), answer
         assert viewer.close() == 0
-        assert within(5, lambda: facts_of("viewed")["viewers"] == [])
+        assert within(60, lambda: facts_of("viewed")["viewers"] == [])
     window.close()
     gc.collect()
     assert held() == before
@@ -125,7 +125,7 @@ def stopped(stage: Stage, killed_after_s: float) -> None:
     assert len(warned) == int(is_kept and stage.rank == 0)
     if viewer:
         assert not warned or f"[{viewer.pid}" in warned[0]
-        least, most = (0.0, 1.0) if node.backend == "host" else (3, 4) if is_kept else (0.3, 2)
+        least, most = (0.0, 3.0) if node.backend == "host" else (3, 4) if is_kept else (0.3, 2)
         assert least <= seconds < most
     node.allocate(4, name="stopped").close()
     if viewer:
@@ -147,7 +147,7 @@ def dying_amid_frames(stage: Stage, names: list[str]) -> None:
     node = stage.node()
     channels = [node.channel(4, name=name, consumers=[]) for name in names]
     if stage.rank == 0:
-        assert within(30, lambda: len(facts_of(names[1])["viewers"]) == 2)
+        assert within(60, lambda: len(facts_of(names[1])["viewers"]) == 2)
         for channel in channels:
             for value in range(2):
                 with channel.put() as slot:
@@ -312,9 +312,9 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
         with Viewer() as viewer:
             viewer(source)
             begin = time.monotonic()
-            assert viewer("host(mpishare.attach('foreign').array)") == [3.0] * 4
+            assert viewer("host(mpishare.attach('foreign', timeout_s=60).array)") == [3.0] * 4
             # Not the deadline, though one socket takes no connection.
-            assert time.monotonic() - begin < 8
+            assert time.monotonic() - begin < 30
             told = viewer(f"foreign({nobody}, 'foreign')")
             assert "User 0 has a window of that name" in told
             viewer.begin("attach('false')")

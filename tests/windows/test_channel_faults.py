@@ -13,7 +13,7 @@ TIMEOUT_S = 2.0
 
 def lags(stage: Stage, late: int, timeout_s: float) -> None:
     """Rank 0 produces. Of two consumers and the producer, the late one stops after a frame."""
-    node = stage.node(timeout_s=timeout_s)
+    node = stage.node()
     channel = node.channel(1000, slots=2)
 
     def put(count: int) -> None:
@@ -33,6 +33,7 @@ def lags(stage: Stage, late: int, timeout_s: float) -> None:
         with channel.get() as slot:
             slot.sum()
     node.barrier()
+    stage.hurry(node, timeout_s)
     if stage.rank != late:
         stage.attempt("first", lambda: put(200) if stage.rank == 0 else get_all())
     stage.world.Barrier()
