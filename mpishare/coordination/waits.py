@@ -69,19 +69,19 @@ class Waits:
         self.life = NodeLife(block, timeout_s)
         # What fails if a rank leaves now, for the watchdog to name.
         self.subject = "the node"
-        # Whose calls these are, and who may make one now: no thread amid a wait.
+        # Whose calls these are, and who may make one now: no thread amid a call.
         self.owner = self.thread = get_ident()
         _all[id(self)] = self
 
     # --- state of the node
 
     def check(self) -> None:
-        """Raise if the node is closed or broken, amid a wait, or in another thread or process."""
+        """Raise if the node is closed or broken, amid a call, or in another thread or process."""
         if self.life.failure is not None or get_ident() != self.thread:
             self._refuse()
 
     def check_whole(self) -> None:
-        """Raise if the node is closed or broken: amid a wait."""
+        """Raise if the node is closed or broken: amid a call."""
         if self.life.failure is not None:
             self._refuse()
 
@@ -105,7 +105,7 @@ class Waits:
         return run
 
     def blocked(self, call: str) -> Blocked:
-        """Return the block of a wait."""
+        """Return the block of a wait, or of a call."""
         return Blocked(self, call)
 
     @contextmanager
@@ -122,7 +122,7 @@ class Waits:
             raise self.life.raised(self.life.failure)
         if self.thread == NO_THREAD and get_ident() == self.owner:
             raise EpochError(
-                "a handler of a signal called mpishare amid a wait of the same node. Let it set a "
+                "a handler of a signal called mpishare amid a call of the same node. Let it set a "
                 "flag, and make the call after that."
             )
         why = (
@@ -212,7 +212,7 @@ class Waits:
 
 
 class Blocked:
-    """Within this block, a wait, what handlers of signals call is refused.
+    """Within this block, a wait or a call, what handlers of signals call is refused.
 
     An exception that one of them raises ends the node: the other ranks do not know of it. Not a
     generator, which takes three times as long: there are several in the making of a plan.

@@ -39,7 +39,7 @@ class Plan(RoutedPlan):
         )
         if setup.takes_any:
             self._fields = self._forward = AnyFields(setup, cells)
-            self._open_plan(setup)
+            self._open_on_routes(setup)
         else:
             self._open_pair(setup)
 
@@ -47,10 +47,6 @@ class Plan(RoutedPlan):
         """Make the engines of a plan for fields that are known."""
         self._fields = EnginePair(setup)
         self._forward = self._fields.forward
-        self._open_plan(setup)
-
-    def _open_plan(self, setup: RoutedSetup) -> None:
-        self._busy = setup.busy
         self._open_on_routes(setup)
 
     def exchange(self, *fields: Array, stream: Stream | None = None) -> None:
@@ -84,8 +80,7 @@ class Plan(RoutedPlan):
         UnsupportedError
             If they are new, in a capture.
         EpochError
-            If an exchange is open, or a handler of a signal calls the plan in the midst of a call
-            on the host.
+            If an exchange is open, or a handler of a signal calls the plan amid a call on the host.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         ClosedError
@@ -96,7 +91,7 @@ class Plan(RoutedPlan):
         If an exchange is interrupted (Ctrl-C), this rank leaves the node, since neighbors may have
         its cells, or be reading its fields.
         """
-        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+        if self._open is not None or self._is_closed or not fields:
             self._refuse("exchange")
         try:
             self._forward.exchange(fields, stream)
@@ -110,7 +105,7 @@ class Plan(RoutedPlan):
         `HaloExchange.interior` and ghosts beyond a wall written. Parameters and errors as
         `exchange`.
         """
-        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+        if self._open is not None or self._is_closed or not fields:
             self._refuse("start")
         try:
             self._forward.start(fields, stream)
@@ -134,7 +129,7 @@ class Plan(RoutedPlan):
             Without a `start`.
         """
         opened = self._open
-        if opened is None or self._is_closed or self._busy[0]:
+        if opened is None or self._is_closed:
             self._check_started(opened)
         try:
             self._forward.wait(opened, stream)
@@ -161,7 +156,7 @@ class Plan(RoutedPlan):
         TypeError
             If a field's elements are no numbers.
         """
-        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+        if self._open is not None or self._is_closed or not fields:
             self._refuse("accumulate")
         try:
             pair = self._fields.pair_for("accumulate", fields, stream)

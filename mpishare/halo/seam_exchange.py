@@ -140,7 +140,7 @@ class SeamExchange(Plan):
         if shift is not None or self.shifts:
             self._take("exchange", shift)
         # As `Plan.exchange`, which would take a third of a small exchange once more.
-        if self._open is not None or self._is_closed or self._busy[0] or not fields:
+        if self._open is not None or self._is_closed or not fields:
             self._refuse("exchange")
         try:
             self._forward.exchange(fields, stream)

@@ -36,20 +36,28 @@ void exchange_hold_gil(Exchange *self)
     }
 }
 
-/* Calls a method of the owner: a route of `mpishare.plans.exchange.host`. */
+/* Calls a method of the owner: a route of `mpishare.plans.exchange.host`. Meanwhile the node takes no
+ * calls of its thread: one of a handler of a signal would come amid this one. */
 static PyObject *ask(Exchange *self, const char *name, const char *format, ...)
 {
+    static PyObject *thread_name;
     exchange_hold_gil(self);
-    PyObject *method = PyObject_GetAttrString(self->owner, name);
-    if (method == NULL)
-        return NULL;
+    PyObject *thread = attribute(self->agreement, &thread_name, "thread"), *answer = NULL;
+    PyObject *method = thread == NULL ? NULL : PyObject_GetAttrString(self->owner, name);
     va_list arguments;
     va_start(arguments, format);
-    PyObject *values = Py_VaBuildValue(format, arguments);
+    PyObject *values = method == NULL ? NULL : Py_VaBuildValue(format, arguments);
     va_end(arguments);
-    PyObject *answer = values == NULL ? NULL : PyObject_CallObject(method, values);
+    if (values != NULL && !PyObject_SetAttr(self->agreement, thread_name, Py_False)) {
+        PyObject *type, *error, *trace;
+        answer = PyObject_CallObject(method, values);
+        PyErr_Fetch(&type, &error, &trace);
+        PyObject_SetAttr(self->agreement, thread_name, thread);
+        PyErr_Restore(type, error, trace);
+    }
     Py_XDECREF(values);
-    Py_DECREF(method);
+    Py_XDECREF(method);
+    Py_XDECREF(thread);
     return answer;
 }
 

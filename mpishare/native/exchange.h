@@ -100,7 +100,6 @@ typedef struct {
     bool reads_windows; /* where other ranks have their fields */
     bool is_published;
     bool is_closed, is_started;
-    char *busy; /* whether a call of the plan is under way, in either direction */
     int looks_per_yield;
     size_t nbytes; /* copied by one exchange, about */
     PyThreadState *released;

@@ -23,7 +23,8 @@ static bool fits(const Field *field, const PyObject *array_type, PyObject *given
     return true;
 }
 
-/* Whether the node is whole, this is its thread, and no capture is under way; -1 on errors. */
+/* Whether the node is whole, this is its thread, amid no call, and no capture is under way; -1 on
+ * errors. */
 static int is_whole(Exchange *self)
 {
     static PyObject *failure_name, *thread_name;
@@ -52,31 +53,10 @@ static int require_open(const Exchange *self)
     return self->is_closed ? -1 : 0;
 }
 
-/* Whether C may make this call. Python refuses other threads, and handlers of signals that call a
- * plan in the midst of its call, before it touches anything. */
-static int try_enter(Exchange *self)
-{
-    if (require_open(self))
-        return -1;
-    if (*self->busy)
-        return 0;
-    const int is_ours = is_whole(self);
-    if (is_ours > 0)
-        *self->busy = 1;
-    return is_ours;
-}
-
 static PyObject *finish(Exchange *self, int status, PyObject *value)
 {
     exchange_hold_gil(self);
     return status ? NULL : Py_NewRef(value);
-}
-
-static PyObject *leave(Exchange *self, int status, PyObject *value)
-{
-    PyObject *left = finish(self, status, value);
-    *self->busy = 0;
-    return left;
 }
 
 static int send(Exchange *self)
@@ -149,18 +129,19 @@ static bool take_fields(Exchange *self, PyObject *fields)
     return are_apart(self);
 }
 
-/* Makes a call, or returns False with nothing done where C may not. */
+/* Makes a call, or returns False with nothing done where C may not: Python then refuses another
+ * thread, or a handler of a signal amid a call. */
 static PyObject *try_call(Exchange *self, PyObject *fields, bool sends, bool receives)
 {
-    const int is_ours = try_enter(self);
-    if (is_ours <= 0)
-        return is_ours ? NULL : Py_NewRef(Py_False);
-    if (sends && !take_fields(self, fields))
-        return leave(self, 0, Py_False);
+    const int is_ours = require_open(self) ? -1 : is_whole(self);
+    if (is_ours < 0)
+        return NULL;
+    if (!is_ours || (sends && !take_fields(self, fields)))
+        return Py_NewRef(Py_False);
     int status = sends ? send(self) : 0;
     if (receives && !status)
         status = receive(self);
-    return leave(self, status, Py_True);
+    return finish(self, status, Py_True);
 }
 
 static PyObject *exchange_try_exchange(Exchange *self, PyObject *fields)

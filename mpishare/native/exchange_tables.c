@@ -290,26 +290,24 @@ static int read_fields(Exchange *self, PyObject *specs)
 int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"owner",      "context",    "agreement", "life",
-                            "recordings", "array_type", "busy",      "words",
-                            "fields",     "receivers",  "senders",   "out",
-                            "adds",       "is_reverse", "is_rounded", "nbytes",
-                            "looks_per_yield", NULL};
-    PyObject *owner, *busy, *fields, *receivers, *senders, *out;
+                            "recordings", "array_type", "words",     "fields",
+                            "receivers",  "senders",    "out",       "adds",
+                            "is_reverse", "is_rounded", "nbytes",    "looks_per_yield",
+                            NULL};
+    PyObject *owner, *fields, *receivers, *senders, *out;
     unsigned long long ready, consumed, even, odd;
     int adds, is_reverse, is_rounded;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOOO!OO!(KKKK)OOOOpppni", names, &owner, &self->context,
-            &self->agreement, &self->life, &PyList_Type, &self->recordings,
-            &self->array_type, &PyByteArray_Type, &busy, &ready, &consumed, &even, &odd, &fields,
-            &receivers, &senders, &out, &adds, &is_reverse, &is_rounded, &self->nbytes, &self->looks_per_yield))
+            arguments, keywords, "OOOOO!O(KKKK)OOOOpppni", names, &owner, &self->context,
+            &self->agreement, &self->life, &PyList_Type, &self->recordings, &self->array_type,
+            &ready, &consumed, &even, &odd, &fields, &receivers, &senders, &out, &adds, &is_reverse,
+            &is_rounded, &self->nbytes, &self->looks_per_yield))
         return -1;
     self->owner = Py_NewRef(owner);
-    self->held = Py_BuildValue("[OOOOOO]", self->context, self->agreement, self->life,
-                               self->recordings, self->array_type, busy);
-    if (self->held == NULL || require_looks(self->looks_per_yield) ||
-        require(PyByteArray_Size(busy) == 1, "the mark of a call is one byte"))
+    self->held = Py_BuildValue("[OOOOO]", self->context, self->agreement, self->life,
+                               self->recordings, self->array_type);
+    if (self->held == NULL || require_looks(self->looks_per_yield))
         return -1;
-    self->busy = PyByteArray_AsString(busy);
     self->ready = (Word *)(uintptr_t)ready;
     self->consumed = (Word *)(uintptr_t)consumed;
     self->tables[0] = (uint64_t *)(uintptr_t)even;

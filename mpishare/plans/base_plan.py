@@ -76,7 +76,7 @@ class BasePlan(NodeObject):
         PeerError, PeerTimeout
             If another rank is gone: then no memory is freed.
         EpochError
-            If a handler of a signal calls it amid a call of the plan.
+            If a handler of a signal calls it amid a call on the host.
         """
         if self._is_closed:
             return
@@ -144,15 +144,6 @@ class BasePlan(NodeObject):
         self._context.agreement.check()
         if self._is_closed:
             raise self._closed(f"{self.name}: {call}")
-        if self._is_under_way():
-            raise EpochError(
-                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
-                "handler of a signal came. Call it after that."
-            )
-
-    def _is_under_way(self) -> bool:
-        """Whether a call of the plan waits on the host."""
-        raise NotImplementedError
 
     @property
     def _needs_host(self) -> bool:
@@ -173,7 +164,7 @@ class BasePlan(NodeObject):
         Any that this rank alone has, such as an interrupt, leaves the node: others may have what it
         would send again.
         """
-        is_of_argument = isinstance(error, (TypeError, ValueError)) and not self._is_under_way()
+        is_of_argument = isinstance(error, (TypeError, ValueError))
         if not (is_of_argument or isinstance(error, MpiShareError) or is_agreed(error)):
             self._context.life.leave(f"{self.name}: {call}", error)
         if isinstance(error, (TypeError, ValueError)):
@@ -228,9 +219,6 @@ class RoutedPlan(BasePlan):
     def staging_nbytes(self) -> int:
         """Bytes of staging memory, of this rank and shared by its node."""
         return sum(engine.staging_nbytes for engine in self._engines)
-
-    def _is_under_way(self) -> bool:
-        return bool(self._setup.busy[0])
 
     @property
     def _needs_host(self) -> bool:

@@ -90,7 +90,6 @@ class RoutedSetup(PlanSetup):
     is_compiled: bool
     is_reverse_compiled: bool
     chain: StreamChain  # orders the plan's calls on CUDA
-    busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
     # Names of calls, `start` and `wait` included, in errors: of this direction, of the other one.
     calls: tuple[str, str] = ("exchange", "accumulate")
     adds: bool = False  # what arrives

@@ -320,7 +320,6 @@ def agree_on_routes(
         is_compiled=all(reply["is compiled"][0] for reply in replies),
         is_reverse_compiled=all(reply["is compiled"][1] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
-        busy=outer.busy if outer else bytearray(1),
     )
 
 

@@ -154,7 +154,7 @@ class Redistribute(RoutedPlan):
             self._pair = EnginePair(setup, adds=False)
             self._forward = _Way(self._pair.forward, source_side, target_side, 1, setup.on_gpu)
             self._backward: _Way | None = None
-            self._arrays, self._busy = Arrays(on_gpu=setup.on_gpu), setup.busy
+            self._arrays = Arrays(on_gpu=setup.on_gpu)
             self._own = self._arrays.own if setup.on_gpu else None
             self._in_place = agreed.setup.same["in_place"]
             self._open_on_routes(setup)
@@ -297,7 +297,7 @@ class Redistribute(RoutedPlan):
         stream: Any,
     ) -> _Call:
         """Make a call of the engine: with the arrays as they are if they fit, else with copies."""
-        if self._open is not None or self._is_closed or self._busy[0]:
+        if self._open is not None or self._is_closed:
             self._check_free(name)
         own = self._own
         if type(given) is own and type(out) is own:  # most calls on GPUs: no function is entered

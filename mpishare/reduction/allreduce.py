@@ -131,7 +131,6 @@ class Allreduce(BasePlan):
             self._open_on(setup)
         self._agreement = setup.context.agreement
         self._try_fast = None if self._across else self._engine.try_fast
-        self._is_amid = False
         self._log_made()
 
     def reduce(self, x: GivenArray, stream: Stream | None = None) -> GivenArray:
@@ -165,7 +164,7 @@ class Allreduce(BasePlan):
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         EpochError
-            On the host backend, if a handler of a signal calls the plan in the midst of a call.
+            On the host backend, if a handler of a signal calls the plan amid a call.
         UnsupportedError
             In a capture, if the plan spans several nodes without NCCL.
         ClosedError
@@ -180,11 +179,10 @@ class Allreduce(BasePlan):
         fast = self._try_fast
         if fast is not None and fast(x, stream):
             return x
-        agreement, amid = self._agreement, self._is_amid
-        if amid or self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
+        agreement = self._agreement
+        if self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
             self._check("reduce")
         across = self._across
-        self._is_amid = True
         try:
             if across:
                 self._refuse_capture("reduce", x, stream)
@@ -193,8 +191,6 @@ class Allreduce(BasePlan):
                 across["reduce"].reduce(x, stream)
         except BaseException as error:
             self._fail("reduce", error)
-        finally:
-            self._is_amid = False
         return x
 
     @overload
@@ -237,7 +233,6 @@ class Allreduce(BasePlan):
         """
         self._check("dot")
         self._require_sum()
-        self._is_amid = True
         try:
             if self._across:
                 self._refuse_capture("dot", x, stream)
@@ -246,28 +241,7 @@ class Allreduce(BasePlan):
                 self._across["dot"].reduce(result, stream)
         except BaseException as error:
             self._fail("dot", error)
-        finally:
-            self._is_amid = False
         return result
-
-    def close(self) -> None:
-        """Close the plan on all its ranks.
-
-        Collective over the plan's ranks, host-blocking; closing twice has no effect.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then no memory is freed.
-        EpochError
-            If a handler of a signal closes the plan in the midst of a call, which uses its memory.
-        """
-        if self._is_amid:
-            self._check("close")
-        super().close()
-
-    def _is_under_way(self) -> bool:
-        return self._is_amid
 
     def _connect_nodes(self, setup: PlanSetup) -> None:
         """Make what goes from node to node. Collective."""

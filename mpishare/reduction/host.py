@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import handle_of
+from mpishare.coordination.waits import NO_THREAD
 from mpishare.errors import MismatchError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
@@ -103,11 +104,15 @@ class HostReduce(PlanEngine):
             self._require(field)
         if not self._is_needed:
             return
+        agreement = self._agreement
+        thread, agreement.thread = agreement.thread, NO_THREAD  # none for handlers of signals
         try:
             self._quietly(self._reduce, field)
         except BaseException as error:
             self._leave_node("reduce", error)
             raise
+        finally:
+            agreement.thread = thread
 
     def _reduce_large(self, field: Array) -> None:
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
@@ -127,11 +132,15 @@ class HostReduce(PlanEngine):
         if a.shape != b.shape:
             raise ValueError(f"x has shape {a.shape}, y has {b.shape}: they must be the same")
         target = np.empty((), self._dtype) if out is None else self._single(out)
+        agreement = self._agreement
+        thread, agreement.thread = agreement.thread, NO_THREAD
         try:
             self._quietly(self._dot, a, b)
         except BaseException as error:
             self._leave_node("dot", error)
             raise
+        finally:
+            agreement.thread = thread
         if self._exact is None:
             target[...] = self._sum[0]
         else:

@@ -54,7 +54,7 @@ class CudaRows(CudaPlanEngine):
         where = f"{setup.name}, rank {self.rank} of {self.size}"
         self.launcher = PlanLauncher(setup.context, where)
         self.words = Words(form, self.launcher.device)
-        routes, self._host_routes, self.busy = setup.my_routes, setup.host_routes, setup.busy
+        routes, self._host_routes = setup.my_routes, setup.host_routes
         far = [at for at, key in enumerate(form.keys) if routes[key.rank] in (MESSAGES, NCCL)]
         self.slots = self._buffers = CudaSlots(setup, form, {*far})
         used = {route for each in setup.routes for route in each.values()}

@@ -41,7 +41,7 @@ class HostRows(PlanEngine):
     def __init__(self, setup: RoutedSetup, form: Form) -> None:
         self.name, self.form, self.rank = setup.name, form, setup.comm.rank
         self.places = form.places
-        self._setup, self._comm, self.busy = setup, setup.comm, setup.busy
+        self._setup, self._comm = setup, setup.comm
         self.agreement = setup.context.agreement
         self.epoch, self._is_open, self._sent = 0, False, [0] * len(form.keys)
         first, nkeys = form.first_keys(setup.comm.ranks_here)

@@ -108,7 +108,7 @@ def late(
 
 
 class UnderWay:
-    """A block of a call, marked for handlers of signals; where it fails, this rank leaves the node.
+    """A block of a call: where it fails, this rank leaves the node.
 
     For the others may have had the rows of this call, or wait for them.
     """
@@ -117,11 +117,10 @@ class UnderWay:
         self._engine, self._call = engine, call
 
     def __enter__(self) -> None:
-        self._was, self._engine.busy[0] = self._engine.busy[0], 1
+        """Begin."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         engine = self._engine
-        engine.busy[0] = self._was
         if error is not None:
             engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
             engine.forget()

@@ -120,7 +120,6 @@ def exchange_within(module, layout, words, copies, **others):
         "life": SimpleNamespace(failure=None),
         "recordings": [],
         "array_type": np.ndarray,
-        "busy": bytearray(1),
         "words": (at, at + 128, at + 256, at + 512),
         "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False, None),),
         "receivers": (),
@@ -404,3 +403,21 @@ def test_a_shared_sum_that_is_called_again_goes_on_where_it_was(module):
     assert reduce(field, 0, 4, True) is None
     assert (field[:16] == 7).all()
     assert (field[16:] == 8).all()
+
+
+def test_a_handler_of_a_signal_makes_no_call_while_c_asks_python(module):
+    """Python runs one where a function begins: its call would change what C is about to use."""
+
+    class Owner:
+        def locate(self, *_):
+            asked.append((agreement.thread, exchange.try_exchange((array,))))
+            return 0, 0, 0, 0
+
+    array, words, asked = np.zeros(4), np.zeros(128, "u8"), []
+    layout, agreement = layout_of(array), SimpleNamespace(thread=get_ident())
+    field = layout.dtype, layout.shape, layout.strides, layout.span_nbytes, True, None
+    others = {"owner": Owner(), "agreement": agreement, "fields": (field,)}
+    exchange = exchange_within(module, layout, words, [], **others)
+    assert exchange.try_exchange((array,))
+    assert asked == [(False, False)]
+    assert agreement.thread == get_ident()

@@ -72,7 +72,6 @@ class CompiledRoute(HostRoute):
             life=context.life,
             recordings=recording.UNDER_WAY,
             array_type=np.ndarray,
-            busy=setup.busy,
             words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
             fields=tuple(map(self._lower_field, setup.mine, parts.in_place)),
             receivers=tuple(

@@ -79,7 +79,6 @@ class HostEngine(PlanEngine):
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
         self._disjoint = Disjoint(setup.mine)
-        self._busy = setup.busy
         made = _make_routes(setup)
         self._routes, self._host = [*made.values()], made[HOST]
         try:
@@ -150,18 +149,12 @@ class HostEngine(PlanEngine):
         return [array if each.is_plain else array.view(each.carrier) for array, each in pairs]
 
     def _make(self, fields: Sequence[Any], steps: Sequence[Step]) -> None:
-        """Make a call in steps, marked as under way; leave the node where it fails."""
+        """Make a call in steps; leave the node where it fails."""
         self._agreement.check()
         arrays = self.require(fields)
-        self._busy[0] = 1
-        try:
+        with self._agreement.blocked(self._call):
             for step in steps:
                 step(arrays)
-        except BaseException as error:
-            self._agreement.life.leave(self._call, error)
-            raise
-        finally:
-            self._busy[0] = 0
 
     def close(self) -> None:
         for each in self._routes:
