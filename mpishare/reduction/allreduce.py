@@ -158,9 +158,8 @@ class Allreduce(BasePlan):
         TypeError, ValueError
             If `x` has another layout; the message says what differs. Nothing was done then.
         MismatchError
-            On the host backend, if another rank calls `dot`. Over several nodes the ranks that
-            raise it leave their node, since the other nodes have not heard of it. Exact sums over
-            several nodes end in a PeerTimeout instead.
+            On the host backend, if another rank of the node calls `dot`: the node is over. Exact
+            sums over several nodes end in a PeerTimeout instead.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         EpochError

@@ -14,7 +14,6 @@ import numpy as np
 
 from mpishare.backends import handle_of
 from mpishare.coordination.waits import NO_THREAD
-from mpishare.errors import MismatchError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy, require_writeable
 from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
@@ -55,7 +54,6 @@ class HostReduce(PlanEngine):
     ) -> None:
         self._name = setup.name
         self._agreement = setup.context.agreement
-        self._is_one_node = setup.comm.is_of_one_node
         self._layout = layout
         shape, self._dtype = layout.shape, layout.dtype
         self._shape, self._strides = shape, layout.strides
@@ -109,7 +107,7 @@ class HostReduce(PlanEngine):
         try:
             self._quietly(self._reduce, field)
         except BaseException as error:
-            self._leave_node("reduce", error)
+            agreement.life.leave(f"{self._name}: reduce", error)
             raise
         finally:
             agreement.thread = thread
@@ -137,7 +135,7 @@ class HostReduce(PlanEngine):
         try:
             self._quietly(self._dot, a, b)
         except BaseException as error:
-            self._leave_node("dot", error)
+            agreement.life.leave(f"{self._name}: dot", error)
             raise
         finally:
             agreement.thread = thread
@@ -175,15 +173,6 @@ class HostReduce(PlanEngine):
             raise ValueError(f"out has shape {array.shape}: it must be of one element")
         require_writeable(array, "out")
         return array
-
-    def _leave_node(self, call: str, error: BaseException) -> None:
-        """Leave the node if later calls would no longer match those of the others.
-
-        After an interrupt other ranks may be storing into this rank's field. If ranks made
-        different calls, the other nodes do not know of it, and wait for this one.
-        """
-        if not (isinstance(error, MismatchError) and self._is_one_node):
-            self._agreement.life.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
         # Else a closed engine would live until a collection of cycles.

@@ -86,8 +86,6 @@ class LargeReduce:
         may_read = self._may_read and flat.nbytes > _MAX_SLOT_NBYTES
         if place is None and may_read and _is_readable(address, flat.nbytes):
             place = Location(0, 0, address)
-        # Counts as a use: another rank may be in `dot`, and calls go on after the error.
-        slots.parity ^= 1
         slots.publish_place(place or _HIDDEN)
         slots.meet(REDUCE)
         return slots.places()

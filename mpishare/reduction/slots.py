@@ -22,6 +22,7 @@ import numpy as np
 
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES, SLOT_WORDS
+from mpishare.coordination.life import Event
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import mismatch
 from mpishare.plans.message import padded
@@ -89,7 +90,8 @@ class Slots:
     def meet(self, kind: int) -> None:
         """Barrier: writes of all ranks before it are visible to all after it. Host-blocking.
 
-        `MismatchError` on every rank, unless all are in the same call `kind`, an index of `CALLS`.
+        `MismatchError` on every rank, and the end of the node, unless all are in the same call
+        `kind`, an index of `CALLS`.
         """
         epoch = self._epoch = self._epoch + 1
         word, value = epoch & 1, 2 * epoch + kind
@@ -172,13 +174,14 @@ class Slots:
         self._memory_barrier()
         calls = [CALLS[theirs[word] & 1] for theirs in self._control]
         if len({*calls}) > 1:
-            raise mismatch(
+            differing = mismatch(
                 f"{self.name}: {CALLS[value & 1]} failed: ranks made different calls",
                 dict(zip(self._ranks, calls, strict=True)),
                 self._ranks[self.place],
                 "called",
                 "All ranks make the same ones.",
             )
+            raise self._comm.context.life.end_by(Event.DISORDER, differing)
 
     def _call(self, value: int) -> str:
         return f"{self.name}: {CALLS[value & 1]}"
