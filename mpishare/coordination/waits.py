@@ -204,9 +204,7 @@ class Waits:
             "Collective calls must be made in the same order on all ranks of a node. A call that "
             "raised on a rank alone was not made there."
         )
-        where = self.where(calls)  # not of those that have raised it already
-        here = {r: text for r, text in where.items() if self.block.state(r) == State.PRESENT}
-        why = f"ranks wait for each other: {named}{name_places(here)}. {rule}"
+        why = f"ranks wait for each other: {named}{name_places(self.where(calls))}. {rule}"
         text = " ".join([why, *awaited_calls({*called.values()})])
         return self.life.end_by(Event.DISORDER, MismatchError(text, failures=failures))
 

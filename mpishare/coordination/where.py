@@ -155,14 +155,21 @@ def answers(block: ControlBlock, ranks: Iterable[int], since_ns: int) -> dict[in
 
 
 def describe_all(block: ControlBlock, ranks: Collection[int], since_ns: int) -> dict[int, str]:
-    """Return `answers`, and of the other ranks why there is none; words behind "is"."""
+    """Return `answers`, and of the other ranks why there is none; words behind "is".
+
+    Nothing of ranks that have left before they answered.
+    """
     found = answers(block, ranks, since_ns)
-    return {rank: found.get(rank) or _why_silent(block, rank) for rank in ranks}
+    here = [rank for rank in ranks if rank in found or block.state(rank) != State.LEFT]
+    return {rank: found.get(rank) or _why_silent(block, rank) for rank in here}
 
 
 def answer(block: ControlBlock, thread: int) -> None:
-    """Publish where a thread of this process is, if a rank has asked since the last answer."""
-    if block.is_asked():
+    """Publish where a thread of this process is, if a rank has asked since the last answer.
+
+    Not once this rank has left: its thread is where it heard of the reason.
+    """
+    if block.is_asked() and block.state(block.rank) == State.PRESENT:
         block.answer(lambda: place(block, thread))
 
 

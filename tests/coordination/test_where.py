@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from mpishare.coordination import where
-from mpishare.coordination.control_block import ControlBlock, State
+from mpishare.coordination.control_block import ControlBlock, Departure, State
 from mpishare.coordination.poll import poll
 from mpishare.memory import shared
 
@@ -102,3 +102,14 @@ def test_nothing_is_said_that_nobody_asked(block):
     assert where.answers(block, [0], then) == {}  # an old answer is none
     where.answer(block, threading.get_ident())
     assert [*where.answers(block, [0], then)] == [0]
+
+
+def test_what_a_rank_said_before_it_left_counts_and_nothing_later(block):
+    """Its thread is then where it heard of the reason."""
+    first = block.ask()
+    where.answer(block, threading.get_ident())
+    block.depart(State.LEFT, Departure("as another rank does"))
+    assert [*where.describe_all(block, [0], first)] == [0]
+    then = block.ask()
+    where.answer(block, threading.get_ident())
+    assert where.describe_all(block, [0], then) == {}
