@@ -30,7 +30,7 @@ from mpishare.coordination.rank_group import (
     require_intracomm,
 )
 from mpishare.coordination.watchdog import EXIT_VARIABLE, Watchdog
-from mpishare.errors import CudaError, PeerError, PeerTimeout, closed, describe, late_unknown
+from mpishare.errors import CudaError, PeerTimeout, closed, describe, late_unknown
 from mpishare.memory.arguments import is_duration
 from mpishare.memory.process_memory import Token, why_unreadable
 from mpishare.memory.shared import map_on_all_ranks, remove_abandoned
@@ -85,16 +85,16 @@ def create_node(
             node_comm, color, notes = duplicate(all_comm, watch), 0, []
         undo.callback(node_comm.Free)
 
-        def build() -> tuple[tuple[NodeContext, Shutdown], list[Any]]:
-            context, shutdown = _build(
-                all_comm, node_comm, chosen, device, watch, why_host, notes, known
-            )
+        def build() -> tuple[NodeContext, list[Any]]:
+            context = _build(all_comm, node_comm, chosen, device, watch, why_host, notes, known)
             made.append(context.agreement)
-            undo.callback(_undo_build, context, shutdown)  # if another rank or node fails
-            return (context, shutdown), [color, context.uuids[context.rank]]
+            # If another node fails. Memory that its ranks have opened stays.
+            undo.callback(_leave, context.agreement, context.watchdog, context.backend)
+            return context, [color, context.uuids[context.rank]]
 
-        (context, shutdown), replies = agree_keeping(all_comm, build, watch)
+        context, replies = agree_keeping(all_comm, build, watch)
         colors, uuids = zip(*replies, strict=True)
+    shutdown = Shutdown(context.agreement, context.finish_at_exit, context.watchdog.stop)
     context.comms = node_comm, all_comm
     elsewhere = [each != color for each in colors]
     context.all_uuids = [*context.uuids, *compress(uuids, elsewhere)]
@@ -158,19 +158,6 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     agreement.life.end(Event.CLOSE, closed("the node"))
 
 
-def _undo_build(context: NodeContext, shutdown: Shutdown) -> None:
-    """Destroy a node that no rank has used; by this rank by itself where another one has left."""
-    agreement = context.agreement
-    try:
-        destroy_node(context, shutdown)
-    except PeerError as error:
-        if agreement.life.is_fatal:  # the job is aborted at exit
-            raise
-        context.fd_server.close()
-        _leave(agreement, context.watchdog, context.backend, error)
-        shutdown.cancel()
-
-
 def _leave(
     agreement: Agreement,
     watchdog: Watchdog,
@@ -227,7 +214,7 @@ def _build(
     why_host: str | None,
     notes: list[str],
     known: Findings | None,
-) -> tuple[NodeContext, Shutdown]:
+) -> NodeContext:
     from mpi4py import MPI
 
     if known is None and node_comm.rank == 0:
@@ -281,7 +268,7 @@ def _build(
             known = Findings(places.place(), unreadable, None)
         agreement.name, agreement.findings = context.name, _probed(known, context)
         context.report = _report(context, members, why_host, notes)
-    return context, Shutdown(agreement, context.finish_at_exit, watchdog.stop)
+    return context
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import mpishare
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.reporting import report
 from tests.helpers.scenes import BACKENDS, LIMIT_S, play
-from tests.helpers.stage import CALLS, Stage
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import CALLS, Stage, leftovers
 
 CODES = [pytest.param("compiled", marks=needs_compiled), "python"]
 
@@ -174,6 +175,27 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
     assert played.raised(1, "call", "LookupError").text == "the words of the handler"
     assert "aborts the job: Node was left by an exception: LookupError" in played.result.stderr
     assert played.result.returncode != 0
+
+
+def fails_on_another_node(stage: Stage) -> None:
+    from mpishare.runtime import create
+
+    def fail(*_: object) -> None:
+        raise LookupError("not here")
+
+    name, error = "_make_context", mpishare.PeerError
+    make = getattr(create, name)
+    if stage.rank == 2:
+        error = LookupError
+        setattr(create, name, fail)
+    assert "not here" in str(stage.raises(error, stage.node))
+    setattr(create, name, make)
+    assert leftovers() == []
+    stage.use_another_node()
+
+
+def test_a_node_is_left_where_another_one_of_its_communicator_fails():
+    play_on("2 + 1", fails_on_another_node, shared=True).ended_well()
 
 
 def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
