@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 import mpishare.runtime.create
-from mpishare import ClosedError, MismatchError, Node, PeerError, PeerTimeout, UnsupportedError
+from mpishare import ClosedError, MismatchError, Node, PeerError, PeerTimeout
 from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same
@@ -61,15 +61,6 @@ def test_a_step_that_fails_on_one_rank_keeps_nothing(comm, step_keeping):
 
 
 @TWO
-def test_a_collective_call_inside_share_is_refused_by_name(comm):
-    with Node(comm) as node:
-        own = UnsupportedError if node.is_leader else PeerError
-        error = raised(own, lambda: node.share(lambda: node.allocate(3)))
-        assert "Node.allocate was called inside Node.share" in str(error)
-        assert node.allocate(2, fill=1).array.tolist() == [1, 1]
-
-
-@TWO
 def test_windows_closed_in_another_order_are_both_still_open(comm):
     with Node(comm) as node:
         one, two = node.allocate(2, fill=1), node.allocate(2, fill=2)
@@ -98,18 +89,6 @@ def test_a_close_that_fails_is_told_to_all(comm):
         assert failures[0].startswith("MismatchError")
         node.close()
     Node(comm).close()
-
-
-@TWO
-def test_different_calls_are_named_where_a_file_has_a_name_that_is_no_text(comm):
-    called = {}
-    file = b"of \xe9t\xe9.py".decode(errors="surrogateescape")  # in Latin-1
-    exec(compile("def call(make): make()", file, "exec"), called)
-    with Node(comm) as node:
-        make = node.event if node.is_leader else node.collect
-        text = str(raised(MismatchError, lambda: called["call"](make)))
-        assert r"in of \udce9t\udce9.py:1, call" in text
-        node.barrier()  # it is whole
 
 
 def broken(comm, monkeypatch, where):

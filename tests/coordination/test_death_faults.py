@@ -126,29 +126,6 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
     played.missed(2, "first", of=(0, 1))
 
 
-def sharing(stage: Stage) -> None:
-    from mpishare.memory import shared
-
-    node = stage.node()
-    publish = shared.publish
-
-    def publish_and_die(memory: object) -> None:
-        report({"name": publish(memory)})
-        stage.die()
-
-    if stage.rank == 1:
-        shared.publish = publish_and_die
-    stage.attempt("allocate", lambda: node.allocate(8, owner=1, name="half-made"))
-
-
-@pytest.mark.both_mpis
-def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
-    """Once another node is made: `play` looks for names that are left then."""
-    played = play(2, sharing, survivable=True)
-    played.missed(1, "allocate", of=[0])
-    assert played.rank(1)["name"].startswith("mpishare-")
-
-
 def dies_in_node(stage: Stage, place: str) -> None:
     from mpishare.runtime import create
 

@@ -69,18 +69,9 @@ def test_it_stays_until_the_last_rank_has_dropped_it(node, what):
 
 
 def test_any_collective_call_of_the_node_will_do(node):
-    field = node.xp.zeros((4, 3))
-    calls = {
-        "allocate": lambda: node.allocate(1),
-        "allocate_each": lambda: node.allocate_each(1),
-        "share": lambda: node.share([1]),
-        "share_each": lambda: node.share_each([1]),
-        "event": node.event,
-        "channel": lambda: node.channel(1),
-        "pool": node.pool,
-        "plan": lambda: ring(node, field),
-        "collect": node.collect,
-    }
+    calls = {what: functools.partial(make, node, what) for what in MADE}
+    calls |= {"share": lambda: node.share([1]), "share_each": lambda: node.share_each([1])}
+    calls["collect"] = node.collect
     for name, call in calls.items():
         dropped = node.allocate(3).name
         made = call()

@@ -41,35 +41,6 @@ def test_its_line_names_the_place(tmp_path, name):
         assert re.search("rank 1( has left)?: (KeyError|ValueError: shape must be)", line), line
 
 
-def test_a_plan_that_a_rank_never_makes_is_named_with_the_line_that_makes_it():
-    """Not a line of contextlib, through which mpishare goes, and not only the node."""
-    program = (
-        PROLOGUE
-        + """
-import time
-import numpy
-from mpi4py import MPI
-from mpishare.coordination import abort
-from tests.helpers.reporting import report
-if node.rank == 1:
-    while node._context.agreement.block.status(0) is None:  # until rank 0 waits
-        time.sleep(1e-3)
-    broken()
-def make():
-    mpishare.HaloExchange(MPI.COMM_WORLD, numpy.zeros(6), 1, dims=(2,), node=node)
-try:
-    make()
-except mpishare.PeerError as error:
-    report({"text": str(error), "place": abort.place(error.__traceback__)})
-    report({"line": make.__code__.co_firstlineno + 1})
-MPI.COMM_WORLD.sendrecv(None, 1, source=1)  # which the end of rank 1 aborts
-"""
-    )
-    heard = run_ranks(2, program).reports[0]
-    assert heard["text"] == "HaloExchange failed: rank 1 has left: KeyError: 'no such key'"
-    assert heard["place"].endswith(f"program.py, line {heard['line']}")
-
-
 BESIDE = """
 import time
 import mpishare
@@ -95,45 +66,29 @@ STARTS = {"mpi4py": ("-m", "mpi4py"), "python": ()}
 WITHOUT_CLEANUP = {"mpich": [[], ["-disable-auto-cleanup"]], "openmpi": [[]]}
 
 
+ENDS = {"ValueError": 'raise ValueError("negative density")'}
+ENDS["SystemExit"] = 'with node: sys.exit("negative density")'
+
+
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("wait", WAITS)
-def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, start):
+@pytest.mark.parametrize(
+    ("wait", "error"), [*((wait, "ValueError") for wait in WAITS), ("Barrier", "SystemExit")]
+)
+def test_an_exception_ends_the_job_wherever_the_others_are(tmp_path, wait, error, start):
     program = tmp_path / "program.py"
-    program.write_text(BESIDE + WAITS[wait] + "\n")
-    line = 1 + BESIDE.split("\n").index('    raise ValueError("negative density")')
-    words = f"mpishare: rank 1: {program}, line {line}: ValueError: negative density"
+    source = BESIDE.replace(ENDS["ValueError"], ENDS[error])
+    program.write_text(source + WAITS[wait] + "\n")
+    line = 1 + source.split("\n").index(f"    {ENDS[error]}")
+    words = f"mpishare: rank 1: {program}, line {line}: {error}: negative density"
     for options in WITHOUT_CLEANUP[launcher()[1]]:
         command = [sys.executable, *STARTS[start], program]
         result = run_ranks(3, command, extra_mpirun=options)
         assert not result.timed_out, result.describe()
         assert result.returncode != 0, result.describe()
         assert words in result.stderr.splitlines(), result.describe()
+        assert result.stderr.count("SystemExit") == (error == "SystemExit"), result.describe()
         heard = result.stderr.count("\nmpishare.errors.PeerError: ")
         assert heard == (wait == "one of two waits in mpishare"), result.describe()
-
-
-EXIT = """
-import sys
-import mpishare
-from mpi4py import MPI
-with mpishare.Node(backend="host") as node, node.allocate(3) as window:
-    window.fence()
-    if node.rank == 1:
-        sys.exit("negative density")
-    MPI.COMM_WORLD.Barrier()
-"""
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_an_exit_out_of_a_node_ends_the_job_too(tmp_path, start):
-    program = tmp_path / "program.py"
-    program.write_text(EXIT)
-    result = run_ranks(3, [sys.executable, *STARTS[start], program])
-    assert not result.timed_out, result.describe()
-    assert result.returncode != 0, result.describe()
-    words = f"mpishare: rank 1: {program}, line 8: SystemExit: negative density"
-    assert words in result.stderr.splitlines(), result.describe()
-    assert result.stderr.count("SystemExit") == 1, result.describe()
 
 
 FILES = """

@@ -104,31 +104,6 @@ def test_a_private_array_that_cannot_be_read_any_more():
         assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
 
 
-def crossed(stage: Stage, way: str) -> None:
-    node = stage.node()
-    x, u = np.ones(3), np.zeros(6)
-    plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
-    halo, other = (stage.ring(node, u) for _ in range(2))
-    calls = {
-        "two plans": [lambda: plans[0].reduce(x), lambda: plans[1].reduce(x)],
-        "halo": [lambda: plans[0].reduce(x), lambda: halo.exchange(u)],
-        "two halos": [lambda: halo.exchange(u), lambda: other.exchange(u)],
-        "barrier": [lambda: plans[0].reduce(x), node.barrier],
-    }[way]
-    calls = calls[::-1] if stage.rank == 1 else calls
-    stage.attempt("call", lambda: [call() for call in calls])
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("way", ["two plans", "halo", "two halos", "barrier"])
-def test_calls_in_another_order_on_one_rank(way):
-    played = play(2, crossed, way, shared=True)
-    errors = [played.told(rank, "call") for rank in range(2)]
-    assert "MismatchError" in [told.error for told in errors], played.describe()
-    assert all(told.error in ("MismatchError", "PeerError") for told in errors)
-    assert all(told.seconds < LIMIT_S for told in errors)
-
-
 def over_nodes(stage: Stage) -> None:
     from tests.helpers.reductions import laid_out, on_host, results_of_nodes, values
 
@@ -320,39 +295,6 @@ def test_an_array_whose_messages_are_under_way_is_not_freed():
     played = play_on("1 + 1", interrupted_over_nodes, shared=True)
     played.raised(0, "call", "KeyboardInterrupt")
     assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
-
-
-def interrupted_between(stage: Stage, call: str) -> None:
-    import sys
-
-    from mpishare.reduction.across_nodes import AcrossNodes
-
-    def interrupt(frame, event, _) -> None:
-        if event == "call" and frame.f_code is AcrossNodes.reduce.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    stage.quiet()
-    node = stage.node()
-    x = np.ones(100_000)
-    total = mpishare.Allreduce(stage.world, x, node=node)
-    arguments = (x,) if call == "reduce" else (x, x)
-    getattr(total, call)(*arguments)
-    stage.hurry(node, 3.0)
-    if stage.rank == 1:
-        sys.setprofile(interrupt)  # Python calls handlers of signals where a function begins
-    stage.attempt("call", getattr(total, call), *arguments)
-    stage.attempt("then", getattr(total, call), *arguments)
-    stage.attempt("close", node.close)
-
-
-@pytest.mark.parametrize("call", ["reduce", "dot"])
-def test_an_interrupt_between_the_sums_of_the_node_and_of_all(call):
-    """This rank has not got the result: it must not take that for one of a later call."""
-    played = play_on("2 + 1", interrupted_between, call, shared=True)
-    played.raised(1, "call", "KeyboardInterrupt")
-    played.raised(1, "then", "ClosedError")
-    played.raised(0, "then", "PeerError")
 
 
 def mismatched_over_nodes(stage: Stage) -> None:
