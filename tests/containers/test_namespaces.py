@@ -160,31 +160,3 @@ def test_a_death_in_another_pid_namespace(monkeypatch, tmp_path):
     separate_ranks(monkeypatch, tmp_path, ["pid"], is_init=False)
     played = play(2, dies, survivable=True)
     assert played.raised(0, "barrier", "PeerTimeout").ranks == [1]
-
-
-ANOTHER_USER = """
-import os
-from mpi4py import MPI
-import mpishare
-from tests.helpers.reporting import report
-
-world = MPI.COMM_WORLD
-mpishare.Node(backend="host").close()  # imports what that user cannot read
-if world.rank == 1:
-    os.seteuid(65534)
-try:
-    mpishare.Node(backend="host")
-except mpishare.MpiShareError as error:
-    os.seteuid(0)
-    report({"error": type(error).__name__, "text": str(error)})
-"""
-
-
-def test_another_user():
-    """As root of another user namespace would be, who cannot open the files of the first."""
-    result = run_ranks(2, ANOTHER_USER)
-    assert result.reports[1]["error"] == "UnsupportedError", result.describe()
-    assert result.reports[0]["error"] == "PeerError"
-    for told in result.reports.values():
-        assert "All ranks of a machine must run as one user" in told["text"]
-        assert "--userns" in told["text"]

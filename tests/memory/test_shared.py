@@ -223,18 +223,3 @@ def test_naming_that_fails_leaves_nothing(monkeypatch):
     with pytest.raises(UnsupportedError, match="Operation not permitted"):
         shared.publish(memory)
     memory.close()
-
-
-def test_a_folder_that_cannot_be_used_is_refused_with_the_remedy(monkeypatch, tmp_path):
-    """Missing, a file, and a file system that has no files without names."""
-    file = tmp_path / "file"
-    file.touch()
-    for folder, why in (
-        (tmp_path / "none", "No such file or directory"),
-        (file, "Not a directory"),
-        ("/proc", "Operation not supported|Is a directory|Permission denied"),
-    ):
-        monkeypatch.setattr(shared, "FOLDER", str(folder))
-        with pytest.raises(UnsupportedError, match=f"in {folder}: ({why}).*--shm-size") as caught:
-            shared.create(1)
-        assert isinstance(caught.value.__cause__, OSError)

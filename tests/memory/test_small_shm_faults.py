@@ -66,23 +66,3 @@ def pool_too_large(stage: Stage) -> None:
 def test_an_array_of_a_pool_larger_than_shm():
     """The pool itself takes no room: each array is refused before it is touched."""
     play(2, pool_too_large).ended_well()
-
-
-def no_room(stage: Stage) -> None:
-    stage.world.Barrier()
-    if stage.rank == 0:
-        room = os.statvfs("/dev/shm")
-        with open("/dev/shm/ballast", "wb") as file:  # noqa: PTH123
-            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - 4096)
-    stage.world.Barrier()
-    assert "--shm-size" in stage.fails_on(0, mpishare.UnsupportedError, stage.node)
-    stage.world.Barrier()
-    if stage.rank == 0:
-        os.unlink("/dev/shm/ballast")  # noqa: PTH108
-    stage.world.Barrier()
-    stage.use_another_node()
-    assert leftovers() == []
-
-
-def test_no_room_for_the_node_itself():
-    play(3, no_room).ended_well()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import Allreduce, Layout, UnsupportedError
-from tests.helpers.captures import captured
+from mpishare import Allreduce, Layout
 from tests.helpers.counted import Counted
 from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import every_operation, folded, values
@@ -352,16 +351,6 @@ def test_replays_and_calls_mixed(node, stream_route, stream, count, cupy):
             field.reduce_by(total)
         node.synchronize()
         assert field.is_right_after(200)
-
-
-def test_a_captured_dot_needs_its_result(node, stream, cupy):
-    x = cupy.zeros(3)
-    with (
-        Allreduce(node.comm, x, node=node) as total,
-        captured(stream),
-        pytest.raises(UnsupportedError, match="out="),
-    ):
-        total.dot(x, x)
 
 
 def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node, cupy):

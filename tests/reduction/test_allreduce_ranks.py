@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpishare
-from mpishare import Allreduce, ClosedError, EpochError, Layout, MismatchError, PeerError
+from mpishare import Allreduce, ClosedError, EpochError, Layout, MismatchError
 from mpishare.reduction import host, large, slots
 from mpishare.reduction.operation import OPERATIONS
 from tests.helpers.halos import some
@@ -355,11 +355,8 @@ def raises_on_all(node, kind, text, call):
 @pytest.mark.parametrize(
     ("dtype", "op", "kind", "text"),
     [
-        ("c16", "max", TypeError, "complex numbers have no max"),
         ("f8", "mean", ValueError, "op must be one of 'sum', .*, not 'mean'"),
-        ("f8", np.add, TypeError, "op must be one of 'sum', .*, not <ufunc"),
         ("f8", MPI.REPLACE, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
-        (">f8", "sum", TypeError, "byte order"),
     ],
 )
 def test_what_cannot_be_reduced(node, monkeypatch, dtype, op, kind, text):
@@ -368,8 +365,7 @@ def test_what_cannot_be_reduced(node, monkeypatch, dtype, op, kind, text):
 
 
 @pytest.mark.parametrize("wrong", [None, 3.0, [1.0, 2.0]])
-def test_no_communicator_and_no_array(node, wrong):
-    raises_on_all(node, TypeError, "comm must be", lambda: Allreduce(wrong, Layout(3), node=node))
+def test_no_array(node, wrong):
     made = "^Allreduce failed: like is not an array"
     raises_on_all(node, TypeError, made, lambda: Allreduce(node.comm, wrong, node=node))
 
@@ -386,14 +382,6 @@ def test_no_communicator_and_no_array(node, wrong):
 def test_ranks_that_disagree(node, one, other, text):
     given = other if node.rank else one
     raises_on_all(node, MismatchError, text, lambda: Allreduce(node.comm, *given, node=node))
-
-
-@TWO
-def test_a_bad_argument_on_one_rank(node):
-    last = node.rank == node.size - 1
-    with pytest.raises(ValueError if last else PeerError, match=r"op must be .* MPI.Op, not"):
-        Allreduce(node.comm, Layout(3), "mean" if last else "sum", node=node)
-    node.barrier()
 
 
 @pytest.mark.parametrize(
@@ -439,13 +427,6 @@ def test_dot_of_what_does_not_fit(node):
             with pytest.raises(ValueError, match=text):
                 total.dot(x, y, out)
         assert float(total.dot(xp.ones(3), xp.ones(3))) == 3 * node.size
-
-
-def test_dot_is_a_sum(node):
-    with Allreduce(node.comm, Layout(3), "max", node=node) as total:
-        raises_on_all(
-            node, ValueError, "plan's op is 'max'", lambda: total.dot(*[node.xp.ones(3)] * 2)
-        )
 
 
 @TWO

@@ -76,19 +76,6 @@ def test_large(node, count):
         assert on_all(node, on_host(array)[some], np.array(wanted))
 
 
-@pytest.mark.parametrize("count", [1, 4096, 100_003])
-def test_the_same_on_any_number_of_ranks(node, count):
-    """Not of this run alone: the product of another partition, summed by one rank."""
-    x, y = factors("alike", 1, count)
-    with Allreduce(node.comm, Layout(1), exact=True, node=node) as total:
-        mine = [node.xp.asarray(part(each, 5, node.rank, node.size)) for each in (x, y)]
-        found = on_host(total.dot(*mine))
-    share = (x, y) if node.rank == 0 else (x[:0], y[:0])
-    with Allreduce(node.comm, Layout(1), exact=True, node=node) as total:
-        whole = on_host(total.dot(*map(node.xp.asarray, share)))
-    assert found.tobytes() == whole.tobytes()
-
-
 @pytest.mark.parametrize("form", ["F", "strided", "turned"])
 def test_any_strides(node, form):
     x, y = (each.reshape(20, 15) for each in factors("wide", 2, 300))

@@ -63,35 +63,26 @@ class Row:
     """A section of the page."""
 
     title: str
+    words: str
     program: str
     message: str
-    ranks: int = 1
-    rank: str = "0"
-    shm: str = ""
-    flags: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    why: str
+    todo: str
 
-    @classmethod
-    def of(cls, found: re.Match) -> "Row":
-        flags = tuple(word for word in found["words"].split() if "=" not in word)
-        options = dict(word.split("=", 1) for word in found["words"].split() if "=" in word)
-        return cls(
-            found["title"],
-            found["program"],
-            " ".join(found["message"].split()),
-            int(options.pop("ranks", 1)),
-            options.pop("rank", "0"),
-            options.pop("shm", ""),
-            flags,
-            tuple(options.items()),
-        )
+    @property
+    def flags(self) -> set[str]:
+        return {word for word in self.words.split() if "=" not in word}
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(word.split("=", 1) for word in self.words.split() if "=" in word)
 
     @property
     def expected(self) -> str:
-        return ".*".join(map(re.escape, self.message.split("...")))
+        return ".*".join(map(re.escape, " ".join(self.message.split()).split("...")))
 
 
-ROWS = [Row.of(found) for found in ROW.finditer(PAGE)]
+ROWS = [Row(**found.groupdict()) for found in ROW.finditer(PAGE)]
 
 
 def anchor(title: str) -> str:
@@ -128,19 +119,22 @@ def start_without_mpirun(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     ],
 )
 def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
+    environment = row.options
+    ranks, rank = int(environment.pop("ranks", 1)), environment.pop("rank", "0")
+    shm = environment.pop("shm", "")
     if "no-gpu" in row.flags and not why_no_gpu():
         pytest.skip("there is a GPU")
     if "root" in row.flags and os.geteuid():
         pytest.skip("it needs root")
     if "import torch\n" in row.program:
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    if "MPISHARE_CHECK" in dict(row.environment) and WHY_NONE:
+    if "MPISHARE_CHECK" in environment and WHY_NONE:
         pytest.skip(f"no compiled part, which finds races: {WHY_NONE}")
-    if row.shm:
+    if shm:
         mount_before_jobs(monkeypatch, tmp_path, SMALL)
-    has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)
-    env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | dict(row.environment)
-    is_shared = not (row.flags or row.environment or row.shm)
+    has_backend = {"gpu", "no-gpu"} & row.flags or "MPISHARE_BACKEND" in environment
+    env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | environment
+    is_shared = not (row.flags or environment or shm)
     if "alone" in row.flags:
         start_without_mpirun(monkeypatch, tmp_path)
     if "not-built" in row.flags:
@@ -148,13 +142,13 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
         shutil.copytree(ROOT / "mpishare", tmp_path / "mpishare", ignore=left_out)
         env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
     program = HARNESS.format(
-        program=row.program, is_read_only=row.shm == "read-only", is_shared=is_shared
+        program=row.program, is_read_only=shm == "read-only", is_shared=is_shared
     )
     run = play_shared if is_shared else run_ranks
-    result = run(row.ranks, program, env=env)
+    result = run(ranks, program, env=env)
     assert not result.timed_out, result.describe()
     seen = {str(rank): " ".join(facts["seen"].split()) for rank, facts in result.reports.items()}
-    asked = [*seen] if row.rank == "any" else [row.rank]
+    asked = [*seen] if rank == "any" else [rank]
     assert {*asked} <= seen.keys(), result.describe()
     found = [seen[rank] for rank in asked]
     assert any(re.fullmatch(row.expected, text) for text in found), f"{found}\n{result.describe()}"

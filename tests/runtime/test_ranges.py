@@ -82,13 +82,6 @@ def test_where_a_tool_listens_each_call_is_a_range(tool, monkeypatch, name):
     assert thing.work.__doc__ == "Double it."
 
 
-def test_a_call_that_raises_pops_what_it_pushed(tool, monkeypatch):
-    monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
-    with pytest.raises(ValueError, match="negative"), ranges.span("Thing"):
-        made().work(-1)
-    assert tool.seen == ["push mpishare.Thing", "push mpishare.Thing.work", "pop", "pop"]
-
-
 @pytest.mark.parametrize(("is_listening", "choice"), [(True, False), (False, True)])
 def test_the_switch_comes_before_what_listens(tool, monkeypatch, is_listening, choice):
     if is_listening:

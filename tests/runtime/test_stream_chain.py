@@ -13,34 +13,17 @@ class Streams:
 
     def __init__(self):
         self.calls, self.foreign, self.captured, self.current = [], set(), set(), 1
+        self.record = lambda event, handle: self.calls.append(("record", handle))
+        self.wait_event = lambda event, handle: self.calls.append(("wait", handle))
+        self.close_events = lambda events: self.calls.append(("close", *events))
+        self.is_done = self.is_event_done = lambda what: ("done", what) in self.calls
+        self.is_capturing = lambda handle: handle in self.captured
+        self.is_current = lambda handle: handle == self.current and handle not in self.captured
+        self.local_event = lambda: "event"
 
     def enter(self, stream):
         handle = self.current if stream is None else stream
         return handle, None, handle not in self.foreign, handle in self.captured
-
-    def is_current(self, handle):
-        return handle == self.current and handle not in self.captured
-
-    def is_capturing(self, handle):
-        return handle in self.captured
-
-    def is_done(self, handle):
-        return ("done", handle) in self.calls
-
-    def is_event_done(self, event):
-        return ("done", event) in self.calls
-
-    def local_event(self):
-        return "event"
-
-    def close_events(self, events):
-        self.calls.append(("close", *events))
-
-    def record(self, event, handle):
-        self.calls.append(("record", handle))
-
-    def wait_event(self, event, handle):
-        self.calls.append(("wait", handle))
 
 
 @pytest.fixture
