@@ -44,45 +44,38 @@ def test_it_is_loaded_from_its_own_folder(copied):
     assert Path(module.__file__) == copied[1] / SO
 
 
-def test_a_clone_in_which_it_was_not_built(copied):
+OLDER = "older than its sources"
+WHY_NOT = {
+    "not built": (
+        "it was not built; in {} build it: python setup.py build_ext --inplace, or, where mpishare "
+        "is installed, start Python in another folder"
+    ),
+    OLDER: "it is older than its sources; in {}",  # words may mean another thing
+    "installed without a compiler": (
+        "it was not built; install mpishare again where there are a C compiler and Python's headers"
+    ),
+    "rubbish": "_host.abi3.so: file too short; in {}",
+}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(OLDER, marks=needs_compiled), *sorted({*WHY_NOT} - {OLDER})]
+)
+def test_one_that_cannot_be_loaded_is_said_to_be_so(copied, what):
     module, folder = copied
-    (folder / SO).unlink(missing_ok=True)
-    loaded, why = module.load()
-    assert loaded is None
-    assert why == (
-        f"it was not built; in {folder.parents[1]} build it: "
-        "python setup.py build_ext --inplace, or, where mpishare is installed, start Python in "
-        "another folder"
-    )
-
-
-@needs_compiled
-def test_a_clone_whose_sources_are_newer(copied):
-    """Its words may have another meaning by now."""
-    module, folder = copied
-    later = (folder / SO).stat().st_mtime + 1
-    os.utime(folder / "wait.h", (later, later))
-    loaded, why = module.load()
-    assert loaded is None
-    assert why.startswith("it is older than its sources; in ")
-
-
-def test_an_installation_without_a_compiler(copied):
-    module, folder = copied
-    for path in folder.iterdir():
-        if path.suffix in (".c", ".h", ".so"):
+    if what == OLDER:
+        later = (folder / SO).stat().st_mtime + 1
+        os.utime(folder / "wait.h", (later, later))
+    else:
+        (folder / SO).unlink(missing_ok=True)
+    if what == "installed without a compiler":
+        for path in folder.glob("*.[ch]"):
             path.unlink()
-    why = "install mpishare again where there are a C compiler and Python's headers"
-    assert module.load() == (None, f"it was not built; {why}")
-
-
-def test_one_that_does_not_load(copied):
-    module, folder = copied
-    (folder / SO).unlink(missing_ok=True)
-    (folder / SO).write_text("rubbish")
+    if what == "rubbish":
+        (folder / SO).write_text("rubbish")
     loaded, why = module.load()
     assert loaded is None
-    assert "_host.abi3.so: file too short; in " in why
+    assert WHY_NOT[what].format(folder.parents[1]) in why
 
 
 def test_a_python_without_a_gil(monkeypatch):

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.backends import suballocator
+from mpishare.backends.host import HostBackend
 from mpishare.backends.host_pool import Region
 from mpishare.backends.suballocator import CHUNK_NBYTES, SMALL_NBYTES, FreeList, Suballocator
 from mpishare.memory import shared
 from mpishare.memory.handle import Handle
+from tests.helpers.held import held
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
@@ -33,83 +35,62 @@ def test_spans_are_allocated_once_and_found_again_once_freed(calls):
     assert free_list.allocate(100) == 0
 
 
-class Allocations:
-    """Counts what is allocated and opened; there is no memory behind it."""
-
-    name = "cuda"
-
-    def __init__(self):
-        self.alive = []
-
-    def allocate(self, nbytes):
-        return self.add("own", nbytes)
-
-    def open(self, token, nbytes, uuid):
-        return self.add(token, nbytes)
-
-    def publish(self, memory):
-        return f"token of {memory.address}"
-
-    def add(self, what, nbytes):
-        made = Allocation(self, what, nbytes)
-        self.alive.append(made)
-        return made
-
-
-class Allocation:
-    def __init__(self, all_of_them, what, nbytes):
-        self.all, self.what, self.nbytes = all_of_them, what, nbytes
-        self.address = CHUNK_NBYTES * (1 + len(all_of_them.alive))
-
-    def close(self):
-        self.all.alive.remove(self)
-        return True
-
-
 def handle_of(block):
     place = block.offset, block.nbytes, block.memory.nbytes
-    return Handle("cuda", block.token, *place, "GPU-0", "nonce", "boot")
+    return Handle("host", block.token, *place, "", "nonce", "boot")
 
 
-def test_small_blocks_share_a_chunk_that_is_opened_once_and_stays():
-    mine, theirs = Allocations(), Allocations()
-    owner, opener = Suballocator(mine), Suballocator(theirs)
+@pytest.fixture
+def both():
+    """The suballocator of an owner, and that of a rank that opens."""
+    names = held().names
+    yield Suballocator(HostBackend()), Suballocator(HostBackend())
+    for name in held().names - names:
+        shared.forget(name)
+
+
+@pytest.fixture
+def mapped():
+    """How many bytes more than before are mapped."""
+    before = held().mapped
+    return lambda: held().mapped - before
+
+
+def test_small_blocks_share_a_chunk_that_is_opened_once_and_stays(both, mapped):
+    owner, opener = both
     made = [owner.allocate(1000) for _ in range(3)]
-    assert len(mine.alive) == 1
+    assert mapped() == CHUNK_NBYTES
     assert len({block.address for block in made}) == 3
     opened = [opener.open(handle_of(block)) for block in made]
-    assert [each.what for each in theirs.alive] == ["token of 2097152"]
+    assert mapped() == 2 * CHUNK_NBYTES
     assert [block.offset for block in opened] == [block.offset for block in made]
-    for block in opened:
+    for block in (*opened, *made):
         block.close()
-    first = made[0]
-    for block in made:
-        block.close()
-    assert len(mine.alive) == len(theirs.alive) == 1
-    assert owner.allocate(1000).address == first.address
+    assert mapped() == 2 * CHUNK_NBYTES
+    assert owner.allocate(1000).address == made[0].address
     opener.release()
     owner.close()
-    assert mine.alive == theirs.alive == []
+    assert mapped() == 0
 
 
-def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
-    mine, theirs = Allocations(), Allocations()
-    block = Suballocator(mine).allocate(SMALL_NBYTES + 1)
-    opened = Suballocator(theirs).open(handle_of(block))
+def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed(both, mapped):
+    owner, opener = both
+    block = owner.allocate(SMALL_NBYTES + 1)
+    opened = opener.open(handle_of(block))
     assert (block.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
     opened.close()
     block.close()
-    assert mine.alive == theirs.alive == []
+    assert mapped() == 0
 
 
-def test_a_full_chunk_is_followed_by_another():
-    mine = Allocations()
-    owner = Suballocator(mine)
+def test_a_full_chunk_is_followed_by_another(both, mapped):
+    owner, _ = both
     made = [owner.allocate(SMALL_NBYTES) for _ in range(5)]
-    assert len(mine.alive) == 2
+    assert mapped() == 2 * CHUNK_NBYTES
     spans = sorted((block.address, block.address + block.nbytes) for block in made)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
     assert all(block.address % suballocator.ALIGN == 0 for block in made)
+    owner.close()
 
 
 def test_an_interrupt_amid_a_change_takes_no_block_twice(monkeypatch):

@@ -1,6 +1,7 @@
 """Descriptors go to processes of this user; leases end with those who held them."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
@@ -16,7 +17,6 @@ import pytest
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
 from mpishare.memory.fd_client import FdClient, fetch_fd
 from mpishare.memory.fd_server import FdServer
-from tests.helpers.children import python
 from tests.helpers.held import held
 from tests.helpers.latch import within
 from tests.helpers.planted import needs_two_users
@@ -75,33 +75,6 @@ def test_a_file_is_offered_until_it_is_withdrawn(server, file):
     server.withdraw(tokens[1])
     with pytest.raises(HandleError, match=GONE):
         fetch_fd(0, tokens[1], 5.0)
-
-
-def test_a_file_that_does_not_arrive_is_an_error(server):
-    """As the kernel leaves out files for which a process has no descriptor left."""
-    token = server.offer_fd(0)
-    source = f"""
-import os, resource
-from mpishare.memory.fd_client import fetch_fd
-held = [os.dup(0)]
-resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, held[0] + 1))
-os.close(held[0])  # for the socket
-try:
-    fetch_fd(0, {token!r}, 5.0)
-except ValueError as error:
-    print(error)
-"""
-    done = python(source)
-    assert "1 files of rank 0 did not arrive" in done.stdout, done
-
-
-def test_a_lease_ends_with_its_process(endpoint):
-    with Viewer() as viewer:
-        viewer(f"client = mpishare.memory.fd_client.FdClient({endpoint.address!r}, 'test', 60.0)")
-        assert viewer("client.ask({})") == [{}, []]
-        assert endpoint.leases() == [viewer.pid]
-        viewer.kill()
-        assert within(60, lambda: not endpoint.leases())
 
 
 def test_each_endpoint_has_an_address_of_its_own(server):
@@ -327,49 +300,26 @@ while True:
             assert client.ask({}) == ({}, [])
 
 
-@pytest.fixture
-def fork():
-    """Fork a child that does some work, then waits for its end, which is the end of the test."""
-    reader, writer = os.pipe()
-    children = []
-
-    def fork(work):
-        done_reader, done_writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(writer)
-                work()
-                os.write(done_writer, b"d")
-                os.read(reader, 1)
-            finally:
-                os._exit(0)
-        os.close(done_writer)
-        assert os.read(done_reader, 1) == b"d"
-        os.close(done_reader)
-        children.append(child)
-
-    yield fork
-    os.close(writer)
-    os.close(reader)
-    for child in children:
-        os.waitpid(child, 0)
-
-
-def test_a_forked_child_keeps_no_endpoint_open(fork, endpoint):
-    with client_of(endpoint) as client:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_no_endpoint_open_and_ends_nothing_of_its_parent(server, endpoint):
+    fork = multiprocessing.get_context("fork")
+    is_over, with_server = fork.Event(), server.open(NAME, lambda request, _: ({}, []))
+    with client_of(endpoint) as client, client_of(with_server) as other:
         client.ask({})
-        fork(lambda: None)
-        endpoint.shut()
-        assert within(60, client.is_over)
-    with pytest.raises(HandleError, match=GONE):
-        client_of(endpoint, 0.5)
-
-
-def test_a_forked_child_ends_nothing_of_its_parent(server, fork, endpoint):
-    with client_of(endpoint) as client:
-        client.ask({})
-        fork(lambda: (server.close(), client.hang_up(), client.close()))
+        other.ask({})
+        child = fork.Process(
+            target=lambda: (server.close(), client.hang_up(), client.close(), is_over.wait())
+        )
+        child.start()
+        try:
+            with_server.shut()
+            assert within(60, other.is_over)
+            assert not client.is_over()
+            assert client.ask({}) == ({}, [])
+            assert endpoint.leases() == [os.getpid()]
+        finally:
+            is_over.set()
+            child.join()
         assert not client.is_over()
-        assert client.ask({}) == ({}, [])
-        assert endpoint.leases() == [os.getpid()]
+    with pytest.raises(HandleError, match=GONE):
+        client_of(with_server, 0.5)

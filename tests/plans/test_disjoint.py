@@ -1,70 +1,43 @@
 """Whether fields of a plan share memory, told from where they stand."""
 
+import contextlib
+from itertools import combinations
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpishare.plans.fields import require_disjoint
 from mpishare.plans.layout import host_layout
 
-BLOCK = np.zeros((12, 14, 6))
-GRID = np.zeros((8, 9))
+MEMORY = np.zeros(400)
 
 
-def require(*fields):
-    require_disjoint(list(fields), [host_layout(field, "a field") for field in fields])
+@st.composite
+def fields(draw):
+    """A part of one memory in any steps: a component, a slice, a window that slides."""
+    axes = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=3))
+    dtype, start = draw(st.sampled_from(["f8", "i4"])), draw(st.integers(0, 40))
+    shape, steps = zip(*axes, strict=True)
+    strides = [8 * step for step in steps]
+    return np.lib.stride_tricks.as_strided(MEMORY[start:].view(dtype), shape, strides)
 
 
-def strided(shape, *strides):
-    return np.lib.stride_tricks.as_strided(GRID, shape, [8 * step for step in strides])
+def words(field):
+    """The words of four bytes of each cell."""
+    begin = field.ctypes.data + np.tensordot(field.strides, np.indices(field.shape), 1).ravel()
+    return [word for each in begin.tolist() for word in range(each, each + field.itemsize, 4)]
 
 
-APART = {
-    "one": (GRID,),
-    "two": (GRID, GRID.copy()),
-    "components": (BLOCK[..., 0], BLOCK[..., 1], BLOCK[..., 5]),
-    "halves": (BLOCK[:, :7], BLOCK[:, 7:]),
-    "in turns": (BLOCK[::2], BLOCK[1::2]),
-    "nothing": (BLOCK[:0], BLOCK),
-    "interleaved": (strided((2, 3), 3, 2),),
-    "one cell": (strided((3, 1, 4), 4, 1, 1),),
-    "steps": (GRID[::2, ::3],),
-    "transposed": (GRID.T,),
-    "a component": (BLOCK[..., 3],),
-}
-
-
-@pytest.mark.parametrize("what", APART)
-def test_fields_and_cells_that_are_apart(what):
-    require(*APART[what])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        (GRID, GRID),
-        (GRID, GRID[:]),
-        (GRID, GRID.copy(), GRID),
-        (BLOCK[:, :8], BLOCK[:, 7:]),
-        (BLOCK[::2], BLOCK[::3]),
-        (GRID, GRID.view("i4")),
-        (GRID, GRID.T),
-    ],
-    ids=["twice", "a view", "first and last", "halves", "in turns", "dtypes", "orders"],
-)
-def test_fields_that_share_an_element(fields):
-    last = len(fields) - 1
-    with pytest.raises(ValueError, match=f"fields 0 and {last} share memory"):
-        require(*fields)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [strided((3, 3), 1, 1), strided((3, 4), 3, 2), strided((4, 2, 3), 5, 9, 1)],
-    ids=["a sliding window", "interleaved", "three axes"],
-)
-def test_cells_that_share_memory(field):
-    with pytest.raises(ValueError, match="field 1 has two cells in the same memory"):
-        require(BLOCK, field)
-    alone = r"field 0 has two cells in the same memory: its strides are \(\d+, .*"
-    with pytest.raises(ValueError, match=alone):
-        require(field)
+@given(st.lists(fields(), min_size=1, max_size=3))
+def test_fields_and_cells_that_share_memory_are_refused_and_no_others(given):
+    taken = [words(field) for field in given]
+    twice = [n for n, each in enumerate(taken) if len({*each}) < len(each)]
+    pairs = [(a, b) for a, b in combinations(range(len(given)), 2) if {*taken[a]} & {*taken[b]}]
+    if twice:
+        text = rf"field {twice[0]} has two cells in the same memory: its strides are \(\d+,"
+    else:
+        text = "".join(f"fields {a} and {b} share memory" for a, b in pairs[:1])
+    with pytest.raises(ValueError, match=text) if text else contextlib.nullcontext():
+        require_disjoint(given, [host_layout(field, "a field") for field in given])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpishare
-from mpishare import Allreduce, ClosedError, EpochError, Layout, MismatchError
+from mpishare import Allreduce, ClosedError, EpochError, Layout, MismatchError, PeerError
 from mpishare.reduction import host, large, slots
 from mpishare.reduction.operation import OPERATIONS
 from tests.helpers.halos import some

@@ -11,8 +11,6 @@ import mpishare
 from tests.helpers.children import in_a_fork
 from tests.helpers.latch import within
 from tests.helpers.planted import NOBODY, listening, needs_two_users
-from tests.helpers.scenes import play
-from tests.helpers.stage import Stage, leftovers
 from tests.helpers.viewer import Viewer
 
 OWNER = """
@@ -22,41 +20,6 @@ pool = node.pool(max_nbytes=1 << 20)
 array, other = pool.allocate(4, "i8"), pool.allocate(4, "i8")
 array[...] = other[...] = 42
 """
-
-
-def killed_openers(stage: Stage, kills: int) -> None:
-    import mpishare
-    from tests.helpers.latch import within
-    from tests.helpers.viewer import Viewer
-
-    node = stage.node()
-    pool = node.pool(max_nbytes=1 << 20)
-
-    def has_room() -> bool:
-        try:
-            return pool.allocate(1 << 20, "u1") is not None
-        except mpishare.UnsupportedError:
-            return False
-
-    if stage.rank == 0:
-        array = pool.allocate(1 << 20, "u1")
-        openers = [Viewer() for _ in range(kills)]
-        for opener in openers:
-            opener.begin(f"a = mpishare.open_handle({pool.handle(array)!r})")
-        assert [opener.answer() for opener in openers] == [None] * kills
-        del array
-        for opener in openers[1:]:
-            opener.kill()
-        assert not has_room()
-        openers[0].kill()
-        assert within(60, lambda: has_room())
-    node.barrier()
-    node.close()
-    assert leftovers() == []
-
-
-def test_openers_that_are_killed_hold_nothing():
-    play(2, killed_openers, 3, shared=True).ended_well()
 
 
 @contextlib.contextmanager

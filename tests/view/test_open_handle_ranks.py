@@ -8,6 +8,7 @@ import pytest
 import mpishare
 from mpishare import HandleError, UnsupportedError
 from tests.helpers.latch import within
+from tests.helpers.viewer import viewing
 from tests.helpers.windows import MIB, values_of
 
 OPEN = "bytes.fromhex('{}')"
@@ -43,22 +44,34 @@ def test_a_process_without_mpi_sees_and_writes_the_same_bytes(node, view):
     node.barrier()
 
 
-def test_a_block_is_reused_when_the_other_process_has_let_go(host_node, view):
+@pytest.mark.parametrize("end", ["drops it", "is killed"])
+def test_a_block_is_reused_when_the_last_other_process_has_let_go(host_node, end):
     node = host_node
     pool = node.pool(max_nbytes=4 * MIB)
     array, handle = made(node, pool, 4 * MIB, "u1", value=3)
-    view(f"a = mpishare.open_handle({handle})")
-    del array
-    gc.collect()
-    if node.is_leader:
-        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
-            pool.allocate(4 * MIB, "u1")
-    assert view("int(a[-1])") == 3
-    view("del a; gc.collect()")
-    if node.is_leader:
-        assert within(60, lambda: is_allocated(pool, 4 * MIB))
-    words = "its array was dropped by the owner"
-    view.raises("HandleError", f"mpishare.open_handle({handle})", words)
+
+    def let_go(view):
+        if end == "drops it":
+            view("del a; gc.collect()")
+        elif view.viewer:
+            view.viewer.kill()
+
+    with viewing(node) as view, viewing(node) as other:
+        for each in (view, other):
+            each(f"a = mpishare.open_handle({handle})")
+        del array
+        gc.collect()
+        let_go(other)
+        if node.is_leader:
+            with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
+                pool.allocate(4 * MIB, "u1")
+        assert view("int(a[-1])") == 3
+        let_go(view)
+        if node.is_leader:
+            assert within(60, lambda: is_allocated(pool, 4 * MIB))
+        if end == "drops it":
+            words = "its array was dropped by the owner"
+            view.raises("HandleError", f"mpishare.open_handle({handle})", words)
 
 
 def test_in_a_rank_of_the_node_it_is_what_the_pool_does(node):
