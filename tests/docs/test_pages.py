@@ -135,36 +135,6 @@ def test_links_to_files_lead_somewhere(page) -> None:
             assert (page.parent / unquote(target)).exists(), target
 
 
-TABLE = re.compile(r"^\| (.+) \|\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", ["containers.md", "slurm.md"])
-def test_each_row_stands_in_the_table_of_tests(name: str) -> None:
-    """By its first cell, or by that of its head, unless it says that it was seen once.
-
-    `test_readme` looks whether the tests are there.
-    """
-    text, _, end = (ROOT / "docs" / name).read_text().partition("## How it is tested\n")
-    ((_, of_tests),) = TABLE.findall(end)
-    tested = set()
-    for row in of_tests.splitlines():
-        keys, test = row.strip("|").split("|")
-        assert re.search(r"\btests?[/_]", test), row
-        tested |= {key.strip() for key in keys.split(";")}
-    rows, heads = [], set()
-    for head, body in TABLE.findall(text):
-        heads.add(head.split(" | ")[0])
-        if head.split(" | ")[0] not in tested:
-            rows += [row for row in body.splitlines() if "seen once" not in row]
-    first = [re.sub(r" \([^()]*\)$", "", row.split("|")[1].strip()) for row in rows]
-    assert len(first) >= 15
-    assert len(first) == len(set(first)), "rows that cannot be told apart"
-    assert set(first) - tested == set()
-    # The others are words of the text.
-    unknown = tested - set(first) - heads
-    assert {key for key in unknown if key not in " ".join(text.split())} == set()
-
-
 def test_the_lines_of_each_library_are_counted_right() -> None:
     text = (ROOT / "docs/comparison.md").read_text()
     rows = re.findall(r"^\| .*? \| (\d+), (\d+) \|", text, re.MULTILINE)

@@ -7,7 +7,6 @@ a network and some minutes. Here only the lines of the patches run.
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -60,7 +59,7 @@ for cyclic in True, False:
             found = exchange_overlap(arr, "xt", "yt", cyclic)
             assert (found == expected).all(), (cyclic, dtype)
             assert (arr == given).all()
-print("exchanged")
+print("moved")
 """
 
 #: What FBPIC gives the file that its patch adds: two domains of a periodic box, and 8 particles.
@@ -111,7 +110,7 @@ assert species.tracker.id.tolist() == [
 ]
 assert species.z.tolist() == [8.0 * rank + at for at in (1, 0.5, 4, 5, 6, 7, 7, 7.5)]
 assert species.Ntot == len(species.w) == 8
-print("exchanged")
+print("moved")
 """
 
 #: Beside the class that Dedalus' patch adds: 5 and 6 elements in chunks of 2, one buffer or two.
@@ -135,7 +134,7 @@ for at in 0, whole.size:
         assert (RL == rows).all()
         plan.localize_columns(RL, CL)
         assert (CL == columns).all()
-print("transposed")
+print("moved")
 """
 
 
@@ -193,29 +192,24 @@ def test_the_page_and_the_script_are_for_the_same_version(name: str) -> None:
     assert f"version {version}," in (ROOT / f"docs/ports/{name}.md").read_text()
 
 
-def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
-    table, block = added(PATCH.read_text())
-    program = tmp_path / "program.py"
-    text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
-    program.write_text(text)
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
-    assert done.stdout.count("exchanged") == 2
+def veros() -> str:
+    table, block = map("\n".join, added(PATCH.read_text()))
+    return PROGRAM.replace("TABLE", table).replace("BLOCK", block)
 
 
-def test_the_file_of_the_patch_of_fbpic_exchanges(tmp_path) -> None:
+def fbpic() -> str:
     (file,) = (each for each in added(FBPIC.read_text()) if "import mpishare" in each)
-    program = tmp_path / "program.py"
-    program.write_text(BOX.replace("FILE", "\n".join(file)))
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
-    assert done.stdout.count("exchanged") == 2
+    return BOX.replace("FILE", "\n".join(file))
 
 
-def test_the_class_of_dedalus_patch_transposes(tmp_path) -> None:
+def dedalus() -> str:
     library, *_ = (lines for lines in added(DEDALUS.read_text()) if "import mpishare" in lines)
-    program = tmp_path / "program.py"
-    program.write_text("\n".join(library) + TRANSPOSES)
-    done = run_right(2, [sys.executable, "-m", "mpi4py", str(program)])
-    assert done.stdout.count("transposed") == 2
+    return "\n".join(library) + TRANSPOSES
+
+
+@pytest.mark.parametrize("program", [veros, fbpic, dedalus], ids=lambda each: each.__name__)
+def test_the_lines_of_the_patch_move_cells(program) -> None:
+    assert run_right(2, program()).stdout.count("moved") == 2
 
 
 @needs_two_users

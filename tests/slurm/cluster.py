@@ -6,7 +6,6 @@ them out; nothing keeps a job to its own.
 
 import os
 import re
-import shlex
 import subprocess
 import time
 from dataclasses import dataclass
@@ -108,12 +107,9 @@ class Cluster:
         self._await_nodes()
 
     def _await_nodes(self) -> None:
-        deadline = time.monotonic() + 60
-        while self._command("sinfo", "-h", "-o", "%T").output.split() != ["idle"]:
-            if time.monotonic() > deadline:
-                logs = [f"== {log}\n{log.read_text()}" for log in self.folder.glob("*.log")]
-                raise AssertionError("the nodes do not come up\n" + "\n".join(logs))
-            time.sleep(0.1)
+        if not wait_until(lambda: self._command("sinfo", "-h", "-o", "%T").output == "idle\n", 60):
+            logs = [f"== {log}\n{log.read_text()}" for log in self.folder.glob("*.log")]
+            raise AssertionError("the nodes do not come up\n" + "\n".join(logs))
 
     def stop(self) -> None:
         """End jobs and daemons, and wait for that."""
@@ -191,30 +187,20 @@ class Cluster:
         done = self._command("scancel", *words, job)
         assert done.status == 0, done.describe()
 
-    def change(self, job: int, *words: object) -> None:
-        """Run `scontrol update`."""
-        done = self._command("scontrol", "update", f"job={job}", *words)
-        assert done.status == 0, done.describe()
-
     def _command(self, *words: object, timeout_s: float = 90, **variables: str) -> Job:
         begin = time.monotonic()
-        process = subprocess.Popen(
+        # Past the limit srun is killed; then the daemons end its step.
+        done = subprocess.run(
             [str(word) for word in words],
             env=self.environment | variables,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()  # the daemons end a step whose srun is gone
-            out, err = process.communicate()
-            line = shlex.join(map(str, words))
-            raise AssertionError(f"{line} took {timeout_s} s\n{out}\n{err}") from None
-        return Job(process.returncode, out, err, time.monotonic() - begin)
+        return Job(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
 
 
 def on_node(node: str, command: str, environment: dict[str, str]) -> str:

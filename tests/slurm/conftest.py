@@ -3,7 +3,6 @@
 import inspect
 import os
 import sys
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,30 +116,3 @@ def ends(folder: Path) -> Path:
     file = folder / "ends.py"
     file.write_text(ENDS)
     return file
-
-
-LIMITED = "test_a_time_limit"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.name.startswith(LIMITED))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def limited(request: pytest.FixtureRequest) -> dict[str, int]:
-    """Jobs that are at their time limit, begun before all tests."""
-    if not any(item.name.startswith(LIMITED) for item in request.session.items):
-        return {}
-    free: Cluster = request.getfixturevalue("free")
-    jobs = {}
-    for mpi in map(mpi_called, KINDS):
-        endless = request.getfixturevalue("folder") / f"endless-{mpi.name}.py"
-        endless.write_text(ENDS)
-        step = f"exec srun --mpi={mpi.protocol} {mpi.python} {endless} never 60"
-        jobs[mpi.name] = free.write(step, "-N2", "--ntasks-per-node=1", "--time=5")
-    for job in jobs.values():
-        free.until_said(job, "running")
-        # Not now: SLURM refuses an end in the second in which the job began.
-        end = time.localtime(time.time() + 1)
-        free.change(job, f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', end)}")
-    return jobs

@@ -96,20 +96,11 @@ def test_scancel_leaves_nothing(free: Cluster, mpi: Mpi, ends: Path):
     nothing_is_left(free)
 
 
-def test_a_time_limit(free: Cluster, mpi: Mpi, limited: dict[str, int]):
-    """SLURM looks every half minute: the job was begun before all tests, this one is the last."""
-    done = free.wait(limited[mpi.name], 50)
-    assert done.state == "TIMEOUT", done.describe()
-    assert "DUE TO TIME LIMIT" in done.output, done.describe()
-    assert "Traceback" not in done.output, done.describe()
-    nothing_is_left(free, f"[e]ndless-{mpi.name}.py")
-
-
-def nothing_is_left(free: Cluster, program: str = "[e]nds.py") -> None:
+def nothing_is_left(free: Cluster) -> None:
     """No process of a job, and nothing of mpishare in /dev/shm."""
     for node in NODES:
         assert free.on(node, "ls /dev/shm | grep ^mpishare || true") == ""
-        assert free.on(node, f"pgrep -f {program} || true") == ""
+        assert free.on(node, "pgrep -f [e]nds.py || true") == ""
 
 
 def ended_on_two_nodes(free: Cluster, mpi: Mpi, *words: object) -> Job:

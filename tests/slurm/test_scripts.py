@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from tests.helpers.launch import ROOT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.conftest import Mpi
+from tests.tools.test_with_mps import CONTROL, SMI
 
 pytestmark = pytest.mark.timeout(120)
 SCRIPTS = ROOT / "scripts" / "slurm"
@@ -87,31 +87,10 @@ def test_a_signal_for_the_script_reaches_the_ranks(
 
 @pytest.fixture(scope="session")
 def mps(folder: Path) -> Path:
-    """What stands for the driver's tools: a daemon that answers where its folder is."""
+    """What stands for the driver's tools, as in the test of mpishare.mps."""
     tools = folder / "mps"
     tools.mkdir()
-    control = f"""#!{sys.executable}
-import os, pathlib, signal, sys, time
-folder = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-pid = folder / "nvidia-cuda-mps-control.pid"
-if sys.argv[1:] == ["-d"]:
-    if os.fork() == 0:
-        os.setsid()
-        pid.write_text(str(os.getpid()))
-        os.closerange(0, 3)
-        time.sleep(1000)
-    while not pid.exists():
-        time.sleep(0.01)
-    sys.exit()
-if not pid.exists():
-    sys.exit(1)
-if sys.stdin.readline().strip() == "quit":
-    os.kill(int(pid.read_text()), signal.SIGKILL)
-"""
-    for name, text in (
-        ("nvidia-cuda-mps-control", control),
-        ("nvidia-smi", "#!/bin/sh\necho GPU 0: pretended\n"),
-    ):
+    for name, text in (("nvidia-cuda-mps-control", CONTROL), ("nvidia-smi", SMI)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (tools / "program.py").write_text(
@@ -126,14 +105,17 @@ if sys.stdin.readline().strip() == "quit":
     return tools
 
 
+def with_tools(free: Cluster, mpi: Mpi, mps: Path) -> dict[str, str]:
+    path = f"{mps}:{free.environment['PATH']}"
+    return {"VENV": mpi.environment, "PATH": path, "FAKE": str(mps)}
+
+
 @pytest.mark.parametrize(("script", "nodes"), [("mps", 1), ("mps-nodes", 2)])
 def test_every_node_has_a_daemon_that_ends_with_the_job(
     free: Cluster, mpi: Mpi, mps: Path, script: str, nodes: int
 ):
-    path = f"{mps}:{free.environment['PATH']}"
-    program = mps / "program.py"
-    script = SCRIPTS / f"{script}.sbatch"
-    job = free.sbatch("--ntasks-per-node=2", script, program, VENV=mpi.environment, PATH=path)
+    script, program = SCRIPTS / f"{script}.sbatch", mps / "program.py"
+    job = free.sbatch("--ntasks-per-node=2", script, program, **with_tools(free, mpi, mps))
     done = free.wait(job)
     assert done.status == 0, done.describe()
     (line,) = [line for line in done.output.splitlines() if line.startswith("[(")]
@@ -142,13 +124,12 @@ def test_every_node_has_a_daemon_that_ends_with_the_job(
     for node in NODES[:nodes]:
         assert node in line
         assert free.on(node, "ls -d /tmp/mps-* 2>/dev/null || true") == ""
-        assert free.on(node, "pgrep -f [n]vidia-cuda-mps-control || true") == ""
+        assert free.on(node, "pgrep -fx 'sleep 100' || true") == ""
 
 
 def test_mps_on_several_nodes_passes_a_signal_on(free: Cluster, mpi: Mpi, mps: Path, hears: Path):
-    path = f"{mps}:{free.environment['PATH']}"
     script = SCRIPTS / "mps-nodes.sbatch"
-    job = free.sbatch("--ntasks-per-node=1", script, hears, VENV=mpi.environment, PATH=path)
+    job = free.sbatch("--ntasks-per-node=1", script, hears, **with_tools(free, mpi, mps))
     free.until_said(job, "ready")
     free.cancel(job, "--batch", "--signal=USR1")
     done = free.wait(job)

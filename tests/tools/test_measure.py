@@ -42,38 +42,29 @@ def test_every_run_measures_files_that_are_there() -> None:
             assert (ROOT / place.removeprefix(":(exclude)")).exists(), place
 
 
-@pytest.fixture
-def clone(tmp_path):
-    """A repository with a file on hosts, one on GPUs and one of rows, and a run of its revision."""
-    if shutil.which("git") is None:
-        pytest.skip("no git")
-    files = [
-        tmp_path / "mpishare" / name
-        for name in ("plans/exchange/host/a.py", "plans/exchange/cuda/b.cu", "rows/c.py")
-    ]
-    for file in files:
-        file.parent.mkdir(parents=True)
-        file.write_text("1\n")
-
-    def commit() -> str:
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("plans/exchange/host/a.py", "cpu32-mpich-ranks8"),
+        ("plans/exchange/cuda/b.cu", "gpus2"),
+        ("rows/c.py", None),
+    ],
+)
+def test_a_run_is_old_once_a_file_that_it_measures_has_changed(tmp_path, file, name) -> None:
+    path = tmp_path / "mpishare" / file
+    path.parent.mkdir(parents=True)
+    revisions = []
+    for text in ("1\n", "2\n"):
+        path.write_text(text)
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "a change"]):
             subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-        return measure.git("rev-parse", "HEAD", root=tmp_path)
-
-    return tmp_path, files, commit
-
-
-@pytest.mark.parametrize(("number", "name"), [(0, "cpu32-mpich-ranks8"), (1, "gpus2"), (2, None)])
-def test_a_run_is_old_once_a_file_that_it_measures_has_changed(clone, number, name) -> None:
-    root, files, commit = clone
-    revision = commit()
-    files[number].write_text("2\n")
-    assert commit() != revision
+        revisions.append(measure.git("rev-parse", "HEAD", root=tmp_path))
     for each in ("cpu32-mpich-ranks8", "gpus2"):
-        found = measure.newer(measure.RUNS[each], revision, root)
-        assert found == ([str(files[number].relative_to(root))] if each == name else [])
-    assert measure.newer(measure.RUNS["gpus2"], "0" * 40, root) == ["all of it"]
+        found = measure.newer(measure.RUNS[each], revisions[0], tmp_path)
+        assert found == ([f"mpishare/{file}"] if each == name else [])
+    assert measure.newer(measure.RUNS["gpus2"], "0" * 40, tmp_path) == ["all of it"]
 
 
 def test_a_run_that_is_not_there_or_was_interrupted_is_missing(tmp_path, capsys) -> None:

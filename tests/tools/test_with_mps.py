@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,19 +61,14 @@ class Place:
         file.write_text(text)
         file.chmod(0o755)
 
-    def begin(self, *command: str, script: str | None = None, **environment: str):
-        program = [str(WITH_MPS)] if script is None else ["-c", script]
-        return subprocess.Popen(
-            [sys.executable, *program, *command],
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def begin(self, *command: str, before: Sequence[str] = (str(WITH_MPS),), **environment: str):
+        pipe, env = subprocess.PIPE, self.environment | environment
+        words = [sys.executable, *before, *command]
+        return subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True)
 
-    def run(self, *command: str, script: str | None = None, **environment: str):
+    def run(self, *command: str, **options: object):
         """Its exit status, what it said on stdout, and on stderr."""
-        process = self.begin(*command, script=script, **environment)
+        process = self.begin(*command, **options)
         out, err = process.communicate(timeout=30)
         return process.returncode, out.strip(), err.strip()
 
@@ -164,10 +160,8 @@ def slurm(tasks: str, per_node: str, node: str) -> dict[str, str]:
         (None, {"FAKE_NO_GPU": "1"}, "sees no GPU"),
         (None, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU"),
         (None, {"CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}, "no daemon answers there"),
-        (None, {"PMI_SIZE": "4"}, "one of several ranks"),
         (None, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "one of several ranks"),
         (None, slurm("3", "1,2", "1"), "one of several ranks"),
-        (None, slurm("3", "1,2", "7"), "says nothing of this node"),
         (None, {"PMI_SIZE": "many"}, "says nothing of this node"),
         (None, {"FAKE_BROKEN": "1"}, "did not start (exit status 1): no such server"),
     ],
@@ -199,16 +193,13 @@ def test_one_rank_on_each_of_several_nodes_starts_the_daemon_of_its_node(place, 
     assert place.is_clear()
 
 
-def test_a_daemon_in_a_folder_that_others_know(place):
-    folder = str(place.work / "known")
-    named = {"CUDA_MPS_PIPE_DIRECTORY": folder}
-    status, out, err = place.run("--folder", folder, "sh", "-c", f"{SHOW} 3", **named)
-    assert (status, out.split()[0], err) == (3, folder, "")
-    assert place.is_clear()
-
-
 def test_folders_that_will_not_do(place):
-    """One that is there, one without a command, and one too long for a socket."""
+    """Unlike one that others know: one that is there, without a command, too long for a socket."""
+    known = str(place.work / "known")
+    named = {"CUDA_MPS_PIPE_DIRECTORY": known}
+    status, out, err = place.run("--folder", known, "sh", "-c", f"{SHOW} 3", **named)
+    assert (status, out.split()[0], err) == (3, known, "")
+    assert place.is_clear()
     taken, long = place.path / "default", place.work / ("long" * 25)
     status, out, err = place.run("--folder", str(taken), "sh", "-c", "echo ran")
     assert (status, out) == (2, "")
@@ -219,30 +210,29 @@ def test_folders_that_will_not_do(place):
     status, out, err = place.run("sh", "-c", "echo ran", TMPDIR=str(long))
     assert (status, out) == (2, "")
     assert "set TMPDIR=/tmp" in err
-    assert not place.daemons()
+    assert len(place.daemons()) == 1
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-def test_where_a_daemon_answers_the_command_is_run_as_it_is(place, is_named):
+@pytest.mark.parametrize(
+    ("is_named", "is_of_another"),
+    [(True, False), (False, False), pytest.param(True, True, marks=needs_two_users)],
+)
+def test_where_a_daemon_answers_the_command_is_run_as_it_is(place, is_named, is_of_another):
+    """Unless it is of another user, whom it serves alone."""
     other = place.path / "default"
     pid = place.start_other(other)
     named = {"CUDA_MPS_PIPE_DIRECTORY": str(other)} if is_named else {}
+    if is_of_another:
+        os.chown(other, NOBODY, NOBODY)
     status, out, err = place.run("sh", "-c", f"{SHOW} 3", CUDA_VISIBLE_DEVICES="2", **named)
-    assert (status, out.split()) == (3, [*named.values(), "2"])
-    assert "answers already" in err
+    if is_of_another:
+        assert (status, out) == (2, "")
+        assert f"CUDA_MPS_PIPE_DIRECTORY={other}, but it belongs to user {NOBODY}" in err
+    else:
+        assert (status, out.split()) == (3, [*named.values(), "2"])
+        assert "answers already" in err
     assert place.daemons() == [pid]
     assert lives(pid)
-
-
-@needs_two_users
-def test_the_daemon_of_another_user_serves_nobody(place):
-    other = place.path / "default"
-    pid = place.start_other(other)
-    os.chown(other, NOBODY, NOBODY)
-    status, out, err = place.run("sh", "-c", "echo ran", CUDA_MPS_PIPE_DIRECTORY=str(other))
-    assert (status, out) == (2, "")
-    assert f"CUDA_MPS_PIPE_DIRECTORY={other}, but it belongs to user {NOBODY}" in err
-    assert place.daemons() == [pid]
 
 
 def test_one_that_does_not_quit_is_ended_and_no_other(place):
@@ -253,7 +243,7 @@ def test_one_that_does_not_quit_is_ended_and_no_other(place):
         "import sys\nfrom mpishare.tools import mps\nmps.END_S = 0.2\n"
         "sys.exit(mps.main(sys.argv[1:]))\n"
     )
-    status, _, err = place.run("sh", "-c", "exit 4", script=quick, FAKE_STAYS="1")
+    status, _, err = place.run("sh", "-c", "exit 4", before=["-c", quick], FAKE_STAYS="1")
     assert status == 4
     assert "did not quit: SIGTERM" in err
     assert len(place.daemons()) == 2
