@@ -58,18 +58,20 @@ def test_all_ended_well(on_the_host: Result) -> None:
     assert on_the_host.returncode == 0, on_the_host.describe()
 
 
+@pytest.mark.whole  # of two ranks above
 def test_the_same_residuals_on_three_ranks() -> None:
     names = ("a_conjugate_gradient",)
     require_right(names, run("host", *names, ranks=3), 3)
 
 
 def test_sums_over_two_nodes_on_the_host() -> None:
-    names = (*OF_SUMS, "no_graph_records_messages")
+    names = ("totals", "no_graph_records_messages")
     require_right(names, run("host", *names, messages="mpi"))
 
 
+@pytest.mark.whole  # of plans without JAX in `ranks-openmpi-4`
 def test_sums_without_the_compiled_part() -> None:
-    require_right(OF_SUMS, run("host", *OF_SUMS, MPISHARE_HOST_CODE="python"))
+    require_right(("totals",), run("host", "totals", MPISHARE_HOST_CODE="python"))
 
 
 # XLA may record calls whose ranks wait on streams, and replay them without Python.
