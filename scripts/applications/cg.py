@@ -140,7 +140,7 @@ def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> in
     x, b, r = (outcome.gather(cart, field[local.owned]) for field in fields)
     wrong: list[str] = []
     is_one = node.backend == "cuda" and solver.is_captured
-    found = {"iterations": iterations, "solve_us": solve_us}
+    found: dict[str, Any] = {"iterations": iterations, "solve_us": solve_us}
     found |= {"in_one_graph": is_one, "iteration_us": solve_us / iterations}
     text = (
         f"{iterations} iterations in {solve_us / 1e3:.2f} ms, {found['iteration_us']:.1f} us each"
