@@ -176,41 +176,27 @@ def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
     assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, rows
 
 
-def exchanging(mutant: str) -> str:
-    """The benchmark with another exchange."""
-    name = "mpishare.HaloExchange.exchange"
-    return altered(f"exchange = {name}\n{mutant}\n{name} = mutant")
+def spoiling(after: str) -> str:
+    """The benchmark whose exchanges end with this."""
+    return altered(f"""
+exchange, counts = mpishare.HaloExchange.exchange, {{}}
+
+def mutant(self, *fields, stream=None):
+    counts[self] = counts.get(self, 0) + 1
+    corner = fields[-1][0, 0].copy()
+    exchange(self, *fields)
+    {after}
+
+mpishare.HaloExchange.exchange = mutant
+""")
 
 
 # The sides of the first axis are taken for each other; on two ranks they have the same owner.
-SIDES_SWAPPED = exchanging("""
-def mutant(self, *fields, stream=None):
-    exchange(self, *fields)
-    for field in fields:
-        field[[0, -1]] = field[[-1, 0]]
-""")
-
-FIELDS_SWAPPED = exchanging("""
-def mutant(self, *fields, stream=None):
-    exchange(self, *fields)
-    fields[0][0], fields[1][0] = fields[1][0].copy(), fields[0][0].copy()
-""")
-
-A_CORNER_LESS = exchanging("""
-def mutant(self, *fields, stream=None):
-    kept = fields[-1][0, 0].copy()
-    exchange(self, *fields)
-    fields[-1][0, 0] = kept
-""")
-
+SIDES_SWAPPED = spoiling("for field in fields: field[[0, -1]] = field[[-1, 0]]")
+FIELDS_SWAPPED = spoiling("fields[0][0], fields[1][0] = fields[1][0].copy(), fields[0][0].copy()")
+A_CORNER_LESS = spoiling("fields[-1][0, 0] = corner")
 # After so many steps that the checks before the timed blocks are over.
-LATER = exchanging("""
-calls = {}
-def mutant(self, *fields, stream=None):
-    calls[self] = calls.get(self, 0) + 1
-    if calls[self] < 10:
-        exchange(self, *fields)
-""")
+LATER = spoiling("fields[0][0] += counts[self] >= 10")
 
 RIVAL_WITHOUT_UNPACKING = altered("""
 from mpishare.bench import halo, mpi

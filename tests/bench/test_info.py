@@ -89,12 +89,6 @@ def test_a_node_that_cannot_be_made_is_one_message() -> None:
         assert not done.stdout.strip(), done.stdout
 
 
-def test_wrong_words_end_with_status_2() -> None:
-    result = run_ranks(2, [*INFO, "--nosuch"], env=HOST)
-    assert result.returncode == 2, result.describe()
-    assert result.stderr.count("python -m mpishare.info:") == 1, result.describe()
-
-
 @pytest.mark.skipif(find_spec("mpi4py._mpiabi") is None, reason="mpi4py is built for one MPI")
 @pytest.mark.parametrize(
     "words",
