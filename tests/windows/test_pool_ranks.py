@@ -104,28 +104,6 @@ def test_a_view_travels_as_it_lies(node, pool, cut):
 
 
 @TWO
-def test_the_handle_of_a_dropped_array_is_refused(node, pool):
-    is_owner = node.rank == pool.owner
-    array = written(node, pool, 10) if is_owner else None
-    handle = handed_out(node, pool, array)
-    del array
-    gc.collect()
-    node.barrier()
-    if not is_owner:
-        with pytest.raises(HandleError, match=rf"{pool.name}: open failed: .*dropped"):
-            pool.open(handle)
-    node.barrier()
-    # Its place is taken by another one: another generation.
-    kept, other = own_and_opened(node, pool, 10, value=2)
-    if not is_owner:
-        with pytest.raises(HandleError, match="dropped"):
-            pool.open(handle)
-        assert (values_of(pool.open(other)) == 2).all()
-    node.barrier()
-    del kept
-
-
-@TWO
 @pytest.mark.timeout(100)
 def test_thousands_of_arrays_in_random_order(node):
     """The owner drops arrays, and overwrites what is free, while the others open them.
