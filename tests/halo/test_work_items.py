@@ -35,58 +35,6 @@ from mpishare.plans.exchange.cuda.work_items import (
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import ALIGN, Part
 
-DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
-
-
-@st.composite
-def fields(draw):
-    """A field in any order of its axes, maybe a view of every second element, and its memory."""
-    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    order = draw(st.permutations(range(len(shape))))
-    step = draw(st.integers(1, 2))
-    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
-    whole = np.zeros([shape[axis] * step for axis in order], dtype)
-    whole.view("u1").reshape(-1)[:] = np.arange(whole.nbytes) % 251
-    array = whole[(slice(None, None, step),) * len(shape)].transpose(np.argsort(order))
-    assert list(array.shape) == shape
-    return array, whole.view("u1").reshape(-1)
-
-
-def packed(part, layout, memory, alignment):
-    """The bytes in the order of a kernel, found as by offset_of in work_items.cuh."""
-    cells = StridedCells.of(part, layout, alignment)
-    taken = []
-    for place in itertools.product(*map(range, cells.extents)):
-        at = cells.first
-        for axis, (here, step) in enumerate(zip(place, cells.steps, strict=True)):
-            at += step * int(part.indices[here] if axis == cells.along else here)
-        assert at % cells.unit == 0
-        taken.append(memory[at : at + cells.unit].tobytes())
-    return b"".join(taken), cells
-
-
-@given(fields(), st.data(), st.sampled_from((1, 4, 16)))
-def test_a_box_is_packed_cell_by_cell(field, data, alignment):
-    array, memory = field
-    start = [data.draw(st.integers(0, n - 1)) for n in array.shape]
-    stop = [data.draw(st.integers(s + 1, n)) for s, n in zip(start, array.shape, strict=True)]
-    layout = FieldLayout.of_host(array)
-    part = Part.of_box(0, layout, Box(tuple(start), tuple(stop)))
-    found, cells = packed(part, layout, memory, alignment)
-    assert found == array[part.key].tobytes()
-    assert cells.unit <= alignment
-    assert part.nbytes == len(found)
-
-
-@given(fields(), st.data())
-def test_indices_are_packed_in_their_order(field, data):
-    array, memory = field
-    axis = data.draw(st.integers(0, array.ndim - 1))
-    places = data.draw(st.lists(st.integers(0, array.shape[axis] - 1), min_size=1, max_size=7))
-    layout = FieldLayout.of_host(array)
-    part = Part.of_indices(0, layout, axis, np.array(places, np.int64))
-    assert packed(part, layout, memory, 16)[0] == array[part.key].tobytes()
-
 
 def test_too_many_axes_are_refused():
     shape = (2,) * (AXES + 1)
