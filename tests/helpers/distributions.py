@@ -9,8 +9,8 @@ import numpy as np
 import mpishare
 from mpishare import Box, OnRank
 
-HOST_DTYPES = ("?", "i1", "i2", "f2", "f4", "c8", "f8", "c16", "V3")
-DTYPES = HOST_DTYPES[:-1]  # CuPy has no others
+HOST_DTYPES = ("?", "i1", "i2", "f2", "f4", "c8", "f8", "c16", "V3", "f8,i4,S5")
+DTYPES = HOST_DTYPES[:-2]  # CuPy has no others
 MOST = (300, 40, 14, 9)  # cells along an axis, of arrays of 1 to 4 axes
 
 
@@ -136,6 +136,7 @@ def check_case(node, comm, seed: int) -> mpishare.Redistribute:
     assert shapes == tuple(part.shape for part in parts), case.words
     dtype = case.whole.dtype
     windows, kept, mapped = [], {}, []
+    steps = [rng.choice([1, -1], len(shape)).tolist() for shape in shapes]
     if shared_rng.random() < 0.2:
         windows += [node.allocate_each(shape, dtype) for shape in shapes]
         kept |= enumerate(window.array for window in windows)
@@ -147,12 +148,14 @@ def check_case(node, comm, seed: int) -> mpishare.Redistribute:
 
     def new(end: int) -> Any:
         """An array of the user's, in a window, or in memory that will be unmapped."""
-        shape, kind = shapes[end], rng.choice(["new", "gapped", "kept", "mapped"])
+        shape, kind = shapes[end], rng.choice(["new", "gapped", "reversed", "kept", "mapped"])
         if kind == "kept":
             return kept.setdefault(end, xp.empty(shape, dtype))
         if kind == "gapped":
             gapped = xp.zeros([2 * extent for extent in shape], dtype)
             return gapped[tuple(slice(None, None, 2) for _ in shape)]
+        if kind == "reversed":
+            return xp.empty(shape, dtype)[tuple(slice(None, None, step) for step in steps[end])]
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if kind == "mapped" and is_on_host and nbytes:
             mapped.append(mmap.mmap(-1, nbytes))

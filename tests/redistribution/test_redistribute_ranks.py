@@ -45,19 +45,6 @@ def parts(node, n=8):
     return node.xp.asarray(whole[of]), whole[:, of], whole
 
 
-def test_many_large_transposes(node):
-    """Large enough for every way a part may travel, on arrays that change at every step."""
-    n = 260
-    rng = np.random.default_rng(5)
-    whole = rng.random((n, n, 3)) + 1j
-    with Redistribute(node.comm, whole.shape, 0, 1, complex, node=node) as plan:
-        for step in range(6):
-            a = node.xp.asarray(whole[plan.source_box.slices] + step)
-            b = plan.forward(a)
-            assert (on_host(b) == whole[plan.target_box.slices] + step).all()
-            assert (on_host(plan.backward(b)) == on_host(a)).all()
-
-
 @TWO
 @pytest.mark.parametrize("permute", [None, (1, -1, 0)])
 def test_long_runs_of_private_arrays_are_read_where_they_are(compiled_node, permute):
@@ -100,38 +87,6 @@ def test_in_place_takes_any_array_on_the_same_memory(node, moved):
         plan.start(b, a, backward=True)
         assert plan.wait() is a
         assert (on_host(a) == whole[plan.source_box.slices]).all()
-
-
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-def test_reversed_arrays_go_through_a_copy(node, axes):
-    rows, columns, whole = parts(node)
-    with Redistribute(node.comm, whole.shape, 0, 1, node=node) as plan:
-
-        def turned(array):
-            """Return a reversed view that has the values of an array."""
-            return node.xp.flip(node.xp.flip(node.xp.asarray(array), axes).copy(), axes)
-
-        out = turned(node.xp.zeros(plan.target_shape))
-        for _ in range(2):
-            assert (on_host(plan.forward(turned(rows))) == on_host(columns)).all()
-            out[...] = 0
-            assert plan.forward(rows, out=out) is out
-            assert (on_host(out) == on_host(columns)).all()
-        # On one rank alone, too, as it does not concern the others.
-        given = turned(columns) if node.rank == 0 else node.xp.asarray(columns)
-        assert (on_host(plan.backward(given)) == on_host(rows)).all()
-
-
-def test_records_go_to_other_ranks(host_node):
-    record = np.dtype([("x", "f8", 3), ("id", "i4"), ("name", "S5")])
-    n = 3 * host_node.size
-    whole = np.zeros((2, n), record)
-    whole["id"], whole["x"] = np.arange(2 * n).reshape(2, n), 0.5
-    for dtype, array in ((record, whole), ("G", np.arange(2 * n).reshape(2, n) + 1j)):
-        with Redistribute(host_node.comm, (2, n), 1, None, dtype, node=host_node) as plan:
-            mine = np.ascontiguousarray(array[plan.source_box.slices], dtype)
-            for _ in range(2):
-                assert (plan.forward(mine) == array).all()
 
 
 def test_an_out_that_cannot_be_stored_into(host_node):
