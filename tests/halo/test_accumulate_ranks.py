@@ -6,7 +6,7 @@ With `give_back` ghosts get the sums: the bits of `accumulate`, and of `exchange
 import numpy as np
 import pytest
 
-from mpishare import Layout, NeighborExchange, SeamExchange, UnsupportedError
+from mpishare import Layout, NeighborExchange, UnsupportedError
 from tests.helpers.captures import engines_of
 from tests.helpers.halos import (
     Kind,
@@ -17,13 +17,11 @@ from tests.helpers.halos import (
     exchange_step,
     exchanging,
     on_host,
-    pause,
     put_weights,
     random_sums,
     some,
 )
 from tests.helpers.rings import ring
-from tests.helpers.seams import RandomSeams, expected
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -43,26 +41,6 @@ def test_corners_and_wide_halos(node, every_route):
         check_sums(fields, 0)
 
 
-def test_the_same_bits_whoever_comes_first(node, every_route):
-    """Numbers whose sums depend on the order."""
-    case = even_case((node.size, 1, 1), True, 2, 2, corners=True)
-    rng, mine = np.random.default_rng(node.rank), np.random.default_rng([node.rank, 31])
-    bits = set()
-    with exchanging(node, case, [Kind("f4"), Kind("c8", "F")], [False, True]) as (halo, fields):
-        values = []
-        for field in fields:
-            scales = 10.0 ** rng.integers(-3, 4, field.numbers.shape)
-            value = rng.standard_normal(field.numbers.shape) * scales
-            values.append(node.xp.asarray(value.astype(field.kind.dtype)))
-        for _ in range(30):
-            for field, value in zip(fields, values, strict=True):
-                field.array[...] = value
-            pause(mine, 0.002, 0.3)
-            halo.accumulate(*arrays(fields))
-            bits.add(b"".join(on_host(field.array).tobytes() for field in fields))
-    assert len(bits) == 1
-
-
 @pytest.mark.parametrize("dtype", ["f8", "c8", "f4"])
 def test_all_routes_add_large_and_small_faces_in_one_order(node, monkeypatch, dtype):
     """Faces in many chunks, with edges that belong to several."""
@@ -77,22 +55,6 @@ def test_all_routes_add_large_and_small_faces_in_one_order(node, monkeypatch, dt
             halo.accumulate(u)
         bits.add(on_host(u).tobytes())
     assert len(bits) == 1
-
-
-def test_ghosts_may_be_overwritten_right_after(node, route):
-    """Steps with random delays: a neighbor must have what was there at the call."""
-    case = even_case((node.size, 1), True, 3, 1, corners=True)
-    mine = np.random.default_rng([node.rank, 37])
-    with exchanging(node, case, [Kind("i8")], True) as (halo, [field]):
-        for step in range(60):
-            put_weights([field], step)
-            pause(mine, 0.002, 0.1)
-            halo.accumulate(field.array)
-            kept = field.array.copy()
-            field.array[...] = -12345
-            pause(mine, 0.002, 0.1)
-            field.array[...] = kept
-            check_sums([field], step)
 
 
 def test_what_cannot_be_added(host_node, route):
@@ -145,24 +107,6 @@ def test_points_that_any_number_of_ranks_share(node, every_route):
     for other in each[1:]:
         total += other
     assert set(found) == {total.tobytes()}
-
-
-@pytest.mark.parametrize("part", range(3))
-def test_random_seams(node, every_route, part):
-    """Turned, scaled, with offsets, and along rings by new shifts."""
-    for seed in range(8 * part, 8 * part + some(node, 8)):
-        case = RandomSeams(seed, node.size, ("f8", "f4", "c16", "i4"))
-        rng = np.random.default_rng([seed, node.rank])
-        specs, seams = case.fields[node.rank], case.seams[node.rank]
-        fields = [spec.make(node.xp, rng) for spec in specs]
-        with SeamExchange(node.comm, fields, seams, node=node) as plan:
-            for step in range(3):
-                shift = case.shift()
-                sums = expected(node.comm, [*map(on_host, fields)], seams, shift, adds=True)
-                right = expected(node.comm, sums, seams, shift)
-                plan.accumulate(*fields, shift=shift, give_back=True)
-                for number, each in enumerate(fields):
-                    assert np.array_equal(on_host(each), right[number]), (seed, step, number, seams)
 
 
 def test_given_back_rounded_on_the_way(node, route):

@@ -264,9 +264,3 @@ def test_plans_that_are_refused(node):
         Layout(6, None, "F")
     with pytest.raises(UnsupportedError, match="require"):
         ring(node, BLOCK, require="mpi")
-
-
-@TWO
-def test_a_dtype_on_one_rank(node):
-    with pytest.raises(MismatchError, match="any"):
-        ring(node, Layout(6, "f8" if node.rank else None))

@@ -17,9 +17,7 @@ from tests.helpers.halos import (
     exchanging,
     make_fields,
     plan_without_cart,
-    random_case,
     same_error,
-    some,
 )
 from tests.helpers.rings import beside, ring
 
@@ -92,16 +90,6 @@ def test_bad_arguments(node, host_node, line, everywhere):
     make_ring = lambda array: ring(host_node, array)  # noqa: E731
     check_refusals(node.comm, make_ring, np.zeros(6), ARRAYS, **given)
     still_works(node)
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_the_ranks_stand_where_those_of_a_cart_do(node, part):
-    for seed in range(10 * part, 10 * part + some(node, 8)):
-        case = random_case(np.random.default_rng([seed, node.size, 15]), node.size)
-        fields = make_fields(node, case, [Kind("i4", axes=tuple(range(case.naxes)))])
-        with plan_without_cart(node.comm, case, arrays(fields), node=node) as halo:
-            assert halo.grid == cartesian.Grid(case.dims, case.periods)
-            exchange_step(halo, fields, seed)
 
 
 def test_dims_and_periods(node):

@@ -1,7 +1,6 @@
 """Halos: every ghost holds its owner's cell after every step, and nothing else is written."""
 
 import gc
-import itertools
 import logging
 
 import numpy as np
@@ -24,11 +23,6 @@ from tests.helpers.stage import shared_bytes
 
 TWO = pytest.mark.ranks(min=2)
 PLAIN = (Kind(),)
-
-
-def grids(size, naxes):
-    every = itertools.product(range(1, size + 1), repeat=naxes)
-    return [dims for dims in every if np.prod(dims) == size]
 
 
 def step_by_step(node, case, kinds=PLAIN, steps=3, **options):
@@ -56,16 +50,6 @@ def test_no_rank_has_cells(node, route):
     step_by_step(node, Case((size,), (False,), ((0,) * size,), (width,) * size), steps=2)
 
 
-def test_faces_of_many_cells(node, route):
-    """More than fits into any small buffer, and a MiB and more of one neighbor."""
-    kinds = [Kind("f8", others=(4,), axes=(0, 1)), Kind("i1", "F", (4,), (0, 1))]
-    for dims in ((node.size, 1), (1, node.size)):
-        step_by_step(node, even_case(dims, True, 120, ((3, 1), (1, 3)), corners=True), kinds)
-    case = even_case((node.size, 1), True, 4, ((1, 1), (0, 0)))
-    case = Case(case.dims, case.periods, (case.splits[0], (20_000,)), case.widths)
-    step_by_step(node, case, [Kind("f8", others=(5,), axes=(0, 1))], steps=2)
-
-
 @TWO
 def test_messages_of_the_user_are_not_taken(node, route):
     """On the same communicator, with any tag."""
@@ -79,22 +63,6 @@ def test_messages_of_the_user_are_not_taken(node, route):
         assert found == {f"for {node.rank}"}
         for request in requests:
             request.wait()
-
-
-def test_routes_name_every_neighbor(host_node, route):
-    node = host_node
-    for dims, corners in itertools.product(grids(node.size, 2), [False, True]):
-        halo = step_by_step(node, even_case(dims, (True, False), corners=corners), steps=1)
-        neighbors = set()
-        around = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)]
-        row, column = divmod(node.rank, dims[1])
-        for down, right in around if corners else around[:4]:
-            if 0 <= column + right < dims[1]:
-                neighbors.add((row + down) % dims[0] * dims[1] + column + right)
-        assert set(halo.routes) == neighbors
-        expected = {route or "host"}
-        assert {kind for rank, kind in halo.routes.items() if rank != node.rank} <= expected
-        assert halo.routes.get(node.rank, "host") in {"host", *expected}
 
 
 REQUIRED = [  # with MPISHARE_ROUTE and without, on two ranks or more

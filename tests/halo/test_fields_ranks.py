@@ -10,19 +10,15 @@ import pytest
 import mpishare
 from mpishare import ClosedError, Layout, MismatchError
 from tests.helpers.halos import (
-    FORMS,
     Field,
     Kind,
     arrays,
-    check,
     dtypes_and_forms,
     even_case,
-    exchange_by,
     exchange_step,
     exchanging,
     make_fields,
     plan_without_cart,
-    put,
     random_case,
     read_in_place,
 )
@@ -50,19 +46,6 @@ def in_window(request, monkeypatch):
 def case_of(node):
     """Two axes, neighbors on both sides and itself."""
     return even_case((node.size, 1), True, 3, ((1, 2), (2, 1)), corners=True)
-
-
-def go(node, kinds, in_window=False):
-    """Make the plan; exchange and check the fields that it was made with, then new ones."""
-    case = case_of(node)
-    with exchanging(node, case, kinds, in_window) as (halo, fields):
-        exchange_step(halo, fields, 1)
-        exchange_step(halo, fields, 100)
-        for step in (200, 300):
-            fields = make_fields(node, case, kinds)
-            put(fields, step)
-            exchange_by(halo, *arrays(fields), halves=True)
-            check(fields, step)
 
 
 def window_for(node, kind=DOUBLES, count=1):
@@ -105,24 +88,9 @@ def test_one_plan_of_everything(node, in_window):
         Kind(dtype, forms[at % len(forms)], (2,) * (at % 3), (-2, -1))
         for at, dtype in enumerate(dtypes)
     ]
-    go(node, kinds, in_window)
-
-
-def test_a_field_without_cells_beside_another(node, route):
-    """An axis that the cart does not cut may have none: nothing travels."""
-    go(node, [Kind("f8", others=each, axes=(0, 1)) for each in ((0,), (2,))])
-
-
-def test_different_layouts_on_different_ranks(node, route):
-    """Strides are each rank's own affair."""
-    fields = []
-    for at in range(3):
-        kind = Kind("f8", FORMS[(node.rank + at) % len(FORMS)])
-        memory = window_for(node, kind).array[0]  # collective, whichever ranks use it
-        fields.append(field_in(node, memory if (node.rank + at) % 2 else None, kind))
-    with plan_for(node, fields) as halo:
-        for step in range(3):
-            exchange_step(halo, fields, 100 * step)
+    with exchanging(node, case_of(node), kinds, in_window) as (halo, fields):
+        exchange_step(halo, fields, 1)
+        exchange_step(halo, fields, 100)
 
 
 def plan_for(node, fields):
@@ -156,29 +124,6 @@ def test_an_array_on_one_rank_and_a_layout_on_another(node):
     with pytest.raises(MismatchError, match="no memory yet") as caught:
         ring(node, Layout(6) if node.rank else node.xp.zeros(6))
     assert "memory'" in str(caught.value)
-
-
-PLACES = {
-    "private": lambda rank, at: False,
-    "window": lambda rank, at: True,
-    "mixed": lambda rank, at: at % 2 == 0,
-    "alternating": lambda rank, at: rank % 2 == at % 2,
-}
-
-
-def test_places_that_change_from_call_to_call(node, route):
-    """In a window or not: each rank passes what it likes, without telling the others."""
-    kinds = [Kind("f8"), Kind("i2", "F")]
-    mine = np.random.default_rng([node.rank, 11])
-    for is_in_window in PLACES.values():
-        pool = []
-        for at, kind in enumerate((kinds[0], kinds[0], kinds[1], kinds[1])):
-            memory = window_for(node, kind).array[0]
-            pool.append(field_in(node, memory if is_in_window(node.rank, at) else None, kind))
-        with plan_for(node, [pool[0], pool[2]]) as halo:
-            for step in range(1, 25):
-                fields = [pool[mine.integers(2)], pool[2 + mine.integers(2)]]
-                exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
 def test_arrays_are_not_held(host_node):

@@ -13,8 +13,6 @@ import pytest
 import mpishare
 from mpishare import EpochError
 from tests.helpers.halos import (
-    Case,
-    Field,
     Kind,
     arrays,
     check,
@@ -227,15 +225,6 @@ def test_an_unfit_array_of_several_is_named_by_its_number(host_node):
                 halo.exchange(one, unfit, three)
         with pytest.raises(TypeError, match=r": field 2 is not an array"):
             halo.exchange(one, two, [1.0])
-
-
-def test_strides_of_an_axis_of_one_do_not_matter(node, route):
-    """NumPy gives them any value."""
-    case = even_case((node.size, 1), True, 3, ((1, 1), (0, 0)))
-    case = Case(case.dims, case.periods, (case.splits[0], (1,)), case.widths)
-    other = Field.of(node.xp, case, node.rank, Kind("f8", "F"))
-    with exchanging(node, case) as (halo, _):
-        exchange_step(halo, [other], 5, other.array)
 
 
 def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):

@@ -195,9 +195,12 @@ def check_list(node, comm, seed, dtypes, most=9):
             shift, adds = case.shift(), bool(step % 2) and kinds <= set("iufc")
             before = [on_host(each) for each in fields]
             right = expected(comm, before, seams, shift, adds=adds)
+            gives_back = adds and step == 3
+            if gives_back:
+                right = expected(comm, right, seams, shift)
             pause(rng)
             if adds:
-                plan.accumulate(*fields, shift=shift)
+                plan.accumulate(*fields, shift=shift, give_back=gives_back)
             elif step:
                 plan.exchange(*fields, shift=shift)
             else:

@@ -154,22 +154,6 @@ def test_rows_that_found_the_arrays_full_come_first_at_the_next_call(node, ring)
 
 
 @TWO
-def test_arrays_without_any_row(node):
-    """What comes to rank 1 waits for longer ones."""
-    with RowExchange(node.comm, ["f8"], node=node) as swap:
-        move, rows = Migration(swap), 0 if node.rank == 1 else 2
-        to = node.xp.full(rows, 1 if node.rank == 0 else node.rank, "i4")
-        for _ in range(2):
-            count = move.migrate([node.xp.ones(rows)], to, rows)
-            assert int(move.left) == (2 if node.rank == 1 else 0)
-            to, rows = to[:0], 0
-        found = node.xp.zeros(9)
-        count = move.migrate([found], node.xp.zeros(9, "i4"), 0)
-        assert int(count) == (2 if node.rank == 1 else 0)
-        assert on_host(found[:2]).tolist() == [float(node.rank == 1)] * 2
-
-
-@TWO
 def test_no_row_is_lost_where_arrays_stay_full(node, ring):
     """Rank 0 has a hundred rows for rank 1, which takes none for as long as it can."""
     move, me, xp = Migration(ring), node.rank, node.xp
