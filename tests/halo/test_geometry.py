@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Grid
-from mpishare.plans.cells import Box
 from tests.helpers import halos
 from tests.helpers.halos import POISON
 
@@ -98,73 +97,6 @@ def same(some, others):
 @given(cases())
 def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case):
     assert same(applied(case, by_direction), case.right.cells)
-
-
-@unhurried
-@given(cases())
-def test_sends_meet_receives_one_to_one_and_in_order(case):
-    every = [both(case, rank) for rank in ranks(case)]
-    order = case.grid.directions(corners=case.corners)
-    for rank, (sent, received) in enumerate(every):
-        for other in ranks(case):
-            theirs = [each for each in every[other][1] if each.sender == rank]
-            assert [each for each in sent if each.receiver == other] == theirs
-        assert {each.sender for each in sent} <= {rank}
-        assert {each.receiver for each in received} <= {rank}
-        # Ranks without cells read what the rank behind them reads.
-        places = [(order.index(each.direction), each.receiver) for each in sent]
-        assert places == sorted(set(places))
-        places = [order.index(each.direction) for each in received]
-        assert places == sorted(set(places))
-    assert sum(len(sent) for sent, _ in every) == sum(len(received) for _, received in every)
-
-
-def parts(case, rank):
-    """How often each owned cell is in the interior, in the shell, and spoken for; the boxes too.
-
-    Spoken for are cells that a neighbor reads, and those that need a neighbor's.
-    """
-    block, (sent, received) = case.blocks[rank], both(case, rank)
-    inner = geometry.interior(block, sent, received)
-    outer = block.owned.outside(inner)
-    counts = []
-    near = [beside(block, each.direction) for each in received]
-    for boxes in ([inner], outer, [*(each.source for each in sent), *near]):
-        count = np.zeros(block.shape, int)
-        for box in boxes:
-            count[box.slices] += 1
-        counts.append(count)
-    return inner, outer, *counts
-
-
-def beside(block, direction):
-    """The owned cells as near to the ghosts on that side as these are wide."""
-    owned, ghosts = block.owned, block.ghosts(direction)
-    spans = []
-    for axis, step in enumerate(direction):
-        start, stop, width = owned.lower[axis], owned.upper[axis], ghosts.shape[axis]
-        if step < 0:
-            stop = min(stop, start + width)
-        elif step > 0:
-            start = max(start, stop - width)
-        spans.append((start, stop))
-    return Box(*zip(*spans, strict=True))
-
-
-@unhurried
-@given(cases())
-def test_interior_and_shell_make_up_what_is_owned(case):
-    for rank in ranks(case):
-        inner, outer, inside, around, read = parts(case, rank)
-        owned = np.zeros_like(inside)
-        owned[case.blocks[rank].owned.slices] = 1
-        assert np.array_equal(inside + around, owned)
-        assert not (inside & (read > 0)).any()
-        assert min(inner.shape) >= 0
-        assert all(box.size for box in outer)
-        assert len(outer) <= 2 * len(case.grid.dims)
-        if not case.corners or len({*case.right.widths}) == 1:
-            assert np.array_equal(inside, owned * (read == 0))
 
 
 @pytest.mark.parametrize(

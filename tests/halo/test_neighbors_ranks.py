@@ -5,13 +5,8 @@ import pytest
 
 from mpishare import MismatchError, NeighborExchange
 from tests.helpers.halos import (
-    FORMS,
-    Kind,
     check_refusals,
-    field_of_graph,
     on_host,
-    random_exchange,
-    random_graph,
     same_error,
     some,
 )
@@ -29,7 +24,7 @@ def make_of_ids(node, ids, n_owned, field, **options):
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_random_graphs(node, route, part):
+def test_random_meshes(node, route, part):
     for seed in range(10 * part, 10 * part + some(node, 10)):
         random_exchange(node, node.comm, seed)
 
@@ -75,37 +70,6 @@ def test_masks_and_slices(node, route):
         if found is not None:
             expected[5:] = np.array(found) + 10 * left
         assert on_host(array).tolist() == expected.tolist()
-
-
-def random_ids(rng, size):
-    """For each rank its ids and how many it owns: some ranks own nothing, ghosts repeat."""
-    count = int(rng.integers(1, 60))
-    most = int(rng.choice([count, 10 * count, 1 << 62]))
-    ids = rng.choice(most, 2 * count) if most < 1 << 40 else rng.integers(-most, most, 2 * count)
-    ids = np.unique(ids)
-    owners = rng.integers(0, size, len(ids)) % int(rng.integers(1, size + 1))
-    found = []
-    for rank in range(size):
-        owned = rng.permutation(ids[owners == rank])
-        ghosts = rng.choice(ids, int(rng.integers(0, 2 * count)))
-        found.append((np.concatenate([owned, ghosts]), len(owned)))
-    return found
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_random_meshes(node, axis):
-    """Every ghost gets the value of the cell with its id."""
-    for seed in range(some(node, 12)):
-        rng = np.random.default_rng([seed, node.size, 21])
-        ids, n_owned = random_ids(rng, node.size)[node.rank]
-        values = ids % 1009 + 0.5
-        right = np.stack([values, -values], axis=1 if axis == 0 else 0)
-        start = right.copy()
-        np.moveaxis(start, axis, 0)[n_owned:] = -1
-        field = node.xp.asarray(start)
-        with make_of_ids(node, ids, n_owned, field, axis=axis) as ex:
-            ex.exchange(field)
-        assert np.array_equal(on_host(field), right), (seed, ids, n_owned)
 
 
 def ring_ids(node):
@@ -274,35 +238,3 @@ def test_ranks_that_differ(node):
         by_ids() if node.rank else make(node, {}, {}, xp.zeros(3))
     assert "made of='sends, recvs'" in str(caught.value)
     still_works(node)
-
-
-def totals(graph, kind, weights):
-    """What every number of the graph sums up to."""
-    total = np.zeros(int(graph.starts[-1]) * int(np.prod(kind.others, dtype=int)))
-    for rank in range(graph.size):
-        np.add.at(total, kind.spread(graph.numbers(rank)), weights[rank])
-    return total
-
-
-def test_accumulate(node, route):
-    """Every received place is added to the one it came from, duplicates as often, then zeroed."""
-    for seed in range(some(node, 12)):
-        rng = np.random.default_rng([seed, node.size, 9])
-        graph = random_graph(rng, node.size)
-        kind = Kind("f8" if seed % 2 else "i4", str(rng.choice(FORMS)), (2,) * (seed % 3), (0,))
-        shapes = [kind.spread(graph.numbers(rank)).shape for rank in range(node.size)]
-        weights = [rng.integers(-50, 50, shape) for shape in shapes]
-        field = field_of_graph(node, graph, node.rank, kind, is_in_window=seed % 4 < 2)
-        whole = totals(graph, kind, weights)
-        own = graph.starts[node.rank] + np.arange(graph.lengths[node.rank])
-        expected = whole[kind.spread(own)]
-        expected[graph.ghosts(node.rank)] = 0
-        with make(node, graph.sends[node.rank], graph.recvs[node.rank], field.array) as ex:
-            for _ in range(2):
-                field.array[...] = node.xp.asarray(weights[node.rank].astype(kind.dtype))
-                ex.accumulate(field.array)
-                assert np.array_equal(on_host(field.array), expected), (seed, graph)
-                # And forth again, on the same plan.
-                ex.exchange(field.array)
-                shown = whole[kind.spread(graph.numbers(node.rank))]
-                assert np.array_equal(on_host(field.array), shown), (seed, graph)

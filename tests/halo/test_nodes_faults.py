@@ -50,7 +50,8 @@ def test_random_seams(nodes):
 
 def reverse_and_meshes(stage: Stage) -> None:
     """Sums of ghosts, graphs, a ring by global ids, and one by dims= for fields to come."""
-    from tests.helpers.halos import random_exchange, random_sums
+    from tests.helpers.halos import random_sums
+    from tests.helpers.meshes import random_exchange
 
     n, rank = stage.size, stage.rank
     of_ids = mpishare.NeighborExchange.from_global_ids

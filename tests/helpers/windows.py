@@ -48,7 +48,7 @@ def on_every_rank(node, work):
 
 
 def fails_on(comm, ranks, error, work, *words):
-    """Whether `work` raises this error, or one of these, on these ranks, and others hear the words."""
+    """`work` raises such an error on these ranks, which the others are told; all with the words."""
     names = [each.__name__ for each in (error if isinstance(error, tuple) else (error,))]
     mine = "nothing", "", {}
     try:
@@ -76,7 +76,7 @@ def nothing_leaked(node):
     node.barrier()
     assert (held().fds, held().mapped) == (before.fds, before.mapped)
     # A name of another job stands only for a moment.
-    assert within(60, lambda: not held().names - before.names)
+    assert within(5, lambda: not held().names - before.names)
     if node.backend == "cuda":
         # Other ranks and the driver take a little at any time.
         assert gpu_free() >= free - 32 * MIB
