@@ -169,7 +169,11 @@ halo1d: width 1, 2 fields, faces only
 
 
 def test_a_table() -> None:
-    assert of_case("halo1d", HEADER, halo_rows()) == TABLE
+    header = {**HEADER, "left_out": {"halo1d": ["1 TiB left out: there is no room"]}}
+    assert (
+        of_case("halo1d", header, halo_rows())
+        == f"{TABLE}halo1d 1 TiB left out: there is no room\n"
+    )
 
 
 def test_the_summary_has_a_line_per_case_with_the_fastest_variant() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, EpochError, Layout, MismatchError, PeerError, UnsupportedError
+from mpishare import ClosedError, EpochError, Layout, PeerError, UnsupportedError
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.rank_group import RankGroup
 from tests.helpers.halos import (
@@ -157,19 +157,6 @@ def test_calls_that_fail_on_all_ranks(node):
                 halo.exchange(same, same)
         exchange_kinds(node, halo, Kind("f8"))
         assert seen(halo) == 1
-
-
-@TWO
-def test_what_is_new_on_one_rank_alone(node, halo):
-    """All are told each other's, and the plan works on."""
-    for mine, error, words in [
-        (node.xp.zeros(6, "f4" if node.rank else "f8"), MismatchError, "float32"),
-        (node.xp.zeros((6, 2 + node.rank)), MismatchError, "other axes"),
-    ]:
-        with pytest.raises(error, match=words):
-            halo.exchange(mine)
-        assert seen(halo) == 0
-    exchange_kinds(node, halo, Kind("f8"))
 
 
 def test_a_mesh(node):

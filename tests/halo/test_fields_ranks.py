@@ -19,7 +19,6 @@ from tests.helpers.halos import (
     exchanging,
     make_fields,
     plan_without_cart,
-    random_case,
     read_in_place,
 )
 from tests.helpers.rings import beside, ring
@@ -97,20 +96,6 @@ def plan_for(node, fields):
     return plan_without_cart(node.comm, case_of(node), arrays(fields), axes=(0, 1), node=node)
 
 
-def test_a_call_without_arrays(node):
-    """It says what is missing, and the plan works on."""
-    fields = make_fields(node, even_case((node.size,)), [Kind(), Kind()])
-    for given in (arrays(fields), [Layout(6), Layout((6,))]):
-        with ring(node, given) as halo:
-            for name in ("exchange", "start", "accumulate"):
-                text = rf"HaloExchange \d+: {name} failed: no fields .*Pass them: {name}\(u\)"
-                with pytest.raises(TypeError, match=text):
-                    getattr(halo, name)()
-            with pytest.raises(ValueError, match=r"one by one, exchange\(\*fields\)"):
-                halo.exchange(given)
-            exchange_step(halo, fields, 1)
-
-
 def test_records_on_a_gpu_are_given_as_bytes(node):
     """There is no such array in CuPy, but a plan for one could be made."""
     if node.backend == "cuda":
@@ -167,25 +152,6 @@ def test_a_window_that_is_closed_after_the_plan_was_made(node, route):
         for step in range(3):
             for field in (own, other):
                 exchange_step(halo, [field], step, field.array)
-
-
-def test_many_plans_alive(node, route):
-    """Closed in an order that is not theirs."""
-    plans = []
-    for number in range(12):
-        case = random_case(np.random.default_rng([number, node.size, 2]), node.size, 1 + number % 3)
-        opened = exchanging(node, case, [Kind("i4")], bool(number % 2))
-        plans.append((opened, *opened.__enter__()))
-    order = np.random.default_rng(node.size)
-    for step in range(4):
-        for at in order.permutation(len(plans)):
-            exchange_step(*plans[at][1:], 100 * step + at)
-    for at in order.permutation(len(plans)):
-        opened, halo, _ = plans[at]
-        opened.__exit__(None, None, None)
-        assert halo.is_closed
-        with pytest.raises(ClosedError):
-            halo.exchange(np.zeros(6))
 
 
 def test_a_plan_that_was_closed(comm, route):

@@ -191,33 +191,6 @@ def told(case):
     return texts, str(caught.value)
 
 
-def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
-    case = layout((1, 3), (False, False), [(4,), (5, 2, 5)], [0, 0, ((0, 0), (3, 0))])
-    texts, text = told(case)
-    assert set(texts) == {1, 2}
-    assert set(texts.values()) == {text}
-    assert text == (
-        "width 3 along axis 1 of the cart is too large: rank 2 needs 3 cells of rank 1, which owns "
-        "2 (its extent without ghosts). Take narrower ghosts, or fewer ranks along that axis, or "
-        "NeighborExchange.from_global_ids, whose ghosts come from any ranks"
-    )
-
-
-@pytest.mark.parametrize("extent", [0, 7])
-def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
-    case = layout((2, 2), (False, False), [(4, 4), (5, 6)], ((1, 1), (0, 0)))
-    case.blocks[3] = Block((4, extent), case.blocks[3].widths)
-    texts, text = told(case)
-    assert set(texts) == {1, 3}
-    assert text == texts[1]
-    assert text == (
-        "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
-        f"they own 6 and {extent} cells (without ghosts). Shapes, widths and axes= of both ranks "
-        "give these extents. Blocks that are no rows and columns of a grid can use "
-        "NeighborExchange.from_global_ids"
-    )
-
-
 def test_one_rank_of_a_row_without_cells_is_not_passed_over():
     """Its block is no block of a grid."""
     case = layout((3, 2), (True, True), [(3, 3, 3), (4, 4)], ((1, 1), (0, 0)))

@@ -23,19 +23,23 @@ def test_numpy_rounds_once(dtype, wire):
             assert differ(cells.astype(wire).astype(dtype), right) == 0
 
 
+def check_steps(node, u, dtype, wire):
+    """By calls and by halves."""
+    with ring(node, u, axes=0, wire=wire) as halo:
+        for step in range(4):
+            of_all = rows(node, u.shape[1], dtype, wire, step)
+            u[...] = node.xp.asarray(of_all[node.rank])
+            exchange_by(halo, u, halves=step % 2 == 1)
+            assert wrong(node, u, of_all, wire) == 0, step
+
+
 @PAIR
 @pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("n", [3, 1023, 40_000])
 def test_every_ghost_is_rounded_once(node, every_route, dtype, wire, axis, n):
-    """By calls and by halves; rows are read in place, or reach neighbors by words and by flags."""
+    """Rows are read in place, or reach neighbors by words and by flags."""
     u = node.xp.zeros((4, n) if axis == 0 else (n, 4), dtype)
-    u = u if axis == 0 else u.T
-    with ring(node, u, axes=0, wire=wire) as halo:
-        for step in range(4):
-            of_all = rows(node, n, dtype, wire, step)
-            u[...] = node.xp.asarray(of_all[node.rank])
-            exchange_by(halo, u, halves=step % 2 == 1)
-            assert wrong(node, u, of_all, wire) == 0, step
+    check_steps(node, u if axis == 0 else u.T, dtype, wire)
 
 
 @PAIR
@@ -43,13 +47,7 @@ def test_every_ghost_is_rounded_once(node, every_route, dtype, wire, axis, n):
 def test_fields_in_windows(node, dtype, wire, n):
     """Read in place on hosts; on GPUs by words with the epoch, and by chunks into ghosts."""
     n = n if node.backend == "cuda" else min(n, 40_000)  # /dev/shm may be small
-    u = node.allocate_each((4, n), dtype).array
-    with ring(node, u, axes=0, wire=wire) as halo:
-        for step in range(3):
-            of_all = rows(node, n, dtype, wire, step)
-            u[...] = node.xp.asarray(of_all[node.rank])
-            exchange_by(halo, u, halves=step == 1)
-            assert wrong(node, u, of_all, wire) == 0, step
+    check_steps(node, node.allocate_each((4, n), dtype).array, dtype, wire)
 
 
 @PAIR

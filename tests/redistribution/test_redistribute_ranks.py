@@ -207,18 +207,6 @@ def test_arrays_that_are_not_this_ranks_part(node):
         assert (on_host(plan.forward(rows)) == columns).all()
 
 
-def test_no_way_back_from_overlapping_targets(node):
-    rows, _, whole = parts(node)
-    with Redistribute(node.comm, whole.shape, 0, Box((0, 0), (3, 8)), node=node) as plan:
-        b = plan.forward(rows)
-        assert (on_host(b) == whole[:3]).all()
-        for call in (plan.backward, lambda b: plan.start(b, backward=True)):
-            with pytest.raises(
-                UnsupportedError, match=r"(in no target|two sources)\. Make another"
-            ):
-                call(b)
-
-
 def test_routes_that_are_refused(node):
     """Ranks that are reached alike are named together, with the reason."""
     each = r"\w+ among ranks? [0-9, ]+( \([^)]*\))?"

@@ -77,15 +77,6 @@ def test_columns_are_held_until_wait(node, ring):
     assert ring._open is None
 
 
-def test_rows_that_came_may_be_read_until_the_next_start(node, ring):
-    """Slots are double: a rank that is ahead does not touch them."""
-    for step in range(6):
-        ring.start(columns_of(node, 3, step), {(0, 1): (0, 3)})
-        ring.wait()
-        rows = on_host(ring.received((0, -1))[0])
-        assert (rows == (node.rank - 1) % node.size + step).all()
-
-
 def test_rows_on_the_host_outlive_larger_slots_and_the_plan(host_node):
     """They may be others by then, but they are no fault of memory."""
     views = []
@@ -278,12 +269,6 @@ def test_counts_that_cannot_be_updated(node, ring):
             ring.wait(columns, at="append", count=count)
         assert (columns[0] == node.rank).all()
         ring.wait()
-
-
-@TWO
-def test_peers_that_do_not_name_each_other(node):
-    with pytest.raises(ValueError, match="rank 1 has peer 0, which does not have rank 1"):
-        RowExchange(node.comm, ["f8"], peers=[0] if node.rank == 1 else [], node=node)
 
 
 @TWO

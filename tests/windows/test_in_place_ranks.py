@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mpishare import PeerError, UnsupportedError
-from tests.helpers.rings import beside, ring
 from tests.helpers.windows import address_of, fails_on, nothing_leaked, put, some, values_of
 
 TWO = pytest.mark.ranks(min=2)
@@ -151,30 +150,3 @@ def test_elements_in_the_same_memory_are_refused_and_copied_by_none(host_node):
     win = node.share_each(source, copy=None)
     assert values_of(win.segment(0)).tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     win.fence()
-
-
-def test_an_array_of_a_host_pool_is_refused_by_name(host_node):
-    node = host_node
-    pool = node.pool(max_nbytes=1 << 16)
-    source = pool.allocate(4) if node.rank == pool.owner else None
-    with pytest.raises((UnsupportedError, PeerError), match=r"it is in a pool, .*|rank 0"):
-        node.share(source, copy=False)
-    del source
-    pool.close()
-    node.share(np.zeros(4)).close()
-
-
-def test_a_halo_field_in_place_is_one_of_a_window(node):
-    """The ghosts are right, and so are the routes."""
-    base = node.allocate_each((8, 40_000), "f8", fill=-1)
-    win = node.share_each(base.array[2:6], copy=False)
-    field = win.array
-    with ring(node, field, axes=0) as halo:
-        for step in range(4):
-            field[1:3] = 10 * step + node.rank
-            halo.exchange(field)
-            expected = [10 * step + rank for rank in beside(node)]
-            assert values_of(field[[0, 3], 7]).tolist() == expected
-        routes = halo.routes
-    with ring(node, base.array[2:6], axes=0) as other:
-        assert other.routes == routes

@@ -37,19 +37,10 @@ def by_unlinked_shared_memory(stack, node):
     return array
 
 
-def by_memmap(stack, node, folder=None):
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+def by_memmap(stack, node):
+    with tempfile.NamedTemporaryFile(delete=False) as file:
         stack.append(Path(file.name).unlink)
         return np.memmap(file, "f8", "w+", shape=N, offset=24)
-
-
-def by_memmap_in_shm(stack, node):
-    return by_memmap(stack, node, "/dev/shm")
-
-
-def by_unlinked_memmap(stack, node):
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        return np.memmap(file, "f8", shape=N)
 
 
 def by_memfd(stack, node):
@@ -99,8 +90,6 @@ WAYS = [
     by_shared_memory,
     by_unlinked_shared_memory,
     by_memmap,
-    by_memmap_in_shm,
-    by_unlinked_memmap,
     by_memfd,
     by_mpi,
     by_system_v,
@@ -154,18 +143,6 @@ def test_read_only_memory_is_read_only_on_all_ranks(host_node, made):
                     win.segment(rank)[0] = 1
                 assert not win.segment(rank).any()
             win.fence()
-
-
-def test_a_private_mapping_is_refused_by_its_file(host_node):
-    node = host_node
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(bytes(64))
-        file.flush()
-        source = np.memmap(file.name, "f8", "c")
-        with nothing_leaked(node):
-            refused = partial(node.share_each, source, copy=False)
-            words = f"private mapping of {file.name}, whose writes"
-            fails_on(node.comm, range(node.size), UnsupportedError, refused, words)
 
 
 @TWO
