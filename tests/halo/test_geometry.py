@@ -75,6 +75,36 @@ def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case
     assert all(map(np.array_equal, arrays, case.right.cells))
 
 
+def near(block, received):
+    """The owned cells as near to the ghosts of a transfer as these are wide."""
+    box, owned = received.target, block.owned
+    spans = zip(received.direction, box.lower, box.upper, owned.lower, owned.upper, strict=True)
+    return tuple(
+        slice(max(low - step * (high - low), first), min(high - step * (high - low), end))
+        for step, low, high, first, end in spans
+    )
+
+
+@unhurried
+@given(cases())
+def test_the_interior_is_what_needs_no_neighbor_and_the_shell_is_the_rest(case):
+    for rank in ranks(case):
+        block, (sent, received) = case.blocks[rank], both(case, rank)
+        inner = geometry.interior(block, sent, received)
+        outer = block.owned.outside(inner)
+        assert all(box.size for box in outer)
+        owned, count, is_needed = (np.zeros(block.shape, int) for _ in range(3))
+        owned[block.owned.slices] = 1
+        for box in (inner, *outer):
+            count[box.slices] += 1
+        for key in (*(each.source.slices for each in sent), *(near(block, r) for r in received)):
+            is_needed[key] = 1
+        assert np.array_equal(count, owned)
+        assert not is_needed[inner.slices].any()
+        if not case.corners or len({*case.right.widths}) == 1:
+            assert inner.size == (owned - owned * is_needed).sum()
+
+
 @pytest.mark.parametrize(
     ("width", "found"),
     [
