@@ -42,7 +42,7 @@ def test_its_line_names_the_place(tmp_path, name):
 
 
 BESIDE = """
-import time
+import sys, time
 import mpishare
 import numpy as np
 from mpi4py import MPI
@@ -64,10 +64,10 @@ WAITS = {
 }
 STARTS = {"mpi4py": ("-m", "mpi4py"), "python": ()}
 WITHOUT_CLEANUP = {"mpich": [[], ["-disable-auto-cleanup"]], "openmpi": [[]]}
-
-
-ENDS = {"ValueError": 'raise ValueError("negative density")'}
-ENDS["SystemExit"] = 'with node: sys.exit("negative density")'
+ENDS = {
+    "ValueError": 'raise ValueError("negative density")',
+    "SystemExit": 'with node: sys.exit("negative density")',
+}
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -68,7 +68,7 @@ done
 echo "========= ERROR SUMMARY: $said errors" >"$log"
 "$@" && exit "$((99 * said))"
 """
-TWICE = '"$@" & "$@" & wait -n && wait -n'
+TWICE = '"$@" & first=$!; "$@" & second=$!; wait "$first"; wait "$second"'
 UNDER_IT = """
 find_sanitizer true .
 [[ -z $no_sanitizer ]] || { echo "$no_sanitizer"; exit; }
