@@ -140,13 +140,17 @@ def test_reads_are_forbidden_by_seccomp(podman, monkeypatch, tmp_path):
 
 
 def test_the_defaults(podman, monkeypatch):
-    """Every container has a /dev/shm of its own, with which MPICH never starts."""
+    """Every container has a /dev/shm of its own, with which MPICH never starts.
+
+    What the first rank says at its deadline is in test_namespaces.py: mpirun kills the containers
+    when that rank ends, and Podman may not have written it by then.
+    """
     if launcher()[1] != "mpich":
         pytest.skip("as in test_namespaces.py")
     result = info(podman, monkeypatch, [], deadline_s=1.0)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
-    assert "in load_mpi" in result.stderr, result.describe()
+    assert "backend host" not in result.stdout, result.describe()
 
 
 def test_mpirun_in_the_container(podman):
