@@ -238,9 +238,6 @@ class CudaRows(CudaPlanEngine):
         """Pack what was started once more for some keys, a bit each."""
         self._sent[0].launch(keys).enqueue(stream)
 
-    def forget(self) -> None:
-        """Do nothing: see `HostRows.forget`."""
-
     def _gather(self, entered: StreamInfo) -> None:
         """Take all rows into slots that have room, where `counts` saw more."""
         if not self._has_more or (found := self._counted) is None:

@@ -9,11 +9,12 @@ import numpy as np
 
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
+from mpishare.coordination.waits import Blocked
 from mpishare.errors import CapacityError, HandleError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
-from mpishare.rows.messages import MessageIn, MessageOut, UnderWay, late
+from mpishare.rows.messages import MessageIn, MessageOut, late
 from mpishare.rows.slots import HEADERS_NBYTES, Incoming, Outgoing, headers_of, move_rows
 from mpishare.runtime.route import HOST
 
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
     """The first row, or the numbers of rows, and how many."""
 
 _NONE = 0, 0  # a part without rows
+
+
+class UnderWay(Blocked):
+    """The block of a call: no receiver opens what it has named, where it fails."""
+
+    def __init__(self, engine: HostRows, call: str) -> None:
+        super().__init__(engine.agreement, f"{engine.name}: {call}")
+        self._engine = engine
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if error is not None:
+            self._engine.forget()
 
 
 class HostRows(PlanEngine):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.plans.layout import as_numpy, require_writeable
-from mpishare.rows.host import count_of, store_count
-from mpishare.rows.messages import UnderWay
+from mpishare.rows.host import UnderWay, count_of, store_count
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:

@@ -108,9 +108,10 @@ def late(
 
 
 class UnderWay:
-    """A block of a call: where it fails, this rank leaves the node.
+    """A block of a call on GPUs: where it fails, this rank leaves the node.
 
-    For the others may have had the rows of this call, or wait for them.
+    For the others may have had the rows of this call, or wait for them. Not `Blocked`, as on hosts:
+    a wait for a stream asks at its end whether the node's thread may go on.
     """
 
     def __init__(self, engine: Any, call: str) -> None:
@@ -123,4 +124,3 @@ class UnderWay:
         engine = self._engine
         if error is not None:
             engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
-            engine.forget()

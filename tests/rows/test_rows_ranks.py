@@ -5,6 +5,7 @@ import pytest
 
 import mpishare
 from mpishare import CapacityError, EpochError, Migration, PeerError, RowExchange
+from mpishare.rows import slots
 from tests.helpers.halos import on_host
 from tests.helpers.random_rows import check_exchanges, check_migrations
 
@@ -290,3 +291,24 @@ def test_a_plan_that_is_closed_amid_a_call(node):
         swap.close()
     with pytest.raises(mpishare.ClosedError):
         swap.counts()
+
+
+@pytest.mark.parametrize("call", ["start", "wait"])
+def test_a_handler_of_a_signal_is_refused_amid_a_call_on_the_host(host_node, monkeypatch, call):
+    """The call itself goes on."""
+    owner, name = {"start": (slots.Outgoing, "send"), "wait": (slots.Incoming, "open")}[call]
+    make, refused = getattr(owner, name), []
+
+    def handled(*arguments):
+        with pytest.raises(EpochError, match="a handler of a signal called mpishare amid a call"):
+            swap.counts()
+        refused.append(name)
+        return make(*arguments)
+
+    monkeypatch.setattr(owner, name, handled)
+    swap = RowExchange(host_node.comm, ["f8"], node=host_node)
+    with swap:
+        swap.start([np.arange(3.0)], {host_node.rank: (1, 3)})
+        swap.wait()
+        assert refused == [name] * host_node.size
+        assert swap.received(host_node.rank)[0].tolist() == [1, 2]
