@@ -6,12 +6,12 @@ compare_revisions.py --export TREE_A TREE_B --exported DIR
 mpirun -n 2 python3 compare_revisions.py --exported DIR [--backend cuda] [--only WORDS]
     Time them. DIR and this folder are all that is needed, so that a machine without git will do.
 
-Both take turns in batches of about a millisecond, of which the maximum over the ranks counts. The
-ratio is the median of those of the rounds, with its quartiles. All is made anew in each of several
-passes, since addresses alone make a difference of some per cent; "+-" is the error of the ratio as
-the passes differ. Calls are timed back to back. On GPUs that is the time of the host, and a second
-row, "synchronized", has a synchronize of the stream after each call. What a call brings must have
-the same bits in both.
+Both take turns in batches of about a millisecond, and the slowest rank's time counts. The ratio is
+the median of those of the rounds, with its quartiles. All is made anew in each of several passes,
+since addresses alone make a difference of some per cent; "+-" is the error of the ratio as the
+passes differ. Calls are timed back to back. On GPUs that is the time of the host, and a second row,
+"synchronized", has a synchronize of the stream after each call. What a call brings must have the
+same bits in both.
 """
 
 import argparse

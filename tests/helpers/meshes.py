@@ -1,4 +1,4 @@
-"""Random meshes: which place shows the cell of which rank, by lists of places or by global ids.
+"""Random meshes, described to plans by lists of places or by global ids.
 
 Drawn from a seed by each rank for itself, the same on all. Needs no pytest.
 """

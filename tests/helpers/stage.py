@@ -22,8 +22,8 @@ from tests.helpers.rings import ring
 
 CALLS = ("fence", "start", "event", "allocate", "barrier")
 LIMIT_S = 20.0
-"""Within which a failure is told to every rank: at once, on a machine that has time. By the node's
-deadline alone it would be told later than a scene may take."""
+"""Seconds until every rank must have heard of a failure. An idle machine takes milliseconds; the
+node's deadline alone comes later than a scene may last."""
 NEVER_S = 1000.0
 
 
