@@ -15,8 +15,8 @@ import pytest
 import mpishare
 from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
 
-# A build takes 15 s, and minutes where it is the last of several steps on two cores.
-pytestmark = pytest.mark.timeout(400)
+# A build takes 15 s, and minutes beside several steps on two cores.
+pytestmark = pytest.mark.timeout(900)
 
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 PIP = tuple(map(int, version_of("pip").split(".")[:2]))
