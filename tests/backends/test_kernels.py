@@ -12,6 +12,8 @@ from mpishare.reduction.exact import ExactOperation
 from tests.helpers.launch import ROOT
 from tests.helpers.nvrtc import ARCHITECTURES, check_compiles, compile_cuda
 
+pytestmark = pytest.mark.timeout(600)  # with every option of a kernel at once it takes a minute
+
 FOLDERS = ROOT / "mpishare", ROOT / "benchmarks"
 SOURCES = sorted(path for folder in FOLDERS for path in folder.rglob("*.cu"))
 SOURCES.append(ROOT / "scripts" / "applications" / "poisson.cu")

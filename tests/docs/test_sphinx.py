@@ -16,7 +16,7 @@ import mpishare
 from tests.gpu import evidence
 from tests.helpers.launch import ROOT
 
-pytestmark = pytest.mark.timeout(400)  # whichever test comes first builds the site
+pytestmark = pytest.mark.timeout(900)  # whichever test comes first builds the site
 
 
 @pytest.fixture(scope="module")
