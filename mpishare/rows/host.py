@@ -9,8 +9,7 @@ import numpy as np
 
 from mpishare.backends import handle_of
 from mpishare.coordination import recording
-from mpishare.coordination.waits import Blocked
-from mpishare.errors import CapacityError, HandleError
+from mpishare.errors import CapacityError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
@@ -30,19 +29,6 @@ if TYPE_CHECKING:
     """The first row, or the numbers of rows, and how many."""
 
 _NONE = 0, 0  # a part without rows
-
-
-class UnderWay(Blocked):
-    """The block of a call: no receiver opens what it has named, where it fails."""
-
-    def __init__(self, engine: HostRows, call: str) -> None:
-        super().__init__(engine.agreement, f"{engine.name}: {call}")
-        self._engine = engine
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        if error is not None:
-            self._engine.forget()
 
 
 class HostRows(PlanEngine):
@@ -140,7 +126,7 @@ class HostRows(PlanEngine):
                 used: Any = rows[:count]
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
 
-        with UnderWay(self, "start"):
+        with self.agreement.blocked(f"{self.name}: start"):
             self.epoch = epoch
             for out, (_, count) in zip(self._out, parts, strict=True):
                 out.send(count, epoch)
@@ -151,20 +137,14 @@ class HostRows(PlanEngine):
         """Wait until the rows of all peers have come."""
         if not self._is_open:
             return
-        with UnderWay(self, "wait"):
+        call = f"{self.name}: wait"
+        with self.agreement.blocked(call):
             spins = self._setup.context.spins_per_yield
             if not all(each.spin(self.epoch, spins) for each in self._in):
-                self._wait()
-            self._open_all()
-            self._is_open = False
-
-    def _open_all(self) -> None:
-        try:
+                self._wait(call)
             for each in self._in:
                 each.open(self.epoch)
-        except HandleError:  # a rank that left has removed the names of its memory
-            self.agreement.require_all_here(f"{self.name}: wait")
-            raise
+            self._is_open = False
 
     def place(self, into: Mapping[Any, list[Any]], stream: Any) -> None:
         """Receive: into arrays by the names of keys, the others into slots."""
@@ -211,24 +191,15 @@ class HostRows(PlanEngine):
     def _late(self) -> list[int]:
         return late(self.form.keys, self._in, self._out, self.epoch)
 
-    def _wait(self) -> None:
-        call = f"{self.name}: wait"
+    def _wait(self, call: str) -> None:
         if all(isinstance(each, Incoming) for each in self._in):
             self._comm.wait(call, self._late)
         else:
             self._comm.wait_anywhere(call, self._late)
 
-    def forget(self) -> None:
-        """Remove the names of memory that no receiver will open."""
-        for out in self._out:
-            out.forget()
-
     def close(self) -> None:
         """Unmap the slots, and give the headers back."""
-        self.forget()
-        for out in self._out:
-            out.close()
-        for each in self._in:
+        for each in (*self._out, *self._in):
             each.close()
         self._headers.close()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.plans.layout import as_numpy, require_writeable
-from mpishare.rows.host import UnderWay, count_of, store_count
+from mpishare.rows.host import count_of, store_count
 from mpishare.rows.slots import views_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class HostMigration:
             raise ValueError(f"count is {n}, of {capacity} rows")
         away = np.flatnonzero(goals[:n] != engine.rank)
         parts, gone = self._select(goals[away], away)
-        with UnderWay(engine, "migrate"):
+        with engine.agreement.blocked(f"{engine.name}: migrate"):
             engine.send(arrays, parts, shortest)
             left = n - len(gone)
             self._close_gaps(arrays, goals, gone, left)

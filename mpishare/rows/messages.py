@@ -46,8 +46,6 @@ class MessageOut:
             self._request = None
         return self._request is None
 
-    forget = int  # a message has no name
-
     def close(self) -> None:
         """Do nothing: a plan closes once all that was sent has come."""
 

@@ -5,8 +5,8 @@ node, and its slots in memory that the sender makes when it first has rows, or m
 sender writes the rows, then their number, then the epoch. It overwrites them two epochs later: by
 then it has seen the receiver's next epoch, which began after the receiver was done with these.
 
-Memory has a name until its receiver opens it. A process may end before: where no receiver is left
-to do so, the next node on this machine removes the name.
+Memory gets its name as it is announced, and the receiver removes it: the sender's program may have
+ended by then. Where no receiver comes, the next node on this machine removes it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ log = logging.getLogger("mpishare.rows")
 
 _EPOCH, _ROWS, _CAPACITY, _NAME = 0, 1, 2, 4  # words of a header
 _WORDS = 16  # all: whole lines of the cache
+_NAME_NBYTES = 8 * (_WORDS - _NAME)
 HEADERS_NBYTES = 2 * 8 * _WORDS  # of a key
 
 
@@ -59,7 +60,6 @@ class _Slots:
 
     def _map(self, memory: shared.SharedMemory, capacity: int) -> None:
         self.close()
-        memory.close_file()
         self._memory = memory
         base, half = np.frombuffer(memory.buffer, np.uint8), self._form.offsets(capacity)[-1]
         self._slots = [views_of(self._form, base, capacity, begin) for begin in (0, half)]
@@ -78,29 +78,19 @@ class Outgoing(_Slots):
     def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any, peer: str) -> None:
         super().__init__(form, headers, barrier)
         self._peer = peer
-        self._names: list[str] = []  # of all memory; the receiver removes those that it opens
         self._is_new = False  # memory of which no header has told
-        self.capacity = self.nbytes = 0
+        self._capacity = self.nbytes = 0
 
     def reserve(self, count: int) -> None:
         """Make slots that have room, before anything is published."""
-        if count <= self.capacity:
+        if count <= self._capacity:
             return
         capacity = max(self._form.room, count + count // 2)
         if count > self._form.room:
             log.info("%d rows to %s: slots for %d from now on", count, self._peer, capacity)
         nbytes = 2 * self._form.offsets(capacity)[-1]
-        memory = shared.create(nbytes)
-        try:
-            name = shared.publish(memory)
-        except BaseException:
-            memory.close()
-            raise
-        if self._is_new:  # of a call that was refused
-            shared.forget(self._names.pop())
-        self._names.append(name)
-        self._map(memory, capacity)
-        self._is_new, self.nbytes, self.capacity = True, nbytes, capacity
+        self._map(shared.create(nbytes), capacity)
+        self._is_new, self.nbytes, self._capacity = True, nbytes, capacity
 
     def slot(self, epoch: int) -> list[Array]:
         """Return the columns to which the rows of an epoch are copied."""
@@ -110,10 +100,11 @@ class Outgoing(_Slots):
         """Announce the rows."""
         words = self._headers[epoch & 1]
         words[_ROWS], words[_CAPACITY] = count, 0
-        if self._is_new:
-            text = self._names[-1].encode().ljust(8 * (_WORDS - _NAME), b"\0")
-            words[_CAPACITY] = self.capacity
-            words[_NAME:] = memoryview(text).cast("Q")
+        if self._is_new and self._memory is not None:
+            name = shared.publish(self._memory)
+            self._memory.close_file()
+            words[_CAPACITY] = self._capacity
+            words[_NAME:] = memoryview(name.encode().ljust(_NAME_NBYTES, b"\0")).cast("Q")
             self._is_new = False
         self._barrier()
         words[_EPOCH] = epoch
@@ -121,11 +112,6 @@ class Outgoing(_Slots):
     def is_sent(self) -> bool:
         """Whether nothing is left to do: it was sent by stores."""
         return True
-
-    def forget(self) -> None:
-        """Remove the names that the receiver has not opened, and will not."""
-        while self._names:
-            shared.forget(self._names.pop())
 
 
 class Incoming(_Slots):
@@ -150,6 +136,7 @@ class Incoming(_Slots):
         if capacity:
             name = bytes(words[_NAME:]).rstrip(b"\0").decode()
             memory = shared.attach(name, 2 * self._form.offsets(capacity)[-1])
+            memory.close_file()
             shared.forget(name)
             self._map(memory, capacity)
         self.columns = self._slots[epoch & 1]
