@@ -311,25 +311,20 @@ class CudaRows(CudaPlanEngine):
 
     # --- what came
 
-    def look(self, call: str) -> list[int]:
-        """Return all results, once the stream has them."""
+    def fetch(self, call: str) -> list[int]:
+        """Return all results, once the stream has them; raise for what went wrong since."""
         if recording.current() is not None:
             raise UnsupportedError(
                 f"{self.name}: {call} waits for the GPU, which a captured function cannot"
             )
         self._poll()
-        handle, backend, found = self._chain.handle or 0, self._backend, self._found
-        backend.copy(found.ctypes.data, self.results.data.ptr, found.nbytes, handle)
+        handle, backend, pinned = self._chain.handle or 0, self._backend, self._found
+        backend.copy(pinned.ctypes.data, self.results.data.ptr, pinned.nbytes, handle)
         self._context.wait_until(lambda: backend.is_done(handle), f"{self.name}: {call}")
-        counted: list[int] = found.tolist()
-        return counted
-
-    def fetch(self, call: str) -> list[int]:
-        """Return all results as `look`; raise for what went wrong since the last time."""
-        found = self.look(call)
+        found: list[int] = pinned.tolist()
         cut, beyond, outside = found[records.CUT : records.OUTSIDE + 1]
         if cut or beyond or outside:
-            with on_stream(stream := borrowed(self._chain.handle or 0)):
+            with on_stream(stream := borrowed(handle)):
                 self.results[records.CUT : records.OUTSIDE + 1] = 0
                 stream.synchronize()
         where = f"{self.name}: {call} failed"

@@ -114,7 +114,3 @@ class CudaMigration:
         keys = enumerate(self._engine.form.keys)
         stuck = {key.name: of_keys[at] for at, key in keys if of_keys[at]}
         return stuck, found[records.STRANGERS], found[records.KEPT]
-
-    def kept(self) -> int:
-        """Return how many rows wait for longer arrays; host-blocking."""
-        return self._engine.look("close")[records.KEPT]

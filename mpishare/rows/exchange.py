@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -236,22 +235,6 @@ class RowExchange(RoutedPlan):
             self._fail("wait", error)
         self._open = None
         return count
-
-    def close(self) -> None:
-        """Close the plan on all its ranks, as all plans; the log warns of lost rows."""
-        is_right = not self._is_closed and sys.exc_info()[0] is None
-        kept = 0
-        if is_right and self._migration is not None:
-            self._check("close")
-            kept = self._migration.kept()
-        super().close()
-        if kept:
-            self._log.warning(
-                "%s was closed with %s rows that came into full arrays and are lost. Call migrate "
-                "with longer arrays until check raises no error",
-                self.name,
-                kept,
-            )
 
     def counts(self) -> dict[Any, int]:
         """Return how many rows come from each peer; local, host-blocking until they are there.

@@ -99,8 +99,4 @@ class HostMigration:
 
     def stuck(self) -> tuple[dict[Any, int], int, int]:
         """Return the rows left by key, those for no peer, and those kept; host-blocking."""
-        return {}, self._strangers, self.kept()
-
-    def kept(self) -> int:
-        """Return how many rows wait for longer arrays; host-blocking."""
-        return len(self._kept[0])
+        return {}, self._strangers, len(self._kept[0])

@@ -170,16 +170,6 @@ def test_no_row_is_lost_where_arrays_stay_full(node, ring):
         assert (on_host(longer[0]) == 0.5 * on_host(longer[1])).all()
 
 
-@TWO
-def test_a_plan_that_is_closed_with_rows(node, caplog):
-    """Those that it kept are lost, and it says so."""
-    swap = RowExchange(node.comm, ["f8"], node=node)
-    to = node.xp.full(2, 1 if node.rank == 0 else node.rank, "i4")
-    Migration(swap).migrate([node.xp.zeros(2)], to, 2)
-    swap.close()
-    assert ("closed with 2 rows that came into full arrays" in caplog.text) == (node.rank == 1)
-
-
 def test_goals_that_are_no_peers(node):
     with RowExchange(node.comm, ["f8"], peers=[node.rank], node=node) as swap:
         move = Migration(swap)
