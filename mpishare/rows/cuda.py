@@ -67,8 +67,9 @@ class CudaRows(CudaPlanEngine):
         # Without C no call comes again.
         self._describe = getattr(setup.context.compiled_here, "describe", None)
         self._stream = 0  # for captures
-        self.is_open = self._has_come = False
-        self.epoch, self._traded = 0, 0  # calls begun; the last one that is waited for
+        self.epoch = 0  # calls begun
+        # Whether a call is between `start` and `wait`, and whether the stream waits for its rows.
+        self.is_open, self._has_come = False, True
         # Results of the call that is open once the host has them, and whether it takes rounds.
         self._counted: list[int] | None = None
         self._has_more = False
@@ -229,11 +230,6 @@ class CudaRows(CudaPlanEngine):
         self.is_open, self._has_come = is_open, False
         self._counted, self._has_more = None, False
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether nothing is started without a wait."""
-        return self._traded == self.epoch
-
     def pack_again(self, keys: int, stream: int) -> None:
         """Pack what was started once more for some keys, a bit each."""
         self._sent[0].launch(keys).enqueue(stream)
@@ -287,12 +283,11 @@ class CudaRows(CudaPlanEngine):
 
     def receive(self, entered: StreamInfo, launches: Sequence[driver.Enqueued]) -> None:
         """Let the stream wait for the rows of all peers, and take them."""
-        if self._has_far and not self.is_waited_for:
-            self._traded = self.epoch
+        is_traded, self._has_come = self._has_come, True
+        if self._has_far and not is_traded:
             with UnderWay(self, "wait"):
                 self._far.trade(entered)
         self.enqueue(entered, launches)
-        self._has_come = True
 
     def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, Any]:
         """Return the array for a new count, and the old one as kernels take it."""
@@ -391,7 +386,7 @@ class CudaRows(CudaPlanEngine):
 
     def _progress(self) -> tuple[int, bool]:
         done, is_under_way = self._flags.progress()
-        return done, is_under_way and self.is_waited_for
+        return done, is_under_way and self._has_far and self._has_come
 
     def is_over(self) -> bool:
         return super().is_over() and self._backend.is_done(self._stream)
