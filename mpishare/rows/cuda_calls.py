@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpishare.rows.calls import Span
     from mpishare.rows.form import Column, Form
 
-_UNCHANGED = -1  # a bound that is no int of the call
-
 
 class Words:
     """Describes columns to the kernels, by the words of a row; quickly, as they may be new ones."""
@@ -81,49 +79,46 @@ class Sending(Repeated):
         self.lanes, self.nrows = engine.words.of(columns)
         if any(column.shape[0] != self.nrows for column in columns):
             raise ValueError(f"columns have {[column.shape[0] for column in columns]} rows")
-        self._spans = records.Spans()
-        self._bounds: list[Any] = []  # of the ints
-        self._parts: list[tuple[int, int, int, int]] = []
-        self._blocks, found = 0, spans_of(engine.places, rows)
+        self._spans, ints = records.Spans(), list[int]()
+        given = spans_of(engine.places, rows)
         # In the order in which they are given.
-        ints = [each for place, span in found.items() for each in self._describe(place, span)]
+        self._parts = [self._describe(place, span, ints) for place, span in given.items()]
+        self._blocks = 0
         self.set(tuple(ints))
 
-    def _describe(self, place: int, span: Span) -> list[int]:
-        """Store the rows for a key, all but their ints, and return these."""
-        to, numbers, ints = self._spans[place], span.numbers, list[int]()
+    def _describe(self, place: int, span: Span, ints: list[int]) -> tuple[Any, ...]:
+        """Store the rows for a key, and append their ints, which may differ at the next call.
 
-        def find(bound: Any, number: Any, name: str) -> int:
-            """Let a bound have a number: by its address on the GPU, or by the place returned."""
+        Return the bounds, which of them are ints, how many rows there are, and how many go at once.
+        """
+        to, most, name = self._spans[place], self.nrows, "high"
+        if span.numbers is not None:
+            to.numbers, most, to.nbytes = ints_of(span.numbers, "row numbers")
+            name = "n"
+
+        def is_int(bound: Any, number: Any, name: str) -> bool:
             if hasattr(type(number), "__cuda_array_interface__"):
                 bound.at, bound.nbytes, _ = scalar_of(number, name)
-                return _UNCHANGED
-            self._bounds.append(bound)
+                return False
             ints.append(int_of(number, name))
-            return len(self._bounds) - 1
+            return True
 
-        to.most, low, high = self.nrows, _UNCHANGED, _UNCHANGED
-        if numbers is not None:
-            to.numbers, to.most, to.nbytes = ints_of(numbers, "row numbers")
-        to.high.value = to.most
-        if numbers is None:
-            low = find(to.low, span.low, "low")
-        if span.high is not None:
-            high = find(to.high, span.high, "high" if numbers is None else "n")
-        self._parts.append((low, high, to.most, self._engine.slots.rooms[place]))
-        return ints
+        to.most, low, high = most, to.low, to.high
+        has_low = span.numbers is None and is_int(low, span.low, "low")
+        has_high = span.high is not None and is_int(high, span.high, name)
+        return low, high, has_low, has_high, most, self._engine.slots.rooms[place]
 
     def set(self, ints: tuple[int, ...]) -> None:
         """Take other ints; raise for bounds that are not right."""
-        count = 0
-        for low, high, most, room in self._parts:
-            first = 0 if low < 0 else ints[low]
-            last = most if high < 0 else ints[high]
+        given, count, self.ints = iter(ints), 0, None
+        for low, high, has_low, has_high, most, room in self._parts:
+            # Where the GPU has a bound, this value is not read.
+            first = next(given) if has_low else 0
+            last = next(given) if has_high else most
             if not 0 <= first <= last <= most:
                 raise ValueError(f"rows {first} to {last} of {most}")
-            count += last - first if last - first < room else room
-        for bound, number in zip(self._bounds, ints, strict=True):
-            bound.value = number
+            low.value, high.value = first, last
+            count += min(last - first, room)
         self.ints, self.is_changed = ints, True
         blocks = self._engine.blocks_for(count, self.lanes.count)
         if blocks != self._blocks:

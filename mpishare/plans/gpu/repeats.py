@@ -86,7 +86,7 @@ class Repeated:
     first; with others the launches are made one by one.
     """
 
-    ints: tuple[int, ...] = ()  # arguments
+    ints: tuple[int, ...] | None = ()  # arguments; None where the last ones were refused
     is_changed = False  # since the last call
     tensors_on: int | None = None  # the GPU of the call's tensors, if the stream is theirs
 
