@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from mpishare.rows import records
-from mpishare.rows.messages import MessageIn, MessageOut, late
+from mpishare.rows.messages import MessagePair, late
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,8 +26,7 @@ class CudaMessages:
         comm, form, self._engine, self._slots = setup.comm, engine.form, engine, engine.slots
         self._comm, self._context, self._form = comm, comm.context, form
         self._keys = {place: form.keys[place] for place in sorted(places)}
-        self._outs = {at: MessageOut(comm, form, key) for at, key in self._keys.items()}
-        self._ins = {at: MessageIn(comm, form, key) for at, key in self._keys.items()}
+        self._pairs = {at: MessagePair(comm, form, key) for at, key in self._keys.items()}
         self._pinned: dict[int, Array] = {}
 
     def skip(self, *_: Any) -> None:
@@ -59,11 +58,11 @@ class CudaMessages:
             self._slots.publish(stream)
             self._engine.pack_again(more, stream)
             self._take_packed(call, epoch)
-        for out in self._outs.values():
-            out.send()
-        pairs = [*self._keys.values()], [*self._ins.values()], [*self._outs.values()]
-        self._comm.wait_anywhere(call, lambda: late(*pairs, epoch))
-        for place, each in self._ins.items():
+        keys, pairs = [*self._keys.values()], [*self._pairs.values()]
+        for each in pairs:
+            each.send()
+        self._comm.wait_anywhere(call, lambda: late(keys, pairs, pairs, epoch))
+        for place, each in self._pairs.items():
             each.open(epoch)
             self._upload(place, each, epoch, stream)
 
@@ -78,13 +77,13 @@ class CudaMessages:
         self._context.memory_barrier()
         self._slots.held.clear()  # the stream is past these
         more = 0
-        for place, out in self._outs.items():
+        for place, pair in self._pairs.items():
             count, credit, wanted = map(int, self._header(place)[: records.ROWS])
             count &= 0xFFFFFFFF
             room = self._slots.rooms[place]
             if count <= room:
-                out.reserve(count, credit, wanted)
-                self._copy(place, room // self._form.room, out.slot(epoch))
+                pair.reserve(count, credit, wanted)
+                self._copy(place, room // self._form.room, pair.slot(epoch))
             else:
                 more |= 1 << place
             if wanted > room:
@@ -97,7 +96,7 @@ class CudaMessages:
         for column, at in zip(columns, begins, strict=True):
             column[...] = packed[at : at + column.nbytes].view(column.dtype).reshape(column.shape)
 
-    def _upload(self, place: int, came: MessageIn, epoch: int, stream: int) -> None:
+    def _upload(self, place: int, came: MessagePair, epoch: int, stream: int) -> None:
         slots = self._slots
         room, rows = slots.scales[place] * self._form.room, max(came.count, came.wanted)
         if rows > room:

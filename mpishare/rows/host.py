@@ -13,7 +13,7 @@ from mpishare.errors import CapacityError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
-from mpishare.rows.messages import MessageIn, MessageOut, late
+from mpishare.rows.messages import MessagePair, late
 from mpishare.rows.slots import HEADERS_NBYTES, Incoming, Outgoing, headers_of, move_rows
 from mpishare.runtime.route import HOST
 
@@ -53,13 +53,14 @@ class HostRows(PlanEngine):
             self.move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
             described = [each.dtype for each in kinds], [each.shape for each in kinds]
             self._count = partial(compiled.count_rows, np.ndarray, *described)
-        self._out: list[Outgoing | MessageOut] = []
-        self._in: list[Incoming | MessageIn] = []
+        self._out: list[Outgoing | MessagePair] = []
+        self._in: list[Incoming | MessagePair] = []
         barrier = setup.context.memory_barrier
         for place, key in enumerate(form.keys):
             if setup.my_routes[key.rank] is not HOST:
-                self._out.append(MessageOut(self._comm, form, key))
-                self._in.append(MessageIn(self._comm, form, key))
+                pair = MessagePair(self._comm, form, key)
+                self._out.append(pair)
+                self._in.append(pair)
                 continue
             there = headers_of(self._headers, first[key.rank] + key.place)
             here = headers_of(self._headers, first[self.rank] + place)

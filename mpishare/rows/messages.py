@@ -19,64 +19,54 @@ _WORDS = 3
 """The rows; what the peer may send by the next migration, and how many there are: on GPUs."""
 
 
-class MessageOut:
-    """The rows that go to one peer, as `slots.Outgoing`."""
+class MessagePair:
+    """The rows that go to one peer and come from it, as `slots.Outgoing` and `slots.Incoming`."""
 
     nbytes = 0
-
-    def __init__(self, comm: PlanComm, form: Form, key: Key) -> None:
-        self._form, self._comm = form, comm.comm
-        self._where = key.rank, comm.first_tag + key.tag
-        self._request: Any = None
-        self._data, self._count = np.empty(0, np.uint8), 0
-
-    def reserve(self, count: int, credit: int = 0, wanted: int = 0) -> None:
-        nbytes, self._count = self._form.offsets(count)[-1], count
-        self._data = np.empty(nbytes + 8 * _WORDS, np.uint8)
-        self._data[nbytes:].view(np.int64)[:] = count, credit, wanted
-
-    def slot(self, epoch: int) -> list[Any]:  # noqa: ARG002
-        return views_of(self._form, self._data, self._count)
-
-    def send(self, count: int = 0, epoch: int = 0) -> None:  # noqa: ARG002
-        self._request = self._comm.Isend(self._data, *self._where)
-
-    def is_sent(self) -> bool:
-        if self._request is not None and self._request.Test():
-            self._request = None
-        return self._request is None
-
-    def close(self) -> None:
-        """Do nothing: a plan closes once all that was sent has come."""
-
-
-class MessageIn:
-    """The rows that come from one peer, as `slots.Incoming`."""
 
     def __init__(self, comm: PlanComm, form: Form, key: Key) -> None:
         from mpi4py import MPI
 
         self._form, self._comm, self._status = form, comm.comm, MPI.Status()
-        self._where = key.rank, comm.first_tag + key.far_tag
-        self._request: Any = None
-        self._data = np.empty(0, np.uint8)
+        self._to = key.rank, comm.first_tag + key.tag
+        self._source = key.rank, comm.first_tag + key.far_tag
+        self._sending: Any = None  # requests
+        self._receiving: Any = None
+        self._sent = self._came = np.empty(0, np.uint8)
+        self._nsent = 0
         self._epoch = 0  # the last that has come
         self.count = self.credit = self.wanted = 0
         self.columns: list[Any] = []
+
+    def reserve(self, count: int, credit: int = 0, wanted: int = 0) -> None:
+        nbytes, self._nsent = self._form.offsets(count)[-1], count
+        self._sent = np.empty(nbytes + 8 * _WORDS, np.uint8)
+        self._sent[nbytes:].view(np.int64)[:] = count, credit, wanted
+
+    def slot(self, epoch: int) -> list[Any]:  # noqa: ARG002
+        return views_of(self._form, self._sent, self._nsent)
+
+    def send(self, count: int = 0, epoch: int = 0) -> None:  # noqa: ARG002
+        self._sending = self._comm.Isend(self._sent, *self._to)
+
+    def is_sent(self) -> bool:
+        if self._sending is not None and self._sending.Test():
+            self._sending = None
+        return self._sending is None
 
     def has_come(self, epoch: int) -> bool:
         """Whether the message of an epoch is there; its size is that of what is received."""
         if self._epoch >= epoch:
             return True
-        if self._request is None:
-            message = self._comm.Improbe(*self._where, self._status)
+        if self._receiving is None:
+            message = self._comm.Improbe(*self._source, self._status)
             if message is None:
                 return False
-            self._data = np.empty(self._status.count, np.uint8)
-            self._request = message.Irecv(self._data)
-        if not self._request.Test():
+            self._came = np.empty(self._status.count, np.uint8)
+            self._receiving = message.Irecv(self._came)
+        if not self._receiving.Test():
             return False
-        self._request, self._epoch = None, epoch
+        self._receiving, self._epoch = None, epoch
         return True
 
     def spin(self, epoch: int, spins_per_yield: int) -> bool:  # noqa: ARG002
@@ -84,18 +74,18 @@ class MessageIn:
         return False
 
     def open(self, epoch: int) -> None:  # noqa: ARG002
-        words = self._data[-8 * _WORDS :].view(np.int64)
+        words = self._came[-8 * _WORDS :].view(np.int64)
         self.count, self.credit, self.wanted = map(int, words)
-        self.columns = views_of(self._form, self._data, self.count)
+        self.columns = views_of(self._form, self._came, self.count)
 
     def close(self) -> None:
-        """Do nothing, as `MessageOut`."""
+        """Do nothing: a plan closes once all that was sent has come."""
 
 
 def late(
     keys: Sequence[Key],
-    ins: Sequence[Incoming | MessageIn],
-    outs: Sequence[Outgoing | MessageOut],
+    ins: Sequence[Incoming | MessagePair],
+    outs: Sequence[Outgoing | MessagePair],
     epoch: int,
 ) -> list[int]:
     """Return the ranks whose rows have not come, and those whose messages are not sent."""
