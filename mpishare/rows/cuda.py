@@ -26,11 +26,10 @@ from mpishare.rows.cuda_calls import Sending, Words, grouped
 from mpishare.rows.cuda_messages import CudaMessages
 from mpishare.rows.cuda_nccl import NcclRows
 from mpishare.rows.cuda_slots import CudaSlots, fewest_words, fits
-from mpishare.rows.messages import UnderWay
 from mpishare.runtime.route import FUSED, GPU_MESSAGES, MESSAGES, NCCL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
@@ -154,7 +153,7 @@ class CudaRows(CudaPlanEngine):
         if sends:
             self.enqueue(entered, call.launches[:1])
             self.begin_epoch(is_open=name == "start")
-            self._far.send(entered)
+            self._reach_far("start", self._far.send, entered)
         if name != "start":
             self.receive(entered, call.launches[sends:])
             self.is_open = False
@@ -285,9 +284,22 @@ class CudaRows(CudaPlanEngine):
         """Let the stream wait for the rows of all peers, and take them."""
         is_traded, self._has_come = self._has_come, True
         if self._has_far and not is_traded:
-            with UnderWay(self, "wait"):
-                self._far.trade(entered)
+            self._reach_far("wait", self._far.trade, entered)
         self.enqueue(entered, launches)
+
+    def _reach_far(
+        self, call: str, reach: Callable[[StreamInfo], None], entered: StreamInfo
+    ) -> None:
+        """Reach other nodes; where that fails this rank leaves, as they have rows or wait for them.
+
+        Not in `Blocked`, as on hosts: a wait for a stream asks at its end whether the node's thread
+        may go on.
+        """
+        try:
+            reach(entered)
+        except BaseException as error:
+            self.agreement.life.leave(f"{self.name}: {call}", error)
+            raise
 
     def count_of(self, count: Any, entered: StreamInfo) -> tuple[Any, Any]:
         """Return the array for a new count, and the old one as kernels take it."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.rows import records
-from mpishare.rows.messages import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -80,11 +79,10 @@ class NcclRows:
             return
         handle, _, _, is_captured = entered
         own = self._engine._stream, self._engine, True, is_captured
-        with UnderWay(self._engine, "start"):
-            self._backend.record(self._packed, handle)
-            self._backend.wait_event(self._packed, own[0])
-            self._engine._in_order(lambda: self._send(own[0]), own)
-            self._backend.record(self._came, own[0])
+        self._backend.record(self._packed, handle)
+        self._backend.wait_event(self._packed, own[0])
+        self._engine._in_order(lambda: self._send(own[0]), own)
+        self._backend.record(self._came, own[0])
 
     def trade(self, entered: StreamInfo) -> None:
         """Let the stream wait for the rows; the host too, unless those of a migration may stay."""

@@ -93,22 +93,3 @@ def late(
     return sorted(
         {key.rank for key, each, out in pairs if not (each.has_come(epoch) and out.is_sent())}
     )
-
-
-class UnderWay:
-    """A block of a call on GPUs: where it fails, this rank leaves the node.
-
-    For the others may have had the rows of this call, or wait for them. Not `Blocked`, as on hosts:
-    a wait for a stream asks at its end whether the node's thread may go on.
-    """
-
-    def __init__(self, engine: Any, call: str) -> None:
-        self._engine, self._call = engine, call
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        engine = self._engine
-        if error is not None:
-            engine.agreement.life.leave(f"{engine.name}: {self._call}", error)
