@@ -107,7 +107,7 @@ class RowExchange(RoutedPlan):
         def find() -> tuple[GivenFields, Description]:
             require_backend(backend)
             kinds = columns_of(columns)
-            rows = room_of(room, kinds)
+            rows = room_of(room)
             names = names_of(comm, peers, dims, periods)
             nbytes = sum(kind.nbytes for kind in kinds)
             layout = FieldLayout((rows, nbytes), (nbytes, 1), np.dtype("u1"), None)
