@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-
 from mpishare.coordination import recording
 from mpishare.errors import EpochError
 from mpishare.plans.base_plan import RoutedPlan
 from mpishare.plans.fields import GivenFields, require_backend
-from mpishare.plans.layout import FieldLayout, array_of
+from mpishare.plans.layout import array_of
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 from mpishare.rows.calls import require_peers
 from mpishare.rows.form import Form, columns_of, keys_of, names_of, room_of
@@ -109,13 +107,9 @@ class RowExchange(RoutedPlan):
             kinds = columns_of(columns)
             rows = room_of(room)
             names = names_of(comm, peers, dims, periods)
-            nbytes = sum(kind.nbytes for kind in kinds)
-            layout = FieldLayout((rows, nbytes), (nbytes, 1), np.dtype("u1"), None)
             same = {"columns": [*map(str, kinds)], "room": rows}
-            return (
-                GivenFields([], [layout], backend, takes_any=False),
-                Description(same, names, (kinds, rows)),
-            )
+            given = GivenFields([], [], backend, takes_any=False)
+            return given, Description(same, names, (kinds, rows))
 
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             agreed = agree_on_found(start, require, find)
