@@ -61,7 +61,7 @@ class CudaMessages:
         keys, pairs = [*self._keys.values()], [*self._pairs.values()]
         for each in pairs:
             each.send()
-        self._comm.wait_anywhere(call, lambda: late(keys, pairs, pairs, epoch))
+        self._comm.wait_anywhere(call, lambda: late(keys, pairs, epoch))
         for place, each in self._pairs.items():
             each.open(epoch)
             self._upload(place, each, epoch, stream)

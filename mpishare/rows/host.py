@@ -14,7 +14,7 @@ from mpishare.plans.engine import PlanEngine
 from mpishare.plans.layout import as_numpy, require_ints, require_number, require_writeable
 from mpishare.rows.calls import int_of, require_count, require_like, spans_of
 from mpishare.rows.messages import MessagePair, late
-from mpishare.rows.slots import HEADERS_NBYTES, Incoming, Outgoing, headers_of, move_rows
+from mpishare.rows.slots import HEADERS_NBYTES, SlotPair, headers_of, move_rows
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
@@ -53,24 +53,21 @@ class HostRows(PlanEngine):
             self.move = partial(compiled.move_rows, np.ndarray, [each.nbytes for each in kinds])
             described = [each.dtype for each in kinds], [each.shape for each in kinds]
             self._count = partial(compiled.count_rows, np.ndarray, *described)
-        self._out: list[Outgoing | MessagePair] = []
-        self._in: list[Incoming | MessagePair] = []
+        self._pairs: list[SlotPair | MessagePair] = []
         barrier = setup.context.memory_barrier
         for place, key in enumerate(form.keys):
             if setup.my_routes[key.rank] is not HOST:
-                pair = MessagePair(self._comm, form, key)
-                self._out.append(pair)
-                self._in.append(pair)
+                self._pairs.append(MessagePair(self._comm, form, key))
                 continue
             there = headers_of(self._headers, first[key.rank] + key.place)
             here = headers_of(self._headers, first[self.rank] + place)
-            self._out.append(Outgoing(form, there, barrier, f"{self.name}: rank {key.rank}"))
-            self._in.append(Incoming(form, here, barrier))
+            peer = f"{self.name}: rank {key.rank}"
+            self._pairs.append(SlotPair(form, there, here, barrier, peer))
 
     @property
     def staging_nbytes(self) -> int:  # type: ignore[override]
         """Bytes of this rank's slots, and of the headers of its node."""
-        return self._headers.nbytes + sum(each.nbytes for each in self._out)
+        return self._headers.nbytes + sum(each.nbytes for each in self._pairs)
 
     # --- checks
 
@@ -120,17 +117,17 @@ class HostRows(PlanEngine):
     def send(self, arrays: list[Array], parts: Sequence[Any], nrows: int) -> None:
         """Send parts of the arrays, one a key; `ValueError` for numbers of no rows."""
         epoch = self.epoch + 1
-        for out, (rows, count) in zip(self._out, parts, strict=True):
-            out.reserve(count)
-            slot = out.slot(epoch)
+        for pair, (rows, count) in zip(self._pairs, parts, strict=True):
+            pair.reserve(count)
+            slot = pair.slot(epoch)
             if count and not self.move(slot, 0, arrays, rows, count, nrows):
                 used: Any = rows[:count]
                 raise ValueError(f"row numbers from {used.min()} to {used.max()} of {nrows} rows")
 
         with self.agreement.blocked(f"{self.name}: start"):
             self.epoch = epoch
-            for out, (_, count) in zip(self._out, parts, strict=True):
-                out.send(count, epoch)
+            for pair, (_, count) in zip(self._pairs, parts, strict=True):
+                pair.send(count, epoch)
             self._sent = [count for _, count in parts]
             self._is_open = True
 
@@ -141,9 +138,9 @@ class HostRows(PlanEngine):
         call = f"{self.name}: wait"
         with self.agreement.blocked(call):
             spins = self._setup.context.spins_per_yield
-            if not all(each.spin(self.epoch, spins) for each in self._in):
+            if not all(each.spin(self.epoch, spins) for each in self._pairs):
                 self._wait(call)
-            for each in self._in:
+            for each in self._pairs:
                 each.open(self.epoch)
             self._is_open = False
 
@@ -152,7 +149,7 @@ class HostRows(PlanEngine):
         self.receive()
         found = []
         for name, columns in into.items():
-            each = self._in[self.places[name]]
+            each = self._pairs[self.places[name]]
             arrays, shortest, _ = self.require(columns, stream)
             self._require_room(each.count, shortest)
             found.append((each, arrays))
@@ -165,8 +162,8 @@ class HostRows(PlanEngine):
         first = count_of(count)
         self.receive()
         arrays, shortest, _ = self.require(columns, stream)
-        self._require_room(first + sum(each.count for each in self._in), shortest)
-        for each in self._in:
+        self._require_room(first + sum(each.count for each in self._pairs), shortest)
+        for each in self._pairs:
             self.move(arrays, first, each.columns, 0, each.count, 0)
             first += each.count
         return store_count(count, first)
@@ -174,7 +171,7 @@ class HostRows(PlanEngine):
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many rows came and went, by key; host-blocking."""
         self.receive()
-        return [each.count for each in self._in], self._sent
+        return [each.count for each in self._pairs], self._sent
 
     @property
     def device_counts(self) -> Array:
@@ -184,23 +181,21 @@ class HostRows(PlanEngine):
     def received(self, place: int) -> list[Any]:
         """Return the rows that came, where they are; host-blocking."""
         self.receive()
-        each = self._in[place]
+        each = self._pairs[place]
         return [column[: each.count] for column in each.columns]
 
-    # --- waits
-
-    def _late(self) -> list[int]:
-        return late(self.form.keys, self._in, self._out, self.epoch)
-
     def _wait(self, call: str) -> None:
-        if all(isinstance(each, Incoming) for each in self._in):
-            self._comm.wait(call, self._late)
+        def pending() -> list[int]:
+            return late(self.form.keys, self._pairs, self.epoch)
+
+        if all(isinstance(each, SlotPair) for each in self._pairs):
+            self._comm.wait(call, pending)
         else:
-            self._comm.wait_anywhere(call, self._late)
+            self._comm.wait_anywhere(call, pending)
 
     def close(self) -> None:
         """Unmap the slots, and give the headers back."""
-        for each in (*self._out, *self._in):
+        for each in self._pairs:
             each.close()
         self._headers.close()
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.rows.form import Form, Key
-    from mpishare.rows.slots import Incoming, Outgoing
+    from mpishare.rows.slots import SlotPair
 
 _WORDS = 3
 """The rows; what the peer may send by the next migration, and how many there are: on GPUs."""
 
 
 class MessagePair:
-    """The rows that go to one peer and come from it, as `slots.Outgoing` and `slots.Incoming`."""
+    """The rows that go to one peer and come from it, as `slots.SlotPair`."""
 
     nbytes = 0
 
@@ -49,12 +49,15 @@ class MessagePair:
     def send(self, count: int = 0, epoch: int = 0) -> None:  # noqa: ARG002
         self._sending = self._comm.Isend(self._sent, *self._to)
 
-    def is_sent(self) -> bool:
+    def is_over(self, epoch: int) -> bool:
+        return self._has_come(epoch) and self._is_sent()
+
+    def _is_sent(self) -> bool:
         if self._sending is not None and self._sending.Test():
             self._sending = None
         return self._sending is None
 
-    def has_come(self, epoch: int) -> bool:
+    def _has_come(self, epoch: int) -> bool:
         """Whether the message of an epoch is there; its size is that of what is received."""
         if self._epoch >= epoch:
             return True
@@ -82,14 +85,7 @@ class MessagePair:
         """Do nothing: a plan closes once all that was sent has come."""
 
 
-def late(
-    keys: Sequence[Key],
-    ins: Sequence[Incoming | MessagePair],
-    outs: Sequence[Outgoing | MessagePair],
-    epoch: int,
-) -> list[int]:
+def late(keys: Sequence[Key], pairs: Sequence[SlotPair | MessagePair], epoch: int) -> list[int]:
     """Return the ranks whose rows have not come, and those whose messages are not sent."""
-    pairs = zip(keys, ins, outs, strict=True)
-    return sorted(
-        {key.rank for key, each, out in pairs if not (each.has_come(epoch) and out.is_sent())}
-    )
+    both = zip(keys, pairs, strict=True)
+    return sorted({key.rank for key, pair in both if not pair.is_over(epoch)})

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mpishare.rows.form import Form
 
     Array = np.ndarray[Any, Any]
+    Headers = Sequence[memoryview[int]]
+    """For even epochs and for odd ones."""
 
 log = logging.getLogger("mpishare.rows")
 
@@ -35,8 +37,8 @@ _NAME_NBYTES = 8 * (_WORDS - _NAME)
 HEADERS_NBYTES = 2 * 8 * _WORDS  # of a key
 
 
-def headers_of(memory: PlanMemory, number: int) -> list[memoryview[int]]:
-    """Return the headers of a key of the node, for even epochs and for odd ones."""
+def headers_of(memory: PlanMemory, number: int) -> Headers:
+    """Return the headers of a key of the node."""
     words = memory.buffer.cast("Q")
     begins = (_WORDS * (2 * number + parity) for parity in (0, 1))
     return [words[begin : begin + _WORDS] for begin in begins]
@@ -53,33 +55,40 @@ def views_of(form: Form, buffer: Any, capacity: int, begin: int = 0) -> list[Arr
 class _Slots:
     """Both slots of a direction, in shared memory once there were rows."""
 
-    def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any) -> None:
-        self._form, self._headers, self._barrier = form, headers, barrier
-        self._memory: shared.SharedMemory | None = None
-        self._slots = [views_of(form, None, 0)] * 2
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self.memory: shared.SharedMemory | None = None
+        self.of_parity = [views_of(form, None, 0)] * 2
 
-    def _map(self, memory: shared.SharedMemory, capacity: int) -> None:
+    def map(self, memory: shared.SharedMemory, capacity: int) -> None:
         self.close()
-        self._memory = memory
+        self.memory = memory
         base, half = np.frombuffer(memory.buffer, np.uint8), self._form.offsets(capacity)[-1]
-        self._slots = [views_of(self._form, base, capacity, begin) for begin in (0, half)]
+        self.of_parity = [views_of(self._form, base, capacity, begin) for begin in (0, half)]
 
     def close(self) -> None:
-        """Unmap the slots, once no rank uses them."""
-        self._slots = [[], []]
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self.of_parity = [[], []]
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
 
-class Outgoing(_Slots):
-    """The rows that go to one peer on this node."""
+class SlotPair:
+    """The rows that go to one peer on this node, and those that come from it.
 
-    def __init__(self, form: Form, headers: list[memoryview[int]], barrier: Any, peer: str) -> None:
-        super().__init__(form, headers, barrier)
-        self._peer = peer
+    `there` are the peer's headers for what goes, `here` this rank's for what comes.
+    """
+
+    nbytes = 0  # of the slots that this rank has made
+    count = 0  # of the rows that came, and these
+    columns: Sequence[Array] = ()
+
+    def __init__(self, form: Form, there: Headers, here: Headers, barrier: Any, peer: str) -> None:
+        self._form, self._there, self._here = form, there, here
+        self._barrier, self._peer = barrier, peer
+        self._out, self._in = _Slots(form), _Slots(form)
+        self._capacity = 0  # of what goes
         self._is_new = False  # memory of which no header has told
-        self._capacity = self.nbytes = 0
 
     def reserve(self, count: int) -> None:
         """Make slots that have room, before anything is published."""
@@ -89,62 +98,52 @@ class Outgoing(_Slots):
         if count > self._form.room:
             log.info("%d rows to %s: slots for %d from now on", count, self._peer, capacity)
         nbytes = 2 * self._form.offsets(capacity)[-1]
-        self._map(shared.create(nbytes), capacity)
+        self._out.map(shared.create(nbytes), capacity)
         self._is_new, self.nbytes, self._capacity = True, nbytes, capacity
 
     def slot(self, epoch: int) -> list[Array]:
         """Return the columns to which the rows of an epoch are copied."""
-        return self._slots[epoch & 1]
+        return self._out.of_parity[epoch & 1]
 
     def send(self, count: int, epoch: int) -> None:
         """Announce the rows."""
-        words = self._headers[epoch & 1]
+        words = self._there[epoch & 1]
         words[_ROWS], words[_CAPACITY] = count, 0
-        if self._is_new and self._memory is not None:
-            name = shared.publish(self._memory)
-            self._memory.close_file()
+        if self._is_new and self._out.memory is not None:
+            name = shared.publish(self._out.memory)
+            self._out.memory.close_file()
             words[_CAPACITY] = self._capacity
             words[_NAME:] = memoryview(name.encode().ljust(_NAME_NBYTES, b"\0")).cast("Q")
             self._is_new = False
         self._barrier()
         words[_EPOCH] = epoch
 
-    def is_sent(self) -> bool:
-        """Whether nothing is left to do: it was sent by stores."""
-        return True
-
-
-class Incoming(_Slots):
-    """The rows that come from one peer on this node."""
-
-    count = 0
-    columns: Sequence[Array] = ()
-
-    def has_come(self, epoch: int) -> bool:
-        """Whether the rows of an epoch are there."""
-        return self._headers[epoch & 1][_EPOCH] >= epoch
+    def is_over(self, epoch: int) -> bool:
+        """Whether the rows of an epoch are here, and those of this rank are sent: by stores."""
+        return self._here[epoch & 1][_EPOCH] >= epoch
 
     def spin(self, epoch: int, spins_per_yield: int) -> bool:
         """Wait for a moment; return whether the rows are there."""
-        return spin_until(self._headers[epoch & 1], _EPOCH, epoch, spins_per_yield)
+        return spin_until(self._here[epoch & 1], _EPOCH, epoch, spins_per_yield)
 
     def open(self, epoch: int) -> None:
         """Find the rows of an epoch that have come."""
         self._barrier()
-        words = self._headers[epoch & 1]
+        words = self._here[epoch & 1]
         self.count, capacity = words[_ROWS], words[_CAPACITY]
         if capacity:
             name = bytes(words[_NAME:]).rstrip(b"\0").decode()
             memory = shared.attach(name, 2 * self._form.offsets(capacity)[-1])
             memory.close_file()
             shared.forget(name)
-            self._map(memory, capacity)
-        self.columns = self._slots[epoch & 1]
+            self._in.map(memory, capacity)
+        self.columns = self._in.of_parity[epoch & 1]
 
     def close(self) -> None:
-        """Unmap the slots."""
+        """Unmap the slots, once no rank uses them."""
         self.columns = ()
-        super().close()
+        self._out.close()
+        self._in.close()
 
 
 def move_rows(

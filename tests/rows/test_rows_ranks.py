@@ -285,8 +285,8 @@ def test_a_plan_that_is_closed_amid_a_call(node):
 @pytest.mark.parametrize("call", ["start", "wait"])
 def test_a_handler_of_a_signal_is_refused_amid_a_call_on_the_host(host_node, monkeypatch, call):
     """The call itself goes on."""
-    owner, name = {"start": (slots.Outgoing, "send"), "wait": (slots.Incoming, "open")}[call]
-    make, refused = getattr(owner, name), []
+    name = {"start": "send", "wait": "open"}[call]
+    make, refused = getattr(slots.SlotPair, name), []
 
     def handled(*arguments):
         with pytest.raises(EpochError, match="a handler of a signal called mpishare amid a call"):
@@ -294,7 +294,7 @@ def test_a_handler_of_a_signal_is_refused_amid_a_call_on_the_host(host_node, mon
         refused.append(name)
         return make(*arguments)
 
-    monkeypatch.setattr(owner, name, handled)
+    monkeypatch.setattr(slots.SlotPair, name, handled)
     swap = RowExchange(host_node.comm, ["f8"], node=host_node)
     with swap:
         swap.start([np.arange(3.0)], {host_node.rank: (1, 3)})
