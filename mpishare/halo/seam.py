@@ -101,7 +101,8 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
         raise ValueError("a list of boxes and along= make a ring: give both or neither")
     if not is_ring and (seam.start or seam.shift is not None):
         raise ValueError("start= and shift= are of a ring, whose source is a list of boxes")
-    sources: Any = seam.source if is_ring else [seam.source]
+    wanted, sources = "source must be a rank, a field and a box, or a list", [seam.source]
+    pieces = [_place(wanted, each, 2) for each in (seam.source if is_ring else sources)]
     return PackedSeam(
         field,
         box_in("into", spans_of("into", box, ndim), layout.shape).pack(),
@@ -111,7 +112,7 @@ def pack_seam(seam: Any, layouts: Sequence[FieldLayout]) -> PackedSeam:
         axes_of("along", [seam.along], ndim)[0] if is_ring else None,
         index(seam.start),
         seam.shift,
-        [_piece(each, ndim) for each in sources],
+        [(rank, number, spans_of("source", box, ndim)) for rank, number, box in pieces],
     )
 
 
@@ -121,12 +122,6 @@ def _place(wanted: str, given: Any, count: int) -> list[Any]:
     if len(found) != count + 1 or not all(map(is_int, found[:count])):
         raise TypeError(f"{wanted}, not {given!r}")
     return [*map(index, found[:count]), found[count]]
-
-
-def _piece(source: Any, ndim: int) -> tuple[int, int, list[tuple[int | None, int | None]]]:
-    wanted = "source must be a rank, a field and a box, or a list"
-    rank, field, box = _place(wanted, source, 2)
-    return rank, field, spans_of("source", box, ndim)
 
 
 def spans_of(name: str, box: Any, ndim: int) -> list[tuple[int | None, int | None]]:

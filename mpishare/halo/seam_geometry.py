@@ -67,7 +67,8 @@ def _read(
     into, reader = Box.unpack(seam.into), (rank, seam.field)
     shape = layouts[rank][seam.field].shape
     name = f"{name}, into field {seam.field} of shape {shape} {_text(into)},"
-    pieces = []
+    extents, pieces = into.shape, []
+    wanted = tuple(extents[seam.axes.index(axis)] for axis in range(len(shape)))
     for peer, field, spans in seam.pieces:
         if not 0 <= peer < len(layouts):
             raise ValueError(f"{name} names rank {peer}; there are 0 to {len(layouts) - 1}")
@@ -83,25 +84,16 @@ def _read(
             )
         box = box_in(f"{name} source, field {field} of rank {peer},", spans, there)
         pieces.append(((peer, field), box))
-    extents = into.shape
-    wanted = tuple(extents[seam.axes.index(axis)] for axis in range(len(shape)))
-    read = Read(name, reader, into, pieces, wanted, seam)
-    _require_shapes(read)
-    return read
-
-
-def _require_shapes(read: Read) -> None:
-    """Raise `ValueError` unless a box has the cells that are read, once turned."""
-    wanted, along = read.wanted, read.seam.along
-    for (peer, field), box in read.pieces:
-        across = [axis for axis in range(len(wanted)) if axis != along]
-        if any(box.shape[axis] != wanted[axis] for axis in across):
+        pairs = enumerate(zip(box.shape, wanted, strict=True))
+        if any(has != wants for axis, (has, wants) in pairs if axis != seam.along):
             raise ValueError(
-                f"{read.name} reads {_text(box)} of field {field} of rank {peer}: {box.shape} "
-                f"cells, and with axes={tuple(read.seam.axes)} it wants {wanted}"
+                f"{name} reads {_text(box)} of field {field} of rank {peer}: {box.shape} "
+                f"cells, and with axes={tuple(seam.axes)} it wants {wanted}"
             )
-    if along is not None and 0 not in wanted and not read.length:
-        raise ValueError(f"{read.name} reads a ring of no cells")
+    read = Read(name, reader, into, pieces, wanted, seam)
+    if seam.along is not None and 0 not in wanted and not read.length:
+        raise ValueError(f"{name} reads a ring of no cells")
+    return read
 
 
 def _require_apart(reads: Sequence[Read]) -> None:
