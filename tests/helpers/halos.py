@@ -397,8 +397,7 @@ def plan(comm, case: Case, fields, width=None, **options) -> Iterator[mpishare.H
 def read_in_place(small: bool = True) -> Iterator[None]:
     """Plans that are made inside treat small fields as others treat large ones.
 
-    Fields in windows are read in place, others from the sender's process, and a rank's own cells
-    are copied in blocks.
+    Fields in windows are read in place, others from the sender's process.
     """
     with contextlib.ExitStack() as stack:
         limits = (
@@ -406,8 +405,6 @@ def read_in_place(small: bool = True) -> Iterator[None]:
             (parts, "_MIN_RUN_NBYTES"),
             (parts, "_MIN_READ_NBYTES"),
             (process_read, "_BLOCK_NBYTES"),
-            (parts, "_MIN_BLOCKED_NBYTES"),
-            (parts, "_CACHE_NBYTES"),
         )
         for module, name in limits if small else ():
             stack.enter_context(mock.patch.object(module, name, 1))

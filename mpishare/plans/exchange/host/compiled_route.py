@@ -105,10 +105,10 @@ class CompiledRoute(HostRoute):
 
         What is sent in place goes to the same place of a field like it: see `PeerReads.shadow`.
         """
-        name, layout = part.name, self._setup.mine[part.field]
+        name, mine = part.name, part.part
         is_sent, is_own = name.receiver != self._comm.rank, name.receiver == name.sender
-        cells = Cells.of_key(layout, part.key).turned(part.part.turn)
-        make = partial(self._lower_copy, part.part, is_received=not is_sent)
+        cells = Cells.of_key(self._setup.mine[mine.field], mine.key).turned(mine.turn)
+        make = partial(self._lower_copy, mine, is_received=not is_sent)
         staged = even = odd = direct = None
         if part.buffers is not None:
             packed = Cells.of_array(part.buffers[0])
@@ -119,10 +119,10 @@ class CompiledRoute(HostRoute):
             source = cells
             if not is_sent:
                 there = self._layouts[name.sender][name.field]
-                source = Cells.of_key(there, part.source_key).turned(part.part.far_turn)
+                source = Cells.of_key(there, part.source_key).turned(mine.far_turn)
             direct = make(cells, source, by=cells if is_own else source, ends=(1, 2))
         reads = self._peer_reads.reads.get(name, ())
-        return part.field, name.field, staged, even, odd, direct, tuple(reads)
+        return mine.field, name.field, staged, even, odd, direct, tuple(reads)
 
     def _lower_copy(
         self,

@@ -10,7 +10,6 @@ bytes. Which way it is follows from the part's place in the sender's field, alik
 from __future__ import annotations
 
 from itertools import groupby
-from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +19,7 @@ from mpishare.plans.message import PartKey, cells_of, parts_sent, received, sent
 from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
@@ -54,10 +53,7 @@ parts of 160 kB took 1.6 ms in place of 3.3, but 8 ranks with 1.1 MB each 1.05 o
 """
 _MAX_READ_RUNS = 256
 """So many of them at most, since each takes some 0.3 ms when the plan is made."""
-_CACHE_NBYTES = 512 << 10
 LINE_NBYTES = 64
-_MIN_BLOCKED_NBYTES = 128 << 10
-"""The least size of a rank's own cells copied some planes at a time; less stays in the cache."""
 
 
 class Extent(NamedTuple):
@@ -115,20 +111,18 @@ def is_read_in_place(layout: FieldLayout, part: PartInfo | Part) -> bool:
 
 
 class RoutePart(NamedTuple):
-    """A part that this rank sends or receives: `key` indexes it here, `source_key` at its sender.
+    """A part that this rank sends or receives, which has the index `source_key` at its sender.
 
     `source_key` is None if another rank sends the part and it is not a box: then only that rank
     knows its indices. `in_place`: read where it is if the sender's field lies so; else it is packed
-    from there too. `part` says how these cells travel.
+    from there too.
     """
 
     name: PartKey
-    field: int
-    key: Any
+    part: Part
     source_key: Any
     in_place: bool
     buffers: Buffers
-    part: Part
 
 
 class Sender(NamedTuple):
@@ -172,10 +166,14 @@ def lay_out(
             if found.in_place:
                 fields_read.add(part.field)
                 readers.add(name.receiver)
-    ordered = (_in_order if setup.zeroes else _own_first)(incoming, mine, setup.mine)
+    if not setup.zeroes:
+        # In any order: own cells, then those of the ranks behind this one, so that no two ranks
+        # begin at the same sender.
+        incoming.sort(key=lambda part: (part.name.sender < mine, part.name.sender))
+    by_sender = groupby(incoming, key=attrgetter("name.sender"))
     return RouteParts(
         [*outgoing.values()],
-        [Sender(rank, [*found]) for rank, found in groupby(ordered, key=_sender_of)],
+        [Sender(rank, [*found]) for rank, found in by_sender],
         [field in fields_read for field in range(len(setup.mine))],
         sorted(readers),
     )
@@ -193,88 +191,6 @@ def _part_maker(
         is_read = name in staging.unstaged or is_read_in_place(layout, info)
         in_place = not setup.adds and name.sender != name.receiver and is_read
         buffers = staging.buffers(name, part.shape)
-        return RoutePart(name, part.field, part.key, source_key, in_place, buffers, part)
+        return RoutePart(name, part, source_key, in_place, buffers)
 
     return made
-
-
-def _own_first(
-    parts: Sequence[RoutePart], mine: int, layouts: Sequence[FieldLayout]
-) -> list[RoutePart]:
-    """Return parts whose order is free with those of one sender together.
-
-    Own cells come first, then those of the ranks behind this one: no two begin at the same sender.
-    """
-    own = (part for part in parts if part.name.sender == mine)
-    others = (part for part in parts if part.name.sender != mine)
-
-    def from_mine_on(part: RoutePart) -> tuple[bool, int]:
-        return part.name.sender < mine, part.name.sender
-
-    return [*block_for_cache(own, layouts), *sorted(others, key=from_mine_on)]
-
-
-def _in_order(
-    parts: Sequence[RoutePart], mine: int, layouts: Sequence[FieldLayout]
-) -> list[RoutePart]:
-    """Return parts that are added in their order, own cells of the same planes in blocks."""
-
-    def planes_of(part: RoutePart) -> Any:
-        has_blocks = part.name.sender == mine and _plane_nbytes(part, layouts[part.field])
-        return (part.field, part.key[0]) if has_blocks else None
-
-    found: list[RoutePart] = []
-    for _, of_sender in groupby(parts, key=_sender_of):
-        by_field = sorted(of_sender, key=attrgetter("field"))
-        for planes, group in groupby(by_field, key=planes_of):
-            some = [*group]
-            found += some if planes is None else block_for_cache(some, layouts)
-    return found
-
-
-_sender_of = attrgetter("name.sender")
-
-
-def block_for_cache(parts: Iterable[RoutePart], layouts: Sequence[FieldLayout]) -> list[RoutePart]:
-    """Return the same copies within fields, large ones of the same planes a few planes at a time.
-
-    These are then made block by block, so that the cache lines of one serve the next. None of the
-    copies may read what another one writes.
-    """
-    found: list[RoutePart] = []
-    groups: dict[tuple[int, range], list[RoutePart]] = {}
-    nbytes_of: dict[tuple[int, range], int] = {}
-    for part in parts:
-        layout = layouts[part.field]
-        nbytes = _plane_nbytes(part, layout)
-        if nbytes:
-            planes = part.field, range(layout.shape[0])[part.key[0]]
-            groups.setdefault(planes, []).append(part)
-            nbytes_of[planes] = nbytes_of.get(planes, 0) + nbytes
-        else:
-            found.append(part)
-    for (field, planes_of), group in groups.items():
-        if len(group) == 1:
-            found += group
-            continue
-        count = max(1, _CACHE_NBYTES // nbytes_of[field, planes_of])
-        for first in range(0, len(planes_of), count):
-            some = planes_of[first : first + count]
-            block = slice(some.start, some.stop, some.step)
-            found += [
-                part._replace(key=(block, *part.key[1:]), source_key=(block, *part.source_key[1:]))
-                for part in group
-            ]
-    return found
-
-
-def _plane_nbytes(part: RoutePart, layout: FieldLayout) -> int:
-    """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
-    keys = (*part.key, *part.source_key)
-    are_boxes = part.part.is_plain and all(isinstance(key, slice) for key in keys)
-    if len(part.key) < 2 or not are_boxes:
-        return 0
-    shape, itemsize = Cells.of_key(layout, part.key).shape, layout.dtype.itemsize
-    if part.key[0] != part.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:
-        return 0
-    return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, LINE_NBYTES)
