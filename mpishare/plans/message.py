@@ -191,7 +191,7 @@ class PartInfo(NamedTuple):
     nbytes: int
     box: Box | None
     is_plain: bool = True
-    has_far: bool = False  # whether the field at the other end is another one
+    far: int | None = None  # as that of a `Part`
 
 
 class MessageInfo(NamedTuple):
@@ -212,7 +212,7 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
     for message in messages:
         runs: list[Any] = []
         for part in message.parts:
-            cells = part.nbytes, part.box, part.is_plain, part.far is not None
+            cells = part.nbytes, part.box, part.is_plain, part.far
             if runs and runs[-1][0] == cells:
                 runs[-1][1].append(part.field)
             else:
@@ -227,9 +227,9 @@ def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[
     found = []
     for peer, tag, runs in packed:
         parts: list[PartInfo] = []
-        for nbytes, cells, is_plain, has_far, fields in runs:
+        for nbytes, cells, is_plain, far, fields in runs:
             box = cells and Box.unpack(cells)
-            parts += [PartInfo(field, nbytes, box, is_plain, has_far) for field in fields]
+            parts += [PartInfo(field, nbytes, box, is_plain, far) for field in fields]
         found.append(MessageInfo(peer, tag, tuple(parts), routes[peer]))
     return found
 

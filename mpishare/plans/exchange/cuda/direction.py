@@ -169,5 +169,5 @@ def _boxes_received(setup: RoutedSetup) -> dict[PartKey, Box]:
         for receiver in setup.comm.ranks_here
         for message in setup.recvs[receiver]
         for number, part in enumerate(message.parts)
-        if part.box is not None and part.is_plain and not part.has_far
+        if part.box is not None and part.is_plain and part.far is None
     }

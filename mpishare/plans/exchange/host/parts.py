@@ -53,7 +53,6 @@ parts of 160 kB took 1.6 ms in place of 3.3, but 8 ranks with 1.1 MB each 1.05 o
 """
 _MAX_READ_RUNS = 256
 """So many of them at most, since each takes some 0.3 ms when the plan is made."""
-LINE_NBYTES = 64
 
 
 class Extent(NamedTuple):
