@@ -133,9 +133,6 @@ class CudaEngine(CudaPlanEngine):
         # For fields as they usually are, aligned to the widest unit, and for any others.
         for are_usual in (True, False):
             alignments = [ALIGN] * len(self._layouts) if are_usual else self._alignments
-            if self._launches and self._serves_all(self._launches[0]):
-                self._launches.append(self._launches[0])
-                break
             arguments = direction, buffers, launcher, alignments
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             streamed, whole = None, None if fused is None else fused.alone
@@ -151,11 +148,6 @@ class CudaEngine(CudaPlanEngine):
         launcher.slides.enqueue(self._stream, [0] * len(self._shifts.values))
         # Until all uploads have arrived, kernels are loaded, and no other plan's kernel runs.
         self._context.drain(self.name)
-
-    def _serves_all(self, launches: Launches) -> bool:
-        """Whether launches for well aligned fields are right for all others, too."""
-        streamed, fused, _ = launches
-        return streamed is None and fused is not None and fused.is_for(self._alignments)
 
     def require(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""

@@ -15,7 +15,6 @@ from mpishare.plans.exchange.cuda.records import (
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.regions import added_regions
-from mpishare.plans.exchange.cuda.work_items import LL_UNIT
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.runtime.route import FUSED
 
@@ -54,8 +53,6 @@ class Fused:
             Copies(direction, buffers, work).add()
         else:
             self._add_parts(work, direction, buffers)
-        self._is_ll = work.is_ll
-        self._alignments = alignments
         prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
@@ -88,10 +85,6 @@ class Fused:
         for key, part in direction.received(FUSED):
             slot = buffers.slot(key, part)
             work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
-
-    def is_for(self, alignments: Sequence[int]) -> bool:
-        """Whether these launches serve fields of other alignments, too."""
-        return self._is_ll and min(alignments) >= LL_UNIT <= min(self._alignments)
 
     def close(self) -> None:
         self.alone.close()
