@@ -8,8 +8,7 @@ One descent, in which each record is complete when it is made: `plan_setup` make
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -144,7 +143,7 @@ def agree_on_found(
             "choice": choice,
             "same": _same(given, require, described),
             "layouts": [
-                [each.shape, each.strides, _name_of(each.dtype), each.dtype.itemsize]
+                [each.shape, each.strides, str(each.dtype), each.dtype.itemsize]
                 for each in given.layouts
             ],
             "geometry": described.geometry,
@@ -176,7 +175,7 @@ def agree_on_found(
 def _same(given: GivenFields, require: Any, described: Description) -> dict[str, Any]:
     return {
         "fields in": _MEMORY[given.backend],
-        "dtypes": "any" if given.takes_any else [_name_of(each.dtype) for each in given.layouts],
+        "dtypes": "any" if given.takes_any else [str(each.dtype) for each in given.layouts],
         "require": routes.required(require),
         "MPISHARE_ROUTE": forced(),
         **described.same,
@@ -226,18 +225,17 @@ def _layouts(
     """
     gpu = context.backend.device
     device = gpu.ordinal if on_gpu and gpu else None
-    dtypes = {_name_of(each.dtype): each.dtype for each in given.layouts}
-    layout = cache(FieldLayout)  # fields of one layout share it
+    dtypes = {str(each.dtype): each.dtype for each in given.layouts}
     found = [
         [
-            layout(tuple(shape), tuple(strides), dtypes.get(name) or np.dtype(f"V{nbytes}"), device)
-            for shape, strides, name, nbytes in theirs
+            FieldLayout(tuple(shape), tuple(strides), dtypes.get(name) or np.dtype(f"V{n}"), device)
+            for shape, strides, name, n in theirs
         ]
         for theirs in replied
     ]
     devices = (device if each.device is None else each.device for each in given.layouts)
     found[rank] = [
-        each if each.device == own else layout(each.shape, each.strides, each.dtype, own)
+        each if each.device == own else replace(each, device=own)
         for each, own in zip(found[rank], devices, strict=True)
     ]
     return found
@@ -351,9 +349,3 @@ def _agreed_routes(
     ]
     routes.refuse(setup, chosen)
     return chosen
-
-
-@cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    """Return the cached name of a dtype: NumPy takes microseconds for it."""
-    return str(dtype)
