@@ -19,7 +19,7 @@ from mpishare.plans.layout import (
     require_writeable,
 )
 from mpishare.plans.message import are_sent_once
-from mpishare.runtime.route import HOST, MESSAGES, for_backend
+from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,18 +41,13 @@ def _within_node(setup: RoutedSetup) -> HostRoute:
 # Two ranks with a cache of 2 MB: one round took 0.8 of two at this size, 1.4 at twice as much.
 _MAX_ROUND_NBYTES = 1 << 20
 
-ROUTES: dict[Route, Callable[[RoutedSetup], HostRoute]] = {
-    MESSAGES: MessageRoute,
-    HOST: _within_node,
-}
-"""What moves the messages of each route, in the order of their starts; they end in the reverse."""
-
 
 def _make_routes(setup: RoutedSetup) -> dict[Route, HostRoute]:
-    """Make the routes that any rank of the plan uses. Collective."""
-    used = {HOST}.union(*(each.values() for each in setup.routes))
-    # In the order of all routes, the same on all ranks.
-    return {route: ROUTES[route](setup) for route in for_backend("host") if route in used}
+    """Make the routes that any rank of the plan uses, in the order of their starts. Collective."""
+    made: dict[Route, HostRoute] = {HOST: _within_node(setup)}
+    if any(MESSAGES in each.values() for each in setup.routes):
+        made[MESSAGES] = MessageRoute(setup)
+    return made
 
 
 def _lay_out(setup: RoutedSetup, made: dict[Route, HostRoute]) -> None:
@@ -66,7 +61,7 @@ def _lay_out(setup: RoutedSetup, made: dict[Route, HostRoute]) -> None:
 
 
 class HostEngine(PlanEngine):
-    """The routes of one plan: `HOST`, and others of `ROUTES` that it uses. Collective to make.
+    """The routes of one plan: `HOST`, and `MESSAGES` if it uses them. Collective to make.
 
     `CudaEngine` has the same methods: local, and stream-ordered there. Calls raise `TypeError` or
     `ValueError` for fields that are not those of the plan, before anything is done.
