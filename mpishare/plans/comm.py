@@ -40,10 +40,8 @@ class PlanComm:
     Collective to make, host-blocking. Messages of this plan have `TAGS` tags from `first_tag` on.
     """
 
-    def __init__(
-        self, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
-    ) -> None:
-        self._ranks = PlanRanks.of(group, context, call, here)
+    def __init__(self, group: RankGroup, context: NodeContext, call: str) -> None:
+        self._ranks = PlanRanks.of(group, context, call)
         self.context = context
         self.comm = group.comm
         self.rank, self.size = group.comm.rank, group.comm.size
@@ -210,19 +208,14 @@ class PlanRanks:
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
 
     @classmethod
-    def of(
-        cls, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
-    ) -> PlanRanks:
-        """Return the ranks of a group on a node. Collective the first time, host-blocking.
-
-        `here` has each rank's `here_for_first_plan`.
-        """
+    def of(cls, group: RankGroup, context: NodeContext, call: str) -> PlanRanks:
+        """Return the ranks of a group on a node. Collective the first time, host-blocking."""
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
-            if None in here:
-                with watching(context.agreement, (), call) as watch:
-                    _, here = group.step_keeping(lambda: (None, _here(context)), watch)
-            found = context.plan_ranks[group] = cls(group, context, here)
+            here = [context.nonces[0], context.rank, place()]
+            with watching(context.agreement, (), call) as watch:
+                _, replies = group.step_keeping(lambda: (None, here), watch)
+            found = context.plan_ranks[group] = cls(group, context, replies)
             if found.is_of_one_node:
                 group.blocks.append(context.agreement.block)
         return found
@@ -257,12 +250,3 @@ class PlanRanks:
         if self.is_of_one_node:
             self.group.blocks.remove(self.context.agreement.block)
             self.group.free_unused()
-
-
-def _here(context: NodeContext) -> list[Any]:
-    return [context.nonces[0], context.rank, place()]
-
-
-def here_for_first_plan(group: RankGroup, context: NodeContext) -> list[Any] | None:
-    """Return this rank's `_here` for the first plan of a group on a node; None for later ones."""
-    return None if group in context.plan_ranks else _here(context)

@@ -51,10 +51,8 @@ def context_of(node: Any) -> Any:
     return node._context if isinstance(node, Node) else node
 
 
-def look_for_node(
-    group: RankGroup, call: str, given: Any, backend: str
-) -> tuple[NodeChoice, NodeContext | None]:
-    """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
+def look_for_node(group: RankGroup, call: str, given: Any, backend: str) -> NodeChoice:
+    """Return this rank's choice; raise for a bad ``node=``."""
     if isinstance(given, NodeContext):
         given.agreement.check()
     elif given is not None:
@@ -64,7 +62,7 @@ def look_for_node(
         kept = None
     found = context_of(kept) if given is None else given
     number = 0 if found is None else found.numbers[call]
-    return NodeChoice(given is not None, kept is not None, number), found
+    return NodeChoice(given is not None, kept is not None, number)
 
 
 def find_node(

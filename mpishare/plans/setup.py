@@ -19,7 +19,7 @@ from mpishare.coordination.rank_group import RankGroup, require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.memory.numbers import added_in_c
 from mpishare.plans import nccl_choice, node_cache, routes
-from mpishare.plans.comm import PlanComm, here_for_first_plan
+from mpishare.plans.comm import PlanComm
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
 from mpishare.plans.layout import FieldLayout, require_word
@@ -138,7 +138,7 @@ def agree_on_found(
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice, context = node_cache.look_for_node(group, call, start.given_node, given.backend)
+        choice = node_cache.look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
@@ -147,7 +147,6 @@ def agree_on_found(
                 for each in given.layouts
             ],
             "geometry": described.geometry,
-            "here": None if context is None else here_for_first_plan(group, context),
         }
 
     wrong: list[Exception] = []
@@ -194,7 +193,7 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     name = start.name or node_cache.name_plan(call, context, choices)
-    comm = held.comm = PlanComm(held.group, context, call, [reply["here"] for reply in replies])
+    comm = held.comm = PlanComm(held.group, context, call)
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     replied = [reply["layouts"] for reply in replies]
     return PlanSetup(
