@@ -80,17 +80,12 @@ def has_few_gaps(layout: FieldLayout, box: Box) -> bool:
     return extent_of(layout, box).nbytes <= _MAX_SPREAD * nbytes
 
 
-def may_be_read(part: PartInfo) -> bool:
-    """Whether a part can be large enough to be read from a process."""
-    return _UNCACHED_RATIO * part.nbytes >= _MIN_READ_NBYTES
-
-
 def is_read_from_process(
     layout: FieldLayout, part: PartInfo | Part, nbytes_packed: int = 0
 ) -> bool:
     """Whether a part is worth reading from the sender's process, in whose field it is so placed.
 
-    `nbytes_packed` counts what the sender would pack of all parts that `may_be_read`.
+    `nbytes_packed` counts what the sender would pack of all its parts.
     """
     ratio = _UNCACHED_RATIO if nbytes_packed > _MAX_CACHED_NBYTES else 1
     if part.box is None or not part.is_plain or ratio * part.nbytes < _MIN_READ_NBYTES:

@@ -22,7 +22,6 @@ from mpishare.plans.exchange.host.parts import (
     extent_of,
     has_few_gaps,
     is_read_from_process,
-    may_be_read,
 )
 from mpishare.plans.message import cells_of, parts_sent, received
 from mpishare.plans.peer_memory import PeerProcesses
@@ -102,9 +101,7 @@ class PeerReads:
         self._layouts = setup.layouts
         self.peers = PeerProcesses(setup)
         sent = parts_sent(messages, comm.ranks_here if messages else (), HOST)
-        others = [
-            (key, part) for key, part in sent if key.sender != key.receiver and may_be_read(part)
-        ]
+        others = [(key, part) for key, part in sent if key.sender != key.receiver]
         self._boxes = dict(_are_read(others, self._layouts))
         self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
