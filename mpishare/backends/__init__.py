@@ -227,8 +227,11 @@ class Backend(ABC):
     def close_stream(self, stream: Any) -> None:
         """Destroy a stream of `new_stream`."""
 
-    def is_current(self, stream: int) -> bool:
-        """Whether a call without ``stream=`` would be enqueued on this stream now."""
+    def is_current(self, stream: int, now: int | None = None) -> bool:
+        """Whether a call without ``stream=`` would be enqueued on this stream now.
+
+        `now` is the current one of a library other than CuPy.
+        """
         return True
 
     def is_capturing(self, stream: int) -> bool:

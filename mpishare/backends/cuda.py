@@ -178,11 +178,12 @@ class CudaBackend(Backend):
         stays_alive = handle < LAST_DEFAULT or isinstance(owner, _Stream)
         return handle, owner, stays_alive, is_capturing(handle)
 
-    def is_current(self, stream: int) -> bool:
-        """Whether this is CuPy's current stream, on the node's GPU, and is not being captured."""
+    def is_current(self, stream: int, now: int | None = None) -> bool:
+        """Whether this is the current stream, on the node's GPU, and is not being captured."""
         ordinal = self._ordinal
         try:  # as `is_capturing`, without a call: this is a part of every exchange and fence
-            if _current_stream(ordinal).ptr != stream or _is_capturing(stream):
+            current = _current_stream(ordinal).ptr if now is None else now
+            if current != stream or _is_capturing(stream):
                 return False
         except _RuntimeError:
             return False  # `enter` raises the reason

@@ -93,7 +93,7 @@ class CudaRuns(Runs):
         Fast for known CuPy arrays on the stream of the last call.
         """
         run, where = self.run, self._chain.name
-        last_stream = bind_last_stream(self._chain, self._context.agreement, self._device)
+        last_stream = bind_last_stream(self._chain, self._context.agreement)
 
         def replay(arguments: Sequence[Any]) -> Any:
             try:

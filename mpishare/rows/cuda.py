@@ -78,7 +78,7 @@ class CudaRows(CudaPlanEngine):
         self._join_order()
         chain, agreement = self._chain, self.agreement
         order = None if far else self._order  # which holds for repeated graphs
-        self._last_stream = bind_last_stream(chain, agreement, self._device, order)
+        self._last_stream = bind_last_stream(chain, agreement, order)
 
     def _build(self) -> None:
         """Map the slots of the peers, and load the kernels."""

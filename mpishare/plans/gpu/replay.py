@@ -16,7 +16,6 @@ from weakref import ref
 
 import cupy
 
-from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import UNDER_WAY
 from mpishare.plans.gpu.graphs import key_of
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.launch_order import LaunchOrder
     from mpishare.runtime.stream_chain import StreamChain
 
-
-_CUDA_ERROR = cupy.cuda.runtime.CUDARuntimeError
-_CURRENT_STREAM, _CURRENT_DEVICE = cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice
-_IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 FastCall = Callable[[Sequence[Any], Any], bool]
 """Called with the arrays and the ``stream=`` of a call."""
@@ -91,7 +86,6 @@ def never(*_: Any) -> bool:
 def bind_last_stream(
     chain: StreamChain,
     agreement: Agreement,
-    device: int | None,
     order: LaunchOrder | None = None,
     own: int = 0,
 ) -> LastStream:
@@ -101,7 +95,7 @@ def bind_last_stream(
     the node is whole, and the thread its own; and if `order` has the launch after the last one on
     the same stream: the plan's `own`, or that of the calls for 0.
     """
-    is_current = _bind_is_current(device)
+    is_current = chain.is_current
     ordered: Any = order or _Alone
     life = agreement.life
 
@@ -112,30 +106,13 @@ def bind_last_stream(
             return None
         if life.failure is not None or agreement.thread != get_ident():
             return None
-        if not is_current(handle, tensors_on):
+        if not is_current(handle, None if tensors_on is None else current_stream(tensors_on)):
             return None
         if ordered.plans > 1 and ordered.chain.lasting != (own or handle):
             return None
         return handle
 
     return last_stream
-
-
-def _bind_is_current(device: int | None) -> Callable[[int, int | None], bool]:
-    """Return the function that tells whether a stream is the current one, and not captured."""
-    # `CudaBackend.is_current` with its look-ups made before: those would take 3 % of a call.
-    current, is_capturing = _CURRENT_STREAM, _IS_CAPTURING
-
-    def is_current(handle: int, tensors_on: int | None) -> bool:
-        try:
-            now = current(device).ptr if tensors_on is None else current_stream(tensors_on)
-            if now != handle or is_capturing(handle):
-                return False
-        except _CUDA_ERROR:
-            return False
-        return handle > LAST_DEFAULT or _CURRENT_DEVICE() == device
-
-    return is_current
 
 
 def bind_replay(

@@ -95,7 +95,7 @@ class CudaReduce(CudaPlanEngine):
         waits_in_kernel = self.reaches_nodes or (is_fused and self._group.size > 1)
         if waits_in_kernel:
             self._join_order()
-        self._last_stream = bind_last_stream(self._chain, self.agreement, self._device, self._order)
+        self._last_stream = bind_last_stream(self._chain, self.agreement, self._order)
         if self._route.are_graphs:
             handles, where = self._reduce.handles, self._chain.name
             self.try_fast = bind_replay_of_one(

@@ -86,7 +86,7 @@ class CudaEngine(CudaPlanEngine):
 
     def _bind_replays(self, handles: Handles, layouts: Sequence[FieldLayout]) -> None:
         order, own, where = self._order, self._stream, self._chain.name
-        bind = functools.partial(bind_last_stream, self._chain, self.agreement, self._device)
+        bind = functools.partial(bind_last_stream, self._chain, self.agreement)
         replay_of = functools.partial(bind_replay, layouts, flags=self._flags, where=where)
         streamed, fused, whole = self._launches[0]
         if whole is not None:
