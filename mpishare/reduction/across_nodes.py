@@ -4,7 +4,8 @@ The leader of a node, its first rank in the plan, packs the node's result in hos
 results go to all leaders, which fold them in their order; of large ones each leader folds its
 share, and sends it to the others. The rest of the node gets the result through shared memory. Large
 fields that are packed in host memory are sent as they are, and a rank that is alone on its node
-gets the result there, too. All of it blocks the host, with the deadline.
+gets the result there, too. Ranks that take turns of a GPU go the same way, each as if it were a
+node. All of it blocks the host, with the deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mpishare.plans.layout import Layout, array_at, as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.operation import packing_order, quiet_runner
+from mpishare.reduction.partners import shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -66,10 +68,10 @@ class Transfer:
 
 
 class AcrossNodes(PlanEngine):
-    """Combines the results of all nodes of a plan.
+    """Combines the results of nodes, of ranks that stand for nodes: `groups` of ranks.
 
-    Collective to make, host-blocking. `count` is the number of elements, one at least. Or it
-    combines the fields `is_of_ranks`, as if each rank were a node.
+    Collective to make over the plan, host-blocking. `count` is the number of elements, one at
+    least. A rank that is not in a group of its own is on the node of all of its group.
     """
 
     def __init__(
@@ -79,8 +81,7 @@ class AcrossNodes(PlanEngine):
         operation: Operation,
         transfer: Transfer,
         call: str,
-        *,
-        is_of_ranks: bool = False,
+        groups: Sequence[Sequence[int]],
     ) -> None:
         comm, dtype = setup.comm, operation.dtype
         self._comm = comm
@@ -89,28 +90,25 @@ class AcrossNodes(PlanEngine):
         self._spins_per_yield = setup.context.spins_per_yield
         self._call = f"{setup.name}: {call}"
         self._transfer = transfer
-        self._leader = comm.rank if is_of_ranks else next(iter(comm.ranks_here))
+        mine = next(group for group in groups if comm.rank in group)
+        self._leader, self._is_alone = mine[0], len(mine) == 1
         self._epoch = 0
         self._leaders: _Leaders | None = None
-        # The first rank of each node, in ascending order.
-        of_nodes = sorted(comm.nodes.index(node) for node in {*comm.nodes})
-        leaders = [*range(comm.size)] if is_of_ranks else of_nodes
+        leaders = [group[0] for group in groups]
         is_sent_as_is = _is_sent_as_is(setup, count, len(leaders))
-        self._is_alone = is_of_ranks or len(comm.ranks_here) == 1
-        is_in_place = is_sent_as_is and self._is_alone
-        nbytes = 0 if is_in_place else count * dtype.itemsize
-        # Pinned on CUDA, which makes copies faster. Ranks that all lead fold at the same time: each
+        # Pinned on CUDA, which makes copies faster. Of ranks that are alone each folds for itself,
         # in memory of its own.
-        self._memory = comm.take_memory(self._call, SLOT_NBYTES + (not is_of_ranks) * nbytes)
+        nbytes = SLOT_NBYTES + (not self._is_alone) * count * dtype.itemsize
+        self._memory = comm.take_memory(self._call, nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
         self._result: Array | None = None
         """None where it takes the place of the field."""
-        if not is_in_place and not is_of_ranks:
+        if not self._is_alone:
             self._result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
 
         def make() -> None:
-            if not is_in_place and is_of_ranks:
+            if self._is_alone and not is_sent_as_is:
                 self._result = transfer.empty(count, dtype)
             if comm.rank == self._leader:
                 mine = None if is_sent_as_is else transfer.empty(count, dtype)
@@ -122,7 +120,8 @@ class AcrossNodes(PlanEngine):
             self.close()
             raise
         own = 0 if self._leaders is None else self._leaders.nbytes
-        self.staging_nbytes = self._memory.nbytes + own + is_of_ranks * nbytes
+        own += self._result.nbytes if self._is_alone and self._result is not None else 0
+        self.staging_nbytes = self._memory.nbytes + own
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Replace the node's result by that of all nodes. Collective, host-blocking.
@@ -225,8 +224,7 @@ class _Leaders:
     def parts(self, size: int) -> dict[int, slice]:
         """Return the part of so many elements that each leader folds, by rank."""
         count = len(self.ranks)
-        ends = [size * at // count for at in range(count + 1)]
-        parts = map(slice, ends, ends[1:]) if self.is_shared else [slice(0, size)] * count
+        parts = shares_of(size, count) if self.is_shared else [slice(0, size)] * count
         return dict(zip(self.ranks, parts, strict=True))
 
     def messages(
@@ -239,7 +237,10 @@ class _Leaders:
 
     def fold(self, operands: Sequence[Array], out: Array) -> None:
         """Combine packed elements in the order of the operands, without warnings."""
-        self._quietly(self._operation.fold, operands, out)
+        if len(operands) == 1:  # the only rank of its node, where those of others take turns
+            out[...] = operands[0]
+        else:
+            self._quietly(self._operation.fold, operands, out)
 
     def close(self) -> None:
         for exchanges in (self._packed, *self._bound.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from math import prod
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -13,6 +14,7 @@ from mpishare.plans.setup import Description, agree_on_fields, begin_plan, plan_
 from mpishare.reduction.across_nodes import AcrossNodes, Transfer
 from mpishare.reduction.exact import SUM_OF_WORDS, ExactOperation
 from mpishare.reduction.operation import Operation, name_of
+from mpishare.reduction.partners import nodes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -125,19 +127,20 @@ class Allreduce(BasePlan):
             self._exact = ExactOperation(name, layout.dtype, compiled) if exact else None
             engine, self._transfer = _classes(setup)
             self._engine: Engine = engine(setup, layout, self._elements(setup), self._exact)
-            self._across: dict[str, AcrossNodes] = {}
-            if len({*setup.comm.nodes}) > 1 and not self._engine.reaches_nodes:
-                self._connect_nodes(setup)
+            self._by_host: dict[str, list[AcrossNodes]] = {}
+            if groups := self._groups(setup):
+                self._connect(setup, groups)
             self._open_on(setup)
         self._agreement = setup.context.agreement
-        self._try_fast = None if self._across else self._engine.try_fast
+        self._try_fast = None if self._by_host else self._engine.try_fast
         self._log_made()
 
     def reduce(self, x: GivenArray, stream: Stream | None = None) -> GivenArray:
         """Replace `x`, on every rank, by the combination of all ranks' `x`, and return it.
 
         Collective. Stream-ordered on CUDA, where it may be captured into a graph; it blocks
-        until the result is there on the host backend, and over several nodes without NCCL.
+        until the result is there on the host backend, over several nodes without NCCL, and where
+        ranks share a GPU without MPS.
 
         Parameters
         ----------
@@ -165,7 +168,8 @@ class Allreduce(BasePlan):
         EpochError
             On the host backend, if a handler of a signal calls the plan amid a call.
         UnsupportedError
-            In a capture, if the plan spans several nodes without NCCL.
+            In a capture, if the plan spans several nodes without NCCL, or ranks share a GPU without
+            MPS.
         ClosedError
             If the plan is closed.
 
@@ -181,13 +185,13 @@ class Allreduce(BasePlan):
         agreement = self._agreement
         if self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
             self._check("reduce")
-        across = self._across
+        by_host = self._by_host
         try:
-            if across:
+            if by_host:
                 self._refuse_capture("reduce", x, stream)
             self._engine.reduce(x, stream)
-            if "reduce" in across:
-                across["reduce"].reduce(x, stream)
+            for each in by_host.get("reduce", ()):
+                each.reduce(x, stream)
         except BaseException as error:
             self._fail("reduce", error)
         return x
@@ -233,18 +237,26 @@ class Allreduce(BasePlan):
         self._check("dot")
         self._require_sum()
         try:
-            if self._across:
+            if self._by_host:
                 self._refuse_capture("dot", x, stream)
             result = self._engine.dot(x, y, out, stream)
-            if "dot" in self._across and self._exact is None:
-                self._across["dot"].reduce(result, stream)
+            if self._exact is None:
+                for each in self._by_host.get("dot", ()):
+                    each.reduce(result, stream)
         except BaseException as error:
             self._fail("dot", error)
         return result
 
-    def _connect_nodes(self, setup: PlanSetup) -> None:
-        """Make what goes from node to node. Collective."""
-        elements = self._elements(setup)
+    def _groups(self, setup: PlanSetup) -> list[list[list[int]]]:
+        """Return the groups of ranks with one result each that the host combines, step by step."""
+        comm = setup.comm
+        steps = [[[rank] for rank in comm.ranks_here]] if self._engine.is_staged else []
+        nodes = nodes_of(comm.nodes)
+        return steps if len(nodes) == 1 or self._engine.reaches_nodes else [*steps, nodes]
+
+    def _connect(self, setup: PlanSetup, groups: list[list[list[int]]]) -> None:
+        """Make what the host combines. Collective."""
+        elements, of_ranks = self._elements(setup), [[[rank] for rank in range(setup.comm.size)]]
         wanted = {"reduce": (prod(self._layout.shape), elements)}
         if self._exact is not None:
             wanted["dot"] = self._exact.nwords, SUM_OF_WORDS
@@ -252,17 +264,15 @@ class Allreduce(BasePlan):
             wanted["dot"] = 1, self._operation
         try:
             for call, (count, operation) in wanted.items():
-                if count:
-                    # The engine of GPUs leaves the words of its ranks to the host, too.
-                    of_ranks = operation is self._exact or (
-                        setup.on_gpu and operation is SUM_OF_WORDS
-                    )
-                    transfer = self._transfer(setup)
-                    self._across[call] = AcrossNodes(
-                        setup, count, operation, transfer, call, is_of_ranks=of_ranks
-                    )
+                # The engine of GPUs leaves the words of its ranks to the host, too.
+                is_of_ranks = setup.on_gpu and operation is SUM_OF_WORDS
+                is_of_ranks |= operation is self._exact
+                for each in (of_ranks if is_of_ranks else groups) if count else ():
+                    made = AcrossNodes(setup, count, operation, self._transfer(setup), call, each)
+                    self._by_host.setdefault(call, []).append(made)
             if self._exact is not None:
-                self._engine.combine_words = self._across["dot"].reduce
+                (across,) = self._by_host["dot"]
+                self._engine.combine_words = across.reduce
         except BaseException:
             for engine in self._engines:
                 engine.release()
@@ -282,20 +292,20 @@ class Allreduce(BasePlan):
 
     @property
     def _needs_host(self) -> bool:
-        return bool(self._across)
+        return bool(self._by_host)
 
     def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
         if self._engine.is_captured([x], stream):
             raise self._refused(
                 call,
-                "the stream is being captured into a graph, and the ranks are on several nodes, "
-                "which exchange messages by the host at every call. Call it outside of the "
-                "capture.",
+                "the stream is being captured into a graph, and the ranks are on several nodes, or "
+                "share a GPU without the Multi-Process Service, and exchange messages by the host "
+                "at every call. Call it outside of the capture.",
             )
 
     @property
     def _engines(self) -> list[PlanEngine]:
-        return [*self._across.values(), self._engine]
+        return [*chain(*self._by_host.values()), self._engine]
 
     def __repr__(self) -> str:
         layout, exact = self._layout, "exact " if self._exact else ""

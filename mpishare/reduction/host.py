@@ -43,7 +43,7 @@ class HostReduce(PlanEngine):
 
     #: None: the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
-    reaches_nodes = False  # it reduces over the ranks of its own node
+    reaches_nodes = is_staged = False  # it reduces over the ranks of its own node
 
     def __init__(
         self,

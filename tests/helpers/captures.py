@@ -15,6 +15,12 @@ def skip_without_graphs(plan: Any) -> None:
         pytest.skip(f"neighbors by {served}")
 
 
+def skip_where_ranks_take_turns(node: mpishare.Node) -> None:
+    """Skip where ranks share a GPU without MPS: sums are the host's, which no graph can capture."""
+    if node.report().time_sliced_gpus:
+        pytest.skip("ranks share a GPU without MPS, where the host makes sums")
+
+
 @contextlib.contextmanager
 def captured(stream: Any, graphs: list[Any] | None = None) -> Iterator[None]:
     """What runs inside goes into a graph, which is added to the list, or else thrown away."""

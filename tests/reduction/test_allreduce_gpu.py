@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import Allreduce, Layout
+from mpishare import Allreduce, Layout, UnsupportedError
+from tests.helpers.captures import captured, skip_where_ranks_take_turns
 from tests.helpers.counted import Counted
 from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import every_operation, folded, values
@@ -51,6 +52,14 @@ def few_are_small(monkeypatch):
     from mpishare.reduction.cuda import spinning
 
     monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
+
+
+@pytest.fixture(params=["", "pinned"], ids=["own", "pinned"])
+def kernel_route(request, node, monkeypatch):
+    """What the plan chooses, and memory of the host, where kernels wait for other ranks."""
+    skip_where_ranks_take_turns(node)
+    if request.param:
+        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
 
 
 class CountedField(Counted):
@@ -160,10 +169,9 @@ def test_larger_fields_to_everybody(node, monkeypatch, count):
 
 
 def test_a_field_of_several_segments(node, monkeypatch):
-    from mpishare.reduction.cuda import spinning, streamed
+    from mpishare.reduction.cuda import spinning
 
-    for module in (spinning, streamed):
-        monkeypatch.setattr(module, "SEGMENT_NBYTES", 100_000)
+    monkeypatch.setattr(spinning, "SEGMENT_NBYTES", 100_000)
     check_counted(node, 70_001, "f8", 1 << 20)
 
 
@@ -267,7 +275,7 @@ def test_the_same_bits_in_every_run(node, stream, cupy):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_steps_without_the_host(node, stream_route, stream, count):
+def test_steps_without_the_host(node, kernel_route, stream, count):
     field = CountedField(node, count)
     rng = np.random.default_rng(node.rank)
     with Allreduce(node.comm, field.array, node=node) as total:
@@ -315,7 +323,7 @@ def test_plans_on_streams_of_their_own(node, cupy):
 
 @TWO
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_a_held_rank_is_waited_for(node, stream_route, count, cupy):
+def test_a_held_rank_is_waited_for(node, kernel_route, count, cupy):
     field = cupy.zeros(count)
 
     def reduce():
@@ -332,7 +340,7 @@ def test_a_held_rank_is_waited_for(node, stream_route, count, cupy):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_replays_and_calls_mixed(node, stream_route, stream, count, cupy):
+def test_replays_and_calls_mixed(node, kernel_route, stream, count, cupy):
     field, out = CountedField(node, count), cupy.zeros(())
     x = cupy.arange(1000.0)
     right = node.size * float(cupy.dot(x, x))
@@ -351,6 +359,19 @@ def test_replays_and_calls_mixed(node, stream_route, stream, count, cupy):
             field.reduce_by(total)
         node.synchronize()
         assert field.is_right_after(200)
+
+
+@TWO
+def test_no_capture_where_the_host_makes_sums(node, monkeypatch, stream, cupy):
+    """As it does for ranks that take turns of a GPU; all of it is refused with nothing done."""
+    monkeypatch.setenv("MPISHARE_ROUTE", "copy")
+    x, out = cupy.ones(3), cupy.zeros(())
+    with Allreduce(node.comm, x, node=node) as total:
+        for call in (lambda: total.reduce(x), lambda: total.dot(x, x, out=out)):
+            with captured(stream), pytest.raises(UnsupportedError, match="Multi-Process Service"):
+                call()
+        total.reduce(x)
+        assert x.get().tolist() == [node.size] * 3
 
 
 def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node, cupy):

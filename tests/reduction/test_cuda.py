@@ -200,14 +200,14 @@ LARGE = {each.dtype.itemsize: each for each in reversed(COMPILED) if each.name =
 def test_every_operation_compiles(operation):
     compiles("small", operation, 2, form="ROW")
     if operation.name == "sum":  # what an operation does is in a header that all include
-        for name in ("streamed", "dot"):
+        for name in ("nodes", "dot"):
             compiles(name, operation, 2, form="NEAR")
     if operation in LARGE:
         compiles("large", operation, 2, form="NEAR")
 
 
 @pytest.mark.parametrize(("nranks", "form"), [(1, "ROW"), (3, "ROW"), (40, "ROW"), (2, "FAR")])
-@pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
+@pytest.mark.parametrize("name", ["small", "large", "dot", "nodes"])
 def test_any_number_of_ranks_and_fields_of_any_size_compile(name, nranks, form):
     compiles(name, Operation("sum", np.dtype("d")), nranks, form=form)
 

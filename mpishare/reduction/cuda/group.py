@@ -12,6 +12,7 @@ from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.launch import PlanLauncher, kernel
 from mpishare.plans.gpu.replay import never
 from mpishare.plans.gpu.staging import PlanBuffers
+from mpishare.plans.message import padded
 from mpishare.reduction.cuda.records import address_array, options, shapes_of
 from mpishare.reduction.exact import SUM_OF_WORDS
 
@@ -27,30 +28,35 @@ if TYPE_CHECKING:
     from mpishare.reduction.exact import ExactOperation
     from mpishare.reduction.operation import Operation
 
-Epoch = tuple[int, int, int]
-"""Arguments of a kernel that begins or ends an epoch: offset to its odd buffers, and addresses."""
+Epoch = tuple[int, int]
+"""Arguments of a kernel that begins or ends an epoch: its `Epochs`, and a word for the host."""
 
-NO_EPOCH: Epoch = 0, 0, 0
+NO_EPOCH: Epoch = 0, 0
 _THREADS, _ELEMENTS_PER_THREAD = 512, 2
 _ROUNDING_THREADS = 128
-_FILES = {"pack": "streamed.cu", "fold": "streamed.cu", "exact_round": "exact_dot.cu"}
+_FILES = {"pack": "nodes.cu", "fold": "nodes.cu", "exact_round": "exact_dot.cu"}
 _EXACT = "exact_dot", "exact_round"
+_ALIGN = 128
 
 
 class Group(PlanLauncher):
-    """The ranks of a plan on this node, and their launches.
+    """Those `ranks` of a plan on this node that kernels combine, and their launches.
 
     `sums` are what is combined of dot products: elements, or the words of exact ones.
     """
 
     def __init__(
-        self, setup: PlanSetup, operation: Operation, exact: ExactOperation | None
+        self,
+        setup: PlanSetup,
+        ranks: list[int],
+        operation: Operation,
+        exact: ExactOperation | None,
     ) -> None:
         comm = setup.comm
         super().__init__(setup.context, f"{setup.name}, rank {comm.rank} of {comm.size}")
         self.backend, self.operation = setup.context.backend, operation
-        self.ranks = list(comm.ranks_here)
-        self.me, self.size = self.ranks.index(comm.rank), len(self.ranks)
+        self.ranks = ranks
+        self.me, self.size = ranks.index(comm.rank), len(ranks)
         self.exact, self.sums, self.sum_count, self.dot_name = exact, self, 1, "dot"
         if exact is not None:
             self.sums, self.sum_count, self.dot_name = copy(self), exact.nwords, "exact_dot"
@@ -83,33 +89,17 @@ class Group(PlanLauncher):
         return driver.Launch(function, *size, arguments, self.where)
 
     def pack(
-        self,
-        shape: Shape,
-        field: Any,
-        begin: int,
-        count: int,
-        row: int,
-        epoch: Epoch,
-        *,
-        form: Form,
+        self, shape: Shape, field: Any, count: int, row: int, epoch: Epoch, *, form: Form
     ) -> driver.Launch:
         """Prepare the launch that copies elements of a field to a row, and may begin an epoch."""
-        arguments = [shape, field, begin, count, row, *epoch]
+        arguments = [shape, field, count, row, *epoch]
         return self.launch("pack", self.grid_of(count), arguments, form=form)
 
     def fold(
-        self,
-        shape: Shape,
-        rows: Sequence[int],
-        field: Any,
-        begin: int,
-        count: int,
-        epoch: Epoch,
-        *,
-        form: Form,
+        self, shape: Shape, rows: Sequence[int], field: Any, count: int, epoch: Epoch, *, form: Form
     ) -> driver.Launch:
         """Prepare the launch that folds rows into a field in their order, and may end an epoch."""
-        arguments = [shape, address_array(rows), field, begin, count, *epoch]
+        arguments = [shape, address_array(rows), field, count, *epoch]
         return self.launch("fold", self.grid_of(count), arguments, form=form, nranks=len(rows))
 
     @property
@@ -139,19 +129,17 @@ class Group(PlanLauncher):
 class Buffers(PlanBuffers):
     """A buffer per rank, of the same size, mapped by all.
 
-    `in_host_memory`: pinned memory instead of each rank's GPU. `are_streamed`: streams wait for
-    other ranks, not kernels.
+    `in_host_memory`: pinned memory instead of each rank's GPU.
     """
 
     def __init__(
-        self, comm: PlanComm, name: str, nbytes: int, *, in_host_memory: bool, are_streamed: bool
+        self, comm: PlanComm, name: str, ranks: list[int], nbytes: int, *, in_host_memory: bool
     ) -> None:
-        self._ranks = list(comm.ranks_here)
-        self._row = nbytes if in_host_memory else 0
-        others = [rank for rank in self._ranks if rank != comm.rank]
-        of_gpu = dict.fromkeys(self._ranks, 0 if in_host_memory else nbytes)
-        pinned_nbytes = self._row * len(self._ranks)
-        super().__init__(comm, name, of_gpu, others, pinned_nbytes, others if are_streamed else [])
+        self._ranks = ranks
+        self._row = padded(nbytes, _ALIGN) if in_host_memory else 0
+        others = [rank for rank in ranks if rank != comm.rank]
+        of_gpu = dict.fromkeys(ranks, 0 if in_host_memory else nbytes)
+        super().__init__(comm, name, of_gpu, others, self._row * len(ranks), [])
 
     def addresses(self, offset: int = 0) -> list[int]:
         """Return the address of each rank's buffer as mapped here, plus `offset` bytes."""

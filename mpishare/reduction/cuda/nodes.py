@@ -17,10 +17,12 @@ from mpishare.coordination.counters import NO_WORDS, SLOT_NBYTES
 from mpishare.plans.gpu.nccl import NcclPeers
 from mpishare.plans.message import padded
 from mpishare.reduction.cuda.group import NO_EPOCH
-from mpishare.reduction.cuda.partners import nodes_of, partners, shares_of
 from mpishare.reduction.cuda.records import shapes_of
+from mpishare.reduction.partners import nodes_of, partners, shares_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.backends.driver import Enqueued, Launch
     from mpishare.backends.nccl import Move
     from mpishare.backends.suballocator import Suballocation
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from mpishare.reduction.cuda.group import Buffers, Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
     from mpishare.reduction.cuda.spinning import SpinningRoute
-    from mpishare.reduction.cuda.streamed import StreamedRoute
 
 MIN_SHARED_NBYTES = 256 << 10
 """Smaller fields go to all ranks at once: two messages take longer than their bytes."""
@@ -44,7 +45,7 @@ class NodesRoute:
         self,
         setup: PlanSetup,
         group: Group,
-        inner: SpinningRoute | StreamedRoute,
+        inner: SpinningRoute,
         shape: Shape,
         count: int,
         *,
@@ -52,7 +53,7 @@ class NodesRoute:
     ) -> None:
         self._group, self._inner, self._count = group, inner, count
         self._shape, self._form = shape, form
-        self.nbytes, self.are_graphs = inner.nbytes, inner.are_graphs
+        self.nbytes = inner.nbytes
         self._comm: PlanComm = setup.comm
         # Exact sums are rounded once: each rank gets the elements, or the words, of every other.
         names = setup.comm.nodes if group.exact is None else range(setup.comm.size)
@@ -91,9 +92,9 @@ class NodesRoute:
         self._inner.bind(buffers)
         nbytes = padded(max(self._count * group.itemsize, group.sum_nbytes), _ALIGN)
         self._blocks += [suballocator.allocate(nbytes) for _ in self._nodes]
-        epochs = 0, group.zeros(24)
-        self._begin = *epochs, self._memory.address
-        self._end = *epochs, self._memory.address + SLOT_NBYTES
+        epochs = group.zeros(24)
+        self._begin = epochs, self._memory.address
+        self._end = epochs, self._memory.address + SLOT_NBYTES
         (self._row,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
         self._of_sum, self._sum = group.shape_of_sum(), group.zeros(group.sum_nbytes)
 
@@ -120,12 +121,12 @@ class NodesRoute:
         """Return a launch of each kernel on no elements."""
         (field,) = pointers.arguments
         launches = [*self._inner.warm_up(pointers, with_dot=with_dot)]
-        nothing, own = (0, 0, NO_EPOCH), self._rows()[self._mine]
+        own = self._rows()[self._mine]
         kernels: list[tuple[Group, Form]] = [(self._group, self._form), (self._group, "ROW")]
         for group, form in (*kernels, (self._group.sums, "ROW")):
-            launches.append(group.pack(self._shape, field, 0, 0, own, NO_EPOCH, form=form))
+            launches.append(group.pack(self._shape, field, 0, own, NO_EPOCH, form=form))
             for rows in (self._rows(), [own]):
-                launches.append(group.fold(self._shape, rows, field, *nothing, form=form))
+                launches.append(group.fold(self._shape, rows, field, 0, NO_EPOCH, form=form))
         launches += self._group.round(self._sum, self._group.zeros(_NUMBER_NBYTES))
         return launches
 
@@ -144,17 +145,17 @@ class NodesRoute:
         if (reduce := self._by_nccl.get((group, count))) is not None:
             return self._all_reduce(shape, field, count, form, group, reduce)
         follow = partial(group.asides.of, is_aside=False)
-        pack = follow(group.pack(shape, field, 0, count, here, self._begin, form=form))
+        pack = follow(group.pack(shape, field, count, here, self._begin, form=form))
         if count * group.itemsize < MIN_SHARED_NBYTES:
-            whole = dict.fromkeys(range(self._comm.size), slice(0, count))
-            fold = group.fold(shape, self._rows(), field, 0, count, self._end, form=form)
+            whole = [slice(0, count)] * self._comm.size
+            fold = group.fold(shape, self._rows(), field, count, self._end, form=form)
             return [pack, self._results(whole, group.itemsize), follow(fold)]
         shares = shares_of(count, self._comm.size)
         mine = shares[self._comm.rank]
         begin, size = mine.start * group.itemsize, mine.stop - mine.start
         rows = [address + begin for address in self._rows()]
-        fold = group.fold(self._row, rows, here + begin, 0, size, NO_EPOCH, form="ROW")
-        unpack = group.fold(shape, [here], field, 0, count, self._end, form=form)
+        fold = group.fold(self._row, rows, here + begin, size, NO_EPOCH, form="ROW")
+        unpack = group.fold(shape, [here], field, count, self._end, form=form)
         results, all_shares = self._results(shares, group.itemsize), self._all_shares(shares)
         return [pack, results, fold, all_shares, follow(unpack)]
 
@@ -169,8 +170,8 @@ class NodesRoute:
         here, is_row = self._rows()[self._mine], form == "ROW"
 
         def steps(moved: int, place: Any) -> InOrder:
-            pack = group.pack(shape, field, 0, moved, here, self._begin, form=form)
-            unpack = group.fold(shape, [here], field, 0, moved, self._end, form=form)
+            pack = group.pack(shape, field, moved, here, self._begin, form=form)
+            unpack = group.fold(shape, [here], field, moved, self._end, form=form)
             ends = (group.asides.of(each, is_aside=not moved) for each in (pack, unpack))
             return InOrder([next(ends), Step(lambda to: reduce(_address(place), to)), *ends])
 
@@ -187,7 +188,7 @@ class NodesRoute:
         """Return the addresses of the results of all nodes, in their order."""
         return [block.address for block in self._blocks]
 
-    def _results(self, shares: dict[int, slice], itemsize: int) -> Enqueued:
+    def _results(self, shares: Sequence[slice], itemsize: int) -> Enqueued:
         """Return the messages by which each rank gets its share of the result of each node."""
         me = self._comm.rank
         sends: list[Move] = []
@@ -199,10 +200,10 @@ class NodesRoute:
                 sends += [self._move(self._mine, shares[rank], rank, itemsize) for rank in served]
         return Step(self.peers.ranks.bind(sends, recvs))
 
-    def _all_shares(self, shares: dict[int, slice]) -> Enqueued:
+    def _all_shares(self, shares: Sequence[slice]) -> Enqueued:
         """Return the messages by which each rank gets the shares that all others have folded."""
         me, itemsize = self._comm.rank, self._group.itemsize
-        others = [rank for rank in shares if rank != me]
+        others = [rank for rank in range(len(shares)) if rank != me]
         sends = [self._move(self._mine, shares[me], rank, itemsize) for rank in others]
         recvs = [self._move(self._mine, shares[rank], rank, itemsize) for rank in others]
         return Step(self.peers.ranks.bind(sends, recvs))

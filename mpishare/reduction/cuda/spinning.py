@@ -1,4 +1,7 @@
-"""Route ``fused``: one kernel stores into the other ranks' buffers, waits for theirs, and folds."""
+"""One kernel stores into the other ranks' buffers, waits for theirs, and folds.
+
+The buffers are in the memory of GPUs, or of the host where GPUs cannot reach each other.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,6 @@ _LAG = 128
 class SpinningRoute:
     """Launches with kernels that wait for the other ranks, for small and for large fields."""
 
-    are_graphs = True
-
     def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
         self._group, self._shape, self._form, self._count = group, shape, form, count
         itemsize, others = group.itemsize, group.size - 1
@@ -50,7 +51,8 @@ class SpinningRoute:
         of_slice = self._segment * itemsize // group.size
         self._chunk = next(chunk for largest, chunk in _CHUNKS if of_slice <= largest)
         self._staging, nbytes = self._staging_of(self._segment)
-        self.nbytes = self._begin + (self._ll_nbytes(count) if self.is_small else nbytes)
+        nbytes = self._ll_nbytes(count if others else 0) if self.is_small else nbytes
+        self.nbytes = self._begin + nbytes
 
     def bind(self, buffers: Buffers) -> None:
         """Allocate the state that the kernels keep from launch to launch."""

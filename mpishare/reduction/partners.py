@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mpishare.errors import grouped
@@ -25,7 +26,7 @@ def partners(ours: Sequence[int], theirs: Sequence[int], rank: int) -> tuple[int
     return source, served
 
 
-def shares_of(count: int, size: int) -> dict[int, slice]:
+def shares_of(count: int, size: int) -> list[slice]:
     """Return the share of so many elements that each rank folds."""
     ends = [count * at // size for at in range(size + 1)]
-    return dict(enumerate(map(slice, ends, ends[1:])))
+    return [slice(*each) for each in pairwise(ends)]
