@@ -12,23 +12,19 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
-from mpishare.memory.block_table import BlockTable
-from mpishare.memory.fd_client import FdClient
-from mpishare.native import memory_barrier
-from mpishare.view.pool_door import VERSION
 from mpishare.view.readers import open_gpu
 from mpishare.windows.pool import enter, pool_here
-from mpishare.windows.pool_blocks import OpenBlocks
+from mpishare.windows.pool_door import open_door
 from mpishare.windows.pool_handle import address_of, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpishare.backends import Backend
+    from mpishare.memory.fd_client import FdClient
     from mpishare.memory.types import Stream
 
 _NAME = "the pool of this handle"
-_N_FILES = 3  # of its memory, of the table of its blocks, and of this process's row in that
 # At most so late is memory on a GPU let go, or memory of a pool that was closed.
 _LOOK_S = 0.1
 
@@ -71,21 +67,14 @@ class _OpenedPool:
             del _opened[self._address]
 
     def _map(self, handle: Any, timeout_s: float) -> None:
-        client = FdClient(self._address, _NAME, timeout_s)
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as received:
-            undo.callback(client.close)
-            reply, fds = client.ask({"version": VERSION}, n_files=_N_FILES)
-            for fd in fds:
-                received.callback(os.close, fd)
-            self._key = _key_of(reply)
-            unpack(self._key, handle)  # before anything is mapped
-            self._backend: Backend = (
-                HostBackend() if reply["backend"] == "host" else open_gpu([reply["uuid"]])[0]
-            )
-            table = BlockTable.from_outside(fds[1:], memory_barrier())
-            undo.callback(table.close)
-            self._blocks = OpenBlocks(self._backend, self._backend.import_pool(fds[0]), table)
-            undo.pop_all()
+        def backend_of(found: dict[str, Any], key: bytes) -> Backend:
+            unpack(key, handle)  # before anything is mapped
+            is_host = found["backend"] == "host"
+            self._backend: Backend = HostBackend() if is_host else open_gpu([found["uuid"]])[0]
+            return self._backend
+
+        opened = open_door(self._address, _NAME, timeout_s, backend_of, is_outside=True)
+        client, self._key, self._blocks = opened
         self.client = client
         threading.Thread(
             target=self._serve, args=[client], name="mpishare-opened", daemon=True
@@ -179,16 +168,6 @@ def _held(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _key_of(reply: dict[str, Any]) -> bytes:
-    """Return the key of a pool that a door has described; `HandleError` where that is wrong."""
-    if reply.get("version") != VERSION:
-        raise HandleError(
-            f"{_NAME} is described in another way than this mpishare expects: run the same one "
-            "everywhere"
-        )
-    return bytes.fromhex(reply["key"])
 
 
 def _forget() -> None:

@@ -19,7 +19,6 @@ from mpishare.memory.shared import map_on_all_ranks, path_of
 from mpishare.view.attached import attach
 from mpishare.view.names import door_name, job_id, listed, visit_mine
 from mpishare.view.page import MAX_FDS, VERSION, Description, Page, Segment, pack_numbers
-from mpishare.view.pool_door import PoolDoor
 from mpishare.view.snapshots import CudaSnapshots, HostSnapshots, Slot
 from mpishare.windows.publisher import DETACH_S, NO_NUMBERS
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mpishare.memory.shared import SharedMemory
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
-    from mpishare.windows.pool_blocks import OwnBlocks
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
@@ -289,7 +287,3 @@ class Publication:
 # --- what `windows/publisher.py` declares
 
 publish = Publication
-
-
-def serve_pool(context: NodeContext, key: bytes, blocks: OwnBlocks) -> PoolDoor:
-    return PoolDoor(context.fd_server, key, context.backend, blocks)

@@ -4,7 +4,7 @@ A window is made by all ranks together. A pool is made once together; after that
 allocates, and the other ranks open the arrays whose handles they receive, each on its own.
 
 Importers come first here too: a block that the owner drops stays in limbo until every rank that
-opened it has released it. `BlockTable` has the holders.
+opened it has released it. `OwnTable` has the holders.
 """
 
 from __future__ import annotations
@@ -13,32 +13,41 @@ import logging
 import os
 import weakref
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import HandleError, UnsupportedError
-from mpishare.memory.block_table import BlockTable
-from mpishare.memory.fd_client import fetch_fd
+from mpishare.memory.block_table import OwnTable
 from mpishare.memory.memory import ArrayLayout
-from mpishare.memory.shared import map_on_all_ranks
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.arguments import agree, check_layout, count_of, owner_of
 from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
+from mpishare.windows.pool_door import PoolDoor, open_door
 from mpishare.windows.pool_handle import pack, unpack
 from mpishare.windows.publisher import warn_if_kept
 from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
     from mpishare.backends import Backend
+    from mpishare.memory.fd_client import FdClient
     from mpishare.memory.types import DTypeLike, Shape, Stream
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.publisher import PoolServer, Publisher
 
 log = logging.getLogger("mpishare.pool")
 
 # The open pools of this process, by the address of their door.
 _pools: dict[str, weakref.ref[Pool]] = {}
-os.register_at_fork(after_in_child=_pools.clear)
+
+
+def _forget() -> None:
+    """In a fork: the connections are the parent's, and end with it."""
+    for found in _pools.values():
+        if (pool := found()) is not None and pool._door is None:
+            pool._end.close()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Pool(NodeObject):
@@ -68,57 +77,50 @@ class Pool(NodeObject):
         backend = context.backend
         stream = backend.enter(None)[0]
 
-        with undoing(context, call) as undo, ExitStack() as offered:
-            table_nbytes = BlockTable.nbytes_for(context.size)
-            step = partial(context.agreement.step_keeping, call)
-            words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
-            undo.callback(words.close)
-            if not is_owner:
-                words.close_file()  # its owner reserves the pages
-            table = BlockTable(words, context.rank, context.memory_barrier)
+        with undoing(context, call) as undo, ExitStack() as tried:
 
-            def create() -> tuple[tuple[OwnBlocks, PoolServer] | None, list[str]]:
+            def create() -> tuple[tuple[OwnBlocks, PoolDoor, bytes] | None, list[str]]:
                 if not is_owner:
                     return None, []
                 memory = backend.create_pool(nbytes)
                 undo.callback(memory.close)
-                fd = memory.export()
-                offered.callback(os.close, fd)
-                lent = context.fd_server.offer_fd(fd)
-                offered.callback(context.fd_server.withdraw, lent)
-                block = memory.allocate(1, stream)  # for the other ranks to try
-                offered.callback(memory.free, [(block, 1, stream)])
-                # The proof that a handle is of this pool: the ranks have the key, and the door
-                # gives it to processes of this user alone.
-                secret = os.urandom(32)
+                table = OwnTable(context.memory_barrier)
+                undo.callback(table.close)
+                # The proof that a handle is of this pool: its door gives the key to processes of
+                # this user alone.
+                key = os.urandom(32)
                 blocks = OwnBlocks(backend, memory, table)
-                publisher: Publisher = context.publisher
-                door = publisher.serve_pool(context, secret, blocks)
+                door = PoolDoor(context.fd_server, key, backend, blocks, context.size)
                 undo.callback(door.close)
-                token = memory.publish(block)
-                return (blocks, door), [lent, token.hex(), secret.hex(), door.address]
+                block = memory.allocate(1, stream)  # for the other ranks to try
+                tried.callback(memory.free, [(block, 1, stream)])
+                return (blocks, door, key), [memory.publish(block).hex(), door.address]
 
-            def import_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolServer | None], None]:
+            def open_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | FdClient, bytes], None]:
                 if made is not None:
                     return made, None
-                fd = fetch_fd(own, lent, context.agreement.timeout_s)
-                offered.callback(os.close, fd)
-                memory = backend.import_pool(fd)
-                undo.callback(memory.close)
-                memory.let_go(memory.open(bytes.fromhex(token), 1))
-                return (OpenBlocks(backend, memory, table), None), None
+                timeout_s = context.agreement.timeout_s
+                name = f"the pool of rank {own}"
+                opened = open_door(address, name, timeout_s, lambda *_: backend, is_outside=False)
+                lease, key, blocks = opened
+                undo.callback(lease.close)
+                undo.callback(blocks.close)
+                blocks.memory.let_go(blocks.memory.open(bytes.fromhex(token), 1))
+                return (blocks, lease, key), None
 
-            made, replies = step(create)
+            step = context.agreement.step_keeping
+            made, replies = step(call, create)
             meet_in(undo, context, call)
-            lent, token, key, address = replies[own]
-            (blocks, door), _ = step(import_it)
+            token, address = replies[own]
+            (blocks, end, key), _ = step(call, open_it)
         self.name = f"pool {context.next_number('pool')}"
         self.owner: int = own
         self._context = context
-        self._key = bytes.fromhex(key)
+        self._key = key
         self._address: str = address
         self._blocks = blocks
-        self._door = door  # on the owner
+        self._end = end  # of the connection of this rank; on the owner its door, of all of them
+        self._door = end if isinstance(end, PoolDoor) else None
         self._is_unmapped = False
         context.register(self)
         _pools[address] = weakref.ref(self)
@@ -347,8 +349,7 @@ class Pool(NodeObject):
     def _unmap(self) -> bool:
         if not self._is_unmapped:
             self._is_unmapped = True
-            if self._door is not None:
-                self._door.close()
+            self._end.close()
             self._blocks.close()
         return True
 
@@ -360,6 +361,7 @@ class Pool(NodeObject):
         _pools.pop(self._address, None)
         if self._door is not None:
             self._door.close()
+        never_free(self._end)  # arrays are held as long as it is open
         self._context.unregister(self)
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mpishare.backends import Backend, OwnMemory, PeerMemory, PoolMemory
-    from mpishare.memory.block_table import BlockTable
+    from mpishare.memory.block_table import OpenedTable, OwnTable
     from mpishare.memory.memory import ArrayLayout
 
 # Dropped blocks that one `allocate` checks: all of them in turn, and no call for long.
@@ -41,7 +41,7 @@ class _Watch(weakref.ref[Any]):
 class Block:
     address: int  # in this process
     nbytes: int
-    slot: int  # with `generation`, its place in the `BlockTable`
+    slot: int  # with `generation`, its place in the table of blocks
     generation: int
     token: bytes | None = None  # for `PeerMemory.open`, once there is a handle of it
     stream: int = 0
@@ -67,7 +67,7 @@ def _watched(
 class OwnBlocks:
     """The blocks of a pool on its owner."""
 
-    def __init__(self, backend: Backend, memory: OwnMemory, table: BlockTable) -> None:
+    def __init__(self, backend: Backend, memory: OwnMemory, table: OwnTable) -> None:
         self._backend = backend
         self.memory = memory
         self.table = table
@@ -160,9 +160,9 @@ class OwnBlocks:
 class OpenBlocks:
     """The blocks of a pool that another process than its owner opened, each as often as it did."""
 
-    def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
+    def __init__(self, backend: Backend, memory: PeerMemory, table: OpenedTable) -> None:
         self._backend = backend
-        self._memory = memory
+        self.memory = memory
         self._table = table
         self._dropped: deque[Block] = deque()
         self._held: dict[int, set[Block]] = {}  # by slot, which this process holds
@@ -194,7 +194,7 @@ class OpenBlocks:
             with self._in_call():
                 self._release_dropped()
                 self._open(block)
-                return _watched(self._memory, block, layout, self._drop)
+                return _watched(self.memory, block, layout, self._drop)
         finally:
             self.settle()  # blocks that were dropped meanwhile
 
@@ -225,7 +225,7 @@ class OpenBlocks:
 
     def close(self) -> None:
         """Unmap the memory, once this process has released all blocks."""
-        self._memory.close()
+        self.memory.close()
         self._table.close()
 
     def finish(self) -> None:
@@ -250,7 +250,7 @@ class OpenBlocks:
                 "array, as until a node.barrier() that comes after."
             )
         try:
-            block.address = self._memory.open(block.token, block.nbytes)
+            block.address = self.memory.open(block.token, block.nbytes)
         except BaseException:
             if not held:
                 self._table.release_slot(slot)
@@ -291,7 +291,7 @@ class OpenBlocks:
             return False
         while blocks:
             block = blocks.pop()
-            self._memory.let_go(block.address)
+            self.memory.let_go(block.address)
             held = self._held[block.slot]
             held.discard(block)
             if not held:

@@ -1,4 +1,4 @@
-"""What windows, channels and pools call to serve processes outside the job, and say of these.
+"""What windows and channels call to serve processes outside the job, and say of these.
 
 `mpishare.view`, above them, implements it, and `Node` hands it in by `NodeContext.publisher`.
 """
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mpishare.memory.memory import ArrayLayout
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
-    from mpishare.windows.pool_blocks import OwnBlocks
 
 # The time that closing a window or a pool leaves to processes that map its memory on a GPU.
 DETACH_S = 3.0
@@ -39,17 +38,6 @@ class Publication(Protocol):
     def discard(self) -> None: ...
 
 
-class PoolServer(Protocol):
-    """The owner's end of `mpishare.open_handle`."""
-
-    address: str
-
-    @property
-    def openers(self) -> list[int]: ...
-    def end(self) -> bool: ...
-    def close(self) -> None: ...
-
-
 class Publisher(Protocol):
     def publish(
         self,
@@ -60,7 +48,6 @@ class Publisher(Protocol):
         handles: Mapping[int, str],
         lag: int = 0,
     ) -> Publication: ...
-    def serve_pool(self, context: NodeContext, key: bytes, blocks: OwnBlocks) -> PoolServer: ...
 
 
 def warn_if_kept(

@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mpishare.backends.host import HostBackend
 from mpishare.errors import EpochError, HandleError, UnsupportedError
-from mpishare.memory import shared
-from mpishare.memory.block_table import BlockTable
+from mpishare.memory.block_table import OpenedTable, OwnTable
 from mpishare.memory.memory import ArrayLayout
 from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.windows.pool_handle import pack, unpack
@@ -27,18 +26,27 @@ DOOR = "mpishare/4294967295/pool/a-_Z09"
 SIZE = 3
 
 
+def opened(table, holder, memory_barrier=int):
+    """The table as another process maps it."""
+    fd = table.open_file()
+    try:
+        return OpenedTable([fd, table.add_row(holder)], memory_barrier)
+    finally:
+        os.close(fd)
+
+
 class Ranks:
     """An owner and two other ranks, on the host backend."""
 
     def __init__(self, max_nbytes=1 << 20):
         backend = HostBackend()
-        words = shared.create(BlockTable.nbytes_for(SIZE), is_sparse=True)
-        self.tables = [BlockTable(words, rank, lambda: None) for rank in range(SIZE)]
+        table = OwnTable(int)
         memory = HostBackend().create_pool(max_nbytes)
         fd = memory.export()
-        self.own = OwnBlocks(backend, memory, self.tables[0])
+        self.own = OwnBlocks(backend, memory, table)
         self.others = [
-            OpenBlocks(backend, HostBackend().import_pool(fd), table) for table in self.tables[1:]
+            OpenBlocks(backend, HostBackend().import_pool(fd), opened(table, rank))
+            for rank in range(1, SIZE)
         ]
         os.close(fd)
 
@@ -145,8 +153,7 @@ def test_arrays_dropped_by_another_thread():
 
 def test_the_table_announces_before_it_looks():
     """Dekker: the owner ends a generation in the moment between; the rank must see it."""
-    words = shared.create(BlockTable.nbytes_for(2), is_sparse=True)
-    owner = BlockTable(words, 0, lambda: None)
+    owner = OwnTable(int)
     slot, generation = owner.begin()
     seen = []
 
@@ -156,15 +163,14 @@ def test_the_table_announces_before_it_looks():
             owner.end(slot, generation)
             seen.append(owner.is_held(slot))
 
-    other = BlockTable(words, 1, between)
+    other = opened(owner, "other", between)
     assert not other.hold(slot, generation)
     assert seen[1]
     assert not owner.is_held(slot)
 
 
-def test_a_process_outside_cannot_cut_the_row_that_the_owner_reads():
-    words = shared.create(BlockTable.nbytes_for(1), is_sparse=True)
-    owner = BlockTable(words, 0, lambda: None)
+def test_another_process_cannot_cut_the_row_that_the_owner_reads():
+    owner = OwnTable(int)
     row = owner.add_row("opener")
     with pytest.raises(PermissionError):
         os.ftruncate(row, 0)
@@ -244,7 +250,7 @@ def test_a_call_amid_another_is_refused(monkeypatch):
     ranks = Ranks()
     first, second = (ranks.allocate(10) for _ in range(2))
     blocks, inside = ranks.others[0], ranks.handle(second)
-    memory = blocks._memory
+    memory = blocks.memory
     open_block = memory.open
 
     def interrupted(*arguments):
