@@ -122,6 +122,11 @@ class FdClient:
         """End the connection, and with it the lease. May be repeated."""
         self._connection.close()
 
+    def __del__(self) -> None:
+        # Without the warning of a socket: objects need not be closed before the process ends.
+        if hasattr(self, "_connection"):
+            self.close()
+
     def __enter__(self) -> Self:
         return self
 
