@@ -258,14 +258,6 @@ class Backend(ABC):
         """Create an event for this process alone."""
         return None
 
-    def events(self, count: int) -> tuple[list[Any], list[str]]:
-        """Create events that other ranks can open; return them with their tokens."""
-        return [None] * count, [""] * count
-
-    def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        """Open events of another rank."""
-        return [None] * len(tokens)
-
     def close_events(self, events: Sequence[Any]) -> None:
         """Destroy events."""
 

@@ -5,7 +5,6 @@ Imported only where a GPU was found.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from functools import partial
@@ -23,7 +22,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, format_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -49,8 +48,7 @@ _event_record = cupy.cuda.runtime.eventRecord
 _stream_wait_event = cupy.cuda.runtime.streamWaitEvent
 _RuntimeError = cupy.cuda.runtime.CUDARuntimeError
 _STREAM_NON_BLOCKING = 1
-_LOCAL_EVENT_FLAGS = 2  # no timing
-_EVENT_FLAGS = 2 | 4  # no timing, interprocess
+_EVENT_FLAGS = 2  # no timing
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 
 _UNAVAILABLE = 46
@@ -207,34 +205,10 @@ class CudaBackend(Backend):
         return handle_of(stream), stream
 
     def local_event(self) -> Any:
-        return int(self.call("cuEventCreate", _LOCAL_EVENT_FLAGS))
+        return int(self.call("cuEventCreate", _EVENT_FLAGS))
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> CudaSignals:
         return driver.CudaSignals(operations, self._wait_flags, self._where)
-
-    def events(self, count: int) -> tuple[list[Any], list[str]]:
-        with self._all_or_none() as events:
-            for _ in range(count):
-                events.append(int(self.call("cuEventCreate", _EVENT_FLAGS)))
-            handles = [self.call("cuIpcGetEventHandle", event) for event in events]
-        return events, [driver.handle_bytes(handle).hex() for handle in handles]
-
-    def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        remedy = "Interprocess events need one /dev/shm: start containers with --ipc=host"
-        with self._all_or_none() as events:
-            for token in tokens:
-                handle = driver.handle_of("CUipcEventHandle", bytes.fromhex(token))
-                events.append(int(self.call("cuIpcOpenEventHandle", handle, remedy=remedy)))
-        return events
-
-    @contextlib.contextmanager
-    def _all_or_none(self) -> Iterator[list[Any]]:
-        events: list[Any] = []
-        try:
-            yield events
-        except BaseException:
-            self.close_events(events)
-            raise
 
     def close_events(self, events: Sequence[Any]) -> None:
         for event in events:

@@ -86,7 +86,6 @@ class NodeContext:
         self.backend = backend
         self.nonces = nonces
         self.name = nonces[0]  # unique, and known to its ranks alone
-        self.pids = [member.pid for member in members]
         self.uuids = [member.device.uuid if member.device else "" for member in members]
         # Those, then the GPUs of other nodes: containers of a machine may share one.
         self.all_uuids = self.uuids
@@ -190,20 +189,6 @@ class NodeContext:
                 f"{call} failed: {value!r} is not a rank of the node (0 to {self.size - 1})"
             )
         return rank
-
-    def why_no_event(self, owner: int, waiter: int) -> str:
-        """Return why a stream of one rank must not wait for a CUDA event of another; else "".
-
-        CUDA keeps the events of a process in a file of /dev/shm that it names by the user id and
-        the process id: two processes of the same ids write into one file.
-        """
-        if owner == waiter or self.pids[owner] != self.pids[waiter]:
-            return ""
-        return (
-            f"ranks {owner} and {waiter} have PID namespaces of their own and the same process id "
-            f"{self.pids[owner]}, by which CUDA names its events: start the containers with "
-            "--pid=host"
-        )
 
     def warn(self, text: str, stacklevel: int) -> None:
         """Warn of something that is closed: after the node has closed all, where the node does.

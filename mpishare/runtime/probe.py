@@ -1,4 +1,4 @@
-"""The live probe: every pair of ranks tries to share memory, counters and events once.
+"""The live probe: every pair of ranks tries to share memory and counters once.
 
 Asking the driver whether something should work is not enough: containers, control groups and
 drivers lie. A failure here is data for the report, not an error.
@@ -71,16 +71,13 @@ class _Prober:
         self.context = context
         self.backend: Any = context.backend
         self.rank, self.size = context.rank, context.size
-        self.origin: list[Outcome] = [
-            {"memory": False, "events": False, "reason": None} for _ in range(self.size)
-        ]
+        self.origin: list[Outcome] = [{"memory": False, "reason": None} for _ in range(self.size)]
         self.target: list[Outcome] = [
             {"copy": False, "kernel": False, "counters": False, "reason": None}
             for _ in range(self.size)
         ]
         self.memories: list[Memory | None] = [None] * self.size
         self.tokens: list[str] = [""] * self.size
-        self.events: list[list[Any]] = [[] for _ in range(self.size)]
 
     def run(self) -> list[dict[str, Any]]:
         """Return the observations of every rank, by rank."""
@@ -109,18 +106,12 @@ class _Prober:
         if memory is None:
             return {}
         token = self.backend.publish(memory)
-        reply = {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes)}
-        try:
-            self.events[self.rank], reply["event"] = self.backend.events(1)
-            self.backend.record(self.events[self.rank][0], self._stream())
-        except CudaError as error:
-            reply["no event"] = str(error)
-        return reply
+        return {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes)}
 
     def _open(self, replies: list[dict[str, Any]]) -> None:
         for rank in range(self.size):
             if rank == self.rank:
-                self.origin[rank].update(memory=True, events=True)
+                self.origin[rank]["memory"] = True
                 continue
             try:
                 handle = Handle.unpack(replies[rank]["handle"])
@@ -129,15 +120,6 @@ class _Prober:
                 self.origin[rank]["memory"] = True
             except CudaError as error:
                 self.origin[rank]["reason"] = str(error)
-            why = replies[rank].get("no event") or self.context.why_no_event(rank, self.rank)
-            try:
-                if not why:
-                    self.events[rank] = self.backend.open_events(replies[rank]["event"])
-                    self.backend.wait_event(self.events[rank][0], self._stream())
-                    self.origin[rank]["events"] = True
-            except CudaError as error:
-                why = str(error)
-            self.origin[rank]["reason"] = self.origin[rank]["reason"] or why
 
     def _write(self) -> None:
         from mpishare.backends import cuda
@@ -193,18 +175,15 @@ class _Prober:
         return [rank for rank in range(self.size) if view[SLOT_WORDS * rank] != 1]
 
     def _let_go(self) -> None:
-        """Close the events; the memory stays mapped for the plans to come."""
+        """Keep the memory mapped for the plans to come."""
         for rank, memory in enumerate(self.memories):
-            if rank != self.rank:
-                if memory is not None:
-                    self.context.suballocator.adopt_opened(memory, self.tokens[rank])
-                self.backend.close_events(self.events[rank])
+            if rank != self.rank and memory is not None:
+                self.context.suballocator.adopt_opened(memory, self.tokens[rank])
 
     def _free(self) -> None:
         memory = self.memories[self.rank]
         if memory is not None:
             self.context.suballocator.adopt(memory, self.backend.publish(memory))
-        self.backend.close_events(self.events[self.rank])
 
     def _stream(self) -> int:
         return int(self.backend.stream(None)[0])

@@ -35,8 +35,6 @@ class Pair:
         A copy, and a kernel's store, arrived there.
     counters : bool
         A counter written on the origin's stream let the target's stream go on.
-    events : bool
-        The target's interprocess event could be opened and waited for.
     link : str
         ``self``, ``same GPU``, ``NVLink``, ``PCIe``, ``peer`` (a GPU that this process does not
         see) or ``host memory``.
@@ -52,10 +50,14 @@ class Pair:
     copy: bool
     kernel: bool
     counters: bool
-    events: bool
     link: str
     route: str
     reason: str | None
+
+    @property
+    def events(self) -> bool:
+        """Whether a stream can wait for an event of the target: it waits for a counter."""
+        return self.counters
 
 
 def host_pairs(size: int) -> tuple[Pair, ...]:
@@ -68,7 +70,6 @@ def host_pairs(size: int) -> tuple[Pair, ...]:
             copy=True,
             kernel=False,
             counters=True,
-            events=True,
             link="self" if origin == target else "host memory",
             route=HOST,
             reason=None,

@@ -1,34 +1,26 @@
 """Events between ranks: the owner records, the waiters' streams wait, and none passes early.
 
-A wait on an interprocess event binds to the latest record *called* so far, and an event that was
-never recorded counts as done. So the owner counts its records in the control block, and a waiter
-first waits until record k was called, then lets its stream wait for event k of a ring.
+The owner counts its calls of `record`, and its stream the records that are done, both in the
+control block. A waiter first waits until record k was called, then lets its stream wait for k.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
-from mpishare.errors import UnsupportedError
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.stream_chain import StreamChain
 from mpishare.windows.arguments import agree, owner_of, receivers
 from mpishare.windows.epochs import reach
-from mpishare.windows.undo import meet_in, undoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
 
-# A record waits only for a waiter that is this far behind.
-RING = 16
-
-# Events of one owner: one more, so that the record that a waiter took last stays in place.
-_EVENTS = RING + 1
+_CALLED, _DONE = 0, SLOT_WORDS  # the places of the counters
 
 
 class Event(NodeObject):
@@ -53,54 +45,33 @@ class Event(NodeObject):
         def check() -> tuple[dict[str, Any], None]:
             source = owner_of(context, call, owner)
             ranks = receivers(context, call, source, waiters, ("owner", "waiters"))
-            for waiter in ranks if backend.has_streams else ():
-                if why := context.why_no_event(source, waiter):
-                    raise UnsupportedError(f"{call} failed: {why}")
             return {"owner": source, "waiters": ranks}, None
 
         source, ranks = agree(context, call, check)[0].values()
-        with undoing(context, call) as undo:
-
-            def create() -> tuple[list[Any], list[str]]:
-                if context.rank != source:
-                    return [], []
-                events, tokens = backend.events(_EVENTS)
-                undo.callback(backend.close_events, events)
-                return events, tokens
-
-            def open_them() -> tuple[list[Any], None]:
-                if context.rank not in ranks:
-                    return made, None
-                events = backend.open_events(tokens[source])
-                undo.callback(backend.close_events, events)
-                return events, None
-
-            made, tokens = context.agreement.step_keeping(call, create)
-            meet_in(undo, context, call)
-            events, _ = context.agreement.step_keeping(call, open_them)
-            counters = context.take_counters(call, SLOT_WORDS * context.size)
+        counters = context.take_counters(call, 2 * SLOT_WORDS)
         self.name = f"event {context.next_number('event')}"
         self.owner: int = source
         self.waiters: tuple[int, ...] = tuple(ranks)
         self._context = context
         self._counters = counters
-        self._events = events
         self._rank = context.rank
         self._view = counters.view
-        self._owner_slot = {source: SLOT_WORDS * source}
-        self._waiter_slots = {rank: SLOT_WORDS * rank for rank in self.waiters}
         self._memory_barrier = context.memory_barrier
         self._has_streams = backend.has_streams
+        # Without streams a record is done when it is called.
+        self._done = _DONE if self._has_streams else _CALLED
+        if self._has_streams:
+            kind = "write" if self._rank == source else "wait"
+            self._signals = backend.signals([(kind, counters.address + 8 * _DONE)])
         self._count = 0  # records called by the owner, or taken by this waiter
-        self._known = 0  # records that the others are known to have taken, or called
+        self._known = 0  # records that the owner is known to have called
         self._chain = StreamChain(backend, self.name)
         context.register(self)
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the work enqueued on my stream so far. Owner only.
 
-        Local. Stream-ordered; waits on the host only for a waiter that has not taken the record of
-        16 calls before.
+        Local. Stream-ordered; waits for no other rank.
 
         Parameters
         ----------
@@ -111,15 +82,16 @@ class Event(NodeObject):
         ------
         ValueError
             On a rank that is not the owner.
-        PeerTimeout, PeerError
-            If a waiter that this call waits for is gone or does not come.
         """
         self._check("record")
         if self._rank != self.owner:
             raise ValueError(
                 f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
-        self._use(self._context.backend.record, "record", stream, self._waiter_slots, RING)
+        number, count = self._chain.enter("record", stream), self._count + 1
+        self._enqueue(number, count)
+        self._memory_barrier()
+        self._view[_CALLED] = self._count = count
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let my stream wait for the owner's next record that I have not waited for yet.
@@ -144,7 +116,12 @@ class Event(NodeObject):
                 f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
                 f"{list(self.waiters)}"
             )
-        self._use(self._context.backend.wait_event, "wait", stream, self._owner_slot, 0)
+        number, count = self._chain.enter("wait", stream), self._count + 1
+        if count > self._known:
+            call, slots = f"{self.name}: wait", {self.owner: _CALLED}
+            self._known = reach(self._context, call, self._view, slots, count)
+        self._enqueue(number, count)
+        self._count = count
 
     @property
     def is_done(self) -> bool:
@@ -163,12 +140,14 @@ class Event(NodeObject):
             If a rank is gone: then the state of its work is unknown.
         """
         self._check("is_done")
-        if not self._events:
+        if self._rank not in (self.owner, *self.waiters):
             raise ValueError(
                 f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
                 f"{self.owner} nor one of the waiters {list(self.waiters)}"
             )
-        return bool(self._context.backend.is_event_done(self._events[self._count % _EVENTS]))
+        is_done = self._view[self._done] >= self._count
+        self._check("is_done")  # a failure raises the counter, too
+        return is_done
 
     def close(self) -> None:
         """Close the event on all ranks.
@@ -177,27 +156,20 @@ class Event(NodeObject):
         """
         if self._is_closed:
             return
-        context, is_owner = self._context, self._context.rank == self.owner
+        context, call = self._context, f"{self.name}: close"
         context.agreement.check()
-        destroy = partial(context.backend.close_events, self._events)
         with context.agreement.collective():
-            context.begin_close(f"{self.name}: close")
+            context.begin_close(call)
             self._is_closed = True
-            # The importers first: an event may not be used once its exporter has destroyed it.
-            context.close_in_order(
-                f"{self.name}: close",
-                lambda: None if is_owner else destroy(),
-                lambda _: destroy() if is_owner else None,
-                [self._counters],
-            )
+            context.close_in_order(call, int, lambda _: None, [self._counters])
         self._abandon()
 
     def _abandon(self) -> None:
         self._is_closed = True
+        self._context.unregister(self)
         self._counters = NO_COUNTERS
         self._view = NO_COUNTERS.view
         self._chain.end()
-        self._context.unregister(self)
 
     def __repr__(self) -> str:
         ranks = f"owner={self.owner}, waiters={self.waiters}"
@@ -206,27 +178,15 @@ class Event(NodeObject):
     def _is_over(self) -> bool:
         return self._chain.is_over()
 
-    def _use(
-        self,
-        use: Callable[[Any, int], None],
-        call: str,
-        stream: Any,
-        slots: Mapping[int, int],
-        lag: int,
-    ) -> None:
-        """Record the next event or wait for it, once the others are at most `lag` behind."""
-        context, number = self._context, self._chain.enter(call, stream)
-        count = self._count + 1
-        if count - lag > self._known:
-            self._known = reach(context, f"{self.name}: {call}", self._view, slots, count - lag)
-        elif self._has_streams:
-            context.check_released()
+    def _pending(self) -> list[int]:
+        """Return the owner if this rank's stream waits for it."""
+        is_waiting = self._rank in self.waiters and self._view[self._done] < self._count
+        return [self.owner] if is_waiting else []
+
+    def _enqueue(self, stream: int, count: int) -> None:
         if self._has_streams:
-            use(self._events[count % _EVENTS], number)
+            self._signals.enqueue(stream, [count])
             self._chain.leave()
-        self._memory_barrier()
-        self._view[SLOT_WORDS * self._rank] = count
-        self._count = count
 
     def _check(self, call: str) -> None:
         self._context.agreement.check()

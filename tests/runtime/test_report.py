@@ -37,7 +37,6 @@ def pair(origin, target, *, memory=True, reason=None):
         copy=memory,
         kernel=memory,
         counters=True,
-        events=True,
         link="self" if origin == target else "NVLink",
         route=between(memory, is_self=origin == target, is_time_sliced=False),
         reason=reason,

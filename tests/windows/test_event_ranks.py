@@ -1,12 +1,10 @@
 """Events: the owner records, the others' streams wait, and none passes early."""
 
-import time
-
 import pytest
 
-from mpishare.windows.event import RING
-from tests.helpers.latch import check_order, waits_on_host, within
+from tests.helpers.latch import check_order
 
+MANY = 40
 TWO = pytest.mark.ranks(min=2)
 
 
@@ -33,10 +31,10 @@ def test_a_waiter_waits(node, last, on_host):
 
 @TWO
 def test_records_and_waits_in_turn(node):
-    """Two events, one each way, far more often than the ring has places."""
+    """Two events, one each way, again and again."""
     win = node.allocate(10, "i8", fill=0)
     ready, taken = node.event(owner=0, waiters=[1]), node.event(owner=1, waiters=[0])
-    for step in range(1, 3 * RING):
+    for step in range(1, MANY):
         if node.rank == 0:
             win.array[...] = step
             ready.record()
@@ -49,23 +47,19 @@ def test_records_and_waits_in_turn(node):
 
 
 @TWO
-def test_record_blocks_while_a_waiter_lags(node):
-    event, slow = node.event(), node.size - 1
+def test_record_waits_for_no_waiter_and_none_of_them_is_lost(node):
+    event, win = node.event(), node.allocate(1, "i8", fill=0)
     if node.is_leader:
-        for _ in range(RING + 1):
-            event.record()  # the last one blocks until rank `slow` has taken the first
-        node.comm.send(time.monotonic(), slow, tag=2)
-    elif node.rank == slow:
-        assert within(60, lambda: waits_on_host(node, 0))
-        assert not node.comm.Iprobe(source=0, tag=2)
-        took = time.monotonic()
-        event.wait()
-        assert node.comm.recv(source=0, tag=2) >= took
-        for _ in range(RING):
+        for step in range(1, MANY + 1):
+            win.array[...] = step
+            event.record()
+    node.barrier()
+    if not node.is_leader:
+        for _ in range(MANY):
             event.wait()
-    else:
-        for _ in range(RING + 1):
-            event.wait()
+    node.synchronize()
+    assert int(win.array[0]) == MANY
+    assert event.is_done
     node.barrier()
 
 
@@ -74,7 +68,7 @@ def test_some_waiters_only(node):
     """The others take no part: record never waits for them."""
     event = node.event(owner=1, waiters=[node.size - 1])
     assert (event.owner, event.waiters) == (1, (node.size - 1,))
-    for _ in range(2 * RING + 3):
+    for _ in range(MANY):
         if node.rank == 1:
             event.record()
         elif node.rank == node.size - 1:
@@ -94,7 +88,7 @@ def test_is_done_before_and_after_a_record(node):
     event = node.event()
     assert event.is_done
     node.barrier()
-    for _ in range(2 * RING + 3):
+    for _ in range(MANY):
         (event.record if node.is_leader else event.wait)()
         node.synchronize()
         assert event.is_done
