@@ -7,7 +7,6 @@ blocks stay reserved, for the next blocks.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from mpishare.memory.kinds import POOLED
 from mpishare.memory.memory import address_of, host_anchor, host_array, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.memory.memory import ArrayLayout
     from mpishare.memory.shared import SharedMemory
@@ -44,31 +43,18 @@ class Region:
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a block in the file; None if there is no room in the region."""
         size = rounded(nbytes)
-        with self._changing():
-            begin = self._spans.allocate(size)
-            if begin is None:
-                return None
-            try:
-                self._reserve(begin + size)
-            except UnsupportedError:
-                self._spans.free(begin, size)
-                raise
+        begin = self._spans.allocate(size)
+        if begin is None:
+            return None
+        try:
+            self._reserve(begin + size)
+        except UnsupportedError:
+            self._spans.free(begin, size)
+            raise
         return self._start + begin
 
     def free(self, begin: int, nbytes: int) -> None:
-        with self._changing():
-            self._spans.free(begin - self._start, rounded(nbytes))
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Give no block of before any more where an interrupt left the free spans half changed."""
-        try:
-            yield
-        except UnsupportedError:
-            raise
-        except BaseException:
-            self._spans = FreeList(0)
-            raise
+        self._spans.free(begin - self._start, rounded(nbytes))
 
     def _reserve(self, end: int) -> None:
         if end > self._n_reserved:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from mpishare.backends import suballocator
 from mpishare.backends.host import HostBackend
-from mpishare.backends.host_pool import Region
 from mpishare.backends.suballocator import CHUNK_NBYTES, SMALL_NBYTES, FreeList, Suballocator
 from mpishare.memory import shared
 from mpishare.memory.handle import Handle
@@ -91,22 +90,3 @@ def test_a_full_chunk_is_followed_by_another(both, mapped):
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
     assert all(block.address % suballocator.ALIGN == 0 for block in made)
     owner.close()
-
-
-def test_an_interrupt_amid_a_change_takes_no_block_twice(monkeypatch):
-    """Nor does any later call fail: what was half changed is left, and what is freed is given."""
-    memory = shared.create(1 << 16, is_sparse=True)
-    region = Region(memory, 0, 1 << 16, 1 << 12)
-    first, second = region.allocate(1000), region.allocate(1000)
-    with monkeypatch.context() as patch:
-        patch.setattr(FreeList, "_forget", raise_interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            region.allocate(1000)
-    assert region.allocate(1000) is None
-    region.free(first, 1000)
-    assert region.allocate(1000) == first != second
-    memory.close()
-
-
-def raise_interrupt(*_):
-    raise KeyboardInterrupt
