@@ -11,7 +11,7 @@ from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 from mpishare.runtime.create import create_node, destroy_node
 from mpishare.runtime.report import host_pairs
-from mpishare.view import publication
+from mpishare.view.publication import Publication
 from mpishare.windows.allocate import allocate
 from mpishare.windows.channel import Channel
 from mpishare.windows.event import Event
@@ -91,7 +91,7 @@ class Node(NodeObject):
         timeout_s: float = 300.0,
     ) -> None:
         self._context, self._shutdown = create_node(comm, backend, device, timeout_s)
-        self._context.publisher = publication
+        self._context.publish = Publication
         self.comm: MPI.Intracomm = self._context.comms[0]
         members = self._context.report.members
         self.ranks: tuple[int, ...] = tuple(member.given_rank for member in members)

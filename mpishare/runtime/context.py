@@ -103,8 +103,8 @@ class NodeContext:
         self.native_missing: str | None = None
         # Finds races of accesses to windows, where `MPISHARE_CHECK` asks for it.
         self.checker: Any = None
-        # Serves processes outside the job; see `windows/publisher.py`.
-        self.publisher: Any = None
+        # Makes a `Publication`; see `windows/publisher.py`.
+        self.publish: Any = None
         # Incremented whenever a window opens or closes.
         self.windows_version = 0
         # Why messages of plans cannot go out of GPU memory; empty: they can; None: none go.

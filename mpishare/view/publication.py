@@ -1,6 +1,6 @@
 """A named window for processes outside the job: its page, its door, its viewers.
 
-This module implements `windows/publisher.py`.
+It implements the `Publication` of `windows/publisher.py`.
 """
 
 from __future__ import annotations
@@ -282,8 +282,3 @@ class Publication:
             self._snapshots = None
         self._page = None
         self._held.close()
-
-
-# --- what `windows/publisher.py` declares
-
-publish = Publication

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mpishare.backends.host import HostBlock
     from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.publisher import Publication, Publisher
+    from mpishare.windows.publisher import Publication
 
 
 Lot: TypeAlias = Mapping[int, ArrayLayout]
@@ -163,9 +163,8 @@ def make_windows(
                     if readonly:
                         part.protect(is_own=rank == context.rank)
         publication: Publication | None = None
-        publisher: Publisher = context.publisher
         if name is not None:
-            publication = publisher.publish(context, call, name, layouts[0], handles[0])
+            publication = context.publish(context, call, name, layouts[0], handles[0])
             undo.callback(publication.discard)
         words = max(words, epoch_counters(context.size))
         counters = [context.take_counters(call, words) for _ in layouts]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mpishare.memory.types import Stream
     from mpishare.runtime.context import NodeContext
-    from mpishare.windows.publisher import Publication, Publisher
+    from mpishare.windows.publisher import Publication
     from mpishare.windows.window import Window
 
 _SLOTS = 4
@@ -368,7 +368,8 @@ def _publish(
 ) -> Publication:
     """Let processes outside the job attach to the frames."""
     segments = {same["producer"]: ArrayLayout(window.shape[1:], window.dtype)}
-    publisher: Publisher = context.publisher
-    publication = publisher.publish(context, call, same["name"], segments, {}, same["lag"])
+    publication: Publication = context.publish(
+        context, call, same["name"], segments, {}, same["lag"]
+    )
     undo.callback(publication.discard)
     return publication

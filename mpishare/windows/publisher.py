@@ -1,6 +1,6 @@
 """What windows and channels call to serve processes outside the job, and say of these.
 
-`mpishare.view`, above them, implements it, and `Node` hands it in by `NodeContext.publisher`.
+`mpishare.view`, above them, implements it, and `Node` hands it in by `NodeContext.publish`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpishare.memory.memory import ArrayLayout
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.stream_chain import StreamChain
 
@@ -36,18 +35,6 @@ class Publication(Protocol):
     def detach_viewers(self, call: str) -> list[int]: ...
     def abandon(self) -> None: ...
     def discard(self) -> None: ...
-
-
-class Publisher(Protocol):
-    def publish(
-        self,
-        context: NodeContext,
-        call: str,
-        name: str,
-        segments: Mapping[int, ArrayLayout],
-        handles: Mapping[int, str],
-        lag: int = 0,
-    ) -> Publication: ...
 
 
 def warn_if_kept(
