@@ -6,7 +6,7 @@ import dis
 import functools
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
 from mpishare.coordination.poll import rounds
@@ -87,26 +87,25 @@ class Agreement(Waits):
     def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do a step whose work returns any object for this rank, and its reply to all ranks.
 
-        Return that object, and the replies of all ranks.
+        Return that object, and the replies of all ranks. What is no `Exception`, as an interrupt, is
+        no failure of the work either: it ends the node.
         """
         self._require_collective(call)
         self.begin_step(call)
-        mine: BaseException | None = None
-        kept: Any = None
-        self._inside = call
+        mine: Exception | None = None
+        kept = told = cast("Any", None)
         try:
+            self._inside = call
             try:
                 kept, told = work()
-            except HandleError:
+            except HandleError as error:
+                mine = error
                 self.require_all_here(call)  # since a rank's result may offer memory
-                raise
-            reply = [call, None, told]
-        except BaseException as error:
-            mine = error
-            reply = [call, describe(error), None]
-        finally:
-            self._inside = ""
-        try:
+            except Exception as error:
+                mine = error
+            finally:
+                self._inside = ""
+            reply = [call, None, told] if mine is None else [call, describe(mine), None]
             messages = self._exchange(call, json.dumps(reply).encode())
             known = {text: json.loads(text) for text in {*messages}}  # most are the same
             where = {}
@@ -121,7 +120,7 @@ class Agreement(Waits):
             # This rank's own error comes first, with the departure of the others as its context.
             raise mine  # noqa: B904
         except BaseException as error:
-            # An interrupt: the others may have received this rank's part, but not this rank theirs.
+            # An interrupt, no failure of the work. The others may have received this rank's part.
             self.life.leave(call, error)
             raise
         try:

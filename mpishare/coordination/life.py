@@ -44,10 +44,8 @@ class Life(Enum):
 class Event(Enum):
     """An event in the life of a node; the value describes it."""
 
-    REFUSAL = "an argument is refused, or the work of an agreed step fails on some rank"
-    EXCEPTION = (
-        "any other exception in a call or a `with` block of this rank, also of a signal amid it"
-    )
+    REFUSAL = "an argument is refused, or the work of an agreed step raises an `Exception`"
+    EXCEPTION = "any other exception in a call or a `with` block, as `KeyboardInterrupt` anywhere"
     DEPARTURE = "another rank has left the node"
     ABSENCE = "another rank has left it because a rank is missing"
     DISORDER = "ranks wait for each other, or have made calls that do not fit"

@@ -260,7 +260,7 @@ def agree_keeping(
 
     `arrived` is called once the messages of all ranks are here.
     """
-    error: BaseException | None = None
+    error: Exception | None = None
     kept: Any = None
     reply = None
     try:

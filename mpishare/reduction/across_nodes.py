@@ -129,16 +129,13 @@ class AcrossNodes(PlanEngine):
         The node's result must come from a reduction in which its ranks waited for each other: then
         no rank still reads the memory that the leader overwrites.
         """
-        try:
+        with self._agreement.blocked(self._call):
             if self._leaders is not None:
                 self._leaders.reduce(field, stream, self._transfer)
             if not self._is_alone:
                 self._pass_on()
             if self._result is not None:
                 self._transfer.store(self._result, field, stream)
-        except BaseException as error:
-            self._agreement.life.leave(self._call, error)  # of a handler of a signal
-            raise
 
     def _pass_on(self) -> None:
         """Signal that the result is there, as the leader; wait for that, as another rank."""

@@ -130,8 +130,7 @@ def _undone_together(made: Sequence[Agreement]) -> Iterator[contextlib.ExitStack
                 raise
             undo.pop_all()
     except BaseException as error:
-        # At most the ranks of this node know of an interrupt.
-        if not isinstance(error, Exception) or not is_agreed(error):
+        if not is_agreed(error):
             abort_when_left(CALL, error)
         raise
 

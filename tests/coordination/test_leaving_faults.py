@@ -1,5 +1,6 @@
 """A rank leaves by an exception, by a signal or by its exit: the others are told at once."""
 
+import builtins
 import os
 import signal
 import sys
@@ -232,6 +233,35 @@ def interrupted_between_steps(stage: Stage, what: str, moment: str) -> None:
 def test_a_call_that_is_interrupted_between_its_steps_leaves_the_node(what, moment):
     """Made again, its first step met the next one of the others, which took it for their own."""
     play(3, interrupted_between_steps, what, moment, shared=True).ended_well()
+
+
+def interrupted_amid_a_step(stage: Stage, name: str) -> None:
+    error = getattr(builtins, name)
+
+    def load() -> list:
+        signal.raise_signal(signal.SIGUSR2)
+        return [1.0]
+
+    def handler(*_: object) -> None:
+        raise error("the words of the handler")
+
+    signal.signal(signal.SIGUSR2, handler)
+    node = stage.node()
+    words = f"{name}: the words of the handler"
+    told = stage.fails_on(1, error, lambda: node.share(load, owner=1))
+    assert told == (words.partition(": ")[2] if stage.rank == 1 else words)
+    if name == "LookupError":  # a failure of the work of the step
+        node.barrier()
+        node.close()
+    else:
+        assert words in stage.fails_on(1, mpishare.ClosedError, node.barrier)
+    stage.use_another_node()
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "LookupError"])
+def test_an_interrupt_amid_a_step_ends_the_node(error):
+    """An `Exception` leaves it whole."""
+    play(2, interrupted_amid_a_step, error, shared=True).ended()
 
 
 def exits(stage: Stage, way: str) -> None:

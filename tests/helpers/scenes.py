@@ -15,7 +15,7 @@ from tests.helpers.shared_job import play_shared
 from tests.helpers.stage import LIMIT_S
 
 HEADER = """\
-import atexit, contextlib, ctypes, functools, gc, importlib, logging
+import atexit, builtins, contextlib, ctypes, functools, gc, importlib, logging
 import os, re, signal, sys, time, warnings
 import mpishare
 import numpy as np

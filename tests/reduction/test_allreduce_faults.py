@@ -297,6 +297,32 @@ def test_an_array_whose_messages_are_under_way_is_not_freed():
     assert [played.rank(rank)["is_kept"] for rank in range(2)] == [True, False]
 
 
+def called_amid_the_sum_of_nodes(stage: Stage, exact: bool) -> None:
+    import sys
+
+    refused = []
+
+    def call_between_waits(frame: object, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "fold":
+            sys.setprofile(None)
+            refused.append(stage.raises(mpishare.EpochError, lambda: total.dot(x, x)))
+
+    node = stage.node()
+    x = np.full(8, 1.0)
+    total = mpishare.Allreduce(stage.world, x, node=node, exact=exact)
+    sys.setprofile(call_between_waits if stage.rank == 0 else None)
+    assert float(total.dot(x, x)) == 8.0 * stage.size
+    sys.setprofile(None)
+    assert len(refused) == (stage.rank == 0)
+    node.close()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_handler_of_a_signal_may_not_call_amid_the_sum_of_nodes(exact):
+    """Its messages would be taken for those of the sum under way."""
+    play_on("1 + 1", called_amid_the_sum_of_nodes, exact, shared=True).ended_well()
+
+
 def mismatched_over_nodes(stage: Stage) -> None:
     stage.quiet()
     node = stage.node()
