@@ -29,6 +29,7 @@ from mpishare.coordination.life import Event
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
 from mpishare.errors import (
+    MpiShareError,
     PeerError,
     PeerTimeout,
     describe,
@@ -250,16 +251,9 @@ def agree(comm: MPI.Comm, work: Callable[[], Any], watch: Watch) -> list[Any]:
 
 
 def agree_keeping(
-    comm: MPI.Comm,
-    work: Callable[[], tuple[T, Any]],
-    watch: Watch,
-    *,
-    arrived: Callable[[], object] = int,
+    comm: MPI.Comm, work: Callable[[], tuple[T, Any]], watch: Watch
 ) -> tuple[T, list[Any]]:
-    """Do a step by messages as `Agreement.step_keeping`.
-
-    `arrived` is called once the messages of all ranks are here.
-    """
+    """Do a step by messages as `Agreement.step_keeping`."""
     error: Exception | None = None
     kept: Any = None
     reply = None
@@ -275,7 +269,6 @@ def agree_keeping(
     own = None if error is None or type(error) is PeerError else describe(error)
     try:
         replies = allgather(comm, [watch.call, own, reply], watch)
-        arrived()
         mine = None if own is None else error
         results = settle(watch.call, replies, mine, comm.rank, "communicator")
         if error is not None:
@@ -283,3 +276,51 @@ def agree_keeping(
         return kept, results
     finally:
         error = mine = None  # else a cycle with its traceback would hold the caller's arrays
+
+
+# --- communicators
+
+
+@contextmanager
+def making_communicators(call: str) -> Iterator[None]:
+    """Add the number of open plans to the error where MPI has no communicator left."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except MPI.Exception as error:
+        why = str(error).splitlines()[-1]
+        ranks = [each for node in of_this_thread() for each in node.plan_ranks.values()]
+        plans = sum(len(each.places_taken) for each in ranks)
+        raise MpiShareError(
+            f"{call} failed: MPI made no communicator ({why}). mpishare has {plans} plans open "
+            f"on this rank, on {len(ranks)} communicators: one for all plans of the same ranks. "
+            "Free communicators that the program made and needs no more (cart.Free())."
+        ) from error
+
+
+def require_intracomm(
+    call: str, comm: Any, wanted: str = "comm must be an Intracomm"
+) -> MPI.Intracomm:
+    """Return a communicator that has this rank; `TypeError` for anything else."""
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
+        return comm
+    is_null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
+    if isinstance(getattr(comm, "comm", None), MPI.Intracomm):
+        raise TypeError(
+            f"{call} failed: the communicator comes first: node.comm, not the {type(comm).__name__}"
+        )
+    kind = "COMM_NULL: this rank is not in it, or it was freed" if is_null else type(comm).__name__
+    raise TypeError(f"{call} failed: {wanted}, not {kind}")
+
+
+def duplicate(given: MPI.Intracomm, watch: Watch) -> MPI.Intracomm:
+    """Return a duplicate of a communicator, whose ranks are known. Collective, host-blocking."""
+    identify(given, watch)
+    with making_communicators(watch.call):
+        comm, request = given.Idup()
+        wait_request(request, watch, comm)
+    pass_on(given, comm)
+    return comm

@@ -14,7 +14,6 @@ from mpishare.memory.arguments import is_int, items_of
 from mpishare.plans.exchange.pair import engine_class
 from mpishare.plans.fields import GivenFields
 from mpishare.plans.layout import is_on_gpu
-from mpishare.plans.node_cache import watching_setup
 from mpishare.plans.rings import Shifts
 from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
 
@@ -95,7 +94,7 @@ class SeamExchange(Plan):
     ) -> None:
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             memory = _memory_of_all(start, fields)
-            rank = start.held.group.comm.rank
+            rank = start.held.ranks.comm.rank
             agreed = agree_on_found(start, require, lambda: _describe(fields, memory, seams, rank))
             setup, found = agreed.setup, agreed.geometry
             reads = find_reads(
@@ -218,8 +217,7 @@ def _memory_of_all(start: PlanStart, fields: Any) -> Any:
         given = GivenFields.of(fields, start.backend) if _has_any(fields) else None
         return None, start.backend if given is None else given.backend
 
-    with watching_setup(start.given_node, start.given_comm, start.call) as watch:
-        _, found = start.held.group.step_keeping(find, watch)
+    _, found = start.held.ranks.step_keeping(start.call, find)
     return next((each for each in found if each != "auto"), "auto")
 
 

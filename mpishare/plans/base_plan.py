@@ -12,7 +12,6 @@ from mpishare.coordination.agreement import is_agreed
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import EpochError, MpiShareError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.plans import routes
-from mpishare.plans.node_cache import kept_as
 from mpishare.runtime import ranges
 from mpishare.runtime.context import NodeObject
 
@@ -134,9 +133,9 @@ class BasePlan(NodeObject):
 
     def _leave(self, error: BaseException) -> None:
         """Leave the node; of one that is kept for plans, as its own with block would."""
-        kept = kept_as(self._setup.group, self._setup.context)
+        kept = self._setup.context.agreement.kept
         if kept is not None:
-            kept.__exit__(type(error), error, error.__traceback__)
+            kept[1].__exit__(type(error), error, error.__traceback__)
         else:
             super()._leave(error)
 

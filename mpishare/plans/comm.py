@@ -1,4 +1,4 @@
-"""The communicator of a plan, and the ranks and the memory that all plans of a group share."""
+"""The communicator of a plan, and the ranks and the memory that it shares with others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
 from mpishare.coordination.life import Event
-from mpishare.coordination.mpi_agreement import watching
+from mpishare.coordination.mpi_agreement import (
+    agree,
+    agree_keeping,
+    duplicate,
+    identify,
+    known,
+    ranks_in,
+    wait_request,
+    watching,
+)
 from mpishare.coordination.objects import Dropped
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import late_elsewhere
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.coordination.rank_group import RankGroup
     from mpishare.errors import MpiShareError, PeerTimeout
     from mpishare.memory.shared import Steps
     from mpishare.runtime.context import NodeContext
@@ -40,30 +48,22 @@ class PlanComm:
     Collective to make, host-blocking. Messages of this plan have `TAGS` tags from `first_tag` on.
     """
 
-    def __init__(self, group: RankGroup, context: NodeContext, call: str) -> None:
-        self._ranks = PlanRanks.of(group, context, call)
-        self.context = context
-        self.comm = group.comm
-        self.rank, self.size = group.comm.rank, group.comm.size
-        self.nodes, self.places = self._ranks.nodes, self._ranks.places
-        self.is_of_one_node = self._ranks.is_of_one_node
-        self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
-        self.dropped = self._ranks.dropped
-        self.ranks = frozenset(group.ranks.items())  # the same for the same ranks in their order
-        self._node_ranks = frozenset(self.ranks_here.values())
-        self._ranks.plans += 1
-        self._place = group.take_place()
+    def __init__(self, ranks: PlanRanks) -> None:
+        self._ranks = ranks
+        self.context = ranks.context
+        self.comm = ranks.comm
+        self.rank, self.size = ranks.comm.rank, ranks.comm.size
+        self.nodes, self.places = ranks.nodes, ranks.places
+        self.is_of_one_node = ranks.is_of_one_node
+        self.ranks_here = ranks.here  # their ranks in the node, by those in the plan
+        self.dropped = ranks.dropped
+        self.ranks = ranks.key  # the same for the same ranks in their order
+        self._place = ranks.take_place()
         self.first_tag: int = TAGS * self._place
 
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""
-        ranks = self._ranks
-        ranks.group.give_place(self._place)
-        ranks.plans -= 1
-        # Ranks of one node keep memory for their next plan until the node closes; ranks of several
-        # nodes close theirs at different times.
-        if not ranks.plans and not ranks.is_of_one_node:
-            ranks.close()
+        self._ranks.give_place(self._place)
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`; return the results of all ranks, or raise on all. Collective."""
@@ -71,15 +71,7 @@ class PlanComm:
 
     def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do a step as `Agreement.step_keeping`. Collective."""
-        agreement = self.context.agreement
-        if self._ranks.is_node:
-            return agreement.step_keeping(call, work)
-        agreement.begin_step(call)
-        self.context.memory_barrier()
-        with watching(agreement, self._node_ranks, call) as watch:
-            made = self._ranks.group.step_keeping(work, watch)
-        self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
-        return made
+        return self._ranks.step_keeping(call, work)
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
@@ -108,8 +100,8 @@ class PlanComm:
         return theirs, their_counts
 
     def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
-        with watching(self.context.agreement, self._node_ranks, call) as watch:
-            self._ranks.group.wait(request, watch, *memory)
+        with watching(self.context.agreement, self.ranks_here.values(), call) as watch:
+            wait_request(request, watch, *memory)
 
     def take_memory(self, call: str, nbytes: int) -> PlanMemory:
         """Return host memory that the plan's ranks on this node share. Collective over all."""
@@ -185,15 +177,20 @@ class PlanMemory(NamedTuple):
 
 
 class PlanRanks:
-    """The ranks of a group, and its part on this node, found once for all plans."""
+    """The ranks of plans in some order, on a node, with a communicator of mpishare's own for them.
 
-    def __init__(self, group: RankGroup, context: NodeContext, replies: Sequence[Any]) -> None:
-        self.group = group
-        self.context = context
+    Found once for all plans of a node, and kept until it closes. What a node that is over leaves
+    under way is of no later one. Ranks for which the node was not made may be of nodes that are
+    older and newer: their plans have a communicator each.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, context: NodeContext, replies: Sequence[Any]) -> None:
+        self.comm, self.context = comm, context
+        self.key = frozenset(known(comm).items())
         self.nodes: list[str] = [node for node, _, _ in replies]  # unique names, by rank
         self.places: list[Any] = [where for _, _, where in replies]
-        mine = self.nodes[group.comm.rank]
-        # Ranks in the node by ranks in the group, for those on this node.
+        mine = self.nodes[comm.rank]
+        # Ranks in the node by ranks in `comm`, for those on this node.
         self.here: dict[int, int] = {
             rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
         }
@@ -203,30 +200,76 @@ class PlanRanks:
             [*self.here.items()] == [(r, r) for r in range(context.size)]
         )
         self.dropped = context.dropped if self.is_node else Dropped()
-        self.plans = 0
+        self.places_taken: set[int] = set()
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
 
     @classmethod
-    def of(cls, group: RankGroup, context: NodeContext, call: str) -> PlanRanks:
-        """Return the ranks of a group on a node. Collective the first time, host-blocking."""
-        found: PlanRanks | None = context.plan_ranks.get(group)
+    def of(cls, context: NodeContext, given: MPI.Intracomm, call: str) -> PlanRanks:
+        """Return the ranks of a communicator. Collective the first time, host-blocking."""
+        agreement = context.agreement
+        agreement.check()
+        if not known(given):
+            with watching(agreement, (), call) as watch:
+                identify(given, watch)
+        ranks, (*_, all_comm) = known(given), context.comms
+        found: PlanRanks | None = agreement.plan_ranks.get(frozenset(ranks.items()))
         if found is None:
-            here = [context.nonces[0], context.rank, place()]
-            with watching(context.agreement, (), call) as watch:
-                _, replies = group.step_keeping(lambda: (None, here), watch)
-            found = context.plan_ranks[group] = cls(group, context, replies)
-            if found.is_of_one_node:
-                group.blocks.append(context.agreement.block)
+            with watching(agreement, ranks_in(agreement, given), call) as watch:
+                comm = all_comm if known(all_comm) == ranks else duplicate(given, watch)
+                mine = [context.nonces[0], context.rank, place()]
+                found = cls(comm, context, agree(comm, lambda: mine, watch))
+            if ranks.keys() <= known(all_comm).keys():
+                agreement.plan_ranks[found.key] = found
         return found
+
+    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do a step as `Agreement.step_keeping`. Collective."""
+        agreement = self.context.agreement
+        if self.is_node:
+            return agreement.step_keeping(call, work)
+        agreement.begin_step(call)
+        self.context.memory_barrier()
+        with watching(agreement, self.here.values(), call) as watch:
+            made = agree_keeping(self.comm, work, watch)
+        self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
+        return made
+
+    def take_place(self) -> int:
+        """Return the number of a new plan among those that may send messages on `comm`.
+
+        The same on all ranks. A plan that was abandoned keeps its own.
+        """
+        taken = self.places_taken
+        place = next(n for n in range(len(taken) + 1) if n not in taken)
+        taken.add(place)
+        return place
+
+    def give_place(self, place: int) -> None:
+        self.places_taken.remove(place)
+
+    def release(self) -> None:
+        """Without a plan, close what is kept for no other one. Collective."""
+        agreement = self.context.agreement
+        if self.places_taken:
+            return
+        if self.key not in agreement.plan_ranks:
+            self.close()
+        elif agreement.kept is not None:
+            agreement.kept[1].close()
+
+    def close(self) -> None:
+        """Free the communicator. Collective."""
+        if self.comm is not self.context.comms[-1]:
+            self.comm.Free()
 
     def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
         """Return zeroed host memory for these ranks on their node, and for their GPUs.
 
-        Small pieces come from memory that is mapped already; else collective over the group,
-        host-blocking. `step` agrees with the ranks of the group on this node.
+        Small pieces come from memory that is mapped already; else collective over them,
+        host-blocking. `step` agrees with those ranks that are on this node.
         """
-        context, is_maker = self.context, next(iter(self.here)) == self.group.comm.rank
+        context, is_maker = self.context, next(iter(self.here)) == self.comm.rank
         nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
         # Nodes may need different sizes, and could not agree whether to map more.
         if 8 * nwords > _MAX_POOLED_NBYTES or not self.is_of_one_node:
@@ -244,9 +287,3 @@ class PlanRanks:
             pool.give(piece)
 
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
-
-    def close(self) -> None:
-        del self.context.plan_ranks[self.group]
-        if self.is_of_one_node:
-            self.group.blocks.remove(self.context.agreement.block)
-            self.group.free_unused()

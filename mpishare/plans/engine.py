@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.plans.node_cache import release_node
 from mpishare.plans.rings import Shifts
 
 if TYPE_CHECKING:
-    from mpishare.coordination.rank_group import RankGroup
-    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.comm import PlanComm, PlanRanks
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
+    from mpishare.plans.node_cache import NewRanks
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
     from mpishare.runtime.stream_chain import StreamChain
@@ -30,17 +29,15 @@ FieldsCall = Callable[[Sequence[Any], Any], Any]
 class Holdings:
     """What the ranks of a plan took for it together, to be given back when it closes or fails."""
 
-    def __init__(self, group: RankGroup, context: Any) -> None:
-        self.group = group
-        self.context = context  # of its node; until that is found, anything that the user gave
+    def __init__(self, ranks: PlanRanks | NewRanks) -> None:
+        self.ranks = ranks
         self.comm: PlanComm | None = None
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""
         if self.comm is not None:
             self.comm.close()
-        self.group.release()
-        release_node(self.group, self.context)
+        self.ranks.release()
 
 
 @dataclass(frozen=True)
@@ -57,10 +54,6 @@ class PlanSetup:
     layouts: list[list[FieldLayout]]  # by rank, of each of its fields
     same: dict[str, Any]  # arguments, equal on all ranks
     begin: float  # seconds
-
-    @property
-    def group(self) -> RankGroup:
-        return self.held.group
 
     @property
     def wire(self) -> str | None:

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mpishare.coordination.abort import abort_when_left
-from mpishare.coordination.mpi_agreement import CommWatch, identify, known, ranks_in, watching
+from mpishare.coordination.mpi_agreement import (
+    CommWatch,
+    agree_keeping,
+    duplicate,
+    identify,
+    known,
+)
+from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
+from mpishare.plans.comm import PlanRanks
 from mpishare.runtime.context import NodeContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpi4py import MPI
 
-    from mpishare.coordination.mpi_agreement import Watch
-    from mpishare.coordination.rank_group import RankGroup
     from mpishare.plans.comm import PlanComm
+
+T = TypeVar("T")
 
 _DEFAULT_TIMEOUT_S = 300.0
 
 
-def kept_as(group: RankGroup, context: Any) -> Node | None:
-    """Return the node of this context, if it is kept for these ranks."""
-    return next((node for node in group.nodes.values() if node._context is context), None)
+class NewRanks:
+    """The ranks of a plan that have no node yet, until one is made for it."""
+
+    context = None
+
+    def __init__(self, given: MPI.Intracomm, call: str) -> None:
+        self.comm = duplicate(given, CommWatch(call, _DEFAULT_TIMEOUT_S))
+
+    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do a step as `Agreement.step_keeping`. Collective."""
+        return agree_keeping(self.comm, work, CommWatch(call, _DEFAULT_TIMEOUT_S))
+
+    def release(self) -> None:
+        """Free the communicator. Collective."""
+        self.comm.Free()
 
 
-def release_node(group: RankGroup, context: Any) -> None:
-    """Close a node that is kept for these ranks, once they have no plan on it. Collective then."""
-    node = kept_as(group, context)
-    if node is not None and ((ranks := context.plan_ranks.get(group)) is None or not ranks.plans):
-        group.nodes = {name: each for name, each in group.nodes.items() if each is not node}
-        node.close()
+def kept_nodes(ranks: Mapping[int, int]) -> dict[str, Node]:
+    """Return the whole nodes that are kept for plans of these ranks, by the backend of these."""
+    kept = [
+        each.kept
+        for each in of_this_thread()
+        if each.kept and each.life.failure is None and each.block.are_all_present()
+    ]
+    return {name: node for name, node in kept if known(node._context.comms[-1]) == ranks}
+
+
+def find_ranks(given: Any, comm: MPI.Intracomm, call: str) -> PlanRanks | NewRanks:
+    """Return the ranks of a plan on its node, if there is one, or on any. Collective."""
+    if isinstance(given, NodeContext):
+        return PlanRanks.of(given, comm, call)
+    kept = kept_nodes(identify(comm, CommWatch(call, _DEFAULT_TIMEOUT_S)))
+    for node in kept.values():
+        return PlanRanks.of(node._context, comm, call)
+    return NewRanks(comm, call)
 
 
 class NodeChoice(NamedTuple):
@@ -51,40 +82,43 @@ def context_of(node: Any) -> Any:
     return node._context if isinstance(node, Node) else node
 
 
-def look_for_node(group: RankGroup, call: str, given: Any, backend: str) -> NodeChoice:
+def look_for_node(ranks: PlanRanks | NewRanks, call: str, given: Any, backend: str) -> NodeChoice:
     """Return this rank's choice; raise for a bad ``node=``."""
     if isinstance(given, NodeContext):
         given.agreement.check()
     elif given is not None:
         require_node(call, given)
-    kept = group.nodes.get(backend)
-    if kept is not None and kept._context.life.failure is not None:
-        kept = None
+    kept = kept_nodes(known(ranks.comm)).get(backend)
     found = context_of(kept) if given is None else given
     number = 0 if found is None else found.numbers[call]
     return NodeChoice(given is not None, kept is not None, number)
 
 
-def find_node(
-    group: RankGroup,
+def ranks_on_node(
+    ranks: PlanRanks | NewRanks,
     comm: MPI.Intracomm,
     call: str,
     given: NodeContext | None,
     backend: str,
     choices: Sequence[NodeChoice],
-) -> NodeContext:
-    """Return the node of a plan. Collective, host-blocking.
+) -> PlanRanks:
+    """Return the ranks of a plan on its node. Collective, host-blocking.
 
     ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
-    if given is not None:
-        return given
-    if not all(choice.is_cached for choice in choices):
+    if given is not None and isinstance(ranks, PlanRanks):
+        return ranks
+    node = kept_nodes(known(comm)).get(backend)
+    if node is None or not all(choice.is_cached for choice in choices):
         # NumPy fields need no GPU, and a node without one is made at once.
-        group.nodes[backend] = Node(comm, backend="host" if backend == "host" else "auto")
-    return group.nodes[backend]._context  # type: ignore[no-any-return]
+        node = Node(comm, backend="host" if backend == "host" else "auto")
+        node._context.agreement.kept = backend, node
+    found = PlanRanks.of(node._context, comm, call)
+    if isinstance(ranks, NewRanks):
+        ranks.release()
+    return found
 
 
 def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
@@ -108,46 +142,6 @@ def ranks_left_out(comm: PlanComm) -> list[int]:
         return []
     mine, there = [*known(comm.comm)], known(comm.context.comms[-1])
     return [rank for rank in beside if mine[rank] not in there]
-
-
-@contextmanager
-def watching_setup(given: Any, comm: MPI.Intracomm, call: str) -> Iterator[Watch]:
-    """Yield the watch over a wait for a plan's ranks.
-
-    That of a given node names its missing ranks in a `PeerTimeout`. It is collective on a
-    communicator whose ranks are not known yet.
-    """
-    if not isinstance(given, NodeContext):
-        yield CommWatch(call, _DEFAULT_TIMEOUT_S)
-        return
-    agreement = given.agreement
-    agreement.check()
-    if not known(comm):
-        with watching(agreement, ranks_in(agreement, comm), call) as watch:
-            identify(comm, watch)
-    with watching(agreement, ranks_in(agreement, comm), call) as watch:
-        yield watch
-
-
-def own_communicator(given: Any, comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return the communicator of a given node that has the ranks of `comm`; else `comm` itself.
-
-    A collective that some ranks never call breaks its communicator, which should not be the user's.
-    """
-    comms = given.comms if isinstance(given, NodeContext) else ()
-    return next((own for own in comms if known(own) == known(comm)), comm)
-
-
-def meeting(given: Any, comm: MPI.Intracomm, call: str) -> Callable[[bool], bool]:
-    """Return a function of this rank's flag to whether any rank of `comm` has it.
-
-    Collective over a given node whose ranks those are; else it returns the rank's own.
-    """
-    if isinstance(given, NodeContext):
-        agreement = given.agreement
-        if known(comm).keys() == agreement.ranks.keys():
-            return lambda mine: any(agreement.step(call, lambda: mine))
-    return bool
 
 
 def leave_node(given: Any, call: str, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup, require_intracomm
+from mpishare.coordination.mpi_agreement import require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.memory.numbers import added_in_c
 from mpishare.plans import nccl_choice, node_cache, routes
@@ -80,27 +80,24 @@ def plan_setup(
     wanted: str = "comm must be an Intracomm",
     *,
     backend: Any = "auto",
-    is_inner: bool = False,
+    outer: Holdings | None = None,
 ) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
     Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
-    of the fields. A plan that is inner to another one has its communicator.
+    of the fields. A plan that is part of an `outer` one has its ranks.
     """
     node, held = node_cache.context_of(node), None
     require_intracomm(call, given, wanted)
     try:
-        with node_cache.watching_setup(node, given, call) as watch:
-            meet = bool if is_inner else node_cache.meeting(node, given, call)
-            own = node_cache.own_communicator(node, given)
-            held = Holdings(RankGroup.of(own, watch, meet), node)
+        held = Holdings(node_cache.find_ranks(node, given, call) if outer is None else outer.ranks)
         with ranges.span(call):
             yield PlanStart(call, given, node, held, backend=backend)
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            node_cache.leave_node(node if held is None else held.context, call, error)
+            node_cache.leave_node(node if held is None else held.ranks.context, call, error)
             raise
         if held is None:
             raise
@@ -134,11 +131,11 @@ def agree_on_found(
     start: PlanStart, require: Any, find: Callable[[], tuple[GivenFields, Description]]
 ) -> AgreedFields:
     """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
-    call, group = start.call, start.held.group
+    call, held = start.call, start.held
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice = node_cache.look_for_node(group, call, start.given_node, given.backend)
+        choice = node_cache.look_for_node(held.ranks, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
@@ -158,14 +155,13 @@ def agree_on_found(
             wrong.append(error)
             raise
 
-    with node_cache.watching_setup(start.given_node, start.given_comm, call) as watch:
-        try:
-            (given, kept), replies = group.step_keeping(look_and_note, watch)
-        except PeerError as error:  # others are in another call
-            raise (wrong or [error])[0] from None
-        finally:
-            wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
-    require_same(call, [reply["same"] for reply in replies], group.comm.rank)
+    try:
+        (given, kept), replies = held.ranks.step_keeping(call, look_and_note)
+    except PeerError as error:  # others are in another call
+        raise (wrong or [error])[0] from None
+    finally:
+        wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
+    require_same(call, [reply["same"] for reply in replies], held.ranks.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept
     )
@@ -185,15 +181,16 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
     choices = [node_cache.NodeChoice(*reply["choice"]) for reply in replies]
-    context = held.context = node_cache.find_node(
-        held.group, start.given_comm, call, start.given_node, backend, choices
+    ranks = held.ranks = node_cache.ranks_on_node(
+        held.ranks, start.given_comm, call, start.given_node, backend, choices
     )
+    context = ranks.context
     if backend == "cuda" and context.backend.name != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     name = start.name or node_cache.name_plan(call, context, choices)
-    comm = held.comm = PlanComm(held.group, context, call)
+    comm = held.comm = PlanComm(ranks)
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     replied = [reply["layouts"] for reply in replies]
     return PlanSetup(

@@ -120,8 +120,6 @@ class NodeContext:
         watchdog.objects = self._children.registered
         # The communicators of NCCL, by the ranks that have one, on other nodes too.
         self.nccl: dict[Any, Any] = {}
-        # For each group of ranks that has plans on this node, or had some, its `PlanRanks`.
-        self.plan_ranks: dict[Any, Any] = {}
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         # Memory of small windows on hosts; see `windows/small.py`.

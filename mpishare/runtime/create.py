@@ -23,9 +23,12 @@ from mpishare.coordination.abort import (
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.life import Event
-from mpishare.coordination.mpi_agreement import CommWatch, agree_keeping, allgather, identify
-from mpishare.coordination.rank_group import (
+from mpishare.coordination.mpi_agreement import (
+    CommWatch,
+    agree_keeping,
+    allgather,
     duplicate,
+    identify,
     making_communicators,
     require_intracomm,
 )
@@ -145,7 +148,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
     agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
-    for ranks in list(context.plan_ranks.values()):
+    for ranks in agreement.plan_ranks.values():
         ranks.close()
     for communicator in context.nccl.values():
         communicator.close()

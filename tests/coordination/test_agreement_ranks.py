@@ -14,7 +14,6 @@ from mpishare import ClosedError, MismatchError, Node, PeerError, PeerTimeout
 from mpishare.backends.host import HostBackend
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.agreement import is_agreed, require_same
-from mpishare.coordination.rank_group import RankGroup
 from mpishare.memory import shared
 from mpishare.plans.node_cache import context_of
 from tests.helpers.held import held
@@ -36,9 +35,7 @@ def step_keeping(request, comm):
             yield functools.partial(context_of(node).agreement.step_keeping, "a call")
     else:
         watch = mpi_agreement.CommWatch("a call", 30.0)
-        group = RankGroup.of(comm, watch)
-        yield lambda work: group.step_keeping(work, watch)
-        group.release()
+        yield lambda work: mpi_agreement.agree_keeping(comm, work, watch)
 
 
 def test_a_step_keeps_any_object_of_its_rank(comm, step_keeping):

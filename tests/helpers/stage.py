@@ -328,11 +328,12 @@ def begin() -> None:
     """Leave out what an earlier scene of this process still holds, and messages that it awaits."""
     from mpi4py import MPI
 
-    from mpishare.coordination.rank_group import RankGroup
+    from mpishare.coordination.waits import of_this_thread
 
     global _before, _world
     _world = MPI.COMM_WORLD.Dup()
-    RankGroup._all.clear()  # one of several nodes may wait for messages
+    for node in of_this_thread():
+        node.kept = None  # one of several nodes may wait for messages
     gc.collect()
     _before = _open(), shared_bytes()
 
