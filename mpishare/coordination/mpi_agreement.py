@@ -290,11 +290,11 @@ def making_communicators(call: str) -> Iterator[None]:
         yield
     except MPI.Exception as error:
         why = str(error).splitlines()[-1]
-        ranks = [each for node in of_this_thread() for each in node.plan_ranks.values()]
-        plans = sum(len(each.places_taken) for each in ranks)
+        comms = [each for node in of_this_thread() for each in node.plan_comms.values()]
+        plans = sum(len(each.tags_taken) for each in comms)
         raise MpiShareError(
             f"{call} failed: MPI made no communicator ({why}). mpishare has {plans} plans open "
-            f"on this rank, on {len(ranks)} communicators: one for all plans of the same ranks. "
+            f"on this rank, on {len(comms)} communicators: one for all plans of the same ranks. "
             "Free communicators that the program made and needs no more (cart.Free())."
         ) from error
 

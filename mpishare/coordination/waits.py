@@ -64,8 +64,8 @@ class Waits:
         # A name that only they know, and what nodes within this one take over: `Findings`.
         self.name = ""
         self.findings: Any = None
-        # The ranks of its plans, by those in their order: `PlanRanks`.
-        self.plan_ranks: dict[Any, Any] = {}
+        # The ranks of its plans, by those in their order: `PlanComm`.
+        self.plan_comms: dict[Any, Any] = {}
         # For plans without a given node: the backend of their fields, and the node.
         self.kept: tuple[str, Any] | None = None
         # Called while this rank waits: MPI may not deliver this rank's messages without it.

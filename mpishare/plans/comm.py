@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.errors import MpiShareError, PeerTimeout
-    from mpishare.memory.shared import Steps
     from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]
@@ -42,28 +43,105 @@ TAGS = 256
 """Tags of one plan: more than there are directions in a grid of four axes."""
 
 
-class PlanComm:
-    """The communicator of one plan, shared with the other plans of its ranks.
+_MAX_POOLED_NBYTES = 1 << 17
+_CHUNK_NBYTES = 1 << 18
 
-    Collective to make, host-blocking. Messages of this plan have `TAGS` tags from `first_tag` on.
+
+class PlanMemory(NamedTuple):
+    """Host memory of one plan, zeroed; `address` is that on this rank's GPU, 0 on the host backend.
+
+    `close` is local, called once, when no rank uses the memory, and on all ranks of the node before
+    any of them takes memory.
     """
 
-    def __init__(self, ranks: PlanRanks) -> None:
-        self._ranks = ranks
-        self.context = ranks.context
-        self.comm = ranks.comm
-        self.rank, self.size = ranks.comm.rank, ranks.comm.size
-        self.nodes, self.places = ranks.nodes, ranks.places
-        self.is_of_one_node = ranks.is_of_one_node
-        self.ranks_here = ranks.here  # their ranks in the node, by those in the plan
-        self.dropped = ranks.dropped
-        self.ranks = ranks.key  # the same for the same ranks in their order
-        self._place = ranks.take_place()
-        self.first_tag: int = TAGS * self._place
+    buffer: memoryview[int]
+    address: int
+    nbytes: int
+    close: Callable[[], None]
+
+
+class PlanComm:
+    """The ranks of plans in some order, on a node, with a communicator of mpishare's own for them.
+
+    Found once for all plans of a node, and kept until it closes. What a node that is over leaves
+    under way is of no later one. Ranks for which the node was not made may be of nodes that are
+    older and newer: their plans have a communicator each. A plan has a copy, whose messages have
+    `TAGS` tags from `first_tag` on.
+    """
+
+    first_tag = -1  # of no plan
+
+    def __init__(self, comm: MPI.Intracomm, context: NodeContext, replies: Sequence[Any]) -> None:
+        self.comm, self.context = comm, context
+        self.rank, self.size = comm.rank, comm.size
+        self.ranks = frozenset(known(comm).items())  # the same for the same ranks in their order
+        self.nodes: list[str] = [node for node, _, _ in replies]  # unique names, by rank
+        self.places: list[Any] = [where for _, _, where in replies]
+        mine = self.nodes[self.rank]
+        # Ranks in the node by ranks in `comm`, for those on this node.
+        self.ranks_here: dict[int, int] = {
+            rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
+        }
+        self.is_of_one_node = len(self.ranks_here) == len(replies)
+        # Whether these are all ranks of the node, in its order.
+        self.is_node = self.is_of_one_node and (
+            [*self.ranks_here.items()] == [(r, r) for r in range(context.size)]
+        )
+        self.dropped = context.dropped if self.is_node else Dropped()
+        self.tags_taken: set[int] = set()  # the first of each plan
+        block = context.agreement.block
+        self._memory_pool = block.plan_memory if self.is_node else CounterPool()
+
+    @classmethod
+    def of(cls, context: NodeContext, given: MPI.Intracomm, call: str) -> PlanComm:
+        """Return the ranks of a communicator. Collective the first time, host-blocking."""
+        agreement = context.agreement
+        agreement.check()
+        if not known(given):
+            with watching(agreement, (), call) as watch:
+                identify(given, watch)
+        ranks, (*_, all_comm) = known(given), context.comms
+        found: PlanComm | None = agreement.plan_comms.get(frozenset(ranks.items()))
+        if found is None:
+            with watching(agreement, ranks_in(agreement, given), call) as watch:
+                comm = all_comm if known(all_comm) == ranks else duplicate(given, watch)
+                mine = [context.nonces[0], context.rank, place()]
+                found = cls(comm, context, agree(comm, lambda: mine, watch))
+            if ranks.keys() <= known(all_comm).keys():
+                agreement.plan_comms[found.ranks] = found
+        return found
+
+    def for_plan(self) -> PlanComm:
+        """Return the copy of a new plan, with tags of its own: the same on all ranks.
+
+        A plan that was abandoned keeps its tags.
+        """
+        made = copy(self)
+        made.first_tag = next(tag for tag in count(0, TAGS) if tag not in self.tags_taken)
+        self.tags_taken.add(made.first_tag)
+        return made
+
+    def for_part(self) -> PlanComm:
+        """Return a copy for a part of the plan, which gets tags of its own."""
+        made = copy(self)
+        made.first_tag = PlanComm.first_tag
+        return made
 
     def close(self) -> None:
-        """End the plan. Collective, once all have agreed that it is closed."""
-        self._ranks.give_place(self._place)
+        """End the plan, and what is kept for no other one. Collective, once all agree on that."""
+        self.tags_taken.discard(self.first_tag)
+        agreement = self.context.agreement
+        if self.tags_taken:
+            return
+        if self.ranks not in agreement.plan_comms:
+            self.free()
+        elif agreement.kept is not None:
+            agreement.kept[1].close()
+
+    def free(self) -> None:
+        """Free the communicator, unless it is that of the node. Collective."""
+        if self.comm is not self.context.comms[-1]:
+            self.comm.Free()
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`; return the results of all ranks, or raise on all. Collective."""
@@ -71,7 +149,15 @@ class PlanComm:
 
     def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do a step as `Agreement.step_keeping`. Collective."""
-        return self._ranks.step_keeping(call, work)
+        agreement = self.context.agreement
+        if self.is_node:
+            return agreement.step_keeping(call, work)
+        agreement.begin_step(call)
+        self.context.memory_barrier()
+        with watching(agreement, self.ranks_here.values(), call) as watch:
+            made = agree_keeping(self.comm, work, watch)
+        self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
+        return made
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
@@ -104,13 +190,33 @@ class PlanComm:
             wait_request(request, watch, *memory)
 
     def take_memory(self, call: str, nbytes: int) -> PlanMemory:
-        """Return host memory that the plan's ranks on this node share. Collective over all."""
+        """Return zeroed host memory that the plan's ranks on this node share, and their GPUs.
+
+        Small pieces come from memory that is mapped already. Collective over all, host-blocking.
+        """
 
         def step(work: Callable[[], tuple[Any, Any]]) -> tuple[Any, list[Any]]:
             kept, replies = self.step_keeping(call, work)
             return kept, [replies[rank] for rank in self.ranks_here]
 
-        return self._ranks.take_memory(step, nbytes)
+        context, is_maker = self.context, next(iter(self.ranks_here)) == self.rank
+        nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
+        # Nodes may need different sizes, and could not agree whether to map more.
+        if 8 * nwords > _MAX_POOLED_NBYTES or not self.is_of_one_node:
+            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
+            unmap = partial(context.unmap_registered, memory)
+            return PlanMemory(memory.buffer, address, memory.nbytes, unmap)
+        pool = self._memory_pool
+        if not pool.has(nwords):
+            context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker)
+        piece = pool.take(nwords)
+
+        def give_back() -> None:
+            if is_maker:
+                pool.clear(piece)
+            pool.give(piece)
+
+        return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
     def timed_out(self, call: str, pending: Sequence[int]) -> MpiShareError:
         """End the node since ranks of the plan are missing, publish it, and return the error."""
@@ -157,133 +263,3 @@ class PlanComm:
         with WaitMonitor(agreement, call, pending_here, check, moves=moves) as monitor:
             if not monitor.poll(is_over or (lambda: not pending())):
                 raise self.timed_out(call, pending())
-
-
-_MAX_POOLED_NBYTES = 1 << 17
-_CHUNK_NBYTES = 1 << 18
-
-
-class PlanMemory(NamedTuple):
-    """Host memory of one plan, zeroed; `address` is that on this rank's GPU, 0 on the host backend.
-
-    `close` is local, called once, when no rank uses the memory, and on all ranks of the node before
-    any of them takes memory.
-    """
-
-    buffer: memoryview[int]
-    address: int
-    nbytes: int
-    close: Callable[[], None]
-
-
-class PlanRanks:
-    """The ranks of plans in some order, on a node, with a communicator of mpishare's own for them.
-
-    Found once for all plans of a node, and kept until it closes. What a node that is over leaves
-    under way is of no later one. Ranks for which the node was not made may be of nodes that are
-    older and newer: their plans have a communicator each.
-    """
-
-    def __init__(self, comm: MPI.Intracomm, context: NodeContext, replies: Sequence[Any]) -> None:
-        self.comm, self.context = comm, context
-        self.key = frozenset(known(comm).items())
-        self.nodes: list[str] = [node for node, _, _ in replies]  # unique names, by rank
-        self.places: list[Any] = [where for _, _, where in replies]
-        mine = self.nodes[comm.rank]
-        # Ranks in the node by ranks in `comm`, for those on this node.
-        self.here: dict[int, int] = {
-            rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
-        }
-        self.is_of_one_node = len(self.here) == len(replies)
-        # Whether these are all ranks of the node, in its order.
-        self.is_node = self.is_of_one_node and (
-            [*self.here.items()] == [(r, r) for r in range(context.size)]
-        )
-        self.dropped = context.dropped if self.is_node else Dropped()
-        self.places_taken: set[int] = set()
-        block = context.agreement.block
-        self._memory_pool = block.plan_memory if self.is_node else CounterPool()
-
-    @classmethod
-    def of(cls, context: NodeContext, given: MPI.Intracomm, call: str) -> PlanRanks:
-        """Return the ranks of a communicator. Collective the first time, host-blocking."""
-        agreement = context.agreement
-        agreement.check()
-        if not known(given):
-            with watching(agreement, (), call) as watch:
-                identify(given, watch)
-        ranks, (*_, all_comm) = known(given), context.comms
-        found: PlanRanks | None = agreement.plan_ranks.get(frozenset(ranks.items()))
-        if found is None:
-            with watching(agreement, ranks_in(agreement, given), call) as watch:
-                comm = all_comm if known(all_comm) == ranks else duplicate(given, watch)
-                mine = [context.nonces[0], context.rank, place()]
-                found = cls(comm, context, agree(comm, lambda: mine, watch))
-            if ranks.keys() <= known(all_comm).keys():
-                agreement.plan_ranks[found.key] = found
-        return found
-
-    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-        """Do a step as `Agreement.step_keeping`. Collective."""
-        agreement = self.context.agreement
-        if self.is_node:
-            return agreement.step_keeping(call, work)
-        agreement.begin_step(call)
-        self.context.memory_barrier()
-        with watching(agreement, self.here.values(), call) as watch:
-            made = agree_keeping(self.comm, work, watch)
-        self.context.memory_barrier()  # messages of MPI order no shared memory by themselves
-        return made
-
-    def take_place(self) -> int:
-        """Return the number of a new plan among those that may send messages on `comm`.
-
-        The same on all ranks. A plan that was abandoned keeps its own.
-        """
-        taken = self.places_taken
-        place = next(n for n in range(len(taken) + 1) if n not in taken)
-        taken.add(place)
-        return place
-
-    def give_place(self, place: int) -> None:
-        self.places_taken.remove(place)
-
-    def release(self) -> None:
-        """Without a plan, close what is kept for no other one. Collective."""
-        agreement = self.context.agreement
-        if self.places_taken:
-            return
-        if self.key not in agreement.plan_ranks:
-            self.close()
-        elif agreement.kept is not None:
-            agreement.kept[1].close()
-
-    def close(self) -> None:
-        """Free the communicator. Collective."""
-        if self.comm is not self.context.comms[-1]:
-            self.comm.Free()
-
-    def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
-        """Return zeroed host memory for these ranks on their node, and for their GPUs.
-
-        Small pieces come from memory that is mapped already; else collective over them,
-        host-blocking. `step` agrees with those ranks that are on this node.
-        """
-        context, is_maker = self.context, next(iter(self.here)) == self.comm.rank
-        nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
-        # Nodes may need different sizes, and could not agree whether to map more.
-        if 8 * nwords > _MAX_POOLED_NBYTES or not self.is_of_one_node:
-            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
-            unmap = partial(context.unmap_registered, memory)
-            return PlanMemory(memory.buffer, address, memory.nbytes, unmap)
-        pool = self._memory_pool
-        if not pool.has(nwords):
-            context.extend(pool, step, _CHUNK_NBYTES, is_maker=is_maker)
-        piece = pool.take(nwords)
-
-        def give_back() -> None:
-            if is_maker:
-                pool.clear(piece)
-            pool.give(piece)
-
-        return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpishare.plans.rings import Shifts
 
 if TYPE_CHECKING:
-    from mpishare.plans.comm import PlanComm, PlanRanks
+    from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
     from mpishare.plans.node_cache import NewRanks
@@ -29,15 +29,12 @@ FieldsCall = Callable[[Sequence[Any], Any], Any]
 class Holdings:
     """What the ranks of a plan took for it together, to be given back when it closes or fails."""
 
-    def __init__(self, ranks: PlanRanks | NewRanks) -> None:
-        self.ranks = ranks
-        self.comm: PlanComm | None = None
+    def __init__(self, comm: PlanComm | NewRanks) -> None:
+        self.comm = comm
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""
-        if self.comm is not None:
-            self.comm.close()
-        self.ranks.release()
+        self.comm.close()
 
 
 @dataclass(frozen=True)

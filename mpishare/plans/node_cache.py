@@ -14,15 +14,13 @@ from mpishare.coordination.mpi_agreement import (
 )
 from mpishare.coordination.waits import of_this_thread
 from mpishare.node import Node, require_node
-from mpishare.plans.comm import PlanRanks
+from mpishare.plans.comm import PlanComm
 from mpishare.runtime.context import NodeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpi4py import MPI
-
-    from mpishare.plans.comm import PlanComm
 
 T = TypeVar("T")
 
@@ -36,12 +34,13 @@ class NewRanks:
 
     def __init__(self, given: MPI.Intracomm, call: str) -> None:
         self.comm = duplicate(given, CommWatch(call, _DEFAULT_TIMEOUT_S))
+        self.rank = self.comm.rank
 
     def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do a step as `Agreement.step_keeping`. Collective."""
         return agree_keeping(self.comm, work, CommWatch(call, _DEFAULT_TIMEOUT_S))
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Free the communicator. Collective."""
         self.comm.Free()
 
@@ -56,13 +55,13 @@ def kept_nodes(ranks: Mapping[int, int]) -> dict[str, Node]:
     return {name: node for name, node in kept if known(node._context.comms[-1]) == ranks}
 
 
-def find_ranks(given: Any, comm: MPI.Intracomm, call: str) -> PlanRanks | NewRanks:
-    """Return the ranks of a plan on its node, if there is one, or on any. Collective."""
+def find_comm(given: Any, comm: MPI.Intracomm, call: str) -> PlanComm | NewRanks:
+    """Return the communicator of a plan on its node, if there is one, or on any. Collective."""
     if isinstance(given, NodeContext):
-        return PlanRanks.of(given, comm, call)
+        return PlanComm.of(given, comm, call)
     kept = kept_nodes(identify(comm, CommWatch(call, _DEFAULT_TIMEOUT_S)))
     for node in kept.values():
-        return PlanRanks.of(node._context, comm, call)
+        return PlanComm.of(node._context, comm, call)
     return NewRanks(comm, call)
 
 
@@ -82,42 +81,42 @@ def context_of(node: Any) -> Any:
     return node._context if isinstance(node, Node) else node
 
 
-def look_for_node(ranks: PlanRanks | NewRanks, call: str, given: Any, backend: str) -> NodeChoice:
+def look_for_node(own: PlanComm | NewRanks, call: str, given: Any, backend: str) -> NodeChoice:
     """Return this rank's choice; raise for a bad ``node=``."""
     if isinstance(given, NodeContext):
         given.agreement.check()
     elif given is not None:
         require_node(call, given)
-    kept = kept_nodes(known(ranks.comm)).get(backend)
+    kept = kept_nodes(known(own.comm)).get(backend)
     found = context_of(kept) if given is None else given
     number = 0 if found is None else found.numbers[call]
     return NodeChoice(given is not None, kept is not None, number)
 
 
-def ranks_on_node(
-    ranks: PlanRanks | NewRanks,
+def comm_on_node(
+    own: PlanComm | NewRanks,
     comm: MPI.Intracomm,
     call: str,
     given: NodeContext | None,
     backend: str,
     choices: Sequence[NodeChoice],
-) -> PlanRanks:
-    """Return the ranks of a plan on its node. Collective, host-blocking.
+) -> PlanComm:
+    """Return the communicator of a plan on its node. Collective, host-blocking.
 
     ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
-    if given is not None and isinstance(ranks, PlanRanks):
-        return ranks
+    if given is not None and isinstance(own, PlanComm):
+        return own
     node = kept_nodes(known(comm)).get(backend)
     if node is None or not all(choice.is_cached for choice in choices):
         # NumPy fields need no GPU, and a node without one is made at once.
         node = Node(comm, backend="host" if backend == "host" else "auto")
         node._context.agreement.kept = backend, node
-    found = PlanRanks.of(node._context, comm, call)
-    if isinstance(ranks, NewRanks):
-        ranks.release()
+    found = PlanComm.of(node._context, comm, call)
+    if isinstance(own, NewRanks):
+        own.close()
     return found
 
 

@@ -19,7 +19,6 @@ from mpishare.coordination.mpi_agreement import require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.memory.numbers import added_in_c
 from mpishare.plans import nccl_choice, node_cache, routes
-from mpishare.plans.comm import PlanComm
 from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
 from mpishare.plans.layout import FieldLayout, require_word
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.plans.comm import PlanComm
     from mpishare.plans.message import Message
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.route import Route
@@ -80,7 +80,7 @@ def plan_setup(
     wanted: str = "comm must be an Intracomm",
     *,
     backend: Any = "auto",
-    outer: Holdings | None = None,
+    outer: PlanComm | None = None,
 ) -> Iterator[PlanStart]:
     """Yield the start of a new plan; give back what its ranks hold if the plan fails.
 
@@ -90,14 +90,14 @@ def plan_setup(
     node, held = node_cache.context_of(node), None
     require_intracomm(call, given, wanted)
     try:
-        held = Holdings(node_cache.find_ranks(node, given, call) if outer is None else outer.ranks)
+        held = Holdings(outer.for_part() if outer else node_cache.find_comm(node, given, call))
         with ranges.span(call):
             yield PlanStart(call, given, node, held, backend=backend)
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            node_cache.leave_node(node if held is None else held.ranks.context, call, error)
+            node_cache.leave_node(node if held is None else held.comm.context, call, error)
             raise
         if held is None:
             raise
@@ -135,7 +135,7 @@ def agree_on_found(
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice = node_cache.look_for_node(held.ranks, call, start.given_node, given.backend)
+        choice = node_cache.look_for_node(held.comm, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
@@ -156,12 +156,12 @@ def agree_on_found(
             raise
 
     try:
-        (given, kept), replies = held.ranks.step_keeping(call, look_and_note)
+        (given, kept), replies = held.comm.step_keeping(call, look_and_note)
     except PeerError as error:  # others are in another call
         raise (wrong or [error])[0] from None
     finally:
         wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
-    require_same(call, [reply["same"] for reply in replies], held.ranks.comm.rank)
+    require_same(call, [reply["same"] for reply in replies], held.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept
     )
@@ -181,16 +181,16 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
     """Return the setup of agreed fields, on the node of the plan. Collective."""
     call, held, backend = start.call, start.held, given.backend
     choices = [node_cache.NodeChoice(*reply["choice"]) for reply in replies]
-    ranks = held.ranks = node_cache.ranks_on_node(
-        held.ranks, start.given_comm, call, start.given_node, backend, choices
+    on_node = held.comm = node_cache.comm_on_node(
+        held.comm, start.given_comm, call, start.given_node, backend, choices
     )
-    context = ranks.context
+    context = on_node.context
     if backend == "cuda" and context.backend.name != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     name = start.name or node_cache.name_plan(call, context, choices)
-    comm = held.comm = PlanComm(ranks)
+    comm = held.comm = on_node.for_plan()
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     replied = [reply["layouts"] for reply in replies]
     return PlanSetup(

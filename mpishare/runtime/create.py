@@ -148,8 +148,8 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
     agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
-    for ranks in agreement.plan_ranks.values():
-        ranks.close()
+    for comm in agreement.plan_comms.values():
+        comm.free()
     for communicator in context.nccl.values():
         communicator.close()
     context.fd_server.close()

@@ -9,7 +9,7 @@ import pytest
 import mpishare
 from mpishare import ClosedError, EpochError, Layout, PeerError, UnsupportedError
 from mpishare.coordination.agreement import Agreement
-from mpishare.plans.comm import PlanRanks
+from mpishare.plans.comm import PlanComm
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -83,7 +83,7 @@ def test_what_was_seen_needs_no_agreement(node, halo, monkeypatch):
     for given in ([kinds[0]], [kinds[1]], [kinds[2]], kinds):
         exchange_kinds(node, halo, *given)
     assert seen(halo) == 4
-    for of in (Agreement, PlanRanks):
+    for of in (Agreement, PlanComm):
         monkeypatch.setattr(of, "step_keeping", forbidden)
     for step in range(8):
         exchange_kinds(node, halo, kinds[step % 3], step=step)
