@@ -111,7 +111,7 @@ class AnyFields:
         # Before the others learn of it: they wait for this call until it is made right.
         self._cells.describe(GivenFields.of(fields, self._backend))
         with plan_setup(what, outer.comm.comm, outer.context, outer=outer.comm) as start:
-            start = replace(start, name=outer.name, backend=self._backend)
+            start.name, start.backend = outer.name, self._backend
             agreed = agree_on_fields(start, fields, outer.same["require"], self._cells.describe)
             # Ranks may be at fields of different kinds: an error names those of each.
             same = agreed.setup.same

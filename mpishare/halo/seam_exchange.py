@@ -94,7 +94,7 @@ class SeamExchange(Plan):
     ) -> None:
         with plan_setup(_CALL, comm, node, backend=backend) as start:
             memory = _memory_of_all(start, fields)
-            rank = start.held.comm.rank
+            rank = start.comm.rank
             agreed = agree_on_found(start, require, lambda: _describe(fields, memory, seams, rank))
             setup, found = agreed.setup, agreed.geometry
             reads = find_reads(
@@ -217,7 +217,7 @@ def _memory_of_all(start: PlanStart, fields: Any) -> Any:
         given = GivenFields.of(fields, start.backend) if _has_any(fields) else None
         return None, start.backend if given is None else given.backend
 
-    _, found = start.held.comm.step_keeping(start.call, find)
+    _, found = start.comm.step_keeping(start.call, find)
     return next((each for each in found if each != "auto"), "auto")
 
 

@@ -103,7 +103,7 @@ class BasePlan(NodeObject):
             # Also where a rank could not free its memory, which all ranks know then.
             if self._is_closed and agreement.life.failure is None:
                 for made in self._setups:
-                    made.held.close()
+                    made.comm.close()
         if is_forgotten:
             setup.context.warn(
                 f"{self.name} was closed after start() without wait(): the call was completed. "

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
-    from mpishare.plans.node_cache import NewRanks
     from mpishare.runtime.context import Location, NodeContext
     from mpishare.runtime.route import Route
     from mpishare.runtime.stream_chain import StreamChain
@@ -26,24 +25,12 @@ FieldsCall = Callable[[Sequence[Any], Any], Any]
 """Called with the fields and the ``stream=`` of a call."""
 
 
-class Holdings:
-    """What the ranks of a plan took for it together, to be given back when it closes or fails."""
-
-    def __init__(self, comm: PlanComm | NewRanks) -> None:
-        self.comm = comm
-
-    def close(self) -> None:
-        """Give back the communicator and the node. Collective, once all have agreed on it."""
-        self.comm.close()
-
-
 @dataclass(frozen=True)
 class PlanSetup:
     """All that the ranks of a plan agreed on before its engine is made."""
 
     call: str  # of the user: ``HaloExchange``
     name: str  # of the plan: ``HaloExchange 1``
-    held: Holdings
     context: NodeContext
     comm: PlanComm
     on_gpu: bool  # the same on all ranks

@@ -1,6 +1,7 @@
 """The agreements that make a plan: on the fields, the node and the routes, before a cell moves.
 
-One descent, in which each record is complete when it is made: `plan_setup` makes a `PlanStart`,
+One descent, in which each record is complete when it is made, but for the communicator of the
+first, which is that of a node once there is one: `plan_setup` makes a `PlanStart`,
 `agree_on_fields` from it `AgreedFields` with their `PlanSetup`, and `agree_on_routes` from that a
 `RoutedSetup`.
 """
@@ -19,7 +20,7 @@ from mpishare.coordination.mpi_agreement import require_intracomm
 from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, name_ranks
 from mpishare.memory.numbers import added_in_c
 from mpishare.plans import nccl_choice, node_cache, routes
-from mpishare.plans.engine import Holdings, PlanSetup, RoutedSetup
+from mpishare.plans.engine import PlanSetup, RoutedSetup
 from mpishare.plans.fields import GivenFields, locations, require_device
 from mpishare.plans.layout import FieldLayout, require_word
 from mpishare.plans.message import pack_messages, unpack_messages
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.message import Message
+    from mpishare.plans.node_cache import NewRanks
     from mpishare.runtime.context import NodeContext
     from mpishare.runtime.route import Route
 
@@ -46,14 +48,14 @@ _MEMORY = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlanStart:
     """A plan of which the ranks know each other, and no more yet."""
 
     call: str  # of the user: ``HaloExchange``
     given_comm: MPI.Intracomm
     given_node: Any  # its context; anything that the user gave
-    held: Holdings
+    comm: NewRanks | PlanComm  # what to close if the plan fails
     name: str = ""  # of the plan; numbered by its node if empty
     backend: Any = "auto"  # of the fields; "auto" for that of the first array
     begin: float = field(default_factory=perf_counter)  # seconds
@@ -87,22 +89,23 @@ def plan_setup(
     Collective, host-blocking. `wanted` is for the error of what is no communicator, `backend` that
     of the fields. A plan that is part of an `outer` one has its ranks.
     """
-    node, held = node_cache.context_of(node), None
+    node, start = node_cache.context_of(node), None
     require_intracomm(call, given, wanted)
     try:
-        held = Holdings(outer.for_part() if outer else node_cache.find_comm(node, given, call))
+        comm = outer.for_part() if outer else node_cache.find_comm(node, given, call)
+        start = PlanStart(call, given, node, comm, backend=backend)
         with ranges.span(call):
-            yield PlanStart(call, given, node, held, backend=backend)
+            yield start
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            node_cache.leave_node(node if held is None else held.comm.context, call, error)
+            node_cache.leave_node(node if start is None else start.comm.context, call, error)
             raise
-        if held is None:
+        if start is None:
             raise
         # Every rank comes here, since every step is agreed on.
-        held.close()
+        start.comm.close()
         if type(error) in (TypeError, ValueError) and not str(error).startswith(call):
             error.args = (f"{call} failed: {error}",)
         raise
@@ -131,11 +134,11 @@ def agree_on_found(
     start: PlanStart, require: Any, find: Callable[[], tuple[GivenFields, Description]]
 ) -> AgreedFields:
     """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
-    call, held = start.call, start.held
+    call = start.call
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
         given, described = find()
-        choice = node_cache.look_for_node(held.comm, call, start.given_node, given.backend)
+        choice = node_cache.look_for_node(start.comm, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
             "same": _same(given, require, described),
@@ -156,12 +159,12 @@ def agree_on_found(
             raise
 
     try:
-        (given, kept), replies = held.comm.step_keeping(call, look_and_note)
+        (given, kept), replies = start.comm.step_keeping(call, look_and_note)
     except PeerError as error:  # others are in another call
         raise (wrong or [error])[0] from None
     finally:
         wrong.clear()  # else a cycle with its traceback would hold the caller's arrays
-    require_same(call, [reply["same"] for reply in replies], held.comm.rank)
+    require_same(call, [reply["same"] for reply in replies], start.comm.rank)
     return AgreedFields(
         _setup(start, given, replies), given.arrays, [each["geometry"] for each in replies], kept
     )
@@ -179,10 +182,10 @@ def _same(given: GivenFields, require: Any, described: Description) -> dict[str,
 
 def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> PlanSetup:
     """Return the setup of agreed fields, on the node of the plan. Collective."""
-    call, held, backend = start.call, start.held, given.backend
+    call, backend = start.call, given.backend
     choices = [node_cache.NodeChoice(*reply["choice"]) for reply in replies]
-    on_node = held.comm = node_cache.comm_on_node(
-        held.comm, start.given_comm, call, start.given_node, backend, choices
+    on_node = start.comm = node_cache.comm_on_node(
+        start.comm, start.given_comm, call, start.given_node, backend, choices
     )
     context = on_node.context
     if backend == "cuda" and context.backend.name != "cuda":
@@ -190,13 +193,12 @@ def _setup(start: PlanStart, given: GivenFields, replies: Sequence[Any]) -> Plan
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     name = start.name or node_cache.name_plan(call, context, choices)
-    comm = held.comm = on_node.for_plan()
+    comm = start.comm = on_node.for_plan()
     on_gpu = (context.backend.name if backend == "auto" else backend) == "cuda"
     replied = [reply["layouts"] for reply in replies]
     return PlanSetup(
         call=call,
         name=name,
-        held=held,
         context=context,
         comm=comm,
         on_gpu=on_gpu,
