@@ -105,7 +105,7 @@ class RowExchange(RoutedPlan):
         def find() -> tuple[GivenFields, Description]:
             require_backend(backend)
             kinds = columns_of(columns)
-            rows = room_of(room)
+            rows = room_of(room, kinds)
             names = names_of(comm, peers, dims, periods)
             same = {"columns": [*map(str, kinds)], "room": rows}
             given = GivenFields([], [], backend, takes_any=False)

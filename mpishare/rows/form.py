@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+_MOST_NBYTES = 1 << 30  # of a slot with `room` rows
 _LINE = 64  # bytes; each column of a slot begins at a multiple of it
 
 
@@ -93,10 +94,14 @@ def columns_of(given: Any) -> tuple[Column, ...]:
     return tuple(map(Column.of, each))
 
 
-def room_of(given: Any) -> int:
+def room_of(given: Any, columns: Sequence[Column]) -> int:
     """Return the rows of a slot."""
-    if not is_int(given) or given < 1:
-        raise ValueError(f"room must be an int of 1 or more, not {given!r}")
+    most = _MOST_NBYTES // sum(column.nbytes for column in columns)
+    if not is_int(given) or not 1 <= given <= most:
+        raise ValueError(
+            f"room must be an int from 1 to {most}, which is 1 GiB for each peer, not {given!r}. "
+            "More rows take larger slots"
+        )
     return index(given)
 
 

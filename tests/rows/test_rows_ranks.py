@@ -227,6 +227,7 @@ def test_what_a_call_refuses(node, ring, change, said):
         ([], {}, "columns must be dtypes"),
         (["O"], {}, "Python objects"),
         (["f8"], {"room": 0}, "room must be"),
+        (["f8"], {"room": 10**9}, "room must be an int from 1 to 134217728, which is 1 GiB"),
         (["f8"], {"peers": [-1]}, "peers must be ranks"),
         (["f8"], {"periods": True}, "periods= is for dims="),
         (["f8"], {"dims": [0], "peers": [0]}, "are both given"),
