@@ -12,6 +12,7 @@ from mpishare.backends.host import HostBackend
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, late
 from mpishare.memory.arguments import require_duration
+from mpishare.native import memory_barrier
 from mpishare.view.readers import open_gpu
 from mpishare.windows.pool import enter, pool_here
 from mpishare.windows.pool_door import open_door
@@ -73,8 +74,9 @@ class _OpenedPool:
             self._backend: Backend = HostBackend() if is_host else open_gpu([found["uuid"]])[0]
             return self._backend
 
-        opened = open_door(self._address, _NAME, timeout_s, backend_of, is_outside=True)
-        client, self._key, self._blocks = opened
+        client, self._key, self._blocks = open_door(
+            self._address, _NAME, timeout_s, backend_of, memory_barrier(), is_outside=True
+        )
         self.client = client
         threading.Thread(
             target=self._serve, args=[client], name="mpishare-opened", daemon=True

@@ -99,10 +99,11 @@ class Pool(NodeObject):
             def open_it() -> tuple[tuple[OwnBlocks | OpenBlocks, PoolDoor | FdClient, bytes], None]:
                 if made is not None:
                     return made, None
-                timeout_s = context.agreement.timeout_s
-                name = f"the pool of rank {own}"
-                opened = open_door(address, name, timeout_s, lambda *_: backend, is_outside=False)
-                lease, key, blocks = opened
+                name, timeout_s = f"the pool of rank {own}", context.agreement.timeout_s
+                barrier = context.memory_barrier
+                lease, key, blocks = open_door(
+                    address, name, timeout_s, lambda *_: backend, barrier, is_outside=False
+                )
                 undo.callback(lease.close)
                 undo.callback(blocks.close)
                 blocks.memory.let_go(blocks.memory.open(bytes.fromhex(token), 1))

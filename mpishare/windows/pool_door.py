@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mpishare.errors import HandleError
 from mpishare.memory.block_table import OpenedTable
 from mpishare.memory.fd_client import FdClient
-from mpishare.native import memory_barrier
 from mpishare.windows.pool_blocks import OpenBlocks
 from mpishare.windows.publisher import DETACH_S
 
@@ -92,6 +91,7 @@ def open_door(
     name: str,
     timeout_s: float,
     backend_of: Callable[[dict[str, Any], bytes], Backend],
+    memory_barrier: Callable[[], object],
     *,
     is_outside: bool,
 ) -> tuple[FdClient, bytes, OpenBlocks]:
@@ -114,7 +114,7 @@ def open_door(
             )
         key = bytes.fromhex(found["key"])
         backend = backend_of(found, key)
-        table = OpenedTable(fds[1:], memory_barrier())
+        table = OpenedTable(fds[1:], memory_barrier)
         undo.callback(table.close)
         blocks = OpenBlocks(backend, backend.import_pool(fds[0]), table)
         undo.pop_all()
